@@ -73,7 +73,7 @@ print(json.dumps({
     "process": "quokkad" in PROCESSES,
     "script_variables": ["QUOKKA_TASK" in SCRIPT_VARIABLES[0], "QUOKKA_TASKS" in SCRIPT_VARIABLES[1]],
     "excluded": as_hostlist(["node2", "node1"], launch.launcher),
-    "line": [line.speaker.rank, line.speaker.host, line.text],
+    "line": [line.origin.rank, line.origin.host, line.text],
 }))
 """
 

@@ -25,7 +25,7 @@ def at(text: str) -> float:
 
 
 @each_case(
-    ("line", "speaker", "body"),
+    ("line", "origin", "body"),
     [
         ("[rank3]: ValueError: x", LineOrigin(rank=3), "ValueError: x"),
         ('[rank12]:   File "a.py", line 3, in f', LineOrigin(rank=12), '  File "a.py", line 3, in f'),
@@ -88,9 +88,9 @@ def at(text: str) -> float:
         ("", LineOrigin(), ""),
     ],
 )
-def test_who_says_a_line(line: str, speaker: LineOrigin, body: str) -> None:
+def test_who_says_a_line(line: str, origin: LineOrigin, body: str) -> None:
     told = said(line)
-    assert (told.speaker, told.body) == (speaker, body)
+    assert (told.origin, told.body) == (origin, body)
 
 
 @each_case(
@@ -141,9 +141,9 @@ def test_lines_in_json_are_unwrapped() -> None:
     line = '{"log": "[rank3]:   File \\"a.py\\", line 3, in f\\n", "stream": "stderr", "time": "2026-01-02T03:04:05Z"}'
     assert said(line)[:1] == (LineOrigin(rank=3),)
     assert said(line).body == '  File "a.py", line 3, in f'
-    assert said('{"message": "x", "rank": 5, "hostname": "node7"}').speaker == LineOrigin(rank=5, host="node7")
+    assert said('{"message": "x", "rank": 5, "hostname": "node7"}').origin == LineOrigin(rank=5, host="node7")
     assert said('{"loss": 0.5}').body == '{"loss": 0.5}'
-    assert said('{"message": ' * 50).speaker == LineOrigin()
+    assert said('{"message": ' * 50).origin == LineOrigin()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_lines_in_json_are_unwrapped() -> None:
 def test_the_rank_in_a_group_is_that_of_the_job_only_in_the_default_group(prefix: str, weak: int | None) -> None:
     """c10d prints the rank in the group: ProcessGroupNCCL::createLogPrefix."""
     told = said(f"[E1218 20:27:21.426 ProcessGroupNCCL.cpp:629] {prefix}Watchdog caught")
-    assert (told.speaker.rank, told.weak_rank, told.body) == (None, weak, "Watchdog caught")
+    assert (told.origin.rank, told.weak_rank, told.body) == (None, weak, "Watchdog caught")
     assert told.text == f"{prefix}Watchdog caught"
 
 
@@ -189,5 +189,5 @@ def test_numbers_before_a_line_count_where_nearly_all_lines_have_them() -> None:
     assert style_of(["3: a"]) == PrefixStyle()
     assert style_of(["10.0.0.1: a", "10.0.0.2: b"]) == PrefixStyle(hosts=True)
     assert style_of([f"{number}: a line of a listing" for number in range(20)]) == PrefixStyle()
-    assert said(" 3: [default1]: x", PrefixStyle(numbered=True)).speaker == LineOrigin(task=3, local_rank=1)
-    assert said("node2: [rank3]: x", PrefixStyle(hosts=True)).speaker == LineOrigin(rank=3, host="node2")
+    assert said(" 3: [default1]: x", PrefixStyle(numbered=True)).origin == LineOrigin(task=3, local_rank=1)
+    assert said("node2: [rank3]: x", PrefixStyle(hosts=True)).origin == LineOrigin(rank=3, host="node2")

@@ -192,7 +192,7 @@ def test_kinds_that_order_is_told_by_are_known():
         *root_event.TIMED_OUT,
         *root_event.ENDS,
         *root_event.ROOTS,
-        *rank_sections._SPEAKERS,
+        *rank_sections._WATCHDOG_KINDS,
         *rank_sections._WORLD,
     }
     assert {kind for kind in named if not kind.endswith(".")} <= known

@@ -1,4 +1,4 @@
-"""Clocks of hosts against one another, by what several hosts say of the same moment; and the order of events."""
+"""Clock offsets between hosts, from messages that several hosts log at the same moment; and the order of events."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import msgspec
 from doctor.core.facts import Event
 
 LEAST = 1.0
-"""Seconds below which a difference is no shift: ranks do not leave a meeting at the same instant, and stamps of many
-logs have whole seconds."""
-MEETINGS = {"nccl.init": ("commid", "Init COMPLETE"), "pl.all_registered": ("", "")}
-"""Messages that all ranks print when they leave a meeting of all: the field that names the meeting, and a word that the
-line must hold."""
+"""Minimum seconds of a clock offset: ranks do not leave a barrier at the same instant, and the timestamps of many logs
+have a resolution of one second."""
+BARRIERS = {"nccl.init": ("commid", "Init COMPLETE"), "pl.all_registered": ("", "")}
+"""Messages that all ranks log when they leave a barrier: the field that identifies it, and a word in the line."""
 
 
 def clock_shifts(events: Iterable[Event]) -> dict[str, float]:
-    """Seconds that the clock of a host is ahead of that of most, where meetings tell; hosts that are not ahead or
-    behind are left out."""
+    """Return by how many seconds the clock of a host is ahead of most; hosts without an offset are omitted."""
     apart: dict[str, list[float]] = {}
-    for times in _meetings(events).values():
+    for times in _barriers(events).values():
         if len(times) > 1:
             middle = statistics.median_low(times.values())
             for host, at in times.items():
@@ -31,11 +29,11 @@ def clock_shifts(events: Iterable[Event]) -> dict[str, float]:
     return {host: shift for host, shift in shifts.items() if abs(shift) > LEAST}
 
 
-def _meetings(events: Iterable[Event]) -> Mapping[tuple[str, str], dict[str, float]]:
-    """When each host left each meeting last."""
+def _barriers(events: Iterable[Event]) -> Mapping[tuple[str, str], dict[str, float]]:
+    """Return the time at which each host last left each barrier."""
     left: dict[tuple[str, str], dict[str, float]] = {}
     for event in events:
-        field, word = MEETINGS.get(event.kind, ("", "\n"))
+        field, word = BARRIERS.get(event.kind, ("", "\n"))
         if word in event.text and event.host and event.at is not None:
             hosts = left.setdefault((event.kind, event.value(field) or ""), {})
             hosts[event.host] = max(event.at, hosts.get(event.host, -math.inf))
@@ -43,34 +41,25 @@ def _meetings(events: Iterable[Event]) -> Mapping[tuple[str, str], dict[str, flo
 
 
 def in_order(events: Iterable[Event]) -> tuple[Event, ...]:
-    """The events as they happened: by time. One without a stamp happened when the one before it in its file did; files
-    without any stand behind, one after the other."""
+    """Sort events by time.
+
+    An event without a timestamp has that of the event before it in its file, or else of the first one after it. Files
+    without any timestamp come last, one after the other.
+    """
     events = list(events)
     files = {name: number for number, name in enumerate(dict.fromkeys(event.file for event in events))}
-    keyed: list[_Keyed] = []
-    latest: dict[str, float] = {}
-    for event in sorted(events, key=lambda event: (files[event.file], event.line)):
+    by_line = sorted(events, key=lambda event: (files[event.file], event.line))
+    latest = {event.file: event.at for event in reversed(by_line) if event.at is not None}
+    keyed: list[tuple[float, int, int, Event]] = []
+    for event in by_line:
         if event.at is not None:
             latest[event.file] = event.at
-        keyed.append((latest.get(event.file, math.nan), files[event.file], event.line, event))
-    first = _first_times(keyed)
-    keyed = [(first.get(file, math.inf) if math.isnan(at) else at, file, line, one) for at, file, line, one in keyed]
-    return tuple(one for _, _, _, one in sorted(keyed, key=lambda entry: entry[:3]))
-
-
-_Keyed = tuple[float, int, int, Event]
-
-
-def _first_times(keyed: Iterable[_Keyed]) -> dict[int, float]:
-    first: dict[int, float] = {}
-    for at, file, _, _ in keyed:
-        if not math.isnan(at):
-            first.setdefault(file, at)
-    return first
+        keyed.append((latest.get(event.file, math.inf), files[event.file], event.line, event))
+    return tuple(event for *_, event in sorted(keyed, key=lambda entry: entry[:3]))
 
 
 def shifted(event: Event, shifts: Mapping[str, float]) -> Event:
-    """The event with its time by the clock of most hosts."""
+    """Return the event with its time by the clock of most hosts."""
     shift = shifts.get(event.host or "", 0.0)
     if not shift or event.at is None:
         return event

@@ -1,4 +1,4 @@
-"""Lines that a log repeats too often to look at each: what NCCL says at the level INFO, and states of progress bars."""
+"""Lines that a log repeats too often to read each: NCCL messages at level INFO, and states of progress bars."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 OFTEN = 64
-"""Lines of NCCL's INFO with one text that a process may write before they are only counted."""
+"""Lines of one process with one cue at NCCL's level INFO that are read; further ones are only counted."""
 BARS = 2000
-"""States of progress bars that are looked at; of further ones, the newest before anything else is said."""
+"""States of progress bars that are read; of further ones, only the newest before another message."""
 LOUD = 20_000
-"""Lines with the same texts that are looked at; of further ones, every :data:`EVERY`-th."""
+"""Lines with the same cues that are read; of further ones, every :data:`EVERY`-th."""
 EVERY = 16
 MOST_COUNTED = 1 << 17
-"""Texts of processes that are counted at the same time."""
+"""Maximum number of cues of processes that are counted at the same time."""
 _HEAD = 200
 _LEVEL = b" NCCL INFO "
 
 
 class RepeatCount(NamedTuple):
-    """What stands before the level in a line of NCCL, and tells who says it; a text, by its number; how often more it
-    was said."""
+    """Repetitions of an NCCL line: what precedes the level and identifies the process; the number of a cue; count."""
 
     head: bytes
     cue: int
@@ -28,18 +27,18 @@ class RepeatCount(NamedTuple):
 
 
 class RepeatedInfoLines:
-    """What processes say at NCCL's level INFO, by the numbers of the texts that their lines hold."""
+    """Counts the lines of processes at NCCL's level INFO, by cue."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[bytes, int], int] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether the counts should be taken before more is read."""
+        """Whether the counts should be taken before more lines are read."""
         return len(self._counts) > MOST_COUNTED
 
     def leaves_out(self, block: bytes, start: int, end: int, cues: Collection[int]) -> bool:
-        """Whether the line between two places was said often enough; it is counted."""
+        """Count the line between two offsets; return whether it need not be read."""
         level = block.find(_LEVEL, start, min(end, start + _HEAD))
         if level < 0:
             return False
@@ -50,21 +49,20 @@ class RepeatedInfoLines:
         return often
 
     def take(self) -> Iterator[RepeatCount]:
-        """What was left out, and begin anew."""
+        """Return the lines that were not read, and reset the counts."""
         counts, self._counts = self._counts, {}
         return (RepeatCount(head, cue, count - OFTEN) for (head, cue), count in counts.items() if count > OFTEN)
 
 
 class RepeatedLines:
-    """Lines of any process, by the numbers of the texts that they hold: a message in an endless loop of attempts would
-    take hours."""
+    """Counts the lines of all processes, by cues: a message in an endless retry loop would take hours to read."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, ...], int] = {}
         self._left: dict[tuple[int, ...], int] = {}
 
     def leaves_out(self, cues: Collection[int]) -> bool:
-        """Whether a line need not be looked at, among so many like it."""
+        """Count a line; return whether it need not be read."""
         key = tuple(cues)
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if len(self._seen) > MOST_COUNTED:
@@ -75,13 +73,13 @@ class RepeatedLines:
         return True
 
     def take(self) -> Iterator[tuple[int, int]]:
-        """Each text, and how many lines with it were left out."""
+        """Return each cue with the number of lines that were not read, and reset the counts."""
         left, self._left = self._left, {}
         return ((cue, times) for key, times in left.items() for cue in key)
 
 
 class DeferredLine(NamedTuple):
-    """A line that is looked at later: its number, its begin, and the numbers of its texts with their places."""
+    """A line to be read later: its number, its beginning, and the offsets of its cues."""
 
     number: int
     line: bytes
@@ -89,7 +87,7 @@ class DeferredLine(NamedTuple):
 
 
 class ProgressBarStates:
-    """Very many states of progress bars, of which the newest waits until something else is said."""
+    """States of progress bars; from the limit on, only the newest is deferred until another message."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -97,11 +95,11 @@ class ProgressBarStates:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a state waits."""
+        """Whether a state is deferred."""
         return bool(self._newest)
 
     def keeps(self, waiting: DeferredLine) -> bool:
-        """Whether this state waits, and takes the place of the one before."""
+        """Defer this state in place of the previous one; return ``False`` if it should be read now."""
         self._seen += 1
         if self._seen <= BARS:
             return False
@@ -109,8 +107,6 @@ class ProgressBarStates:
         return True
 
     def take(self) -> tuple[DeferredLine, ...]:
-        """The states that wait."""
-        if not self._newest:
-            return ()
+        """Return the deferred states, and reset them."""
         newest, self._newest = self._newest, {}
         return tuple(newest.values())

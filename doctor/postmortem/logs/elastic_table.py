@@ -1,29 +1,27 @@
-"""The table of failed processes that torchrun prints (``ChildFailedError``): one entry a process.
+"""Parser of the table of failed processes that torchrun prints (``ChildFailedError``): one entry per process.
 
-See ``ChildFailedError.format_msg`` in torch/distributed/elastic/multiprocessing/errors; before torch 1.10 fields were
-written ``rank: 0 (local_rank: 0)``.
+Format: ``ChildFailedError.format_msg`` in torch/distributed/elastic/multiprocessing/errors; before torch 1.10 with
+fields such as ``rank: 0 (local_rank: 0)``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from doctor.postmortem.logs.prefixes import LineOrigin
 
-CUES = (
-    "Failures:",
-    "Root Cause",
-)
-"""Texts that stand in every such table."""
+CUES = ("Failures:", "Root Cause")
+"""Texts in every such table."""
 MOST_TABLES = 256
-"""Tables of different processes that are read at the same time."""
+"""Maximum number of tables of different processes that are read at the same time."""
 PATIENCE = 400
-"""Lines of others that come between two lines of one table."""
+"""Maximum number of lines of other processes between two lines of one table."""
 MOST_MESSAGE = 2000
-"""Characters of what an entry says."""
+"""Maximum characters of the message of an entry."""
 TAG = "elastic"
-"""Marks what a table says of a process."""
+"""Tag of origins that are taken from a table."""
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback|msg) *: ?(.*)$", re.DOTALL)
 _NUMBER = re.compile(r"\s*\[(\d{1,9})\]:\s*$")
@@ -34,22 +32,20 @@ _CODE = re.compile(r"(-?\d{1,9}) \(pid: (\d{1,9})\)")
 
 Entry = dict[str, str]
 Note = Callable[[LineOrigin, Entry, int], None]
-"""Takes an entry: who printed it; ``rank``, ``local_rank``, ``host``, ``exitcode``, ``pid``, ``time``, ``root`` (yes or
-no), ``error_file``, ``message``; line of its exit code."""
+"""Called with an entry: the process that printed it; its fields ``rank``, ``local_rank``, ``host``, ``exitcode``,
+``pid``, ``time``, ``root`` (yes or no), ``error_file`` and ``message``; the line of its exit code."""
 
 
+@dataclass(slots=True)
 class _ElasticTable:
-    __slots__ = ("entry", "last", "line", "root")
-
-    def __init__(self) -> None:
-        self.root = False
-        self.line = 0
-        self.last = ""
-        self.entry: Entry = {}
+    root: bool = False
+    line: int = 0
+    last: str = ""
+    entry: Entry = field(default_factory=dict)
 
 
 class ElasticTables:
-    """Follows the tables of all processes that write a log."""
+    """Parses the tables of all processes in a log."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -58,55 +54,57 @@ class ElasticTables:
 
     @property
     def waiting(self) -> Collection[LineOrigin]:
-        """Whose next lines matter whatever stands in them."""
+        """The processes whose next lines must be read, whatever they contain."""
         return self._open.keys()
 
-    def read(self, speaker: LineOrigin, body: str, line: int) -> tuple[LineOrigin, str] | None:
-        """Take a line; where it belongs to the traceback of an entry, the process of that entry and the line as that
-        process wrote it."""
-        if body.startswith(("Failures:", "Root Cause")):
-            self._begin(speaker, body)
+    def read(self, origin: LineOrigin, body: str, line: int) -> tuple[LineOrigin, str] | None:
+        """Process a line.
+
+        If it belongs to the traceback of an entry, return the process of that entry and the line as it wrote it.
+        """
+        if body.startswith(CUES):
+            self._begin(origin, body)
             return None
-        table = self._open.get(speaker)
+        table = self._open.get(origin)
         if table is None:
             self.pass_over()
             return None
         self._patience = 0
-        return self._read(speaker, table, body, line)
+        return self._read(origin, table, body, line)
 
-    def process_of(self, speaker: LineOrigin) -> LineOrigin | None:
-        """The process of the entry that is being printed, as far as it was named."""
-        table = self._open.get(speaker)
+    def process_of(self, origin: LineOrigin) -> LineOrigin | None:
+        """Return the process of the entry that is being printed, if it was named."""
+        table = self._open.get(origin)
         return self._of(table) if table is not None and "rank" in table.entry else None
 
     def close(self) -> None:
-        """Note what is left when the log ends."""
-        for speaker, table in self._open.items():
-            self._flush(speaker, table)
+        """Report the open entries when the log ends."""
+        for origin, table in self._open.items():
+            self._flush(origin, table)
         self._open.clear()
 
     def pass_over(self) -> None:
-        """A line of another process came. Tables that nothing was added to for too long are closed."""
+        """Count a line of another process; close tables without a new line for too long."""
         self._patience += 1
         if self._patience > PATIENCE:
             self.close()
 
-    def _begin(self, speaker: LineOrigin, body: str) -> None:
-        if table := self._open.get(speaker):
-            self._flush(speaker, table)
+    def _begin(self, origin: LineOrigin, body: str) -> None:
+        if table := self._open.get(origin):
+            self._flush(origin, table)
         elif len(self._open) >= MOST_TABLES:
             return
-        table = self._open.setdefault(speaker, _ElasticTable())
+        table = self._open.setdefault(origin, _ElasticTable())
         table.root = body.startswith("Root Cause")
         self._patience = 0
 
-    def _read(self, speaker: LineOrigin, table: _ElasticTable, body: str, line: int) -> tuple[LineOrigin, str] | None:
+    def _read(self, origin: LineOrigin, table: _ElasticTable, body: str, line: int) -> tuple[LineOrigin, str] | None:
         if _BORDER.match(body):
-            self._flush(speaker, table)
-            del self._open[speaker]
+            self._flush(origin, table)
+            del self._open[origin]
             return None
         if _NUMBER.match(body) or _RULE.match(body):
-            self._flush(speaker, table)
+            self._flush(origin, table)
             return None
         field = _FIELD.match(body)
         if field and not (table.last == "traceback" and field[1] not in ("time", "msg")):
@@ -130,7 +128,7 @@ class ElasticTables:
         return None
 
     def _more(self, table: _ElasticTable, body: str) -> tuple[LineOrigin, str] | None:
-        """A line of the traceback of an entry: its last line says why."""
+        """Process a line of the traceback of an entry; its last line is the reason."""
         if table.last != "traceback":
             return None
         if body.strip() and not body.startswith("   "):
@@ -143,7 +141,7 @@ class ElasticTables:
         rank, local_rank, pid = (int(entry[name]) if name in entry else None for name in ("rank", "local_rank", "pid"))
         return LineOrigin(rank, local_rank, entry.get("host"), pid, None, TAG)
 
-    def _flush(self, speaker: LineOrigin, table: _ElasticTable) -> None:
+    def _flush(self, origin: LineOrigin, table: _ElasticTable) -> None:
         if "exitcode" in table.entry:
-            self._note(speaker, {**table.entry, "root": "yes" if table.root else "no"}, table.line)
+            self._note(origin, {**table.entry, "root": "yes" if table.root else "no"}, table.line)
         table.entry, table.line, table.last = {}, 0, ""

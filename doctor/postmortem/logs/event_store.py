@@ -1,5 +1,7 @@
-"""The events of one log while it is read: the first of each kind that a process says with the same values, and how
-often it is said again. Their number is bounded, whatever the log holds."""
+"""The events of one log: the first one of each process with the same kind and values, and its number of repetitions.
+
+The number of events is bounded for any log.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,30 @@ from doctor.postmortem.logs.rank_attribution import LogProcesses
 from doctor.postmortem.logs.tracebacks import LONGEST_MESSAGE, MOST_FRAMES, ParsedException
 
 MOST_OF_A_KIND = 2048
-"""Events of one kind that are kept."""
+"""Maximum number of events of one kind."""
 MOST_OF_A_PROCESS = 64
-"""Events of one kind that are kept of one process."""
+"""Maximum number of events of one kind of one process."""
 MOST = 12_000
-"""Events that are kept in all, beside :data:`ALWAYS` of every kind."""
+"""Maximum number of all events, beside :data:`ALWAYS` of every kind."""
 ALWAYS = 64
 LONGEST_VALUE = 2000
-"""Characters of a value that are kept."""
+"""Maximum characters of a value."""
 NEWEST = frozenset({"run.bar", "run.bar_named"})
-"""Kinds of which the newest state is kept where there is no room for all: progress bars, by their ``words``."""
+"""Kinds whose newest state replaces the previous one: progress bars, by their ``words``."""
 
 Values = tuple[tuple[str, str], ...]
 
 
 class StoredEvent:
-    """An event that grows: what the lines after it tell is added while it was said once."""
+    """An event that the lines after it may extend, unless it was repeated."""
 
-    __slots__ = ("at", "count", "frames", "kind", "last_at", "line", "speaker", "text", "values", "weak_rank")
+    __slots__ = ("at", "count", "frames", "kind", "last_at", "line", "origin", "text", "values", "weak_rank")
 
-    def __init__(self, kind: str, text: str, line: int, speaker: LineOrigin, at: float | None, values: Values) -> None:
+    def __init__(self, kind: str, text: str, line: int, origin: LineOrigin, at: float | None, values: Values) -> None:
         self.kind = kind
         self.text = text[:LONGEST]
         self.line = line
-        self.speaker = speaker
+        self.origin = origin
         self.weak_rank: int | None = None
         self.at = at
         self.values = {name: value[:LONGEST_VALUE] for name, value in values}
@@ -46,7 +48,7 @@ class StoredEvent:
         self.last_at: float | None = None
 
     def again(self, at: float | None, times: int = 1) -> None:
-        """It was said once more."""
+        """Count a repetition."""
         self.count += times
         self.last_at = self.last_at if at is None else at
 
@@ -61,7 +63,7 @@ class StoredEvent:
             self.frames.append(frame)
 
     def drop_frames(self) -> None:
-        """The frames that were added are those of a thread that does not matter."""
+        """Remove all frames: they are those of an unrelated thread."""
         if self.count == 1:
             self.frames.clear()
 
@@ -72,7 +74,7 @@ class StoredEvent:
             self.values["then_message"] = message[:LONGEST_VALUE]
 
     def add_cause(self, cause: ParsedException, line: int) -> None:
-        """This exception came from another one, which takes its place."""
+        """Replace this exception by its cause."""
         if self.count == 1:
             later = self.values.get("type", "")
             self.values = {"type": cause.type, "message": cause.message[:LONGEST_MESSAGE], "then": later}
@@ -81,17 +83,13 @@ class StoredEvent:
             self.line = line
 
     def event(self, file: str, processes: LogProcesses) -> Event:
-        """The event as it is known when the log ends."""
-        told = processes.of(self.speaker, self.weak_rank)
+        """Return the event, when the log was read completely."""
         return Event(
             self.kind,
             self.text,
             file,
             self.line,
-            rank=told.rank,
-            local_rank=told.local_rank,
-            host=told.host,
-            pid=told.pid,
+            **processes.of(self.origin, self.weak_rank)._asdict(),
             at=self.at,
             values=tuple(self.values.items()),
             frames=tuple(self.frames),
@@ -109,46 +107,45 @@ class EventStore:
         self._numbers: Counter[tuple[str, LineOrigin | None]] = Counter()
 
     def keep(self, event: StoredEvent, key: Values) -> StoredEvent:
-        """The event; where the same process said the same before, or there is no room for more, that one."""
-        kind, speaker = event.kind, event.speaker
-        full = (kind, speaker, key)
+        """Store an event; if it is a repetition, or there is no room for more, count and return the earlier one."""
+        kind, origin = event.kind, event.origin
+        full = (kind, origin, key)
         same = self._kept.get(full)
-        if same is None and not self._has_room(kind, speaker):
-            same = self._first_of.get((kind, speaker)) or self._first_of[kind, None]
+        if same is None and not self._has_room(kind, origin):
+            same = self._first_of.get((kind, origin)) or self._first_of[kind, None]
         if same is not None:
             same.again(event.at)
             if kind in NEWEST and same.values.get("words") == event.values.get("words"):
                 same.text, same.line, same.values = event.text, event.line, event.values
             return same
         self._kept[full] = event
-        for owner in (speaker, None):
+        for owner in (origin, None):
             self._first_of.setdefault((kind, owner), event)
             self._numbers[kind, owner] += 1
         return event
 
-    def number_of(self, kind: str, speaker: LineOrigin) -> int:
-        """How many events of a kind are kept of a process."""
-        return self._numbers[kind, speaker]
+    def number_of(self, kind: str, origin: LineOrigin) -> int:
+        """Return the number of events of a kind and process."""
+        return self._numbers[kind, origin]
 
-    def like(self, kind: str, speaker: LineOrigin, values: Values) -> StoredEvent | None:
-        """The first event of a kind that a process said, where it names the same; lines that were added to its message
-        do not count."""
-        first = self._first_of.get((kind, speaker))
+    def like(self, kind: str, origin: LineOrigin, values: Values) -> StoredEvent | None:
+        """Return the first event of a kind and process if it has these values, apart from further message lines."""
+        first = self._first_of.get((kind, origin))
         if first is None or any(first.values.get(name, "").partition("\n")[0] != value for name, value in values):
             return None
         return first
 
-    def said_again(self, kind: str, speaker: LineOrigin | None, times: int) -> None:
-        """A process said it that many times more; ``None``: any."""
-        if first := self._first_of.get((kind, speaker)):
+    def repeat(self, kind: str, origin: LineOrigin | None, times: int) -> None:
+        """Count further repetitions by a process; ``None``: by any process."""
+        if first := self._first_of.get((kind, origin)):
             first.again(None, times)
 
-    def _has_room(self, kind: str, speaker: LineOrigin) -> bool:
+    def _has_room(self, kind: str, origin: LineOrigin) -> bool:
         of_kind = self._numbers[kind, None]
-        return self._numbers[kind, speaker] < MOST_OF_A_PROCESS and (
+        return self._numbers[kind, origin] < MOST_OF_A_PROCESS and (
             of_kind < ALWAYS or (of_kind < MOST_OF_A_KIND and len(self._kept) < MOST)
         )
 
     def __iter__(self) -> Iterator[StoredEvent]:
-        """All that is kept, by line."""
+        """Iterate over all events by line."""
         return iter(sorted(self._kept.values(), key=lambda event: event.line))

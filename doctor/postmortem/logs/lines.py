@@ -1,7 +1,6 @@
-"""Bytes of a log as blocks that end with a line, in UTF-8 and without terminal colours, and their lines.
+"""Splitting of a log into blocks of whole lines, in UTF-8 and without terminal escape sequences.
 
-A line ends with a line feed; carriage returns part what a progress bar writes over one another, which is one line of
-the file all the same.
+A line ends with a line feed. Carriage returns separate the states of a progress bar, which are one line of the file.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 BLOCK = 1 << 20
-"""Bytes at which a block is handed on; a line that is longer comes in several."""
+"""Minimum size of a block in bytes; a longer line is split."""
 OVERLAP = 1 << 10
-"""Bytes of a line without an end that wait for the next block, so that no text is cut in two."""
+"""Bytes of an unfinished line that are kept for the next block, so that no cue is cut in two."""
 LONG = 1 << 13
-"""Bytes of a line that are looked at as a whole."""
+"""Maximum bytes of a line that is read as a whole."""
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _SAMPLE = 512
@@ -23,32 +22,26 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codec
 
 
 def blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The text of a file as blocks of whole lines, except where a line is longer than a block."""
+    """Yield the text of a file as blocks of whole lines, unless a line is longer than a block."""
     rest = b""
     for piece in _utf8(pieces):
         data = rest + piece if rest else piece
         if len(data) < BLOCK:
             rest = data
             continue
-        end = _last_end(data)
-        yield _plain(data[:end])
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 or max(len(data) - OVERLAP, 1)
+        yield _without_escapes(data[:end])
         rest = data[end:]
     if rest:
-        yield _plain(rest)
+        yield _without_escapes(rest)
 
 
-def _last_end(data: bytes) -> int:
-    """Where the last whole line of a block ends, or what can be told of an endless one."""
-    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 or max(len(data) - OVERLAP, 1)
-
-
-def _plain(block: bytes) -> bytes:
-    """A block without the escape sequences of terminals."""
+def _without_escapes(block: bytes) -> bytes:
     return _ESCAPES.sub(b"", block) if b"\x1b" in block else block
 
 
 def _utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A stream in UTF-8, whatever its byte order mark or its zeros say; other bytes stay as they are."""
+    """Convert UTF-16, recognized by its byte order mark or zeros, to UTF-8; leave other bytes unchanged."""
     iterator = iter(pieces)
     head = b""
     for piece in iterator:
@@ -67,8 +60,10 @@ def _utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _encoding(head: bytes) -> tuple[str, int]:
-    """The encoding of a stream that begins so, and the length of its mark. PowerShell's ``>`` and ``Tee-Object`` write
-    UTF-16."""
+    """Return the encoding of a stream and the length of its byte order mark.
+
+    PowerShell's ``>`` and ``Tee-Object`` write UTF-16.
+    """
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
@@ -83,13 +78,15 @@ def _encoding(head: bytes) -> tuple[str, int]:
 
 
 def text_of(line: bytes) -> str:
-    """A line as text: without zeros, other encodings than UTF-8 replaced."""
+    """Decode a line, without zeros; replace bytes that are not UTF-8."""
     return line.decode("utf-8", "replace").replace("\0", "").rstrip()
 
 
 def windows_of(line: bytes, places: Iterable[int]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """A line as it is looked at, each time with the numbers of the places that this shows. A long one is not shown
-    whole: its head, which tells who says it, and what stands around each place."""
+    """Yield the parts of a line to read, each with the numbers of the offsets in it.
+
+    A long line is not read as a whole, but as its head, which names the origin, followed by the text at each offset.
+    """
     wanted = tuple(enumerate(places))
     if len(line) <= LONG:
         yield line, tuple(number for number, _ in wanted)
@@ -105,4 +102,4 @@ def windows_of(line: bytes, places: Iterable[int]) -> Iterator[tuple[bytes, tupl
 
 
 _MOST_WINDOWS = 64
-"""Places of one long line that are looked at."""
+"""Maximum number of parts of one long line that are read."""

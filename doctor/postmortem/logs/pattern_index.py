@@ -1,4 +1,4 @@
-"""The texts by which lines that matter are found: those of all known messages, of tracebacks, tables and the like."""
+"""Index of the cues by which relevant lines are found: those of known messages, tracebacks and tables."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from doctor.postmortem.logs.multi_match import CueMatcher
 from doctor.postmortem.logs.outcome_marks import cue_budget
 
 SUPERSEDED = frozenset({"py.exc", "elastic.child_failed"})
-"""Kinds that the readers of tracebacks and tables make better events of."""
+"""Kinds for which the parsers of tracebacks and tables create better events."""
 
 
 class IndexedPattern(NamedTuple):
-    """A known message. ``loose``: finds it, and more, in a line with its prefixes; ``None`` where the pattern can't be
-    made so."""
+    """A known message. ``loose``: matches a superset of its lines, prefixes included; ``None`` if there is no such
+    pattern."""
 
     kind: str
     pattern: Pattern
     loose: Pattern | None
 
     def may_be(self, line: str) -> bool:
-        """Whether it may stand in a line with its prefixes. One in JSON has its quotation marks escaped."""
+        """Return whether a line with its prefixes may match. In JSON, quotation marks are escaped."""
         return self.loose is None or "\\" in line or self.loose.search(line) is not None
 
 
 class PatternIndex(NamedTuple):
-    """What to look for: messages by the number of their cue, the numbers of cues of tracebacks and the like, and of
-    those of which each counts by itself (``alone``), that count in the name of an exception only, of bars, and of
-    marks that are nothing else; ``may_mark``: of all lines that may be marks."""
+    """The cues to search for, and messages by the number of their cue.
+
+    The other fields hold numbers of cues. ``structure``: of tracebacks, tables and findings; ``alone``: those of them
+    that are no part of an exception's name; ``types``: parts of exception names; ``bars``: of progress bars; ``marks``:
+    only of marks; ``may_mark``: of marks and possibly others.
+    """
 
     cues: CueMatcher
     messages: tuple[tuple[IndexedPattern, ...], ...]
@@ -46,8 +49,10 @@ class PatternIndex(NamedTuple):
     may_mark: frozenset[int]
 
     def hits(self, block: bytes, cues: CueMatcher) -> Iterator[tuple[int, int]]:
-        """The numbers of the cues in a block and where they begin, by their ends; without what is part of no
-        exception's name. ``cues``: those of the index, or fewer."""
+        """Yield the numbers and offsets of the cues in a block, ordered by their ends.
+
+        Cues in ``types`` count only within the name of an exception. ``cues``: those of the index, or fewer.
+        """
         types = self.types
         for cue, start, end in cues.find(block):
             if cue in types and not (_PART_OF_NAME[block[start - 1]] and block[end : end + 1] in _AFTER_NAME):
@@ -58,12 +63,12 @@ class PatternIndex(NamedTuple):
 _TYPES = ("Error", "Exception")
 _PART_OF_NAME = bytes(chr(code).islower() or chr(code) in "_3" for code in range(128)) + bytes(128)
 _AFTER_NAME = (b"", b":", b"\n", b"\r", b'"', b"'", b"\\", b"G", b" ")
-"""Names of exceptions are in camel case and nearly always end in these; then there is a colon, or the line ends."""
+"""Names of exceptions are in camel case and nearly always end in these; a colon or the end of the line follows."""
 
 
 @functools.cache
 def index() -> PatternIndex:
-    """What to look for in any log, made once."""
+    """Return the index, which is built once."""
     by_cue: dict[str, list[IndexedPattern]] = {}
     for message in known_patterns():
         if message.kind not in SUPERSEDED:
@@ -80,14 +85,14 @@ def index() -> PatternIndex:
         frozenset(number[text] for text in structure),
         frozenset(number[text] for text in structure if text not in _TYPES),
         frozenset(number[text] for text in _TYPES if text not in by_cue),
-        frozenset(number[text] for text, told in by_cue.items() if {one.kind for one in told} <= NEWEST),
+        frozenset(number[text] for text, patterns in by_cue.items() if {one.kind for one in patterns} <= NEWEST),
         frozenset(number[text] for text in cue_budget.CUES if text not in by_cue and text not in structure),
         frozenset(number[text] for text in cue_budget.CUES),
     )
 
 
 def _known(message: LogPattern) -> IndexedPattern:
-    """Anchors stand for the begin of the message, not of the line."""
+    """Index a message. Its anchors refer to the beginning of the message, not of the line."""
     loose = message.pattern.removeprefix("^")
     anchored = re.search(r"(?<!\[)(?<!\\)\^|\\A|\(\?<", loose.replace("(?P<", "("))
     return IndexedPattern(message.kind, message.compiled, None if anchored else _loose(loose))

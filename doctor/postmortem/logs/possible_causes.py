@@ -1,4 +1,4 @@
-"""Lists of possible causes that programs print with an error: what stands in them was not observed.
+"""Removal of lists of possible causes that programs print with an error: their entries were not observed.
 
 Ray, for example, ends the report of every lost worker with "There are some potential root causes. (1) The process is
 killed by SIGKILL by OOM killer due to high memory usage. (2) …", whatever happened.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 CUES = ("otential", "ossible ", "robable ", "ommon ", "ikely ")
-"""Texts of which one stands in every line that begins such a list."""
+"""Every line that begins such a list contains one of these."""
 MOST_LINES = 12
-"""Lines of a list that stands below its heading."""
+"""Maximum number of lines of a list below its heading."""
 
 _HEADING = re.compile(
     r"(?i)\b(?:there are )?(?:some |several |the )?(?:potential|possible|probable|common|likely|most likely) (?:root )?"
@@ -21,14 +21,14 @@ _ENTRY = re.compile(r"\s*(?:\|\s*)?(?:\(?[0-9a-z][).]|[-*•])\s")
 
 
 class Possibilities:
-    """Takes lists of possible causes out of the lines of one log."""
+    """Removes lists of possible causes from the lines of one log."""
 
     def __init__(self) -> None:
         self._last: int | None = None
         self._left = 0
 
     def without(self, line: str, number: int) -> str:
-        """The line up to such a list; nothing of a line that is an entry of one."""
+        """Return the line up to such a list; ``""`` for an entry of one."""
         if self._last is not None and number != self._last and self._is_entry(line, number):
             return ""
         heading = _HEADING.search(line) if any(cue in line for cue in CUES) else None

@@ -1,7 +1,7 @@
-"""Who says a line of a log, and when: the prefixes that launchers, schedulers, containers and loggers put before it.
+"""Parser of log line prefixes by launchers, schedulers, containers and loggers, which name the origin and the time.
 
-They come in any order and number, so they are taken off one after the other from the left. Each form is one regular
-expression that is only tried where its first character stands. What is left is the message.
+Prefixes occur in any order and number, so they are removed one by one from the left. Each form is one regular
+expression, tried only on its first character. The rest is the message.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -17,12 +18,15 @@ from doctor.knowledge.launcher_index import LOG_PREFIXES
 from doctor.postmortem.logs.timestamps import AMERICAN, DATED_SYSLOG, ISO, SYSLOG, Calendar
 
 MOST = 12
-"""Prefixes of one line that are taken off."""
+"""Maximum number of prefixes that are removed from one line."""
 
 
 class LineOrigin(NamedTuple):
-    """Who says a line, as far as the line itself tells. ``task``: number of a Slurm or MPI process, which is a rank
-    unless such a process is a launcher of others. ``tag``: any other name of a stream."""
+    """The process that logged a line, as far as the line names it.
+
+    ``task``: number of a Slurm or MPI process, which is a rank unless these processes are launchers. ``tag``: any other
+    name of a stream.
+    """
 
     rank: int | None = None
     local_rank: int | None = None
@@ -36,14 +40,14 @@ UNKNOWN_ORIGIN = LineOrigin()
 
 
 class PrefixedLine(NamedTuple):
-    """A line, taken apart.
+    """A parsed line.
 
-    ``text``: what stands after the prefixes that name who and when. ``body``: after loggers, levels and places in the
-    source too. ``weak_rank``: rank in a group of processes that seems to be the whole job. ``record``: a logger began
-    a record here, so that this continues nothing; ``mild``: at a level below that of errors.
+    ``text``: the line without prefixes that name origin or time. ``body``: also without logger, level and source
+    location. ``weak_rank``: rank in a process group that seems to be the whole job. ``record``: a logger began a record
+    here, so the line continues no other; ``mild``: the level is below error.
     """
 
-    speaker: LineOrigin
+    origin: LineOrigin
     at: float | None
     text: str
     body: str
@@ -53,8 +57,7 @@ class PrefixedLine(NamedTuple):
 
 
 class PrefixStyle(NamedTuple):
-    """Prefixes that are sure only where nearly every line of a log has one: ``3: text``, ``[3] text``, ``node7:
-    text``."""
+    """Ambiguous prefixes, accepted only if nearly every line has one: ``3: text``, ``[3] text``, ``node7: text``."""
 
     numbered: bool = False
     bracketed: bool = False
@@ -64,41 +67,26 @@ class PrefixStyle(NamedTuple):
 PLAIN = PrefixStyle()
 
 
+@dataclass(slots=True)
 class _PrefixFields:
-    """What the prefixes of one line told so far."""
+    """The fields found in the prefixes of one line so far."""
 
-    __slots__ = (
-        "at",
-        "calendar",
-        "host",
-        "local_rank",
-        "mild",
-        "pid",
-        "rank",
-        "record",
-        "style",
-        "tag",
-        "task",
-        "weak",
-    )
+    calendar: Calendar
+    style: PrefixStyle
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    task: int | None = None
+    tag: str | None = None
+    weak: int | None = None
+    at: float | None = None
+    record: bool = False
+    mild: bool = False
 
-    def __init__(self, calendar: Calendar, style: PrefixStyle) -> None:
-        self.calendar = calendar
-        self.style = style
-        self.rank: int | None = None
-        self.local_rank: int | None = None
-        self.host: str | None = None
-        self.pid: int | None = None
-        self.task: int | None = None
-        self.tag: str | None = None
-        self.weak: int | None = None
-        self.at: float | None = None
-        self.record = False
-        self.mild = False
-
-    def said(self, text: str, body: str) -> PrefixedLine:
-        speaker = LineOrigin(self.rank, self.local_rank, self.host, self.pid, self.task, self.tag)
-        return PrefixedLine(speaker, self.at, text, body, self.weak, self.record, self.mild)
+    def result(self, text: str, body: str) -> PrefixedLine:
+        origin = LineOrigin(self.rank, self.local_rank, self.host, self.pid, self.task, self.tag)
+        return PrefixedLine(origin, self.at, text, body, self.weak, self.record, self.mild)
 
 
 _Match = re.Match[str]
@@ -106,7 +94,7 @@ _Taker = Callable[[_PrefixFields, _Match], None]
 
 
 class _PrefixForm(NamedTuple):
-    """A form of prefix. ``soft``: it stays part of the text that is shown, since messages are known by it."""
+    """A form of prefix. ``soft``: it stays part of ``text``, since patterns of messages contain it."""
 
     pattern: re.Pattern[str]
     take: _Taker
@@ -118,16 +106,8 @@ def _form(pattern: str, take: _Taker, *, soft: bool = False, when: str = "") -> 
     return _PrefixForm(re.compile(pattern), take, soft, when)
 
 
-def _rank(parts: _PrefixFields, found: _Match) -> None:
-    parts.rank = int(found[1])
-
-
-def _task(parts: _PrefixFields, found: _Match) -> None:
-    parts.task = int(found[1])
-
-
 def _group_rank(parts: _PrefixFields, found: _Match) -> None:
-    """Ranks of c10d's own prefix are those in the group: only the default one's are the job's."""
+    """Take the rank from c10d's prefix, which is that in the group: only the default group's are global."""
     group, name, rank = found["group"], found["name"], found["rank"]
     if name == "default_pg" or group == "0" or not (group or name):
         parts.weak = int(rank)
@@ -191,23 +171,16 @@ def _nccl(parts: _PrefixFields, found: _Match) -> None:
     parts.host, parts.pid, parts.record = found[1], int(found[2]), True
 
 
-def _launcher(parts: _PrefixFields, found: _Match) -> None:
+def _named(parts: _PrefixFields, found: _Match) -> None:
+    """Set the fields that the groups of the pattern are named after."""
     for name, value in found.groupdict().items():
         if value is not None:
             setattr(parts, name, int(value) if name in _NUMBERS else value)
 
 
 def _launcher_forms(first: str) -> tuple[_PrefixForm, ...]:
-    """The prefixes of launchers that begin with the character ``first``."""
-    return tuple(_form(pattern, _launcher) for pattern in LOG_PREFIXES if pattern.startswith(f"\\{first}"))
-
-
-def _pod(parts: _PrefixFields, found: _Match) -> None:
-    parts.host = found[1]
-
-
-def _tag(parts: _PrefixFields, found: _Match) -> None:
-    parts.tag = found[1]
+    """Return the prefixes of launchers that begin with the character ``first``."""
+    return tuple(_form(pattern, _named) for pattern in LOG_PREFIXES if pattern.startswith(f"\\{first}"))
 
 
 def _begins(parts: _PrefixFields, found: _Match) -> None:
@@ -220,19 +193,19 @@ def _level(parts: _PrefixFields, found: _Match) -> None:
 
 
 def _nothing(parts: _PrefixFields, found: _Match) -> None:
-    """It names nobody and no time."""
+    """Ignore a prefix without origin and time."""
 
 
 _LEVEL = r"(?:DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|TRACE|SUCCESS|EXCEPTION)"
 _LOWER = r"(?:debug|info|notice|warning|warn|error|critical|fatal|trace)"
 _MILD = re.compile("TRACE|DEBUG|INFO|NOTICE|WARN|SUCCESS", re.IGNORECASE)
 _SEVERE = re.compile("ERR|CRIT|FATAL|EXC", re.IGNORECASE)
-_NUMBERS = frozenset({"rank", "local_rank", "pid"})
-_N = r"(\d{1,7})"
+_NUMBERS = frozenset({"rank", "local_rank", "pid", "task"})
+_N = r"\d{1,7}"
 
 _BRACKETS = (
     # torch since 2.3 (excepthook and c10 logging), Lightning ("[rank: 3] Seed set to 42"), and own ones.
-    _form(rf"\[(?:rank|RANK|global_rank) ?[:=]? ?{_N}\]:? ?", _rank),
+    _form(rf"\[(?:rank|RANK|global_rank) ?[:=]? ?(?P<rank>{_N})\]:? ?", _named),
     _form(r"\[TC\]\[rank=(?P<rank>\d{1,7})\](?:\[name=(?P<name>[^\]]*)\])?(?P<group>)? ?", _group_rank, soft=True),
     _form(
         r"\[PG (?:ID )?(?P<group>\w+)(?: \([^)]*\))?(?: PG GUID \w*(?:\((?P<name>[^)]*)\))?)?(?: \((?:[^)]*)\))? "
@@ -253,8 +226,8 @@ _BRACKETS = (
     _form(rf"\[({AMERICAN})\]:? ?", _american),
     _form(rf"\[({DATED_SYSLOG})\] ?", _dated_syslog),
     _form(r"\[ *\d{1,9}\.\d{3,9}\](?:\[[ \w]*\])? ?", _begins),
-    _form(r"\[(?:pod/)?([a-z0-9][\w.-]*)/[\w.-]+\] ", _pod),
-    _form(rf"\[{_N}\] ?", _task, when="bracketed"),
+    _form(r"\[(?:pod/)?(?P<host>[a-z0-9][\w.-]*)/[\w.-]+\] ", _named),
+    _form(rf"\[(?P<task>{_N})\] ?", _named, when="bracketed"),
     _form(rf"\[ ?(?:{_LEVEL}|{_LOWER}) *\]:? ?(?:- )?", _level, soft=True),
     _form(r"\[[\w./<>-]+:\d+(?::[\w<>]+)?\]:? ?", _nothing, soft=True),
     _form(r"\[(?:c10d|__main__|root|titan|[a-z_]\w*(?:\.\w+)+)\]:? ?(?:- )?", _nothing, soft=True),
@@ -267,8 +240,8 @@ _DIGITS = (
     _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _american),
     _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
     _form(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?:\| |- )?", _begins),
-    _form(rf"{_N}: ?", _task, when="numbered"),
-    _form(r"(\d{1,3}(?:\.\d{1,3}){3}): ", _pod, when="hosts"),
+    _form(rf"(?P<task>{_N}): ?", _named, when="numbered"),
+    _form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ", _named, when="hosts"),
 )
 _LETTERS = (
     _form(r"[IWEFVC](\d{4})?(\d\d)(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?) +\d+ [^\]\s]+\] ?(?:\[\d+/\d+\] ?)?", _glog),
@@ -278,13 +251,13 @@ _LETTERS = (
     _form(
         rf"(?:[\w.$<>]+ (?:-|\|) )?{_LEVEL}\b *(?:[:|-] *)?(?:[\w./<>]+(?::[\w<>]+)*(?::\d+)? --? )*", _level, soft=True
     ),
-    _form(r"([\w.-]+-\d+) +\| ", _tag),
-    _form(r"([A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", _pod, when="hosts"),
+    _form(r"(?P<tag>[\w.-]+-\d+) +\| ", _named),
+    _form(r"(?P<host>[A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", _named, when="hosts"),
     # vLLM: "ERROR 10-27 07:48:16 worker_base.py:464] ...".
     _form(r"[\w./-]+\.(?:py|cc|cpp|cu):\d+\] ?", _nothing, soft=True),
     _form(r"what\(\): +", _nothing, soft=True),
     # torchx: "trainer/3 ...".
-    _form(r"([a-z_]\w{0,40}/\d{1,6}) (?=\S)", _tag, soft=True),
+    _form(r"(?P<tag>[a-z_]\w{0,40}/\d{1,6}) (?=\S)", _named, soft=True),
 )
 _FORMS: dict[str, tuple[_PrefixForm, ...]] = {
     "[": _BRACKETS,
@@ -308,28 +281,28 @@ _PROGRESS = re.compile(r"[^|]{0,300}?\d{1,3}%\|[^|]{0,300}\|[^\[\]]{0,80}\[[^\]]
 
 
 def parse_line(line: str, calendar: Calendar, style: PrefixStyle = PLAIN) -> PrefixedLine:
-    """Take the prefixes off a line. Never raises."""
+    """Remove the prefixes from a line. Never raises."""
     parts = _PrefixFields(calendar, style)
     line = _without_progress(line)
     if style.numbered and (task := _NUMBERED.match(line)):
         parts.task = int(task[1])
         line = line[task.end() :]
-    return _taken_apart(parts, line, depth=0)
+    return _parse(parts, line, depth=0)
 
 
 def _without_progress(line: str) -> str:
-    """What a progress bar was interrupted by: nothing parts it from the bar."""
+    """Remove a progress bar before a message; there is no separator between them."""
     if "%|" in line and (bar := _PROGRESS.match(line)):
         return line[bar.end() :].lstrip(" ") or line
     return line
 
 
-def _taken_apart(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
+def _parse(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
     text, body = line, line
     hard = True
     for _ in range(MOST):
         if body.startswith("{") and depth < 2 and (inner := _unwrapped(parts, body)) is not None:
-            return _taken_apart(parts, inner, depth + 1)
+            return _parse(parts, inner, depth + 1)
         if "NCCL " in body and _NCCL.match(body):
             return _nccl_prefix(parts, body)
         form, match = _first_form(parts.style, body)
@@ -342,7 +315,7 @@ def _taken_apart(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
         hard = hard and not form.soft
         if hard:
             text = body
-    return parts.said(text, _after_nccl(body))
+    return parts.result(text, _after_nccl(body))
 
 
 def _nccl_prefix(parts: _PrefixFields, body: str) -> PrefixedLine:
@@ -350,7 +323,7 @@ def _nccl_prefix(parts: _PrefixFields, body: str) -> PrefixedLine:
     if found:
         _nccl(parts, found)
         body = body[found.end() :]
-    return parts.said(body, _after_nccl(body))
+    return parts.result(body, _after_nccl(body))
 
 
 def _after_nccl(text: str) -> str:
@@ -375,7 +348,7 @@ _RANKS = ("rank", "global_rank")
 
 
 def _unwrapped(parts: _PrefixFields, line: str) -> str | None:
-    """The message in a line of JSON, as docker, fluentd and structured loggers write them."""
+    """Return the message in a line of JSON, as docker, fluentd and structured loggers write it."""
     try:
         record = msgspec.json.decode(line.encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -409,11 +382,11 @@ _BRACKET_LINE = re.compile(r"\[(\d{1,7})\](?: |$)")
 _HOST_LINE = re.compile(r"([A-Za-z][\w-]{0,100}\d[\w.-]{0,100}|\d{1,3}(?:\.\d{1,3}){3}):(?: |$)")
 _COUNTED = 8
 _MOST_LINES = 0.8
-"""Share of a sample's lines that must look alike before their heads are taken for prefixes."""
+"""Minimum share of sampled lines with the same form of prefix."""
 
 
 def style_of(sample: Iterable[str]) -> PrefixStyle:
-    """What kind of prefix nearly all of these lines have."""
+    """Return the ambiguous prefixes that nearly all of these lines have."""
     lines = [line for line in sample if line.strip()]
     if len(lines) < 2:
         return PLAIN
@@ -425,7 +398,7 @@ def style_of(sample: Iterable[str]) -> PrefixStyle:
 
 
 def _all_begin(form: re.Pattern[str], lines: list[str]) -> bool:
-    """Whether nearly all lines begin so. Numbers that only grow are those of the lines, not of processes."""
+    """Return whether nearly all lines begin so. Numbers that only increase are line numbers, not processes."""
     heads = [found[1] for line in lines if (found := form.match(line))]
     if len(heads) < _MOST_LINES * len(lines):
         return False

@@ -1,26 +1,26 @@
-"""Findings that the callback, or a preflight check, printed into a log: read back from the blocks of
-:func:`doctor.report.terminal.draw_findings`.
+"""Parser of findings that the callback or a preflight check printed (:func:`doctor.report.terminal.draw_findings`).
 
-What stands in such a block was judged already, so none of its lines is a message by itself. A block can only add a
-finding: nothing that a log claims about the doctor makes a report healthier.
+The lines of such a block are not messages themselves. A block can only add a finding: no line of a log can make a
+report healthier.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
 
 KIND = "doctor.finding"
 CUES = ("error   ", "warning ")
-"""Texts of which one stands in each first line of a block: the columns are as wide as the longest word."""
+"""The first line of every block contains one of these: the columns are as wide as the longest word."""
 LONGEST = 120
-"""Lines of one block."""
-MOST_SPEAKERS = 64
+"""Maximum number of lines of a block."""
+MOST_ORIGINS = 64
 
-# A terminal without UTF-8 prints another mark, or none.
+# A terminal without UTF-8 prints another symbol, or none.
 _HEAD = re.compile(
     r"\s*\S{0,3}\s?\b(?P<severity>error|warning)\s+(?P<id>[A-Z]{2,8}\d{3}) (?P<name>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)\s*$"
 )
@@ -29,28 +29,26 @@ _RANKS = re.compile(r"ranks? (?P<ranks>\d[\d,-]{0,200})")
 
 
 class FindingBlock(Protocol):
-    """A finding that was noted; what the lines after its first one tell is added."""
+    """A stored finding, to which the lines after its first one are added."""
 
     values: dict[str, str]
 
 
 Note = Callable[[PrefixedLine, int, dict[str, str]], FindingBlock]
-"""Takes a finding down: who printed it, in which line, and what it names."""
+"""Called with a finding: its first line, the number of that line, and the fields in it."""
 
 
+@dataclass(slots=True)
 class _OpenFindingBlock:
-    """A block whose lines come."""
+    """An unfinished block."""
 
-    __slots__ = ("block", "labelled", "left")
-
-    def __init__(self, block: FindingBlock) -> None:
-        self.block = block
-        self.labelled = False
-        self.left = LONGEST
+    block: FindingBlock
+    labelled: bool = False
+    left: int = LONGEST
 
 
 class OwnFindings:
-    """Follows the blocks of all processes that write a log."""
+    """Parses the blocks of all processes in a log."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -58,25 +56,25 @@ class OwnFindings:
 
     @property
     def waiting(self) -> Collection[LineOrigin]:
-        """Whose next lines matter whatever stands in them."""
+        """The processes whose next lines must be read, whatever they contain."""
         return self._open.keys()
 
-    def read(self, said: PrefixedLine, number: int) -> bool:
-        """Take a line; whether it is part of a block."""
-        head = _HEAD.match(said.text)
+    def read(self, parsed: PrefixedLine, number: int) -> bool:
+        """Process a line; return whether it is part of a block."""
+        head = _HEAD.match(parsed.text)
         if head:
-            if len(self._open) < MOST_SPEAKERS:
-                self._open[said.speaker] = _OpenFindingBlock(self._note(said, number, head.groupdict()))
+            if len(self._open) < MOST_ORIGINS:
+                self._open[parsed.origin] = _OpenFindingBlock(self._note(parsed, number, head.groupdict()))
             return True
-        block = self._open.get(said.speaker)
+        block = self._open.get(parsed.origin)
         if block is None:
             self._pass_over()
             return False
         block.left -= 1
-        if not said.text[:1].isspace() or block.left <= 0:
-            del self._open[said.speaker]
+        if not parsed.text[:1].isspace() or block.left <= 0:
+            del self._open[parsed.origin]
             return False
-        self._inside(block, said.text)
+        self._inside(block, parsed.text)
         return True
 
     def _inside(self, block: _OpenFindingBlock, text: str) -> None:
@@ -91,8 +89,8 @@ class OwnFindings:
             values["ranks"] = found["ranks"]
 
     def _pass_over(self) -> None:
-        """A line of another process came. Nobody is waited for without end."""
-        for speaker, block in list(self._open.items()):
+        """Count a line of another process; blocks without a new line for too long end."""
+        for origin, block in list(self._open.items()):
             block.left -= 1
             if block.left <= 0:
-                del self._open[speaker]
+                del self._open[origin]

@@ -1,4 +1,4 @@
-"""Which rank says a line that does not name one: by other lines of the same process, and by the name of the file."""
+"""Attribution of lines to ranks: by other lines of the same process, and by the name of the file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
 
 CUES = (" nranks ", " nRanks ", "world_rank=")
-"""Texts that stand in every line that says which rank a process is."""
+"""Texts of lines that name the rank of a process."""
 MOST = 1 << 16
-"""Processes of one log that are told apart."""
+"""Maximum number of processes of one log that are distinguished."""
 
 # "ncclCommInitRank comm 0x55 rank 3 nranks 8 cudaDev 3 ... commId 0x1234 - Init START" (src/init.cc of NCCL).
 _MEMBER = re.compile(r"\brank (\d{1,7}) n[rR]anks (\d{1,7})\b")
@@ -26,7 +26,7 @@ _ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/(?P<local>\d{1,4})/(?:stdout|stderr)\
 
 
 class AttributedOrigin(NamedTuple):
-    """Who says a line, as far as all of the log tells."""
+    """The process that logged a line, as far as the whole log identifies it."""
 
     rank: int | None
     local_rank: int | None
@@ -35,8 +35,10 @@ class AttributedOrigin(NamedTuple):
 
 
 def rank_of_name(name: str) -> tuple[int | None, int | None]:
-    """The rank and the local rank that the path of a log names: ``rank_3.log``, ``local-rank2.err``, and what torchrun
-    ``--log-dir`` makes. Only where nothing else can be meant."""
+    """Return the rank and the local rank in the path of a log, if they are unambiguous.
+
+    Examples: ``rank_3.log``, ``local-rank2.err``, and the paths of torchrun ``--log-dir``.
+    """
     path = name.replace("\\", "/").lower()
     if found := _ATTEMPT.search(path):
         return None, int(found["local"])
@@ -48,7 +50,7 @@ def rank_of_name(name: str) -> tuple[int | None, int | None]:
 
 
 class LogProcesses:
-    """The processes that speak in a log."""
+    """The processes of a log."""
 
     def __init__(self, name: str) -> None:
         self._rank, self._local_rank = rank_of_name(name)
@@ -59,64 +61,66 @@ class LogProcesses:
         self._shifts: set[int] = set()
         self._hosts: set[str] = set()
 
-    def learn(self, said: PrefixedLine) -> None:
-        """Take a line that names a rank, or a process."""
-        speaker = said.speaker
-        if speaker.host is not None and speaker.pid is not None and len(self._ranks) + len(self._members) < MOST:
-            self._learn_process(speaker, (speaker.host, speaker.pid), said.body)
-        if speaker.task is not None and (speaker.local_rank is not None or speaker.rank not in (None, speaker.task)):
+    def learn(self, parsed: PrefixedLine) -> None:
+        """Process a line that names a rank or a process."""
+        origin = parsed.origin
+        if origin.host is not None and origin.pid is not None and len(self._ranks) + len(self._members) < MOST:
+            self._learn_process(origin, (origin.host, origin.pid), parsed.body)
+        if origin.task is not None and (origin.local_rank is not None or origin.rank not in (None, origin.task)):
             self._launchers = True
-        if speaker.host is not None and len(self._hosts) < MOST:
-            self._hosts.add(speaker.host)
-        self.learn_place(speaker)
-        if "world_rank=" in said.body:
-            for found in _WORLD.finditer(said.body):
+        if origin.host is not None and len(self._hosts) < MOST:
+            self._hosts.add(origin.host)
+        self.learn_place(origin)
+        if "world_rank=" in parsed.body:
+            for found in _WORLD.finditer(parsed.body):
                 self._ranks[found["ip"], int(found["pid"])] = int(found["rank"])
 
-    def _learn_process(self, speaker: LineOrigin, process: tuple[str, int], body: str) -> None:
-        if speaker.rank is not None:
-            self._ranks[process] = speaker.rank
+    def _learn_process(self, origin: LineOrigin, process: tuple[str, int], body: str) -> None:
+        if origin.rank is not None:
+            self._ranks[process] = origin.rank
         if found := _MEMBER.search(body):
             size = int(found[2])
             if size > self._members.get(process, (0, 0))[0]:
                 self._members[process] = size, int(found[1])
-        if speaker.task is not None and self._first_pid.setdefault(speaker.task, process) != process:
+        if origin.task is not None and self._first_pid.setdefault(origin.task, process) != process:
             self._launchers = True
 
-    def learn_place(self, speaker: LineOrigin) -> None:
-        """Take both ranks of one process."""
-        if speaker.rank is None or speaker.local_rank is None:
+    def learn_place(self, origin: LineOrigin) -> None:
+        """Record the global and local rank of one process."""
+        if origin.rank is None or origin.local_rank is None:
             return
-        self._shifts.add(speaker.rank - speaker.local_rank)
-        if speaker.host is not None:
-            self._hosts.add(speaker.host)
-            if speaker.pid is not None and len(self._ranks) < MOST:
-                self._ranks[speaker.host, speaker.pid] = speaker.rank
+        self._shifts.add(origin.rank - origin.local_rank)
+        if origin.host is not None:
+            self._hosts.add(origin.host)
+            if origin.pid is not None and len(self._ranks) < MOST:
+                self._ranks[origin.host, origin.pid] = origin.rank
 
     def settle(self) -> None:
-        """Give ranks to processes by their communicators, when all of the log was read: those of the largest size
-        count, if no two processes would be the same rank, as those of several groups would."""
+        """Assign ranks to processes by their communicators, when the log was read completely.
+
+        The largest communicators count, unless two processes would have the same rank, as in several groups.
+        """
         size = max((size for size, _ in self._members.values()), default=0)
         world = {process: rank for process, (of, rank) in self._members.items() if of == size}
         if max(Counter(world.values()).values(), default=0) <= 1:
             self._ranks = {**world, **self._ranks}
 
-    def of(self, speaker: LineOrigin, weak_rank: int | None) -> AttributedOrigin:
-        """Who that is."""
-        rank = speaker.rank
-        if rank is None and speaker.pid is not None:
-            rank = self._of_process(speaker.host, speaker.pid)
+    def of(self, origin: LineOrigin, weak_rank: int | None) -> AttributedOrigin:
+        """Return the process of a line."""
+        rank = origin.rank
+        if rank is None and origin.pid is not None:
+            rank = self._of_process(origin.host, origin.pid)
         if rank is None and not self._launchers:
-            rank = speaker.task
+            rank = origin.task
         if rank is None:
             rank = self._rank if weak_rank is None or self._rank is not None else weak_rank
-        local_rank = speaker.local_rank if speaker.local_rank is not None else self._local_rank
+        local_rank = origin.local_rank if origin.local_rank is not None else self._local_rank
         if rank is None and local_rank is not None:
             rank = self._of_place(local_rank)
-        return AttributedOrigin(rank, local_rank, speaker.host, speaker.pid)
+        return AttributedOrigin(rank, local_rank, origin.host, origin.pid)
 
     def _of_place(self, local_rank: int) -> int | None:
-        """The rank of a local one, where all that is known is of one host."""
+        """Return the rank of a local rank, if all known processes are of one host."""
         if len(self._shifts) != 1 or len(self._hosts) > 1:
             return None
         return next(iter(self._shifts)) + local_rank

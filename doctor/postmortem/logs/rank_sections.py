@@ -1,9 +1,8 @@
-"""What logs tell of single ranks, as the sections that a watched run fills: how a rank failed, and the collectives that
-its watchdog speaks of. So what reasons about a run that stands still judges its logs too.
+"""Sections of single ranks from logs: how a rank failed, and the collectives in messages of NCCL's watchdog.
 
-A log does not say where a rank was: ``stage`` and ``point`` are empty. Collectives are those that a watchdog names,
-which a rank waits in, and the counters beside them; the wordings of releases are told in
-:mod:`doctor.knowledge.log_patterns`.
+They are the sections of a monitored run, so the analysis of stalled runs also applies to logs. A log does not contain
+the position of a rank: ``stage`` and ``point`` are empty. The collectives are those that a rank waits in, with the
+counters in the same messages; :mod:`doctor.knowledge.log_patterns` has the wordings of the releases.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from doctor.core.facts import (
 )
 
 MOST_RANKS = 1 << 17
-"""Ranks that a log may tell of: a larger number is no rank."""
+"""Upper bound of a rank: larger numbers come from garbled lines."""
 WATCHDOG = "torch.nccl.watchdog_timeout"
 _COUNTERS = ("torch.nccl.pg_status", "torch.nccl.pg_status.old", "torch.nccl.dump_signal")
-_SPEAKERS = frozenset({WATCHDOG, *_COUNTERS})
+_WATCHDOG_KINDS = frozenset({WATCHDOG, *_COUNTERS})
 _WORLD = {
     "nccl.init": "nranks",
     "pl.init_dist": "w",
@@ -39,7 +38,7 @@ _WORLD = {
     "torch.store.clients": "want",
     "run.world": "size",
 }
-"""Messages that tell how many ranks there are, or are at least, and the field that does."""
+"""Messages with the world size or a lower bound of it, and its field."""
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce",
     "ALLREDUCE_COALESCED": "allreduce_coalesced",
@@ -51,15 +50,14 @@ _OPERATIONS = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all",
 }
-"""torch's names of operations in the words of a watchdog, and those of its recorder."""
+"""Names of operations in torch's watchdog messages, and in its flight recorder."""
 _TRANSFERS = frozenset({"SEND", "RECV", "RECVANYSOURCE"})
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _WORDS_OF_SIGNALS = (("Killed", 9), ("Segmentation", 11), ("Bus error", 7), ("Aborted", 6), ("Terminated", 15))
 
 
 def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
-    """The sections of each rank that a log tells of. A rank with none is one that should have spoken as most did, and
-    said nothing."""
+    """Return the sections of each rank in a log; none for a rank that logged nothing although most others did."""
     failures = _failures(evidence)
     calls = _calls(evidence)
     found: dict[int, dict[str, Section]] = {}
@@ -67,11 +65,9 @@ def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
         sections: dict[str, Section] = {}
         if rank in calls:
             sections[RecorderFacts.key] = calls[rank]
-        failure = failures.get(rank)
-        if failure is not None:
-            state = "failed" if failure.kind != _GONE else "gone"
-            told = failure if failure.kind != _GONE else None
-            sections[ProgressFacts.key] = ProgressFacts(state=state, stage="", point="", at=failure.at, failure=told)
+        if (failure := failures.get(rank)) is not None:
+            state, cause = ("gone", None) if failure.kind == _GONE else ("failed", failure)
+            sections[ProgressFacts.key] = ProgressFacts(state=state, stage="", point="", at=failure.at, failure=cause)
         found[rank] = sections
     for rank in _silent(evidence, failures):
         found.setdefault(rank, {})
@@ -79,19 +75,18 @@ def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
 
 
 def world_size_of(evidence: LogEvidence) -> int | None:
-    """How many ranks the job has, as far as logs tell: what they say, or the highest rank that speaks; ``None`` where
-    they say nothing of ranks."""
+    """Return the world size in logs, or else the highest rank that logged plus one; ``None`` without any rank."""
     stated = (_number(event.value(_WORLD[event.kind])) for event in evidence.of(*_WORLD))
-    speak = (rank + 1 for event in evidence.events if (rank := rank_of(event)) is not None)
-    sizes = [size for size in (*stated, *speak) if size is not None and 0 < size <= MOST_RANKS]
+    bounds = (rank + 1 for event in evidence.events if (rank := rank_of(event)) is not None)
+    sizes = [size for size in (*stated, *bounds) if size is not None and 0 < size <= MOST_RANKS]
     return max(sizes, default=None)
 
 
 def rank_of(event: Event) -> int | None:
-    """Who said it: as its line is labelled, else as a message of the default group names its speaker."""
+    """Return the rank that logged an event: from its line, else from a message of the default group."""
     if event.rank is not None:
         return event.rank
-    if event.kind in _SPEAKERS and (label := _label(event)).is_default and label.rank is not None:
+    if event.kind in _WATCHDOG_KINDS and (label := _label(event)).is_default and label.rank is not None:
         return label.rank
     return _number(event.value("rank")) if event.kind == "pl.init_dist" else None
 
@@ -101,10 +96,10 @@ def _number(text: str | None) -> int | None:
 
 
 def _silent(evidence: LogEvidence, failures: Mapping[int, Failure]) -> list[int]:
-    """Ranks that are not heard of at all, where most ran out of time."""
+    """Return the ranks that logged nothing, if most others timed out."""
     timed_out = {rank for rank, failure in failures.items() if failure.kind == _TIMEOUT}
-    speak = {rank for event in evidence.events if (rank := rank_of(event)) is not None}
-    silent = [rank for rank in range(world_size_of(evidence) or 0) if rank not in speak]
+    logged = {rank for event in evidence.events if (rank := rank_of(event)) is not None}
+    silent = [rank for rank in range(world_size_of(evidence) or 0) if rank not in logged]
     return silent if len(silent) < len(timed_out) else []
 
 
@@ -114,7 +109,7 @@ _GONE, _TIMEOUT = "gone", "DistBackendError"
 
 
 def _failures(evidence: LogEvidence) -> dict[int, Failure]:
-    """The first cause of each rank's end, as far as it is told."""
+    """Return the first cause of the end of each rank, if known."""
     raised = _raised(evidence)
     timeouts = _timeouts(evidence)
     exits = _exits(evidence)
@@ -129,14 +124,14 @@ def _failures(evidence: LogEvidence) -> dict[int, Failure]:
 
 
 class _OrderedFailure(NamedTuple):
-    """A failure and its place in the order of events."""
+    """A failure and its index in the order of events."""
 
     line: int
     failure: Failure
 
 
 def _raised(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
-    """The exception that ended each rank: the first of the last chain that was not outlived."""
+    """Return the exception that ended each rank: the first one of the last chain that it did not survive."""
     order = {id(event): number for number, event in enumerate(evidence.events)}
     aftermath = LaterEvents(evidence)
     by_rank: dict[int, list[Event]] = {}
@@ -156,7 +151,7 @@ def _timeouts(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
 
 
 def _exits(evidence: LogEvidence) -> dict[int, Failure]:
-    """Exit codes of ranks, from the tables of torchrun, and as mp.spawn, mpirun and srun tell them."""
+    """Return the exit codes of ranks, from the tables of torchrun and messages of mp.spawn, mpirun and srun."""
     found: dict[int, Failure] = {}
     for event in evidence.of("elastic.entry"):
         code = event.value("exitcode")
@@ -178,7 +173,7 @@ def _of_code(code: int, at: float | None) -> Failure:
     if signal == 15:
         return Failure("SIGTERMException", "ended by signal 15 (SIGTERM)", at)
     if signal == 6:
-        # Aborted by C code, which says why elsewhere if it says it.
+        # Aborted by C code, which may have logged the reason elsewhere.
         return Failure(_GONE, "", at)
     if signal in _SIGNALS:
         return Failure(_SIGNALS[signal], f"ended by signal {signal} ({_SIGNALS[signal]})", at)
@@ -191,14 +186,14 @@ def _code_of_task(event: Event) -> int:
 
 
 def _code_of_peer(event: Event) -> int:
-    """The exit code that a launcher tells, or the signal, by its number or its name, as a negative one."""
+    """Return the exit code in a launcher's message; a signal, by number or name, as a negative one."""
     signal = event.value("sig") or ""
     by_name = next((-number for number, name in _SIGNALS.items() if name == signal), None)
     return by_name or -(_number(signal) or 0) or int(event.value("code") or 1)
 
 
 def _numbers(text: str, most: int = 4096) -> list[int]:
-    """``0-2,5`` as numbers."""
+    """Parse ``0-2,5``."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -211,8 +206,7 @@ def _numbers(text: str, most: int = 4096) -> list[int]:
 def _with_unlabelled(
     evidence: LogEvidence, found: dict[int, Failure], exits: Mapping[int, Failure]
 ) -> dict[int, Failure]:
-    """The same with an exception that no label gives to a rank: it is of those that a table lists as failed with an
-    exit code, and of which no exception is known."""
+    """Add an exception without a rank to the ranks that a table lists as failed without an exception of their own."""
     aftermath = LaterEvents(evidence)
     alone = [event for event in exceptions(evidence) if event.rank is None and not aftermath.outlived(event)]
     open_ones = [rank for rank, failure in found.items() if failure is exits.get(rank) and failure.kind == "exit code"]
@@ -226,12 +220,14 @@ def _with_unlabelled(
     return found
 
 
-# What watchdogs say of collectives.
+# Collectives in messages of the watchdog.
 
 
 class _GroupLabel(NamedTuple):
-    """How a message names its group: ``[PG ID 0 PG GUID 0(default_pg) Rank 1]``. ``number``: local to the process;
-    ``name``: the same on all ranks; ``rank``: counted in the group."""
+    """The process group in a message: ``[PG ID 0 PG GUID 0(default_pg) Rank 1]``.
+
+    ``number``: local to the process; ``name``: the same on all ranks; ``rank``: within the group.
+    """
 
     number: str
     name: str
@@ -240,7 +236,7 @@ class _GroupLabel(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the group of all ranks, or none is named."""
+        """Whether it is the group of all ranks, or the message names none."""
         if self.name or self.description:
             return self.description in ("default_pg",) or (self.name == "0" and not self.description)
         return self.number in ("", "0")
@@ -262,20 +258,22 @@ def _label(event: Event) -> _GroupLabel:
 
 
 def _calls(evidence: LogEvidence) -> dict[int, RecorderFacts]:
-    """What the watchdog of each rank says of its groups and of the collectives that it waits in."""
-    spoken: dict[int, list[Event]] = {}
-    for event in evidence.of(*_SPEAKERS):
+    """Return the groups of each rank and the collectives that it waits in, from its watchdog."""
+    by_rank: dict[int, list[Event]] = {}
+    for event in evidence.of(*_WATCHDOG_KINDS):
         if (rank := rank_of(event)) is not None:
-            spoken.setdefault(rank, []).append(event)
+            by_rank.setdefault(rank, []).append(event)
     shared = _shared_numbers(evidence)
-    return {rank: _recorder(rank, events, shared) for rank, events in spoken.items()}
+    return {rank: _recorder(rank, events, shared) for rank, events in by_rank.items()}
 
 
 def _shared_numbers(evidence: LogEvidence) -> frozenset[str]:
-    """Numbers of groups that stand for one group on all ranks that use them, as their members are counted like all
-    ranks: other numbers may stand for another group on each rank."""
+    """Return the group numbers that denote the same group on all ranks, because ranks within it equal global ranks.
+
+    Other numbers may denote a different group on each rank.
+    """
     pairs: dict[str, list[tuple[int, int]]] = {}
-    for event in evidence.of(*_SPEAKERS):
+    for event in evidence.of(*_WATCHDOG_KINDS):
         label, rank = _label(event), event.rank
         if label.number and not label.name and rank is not None and label.rank is not None:
             pairs.setdefault(label.number, []).append((label.rank, rank))
@@ -312,21 +310,16 @@ def _group_name(label: _GroupLabel, rank: int, shared: frozenset[str]) -> str:
 
 
 def _counts(event: Event, known: ProcessGroup) -> dict[str, int | None]:
-    """The counters that an event tells; torch counts from 1 and says 0 or -1 before the first."""
-    told = {"enqueued": _count(event.value("enq")), "completed": _count(event.value("done"))}
+    """Return the counters of an event; torch counts from 1, and prints 0 or -1 before the first."""
+    counts = {"enqueued": _number(event.value("enq")) or None, "completed": _number(event.value("done")) or None}
     return {
         name: max((value for value in (count, getattr(known, name)) if value is not None), default=None)
-        for name, count in told.items()
+        for name, count in counts.items()
     }
 
 
-def _count(text: str | None) -> int | None:
-    number = _number(text)
-    return number or None
-
-
 def _call(event: Event, group: str) -> Collective | None:
-    """The collective that a watchdog gave up waiting for. Wordings of before torch 2.1 do not number it."""
+    """Return the collective that the watchdog timed out on. Messages before torch 2.1 do not number it."""
     named = event.named
     sequence, operation = _number(named.get("seq")), named.get("op", "")
     if sequence is None:

@@ -1,5 +1,7 @@
-"""Time stamps of logs as seconds since the epoch. One without a zone is read as UTC: what matters is the order within a
-job, whose hosts nearly always share a zone."""
+"""Timestamps of logs as seconds since the epoch.
+
+Timestamps without a zone are read as UTC: only the order within a job matters, whose hosts nearly always share a zone.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +24,36 @@ _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)(?:[.,:](\d{1,9}))?(?: ?(Z|UTC|GMT|[+-
 
 
 class Calendar:
-    """The year of stamps that have none: the last one in which their day is not later than ``modified``, seconds since
-    the epoch at which the log was written last; else that of the first stamp of this log with a year; else 1970, so
-    that at least the order within one log is right."""
+    """Parses timestamps, and infers the year of those without one.
+
+    It is the last year in which the day is not later than ``modified``, the time of the last write to the log in
+    seconds since the epoch; else the year of the first timestamp of this log with a year; else 1970, so that at least
+    the order within one log is right.
+    """
 
     def __init__(self, modified: float | None = None) -> None:
         self._last = _moment(modified)
         self._year = 1970
 
     def dated(self, text: str) -> float | None:
-        """Of :data:`ISO`."""
+        """Parse :data:`ISO`."""
         found = _DAY.match(text)
         return self._at(int(found[1]), int(found[2]), int(found[3]), text[11:]) if found else None
 
     def american(self, text: str) -> float | None:
-        """Of :data:`AMERICAN`."""
+        """Parse :data:`AMERICAN`."""
         return self._at(int(text[6:10]), int(text[:2]), int(text[3:5]), text[11:])
 
     def dated_syslog(self, text: str) -> float | None:
-        """Of :data:`DATED_SYSLOG`."""
+        """Parse :data:`DATED_SYSLOG`."""
         return self._at(int(text[-4:]), MONTHS.index(text[4:7]) + 1, int(text[8:10]), text[11:-5])
 
     def syslog(self, text: str) -> float | None:
-        """Of :data:`SYSLOG`."""
+        """Parse :data:`SYSLOG`."""
         return self.yearless(MONTHS.index(text[:3]) + 1, int(text[4:6]), text[7:])
 
     def yearless(self, month: int, day: int, clock: str) -> float | None:
-        """Of a day without its year."""
+        """Return the time of a day without its year."""
         day_start = _day(self._year_of(month, day), month, day)
         return None if day_start is None else _with_clock(day_start, clock)
 
@@ -68,7 +73,7 @@ class Calendar:
 
 
 def _moment(modified: float | None) -> datetime.datetime | None:
-    """A day of grace: the writer's zone may be ahead of UTC."""
+    """Return the day after a time, because the writer's zone may be ahead of UTC."""
     if modified is None:
         return None
     try:
@@ -96,7 +101,7 @@ def _with_clock(day: float, text: str) -> float | None:
 
 
 def _offset(zone: str | None) -> int:
-    """Seconds that a zone is ahead of UTC."""
+    """Return by how many seconds a zone is ahead of UTC."""
     if not zone or zone[0] not in "+-":
         return 0
     digits = zone[1:].replace(":", "")

@@ -1,9 +1,9 @@
-"""Tracebacks of Python in a log, one after the other or interleaved, as the exceptions that they end with.
+"""Parser of Python tracebacks in a log, consecutive or interleaved, into the exceptions that end them.
 
-Lines of one process are known by who says them; what several processes write without a prefix can't be told apart, so
-frames then go to the traceback that began last. Of a chain (``During handling of the above exception …``), of an error
-that a worker raised and its parent raises again (``Original Traceback``), and of a group of exceptions, the first cause
-is the event; ``then`` names the type that was seen last.
+The lines of a process are identified by their origin. Without prefixes, lines of several processes cannot be
+distinguished, so frames are added to the traceback that began last. Of a chain (``During handling of the above
+exception …``), an exception raised again by a parent (``Original Traceback``), and an exception group, the first cause
+is the event; ``then`` is the type that was seen last.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from keyword import kwlist
 from typing import NamedTuple, Protocol
 
@@ -18,15 +19,15 @@ from doctor.core.facts.telemetry import Frame
 from doctor.postmortem.logs.prefixes import UNKNOWN_ORIGIN, LineOrigin
 
 MOST_FRAMES = 60
-"""Frames of one traceback that are kept, the innermost."""
+"""Maximum number of frames of one traceback; the innermost are kept."""
 LONGEST_MESSAGE = 2000
-"""Characters of an exception's message that are kept."""
+"""Maximum characters of an exception's message."""
 MOST_LINES = 40
-"""Lines of an exception's message that are kept."""
+"""Maximum lines of an exception's message."""
 MOST_PLAIN = 5
-"""Those of them that may begin at the margin, as lines of others do."""
+"""Maximum number of them without indentation, which may be lines of other processes."""
 MOST_STREAMS = 4096
-"""Processes whose tracebacks are followed at the same time."""
+"""Maximum number of processes whose tracebacks are parsed at the same time."""
 
 CUES = (
     "Traceback (most recent call last)",
@@ -43,18 +44,17 @@ CUES = (
     "SystemExit",
     "StopIteration",
     "TimeoutExpired",
-    # The names whose part before "Error" is in capitals, and the one that has none.
+    # Names with capitals before "Error", and the name without a part before "Exception".
     "OSError",
     "IOError",
     "Exception:",
     "╭",
 )
-"""Texts of which at least one stands in every line that begins, continues or ends a traceback."""
+"""Every line that begins, continues or ends a traceback contains at least one of these."""
 
 
 class ParsedException(NamedTuple):
-    """An exception as it stands in a log: kind of the event, type and the first line of the message, frames innermost
-    first."""
+    """An exception in a log: kind of the event, type, first line of the message, and frames, innermost first."""
 
     kind: str
     type: str
@@ -63,7 +63,7 @@ class ParsedException(NamedTuple):
 
 
 class LoggedException(Protocol):
-    """An exception that was noted; what the lines after it tell is added."""
+    """A stored exception, to which the lines after it are added."""
 
     def add_message(self, text: str) -> None:
         """Add a line of the message."""
@@ -72,17 +72,17 @@ class LoggedException(Protocol):
         """Add the caller of the last frame."""
 
     def drop_frames(self) -> None:
-        """The frames that were added are those of a thread that does not matter."""
+        """Remove all frames: they are those of an unrelated thread."""
 
     def add_later(self, type_: str, message: str) -> None:
-        """Name the exception that it led to."""
+        """Add the exception that this one led to."""
 
     def add_cause(self, cause: ParsedException, line: int) -> None:
-        """Name the exception that led to it."""
+        """Replace the exception by its cause."""
 
 
 Note = Callable[[LineOrigin, ParsedException, int], LoggedException]
-"""Takes an exception down: who, what, in which line."""
+"""Called with an exception, its process and its line."""
 
 _HEADER = "Traceback (most recent call last)"
 _MARGIN = re.compile(r"\s*(?:\+-?[+-]*(?: \d+ -+)?|\|) ?(?=\s|$|\S)")
@@ -93,15 +93,15 @@ _FILE = re.compile(
 _BOXED = re.compile(
     r"│ +(?P<file>[^\s│].{0,400}?):(?P<line>\d{1,9}) in (?P<function>[^│\s]{1,200})\s{0,200}(?:│\s{0,9})?$"
 )
-# Ray puts the type of the cause behind its own: "ray.exceptions.RayTaskError(ValueError)".
+# Ray appends the type of the cause to its own: "ray.exceptions.RayTaskError(ValueError)".
 _TYPE = r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:\(\w{1,80}\))?"
-# Directly after a stack any name does that is no plain word: zlib.error, queue.Empty, StopIteration.
+# Directly after a stack, any name counts that is not a plain word: zlib.error, queue.Empty, StopIteration.
 _UNPLAIN = (
     r"(?=\w{0,80}[a-z]\w{0,80}[A-Z_]|\w{1,80}\.|[A-Z]\w{0,80}Error\b|Exception|Warning|Abort|Exit|Empty|Full|Failed)"
 )
 _ANY_FINAL = re.compile(rf"(?P<type>{_UNPLAIN}{_TYPE})(?:: (?P<message>.*)|:?\s*)$", re.DOTALL)
-# If the stack has kept its indentation, whatever stands at the margin behind it is the exception, but for what another
-# process may have written between.
+# If the stack is indented, the first line without indentation is the exception, except for lines that another process
+# may have written in between.
 _OF_OTHERS = (
     r"(?!(?i:epochs?|steps?|iter|loss|batch|train|val|lr|info|debug|note|done|ok|rank|gpu|node)\b(?!\.)"
     rf"|(?:{'|'.join(kwlist)})\b)"
@@ -119,7 +119,7 @@ _INNER = re.compile(
     r"Original Traceback|terminated with the following error|The above exception was raised|RemoteTraceback"
 )
 _CARRIER = re.compile(r"ExceptionGroup$|\.RayTaskError\b")
-"""Exceptions that carry others, which are printed below them."""
+"""Exceptions that contain others, which are printed below them."""
 _FATAL = re.compile(r"Fatal Python error: (?P<message>.*)")
 _ENDS_MESSAGE = re.compile(
     r"Exception raised from |frame #\d|#\d+ |=====|-----|srun: |slurmstepd|\[[^\]]{0,100}\]|Traceback "
@@ -129,34 +129,38 @@ _INSTALLED = re.compile(
     r"^(?:\.{3}/|(?!/))(?:torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|ray|multiprocessing|"
     r"concurrent|threading|contextlib|runpy|socket|subprocess)(?:/|\.py$)"
 )
-"""Where Pythons keep packages and their library; some logs shorten such paths."""
+"""Paths of the standard library and of installed packages; some logs shorten them."""
 
 
 def is_user_code(file: str) -> bool:
-    """Whether a file is neither of the standard library nor of an installed package. Cells of a notebook and ``python
-    -c`` are the user's."""
+    """Return whether a file is neither of the standard library nor of an installed package.
+
+    Cells of a notebook and ``python -c`` are user code.
+    """
     if file.startswith("<"):
         return not file.startswith("<frozen")
     return not _INSTALLED.search(file)
 
 
+@dataclass(slots=True)
 class _TracebackState:
-    """The traceback that one process is writing. ``state``: ``stack`` (frames come), ``box`` (they come in a frame that
-    rich draws), ``message`` (lines of the message come), ``fatal`` (stacks that faulthandler writes), or nothing.
-    ``framed``: the last line was a frame, ``indented`` as Python writes it. ``linked``: what is raised next follows
-    from ``found``; ``nested``: it led to ``found``."""
+    """The unfinished traceback of one process.
 
-    __slots__ = ("found", "framed", "frames", "indented", "lines", "linked", "nested", "plain", "state")
+    ``state``: the lines that follow: ``stack`` (frames), ``box`` (frames within a box drawn by rich), ``message``,
+    ``fatal`` (stacks written by faulthandler), ``dying`` (that of the current thread), or ``""``. ``framed``: the last
+    line was a frame, ``indented`` as Python writes it. ``linked``: the next exception follows from ``found``;
+    ``nested``: it led to ``found``. ``lines``, ``plain``: lines of the message, and those without indentation.
+    """
 
-    def __init__(self) -> None:
-        self.frames: deque[Frame] = deque(maxlen=MOST_FRAMES)
-        self.state = ""
-        self.framed = False
-        self.indented = False
-        self.linked = False
-        self.nested = False
-        self.found: LoggedException | None = None
-        self.lines = self.plain = 0
+    frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
+    state: str = ""
+    framed: bool = False
+    indented: bool = False
+    linked: bool = False
+    nested: bool = False
+    found: LoggedException | None = None
+    lines: int = 0
+    plain: int = 0
 
     def begin(self, state: str) -> None:
         self.frames.clear()
@@ -166,106 +170,103 @@ class _TracebackState:
 
 
 class Tracebacks:
-    """Follows the tracebacks of all processes that write a log. :meth:`read` takes each line that may matter."""
+    """Parses the tracebacks of all processes in a log. ``waiting``: processes whose next lines must be read."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
         self._streams: dict[LineOrigin, _TracebackState] = {}
         self._logged: LineOrigin | None = None
         self.waiting: set[LineOrigin] = set()
-        """Whose next lines matter whatever stands in them."""
         self._patience = 0
 
-    def read(self, speaker: LineOrigin, body: str, line: int, record: bool = False, mild: bool = False) -> bool:
-        """Take a line; whether it is part of a stack, which says nothing by itself. ``record``: a logger began a record
-        here, ``mild`` at a level at which no exception ends anything."""
-        speaker = self._whose(speaker, record)
-        self._wait_longer(speaker)
-        text = _without_margin(body)
-        if _HEADER in text:
-            self._logged = speaker if record else None
-            return self._begin(speaker, text)
-        frame = _frame_line(text)
-        if frame is not None:
-            return self._frame(speaker, frame, indented=text.startswith("  "))
-        stream = self._streams.get(speaker)
-        if stream is not None:
-            return self._continue(speaker, stream, text, line, (record, mild))
-        if not mild:
-            self._end(speaker, text, line, _FINAL)
-        return False
+    def read(self, origin: LineOrigin, body: str, line: int, record: bool = False, mild: bool = False) -> bool:
+        """Process a line; return whether it is part of a stack, which is not a message itself.
 
-    def _whose(self, speaker: LineOrigin, record: bool) -> LineOrigin:
-        """Loggers put their prefix before the first line of a traceback only: what nobody says then is of the same
-        process."""
-        if self._logged is None or record or speaker != UNKNOWN_ORIGIN or not self._streams[self._logged].state:
-            return speaker
-        return self._logged
-
-    def _wait_longer(self, speaker: LineOrigin) -> None:
-        if speaker in self.waiting:
+        ``record``: a logger began a record here; ``mild``: at a level at which no exception ends a process.
+        """
+        origin = self._attributed(origin, record)
+        if origin in self.waiting:
             self._patience = 0
         else:
             self.pass_over()
+        text = _without_margin(body)
+        if _HEADER in text:
+            self._logged = origin if record else None
+            return self._begin(origin, text)
+        frame = _frame_line(text)
+        if frame is not None:
+            return self._frame(origin, frame, indented=text.startswith("  "))
+        stream = self._streams.get(origin)
+        if stream is not None:
+            return self._continue(origin, stream, text, line, (record, mild))
+        if not mild:
+            self._end(origin, text, line, _FINAL)
+        return False
+
+    def _attributed(self, origin: LineOrigin, record: bool) -> LineOrigin:
+        """Return the process of a line: loggers prefix only the first line of a traceback."""
+        if self._logged is None or record or origin != UNKNOWN_ORIGIN or not self._streams[self._logged].state:
+            return origin
+        return self._logged
 
     def pass_over(self) -> None:
-        """A line of another process came. Who has been waited for too long is not waited for any more."""
+        """Count a line of another process; tracebacks without a new line for too long end."""
         self._patience += 1
         if self._patience > _PATIENCE:
             for other in self.waiting:
                 self._streams[other].state = ""
             self.waiting.clear()
 
-    def _begin(self, speaker: LineOrigin, text: str) -> bool:
-        stream = self._stream(speaker)
+    def _begin(self, origin: LineOrigin, text: str) -> bool:
+        stream = self._stream(origin)
         stream.nested = stream.found is not None and (stream.nested or bool(_INNER.search(text)))
         stream.begin("box" if "─" in text else "stack")
-        self.waiting.add(speaker)
+        self.waiting.add(origin)
         return True
 
-    def _frame(self, speaker: LineOrigin, frame: Frame, *, indented: bool) -> bool:
-        stream = self._stream(speaker)
+    def _frame(self, origin: LineOrigin, frame: Frame, *, indented: bool) -> bool:
+        stream = self._stream(origin)
         stream.indented = indented
         if stream.state in ("fatal", "dying") and stream.found is not None:
             stream.found.add_frame(frame)
-            self.waiting.add(speaker)
+            self.waiting.add(origin)
             return True
         if stream.state not in ("stack", "box"):
             stream.begin("stack")
         if not stream.frames or stream.frames[-1] != frame:
             stream.frames.append(frame)
         stream.framed = True
-        self.waiting.add(speaker)
+        self.waiting.add(origin)
         return True
 
     def _continue(
-        self, speaker: LineOrigin, stream: _TracebackState, text: str, line: int, how: tuple[bool, bool]
+        self, origin: LineOrigin, stream: _TracebackState, text: str, line: int, how: tuple[bool, bool]
     ) -> bool:
-        """A line of a process that wrote part of a traceback before."""
+        """Process a line of a process with an earlier part of a traceback."""
         record, mild = how
-        if self._is_stack(stream, text, record) or self._is_link(speaker, stream, text):
+        if self._is_stack(stream, text, record) or self._is_link(origin, stream, text):
             return True
         final = _final_of(stream, record)
-        if not (mild and not stream.frames) and self._end(speaker, text, line, final):
+        if not (mild and not stream.frames) and self._end(origin, text, line, final):
             return False
         stream.framed = False
         if stream.state == "message":
-            self._message(speaker, stream, text, record)
+            self._message(origin, stream, text, record)
         elif stream.state in ("fatal", "dying"):
-            self._fatal(speaker, stream, text)
+            self._fatal(origin, stream, text)
         return False
 
-    def _fatal(self, speaker: LineOrigin, stream: _TracebackState, text: str) -> None:
-        """Of the stacks of all threads, as faulthandler writes them, that of the one which died counts."""
+    def _fatal(self, origin: LineOrigin, stream: _TracebackState, text: str) -> None:
+        """Process a line between faulthandler's stacks of all threads; that of the current thread counts."""
         if text.startswith("Current thread ") and stream.found is not None:
             stream.state = "dying"
             stream.found.drop_frames()
         elif stream.state == "dying":
-            self._leave(speaker, stream)
+            self._leave(origin, stream)
 
     @staticmethod
     def _is_stack(stream: _TracebackState, text: str, record: bool) -> bool:
-        """Source code, marks under it, the drawing around it."""
+        """Return whether a line is source code of a stack, markers below it, or the box around it."""
         if record and not text.startswith("  "):
             return False
         if stream.state == "box" and text.lstrip()[:1] in _DRAWN:
@@ -273,11 +274,13 @@ class Tracebacks:
         if stream.state != "stack" or not stream.frames:
             return False
         return (
-            text[:1] in (" ", "\t") or _repeats(text) or (stream.framed and not _final_of(stream, record).match(text))
+            text[:1] in (" ", "\t")
+            or text.startswith("[Previous line repeated ")
+            or (stream.framed and not _final_of(stream, record).match(text))
         )
 
-    def _is_link(self, speaker: LineOrigin, stream: _TracebackState, text: str) -> bool:
-        """Words between two exceptions of which one led to the other."""
+    def _is_link(self, origin: LineOrigin, stream: _TracebackState, text: str) -> bool:
+        """Process the words between two exceptions of which one led to the other; return whether it is such a line."""
         if stream.found is None or stream.state == "stack":
             return False
         if _LINK.search(text):
@@ -286,63 +289,65 @@ class Tracebacks:
             stream.nested = True
         else:
             return False
-        self.waiting.add(speaker)
+        self.waiting.add(origin)
         return True
 
-    def _end(self, speaker: LineOrigin, text: str, line: int, final: re.Pattern[str]) -> bool:
-        """Note the exception where this is its line; whether it is."""
+    def _end(self, origin: LineOrigin, text: str, line: int, final: re.Pattern[str]) -> bool:
+        """Store the exception if this line ends a traceback; return whether it does."""
         if fatal := _FATAL.match(text):
-            self._stream(speaker).begin("fatal")
-            self._keep(speaker, ParsedException("python.fatal", "", fatal["message"], ()), line)
+            self._stream(origin).begin("fatal")
+            self._keep(origin, ParsedException("python.fatal", "", fatal["message"], ()), line)
             return True
         match = final.match(text)
         if not match:
             return False
-        stream = self._stream(speaker)
+        stream = self._stream(origin)
         frames = tuple(stream.frames)[::-1]
         stream.begin("message")
-        self._keep(speaker, ParsedException("python.exception", match["type"], match["message"] or "", frames), line)
+        self._keep(origin, ParsedException("python.exception", match["type"], match["message"] or "", frames), line)
         return True
 
-    def _keep(self, speaker: LineOrigin, raised: ParsedException, line: int) -> None:
-        stream = self._stream(speaker)
+    def _keep(self, origin: LineOrigin, raised: ParsedException, line: int) -> None:
+        stream = self._stream(origin)
         if stream.nested and stream.found is not None:
             stream.found.add_cause(raised, line)
         elif stream.linked and stream.found is not None:
             stream.found.add_later(raised.type, raised.message)
         else:
-            stream.found = self._note(speaker, raised, line)
+            stream.found = self._note(origin, raised, line)
         stream.linked, stream.nested = False, _CARRIER.search(raised.type) is not None
-        self.waiting.add(speaker)
+        self.waiting.add(origin)
 
-    def _message(self, speaker: LineOrigin, stream: _TracebackState, text: str, record: bool) -> None:
-        """A line after the one that ended a traceback: of its message, or what ends it. A chain may go on after an
-        empty line."""
+    def _message(self, origin: LineOrigin, stream: _TracebackState, text: str, record: bool) -> None:
+        """Process a line after the end of a traceback: part of the message, or the end of it.
+
+        A chain may continue after an empty line.
+        """
         stream.lines += 1
         stream.plain += text[:1] not in (" ", "\t")
         if record or stream.lines > MOST_LINES or stream.plain > MOST_PLAIN or _ENDS_MESSAGE.match(text):
-            self._leave(speaker, stream)
+            self._leave(origin, stream)
         elif text.strip() and stream.found is not None and not stream.linked:
             stream.found.add_message(text)
 
-    def _leave(self, speaker: LineOrigin, stream: _TracebackState) -> None:
+    def _leave(self, origin: LineOrigin, stream: _TracebackState) -> None:
         stream.state = ""
-        self.waiting.discard(speaker)
+        self.waiting.discard(origin)
 
-    def _stream(self, speaker: LineOrigin) -> _TracebackState:
-        stream = self._streams.get(speaker)
+    def _stream(self, origin: LineOrigin) -> _TracebackState:
+        stream = self._streams.get(origin)
         if stream is None:
             if len(self._streams) >= MOST_STREAMS:
                 gone = next(iter(self._streams))
                 del self._streams[gone]
                 self._logged = None if self._logged == gone else self._logged
                 self.waiting.discard(gone)
-            stream = self._streams[speaker] = _TracebackState()
+            stream = self._streams[origin] = _TracebackState()
         return stream
 
 
 def _final_of(stream: _TracebackState, record: bool) -> re.Pattern[str]:
-    """What the line that ends a stack looks like."""
+    """Return the pattern of the line that ends a stack."""
     if stream.state != "stack" or not stream.framed or record:
         return _FINAL
     return _MARGIN_FINAL if stream.indented else _ANY_FINAL
@@ -350,18 +355,14 @@ def _final_of(stream: _TracebackState, record: bool) -> re.Pattern[str]:
 
 _DRAWN = tuple("│╭╰❱┃")
 _PATIENCE = 200
-"""Lines of other processes that come between two lines of one traceback."""
+"""Maximum number of lines of other processes between two lines of one traceback."""
 
 
 def _without_margin(body: str) -> str:
-    """A line of a group of exceptions without the margin that shows the nesting."""
+    """Remove the margin of an exception group, which shows the nesting."""
     if body.lstrip()[:1] in ("|", "+") and (margin := _MARGIN.match(body)):
         return body[margin.end() :]
     return body
-
-
-def _repeats(text: str) -> bool:
-    return text.startswith("[Previous line repeated ")
 
 
 def _frame_line(text: str) -> Frame | None:

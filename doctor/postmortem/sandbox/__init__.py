@@ -1,1 +1,1 @@
-"""Hostile inputs: unpickling, decompression, and child processes with limits."""
+"""Limits for hostile inputs: decompression, and child processes."""

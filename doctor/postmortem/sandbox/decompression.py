@@ -1,5 +1,4 @@
-"""Bytes of a file that may be packed: plain, gzip or zstd, told apart by content. Memory is constant, whatever the
-archive claims to hold."""
+"""Decompression of files in constant memory: plain, gzip or zstd, distinguished by content."""
 
 from __future__ import annotations
 
@@ -11,45 +10,43 @@ from doctor.core.files.read_deadline import NO_DEADLINE, ReadDeadline
 from doctor.postmortem.sandbox import zstd
 
 CHUNK = 1 << 20
-"""Bytes that are handed on at once."""
+"""Maximum size of a piece in bytes."""
 MOST = 64 << 30
-"""Bytes unpacked of one file that are read."""
+"""Maximum decompressed bytes that are read of one file."""
 UNSUSPECTED = 128 << 20
-"""Bytes up to which no ratio is held against an archive: they are read within seconds."""
+"""Decompressed bytes up to which any ratio is accepted: they are read within seconds."""
 RATIO = 250
-"""Times that a larger archive may grow: logs of progress bars reach 100, gzip's limit is 1032."""
+"""Maximum compression ratio beyond that: logs of progress bars reach 100, gzip's limit is 1032."""
 
 _GZIP = b"\x1f\x8b"
 _READ = 1 << 16
 
 
 class Readable(Protocol):
-    """What bytes can be read from."""
+    """A source of bytes."""
 
     def read(self, most: int, /) -> bytes:
-        """The next bytes; none at the end."""
+        """Return the next bytes; none at the end."""
 
 
 class Unpacked:
-    """The bytes of a file, in pieces of at most :data:`CHUNK`. ``size``: bytes of the file that are looked at; what a
-    writer appends later is not. ``cut``: why it was not read to its end, known when the pieces are spent;
-    ``is_stopped``: its deadline was reached."""
+    """The decompressed bytes of a file, in pieces of at most :data:`CHUNK`.
+
+    ``size``: bytes of the file to read, without those appended later. ``taken``: bytes of the file that were read.
+    After the last piece, ``cut`` is the reason why the file was not read to its end, and ``is_stopped`` tells whether
+    the deadline was reached.
+    """
 
     def __init__(self, stream: Readable, size: int, deadline: ReadDeadline = NO_DEADLINE) -> None:
         self._stream = stream
         self._deadline = deadline
         self.is_stopped = False
         self._left = size
-        self._packed = 0
+        self.taken = 0
         self.cut: str | None = None
 
-    @property
-    def taken(self) -> int:
-        """Bytes of the file that were read."""
-        return self._packed
-
     def __iter__(self) -> Iterator[bytes]:
-        """The pieces; once."""
+        """Iterate over the pieces, once."""
         head = self._take(4)
         if head.startswith(_GZIP):
             pieces = self._gzip(head)
@@ -61,7 +58,7 @@ class Unpacked:
         yield from self._bounded(pieces)
 
     def _take(self, most: int) -> bytes:
-        """The next bytes of the file."""
+        """Return the next bytes of the file."""
         if self._deadline.is_over:
             self.is_stopped = True
             return b""
@@ -71,7 +68,7 @@ class Unpacked:
             self.cut = f"it could not be read any further: {error.strerror or error}"
             data = b""
         self._left = self._left - len(data) if data else 0
-        self._packed += len(data)
+        self.taken += len(data)
         return data
 
     def _plain(self, head: bytes) -> Iterator[bytes]:
@@ -83,19 +80,19 @@ class Unpacked:
         size = 0
         for piece in pieces:
             size += len(piece)
-            if size > MOST or (size > UNSUSPECTED and size > RATIO * self._packed):
-                self.cut = f"it unpacks to more than {size >> 20} MiB from {self._packed} bytes"
+            if size > MOST or (size > UNSUSPECTED and size > RATIO * self.taken):
+                self.cut = f"it unpacks to more than {size >> 20} MiB from {self.taken} bytes"
                 return
             yield piece
 
     def _gzip(self, data: bytes) -> Iterator[bytes]:
-        """Any number of members; what follows them and is none ends the archive."""
+        """Decompress any number of members; anything else after a member ends the archive."""
         member = zlib.decompressobj(wbits=31)
         while data:
             try:
                 piece = member.decompress(data, CHUNK)
             except zlib.error:
-                self.cut = f"its gzip data is damaged before byte {self._packed}"
+                self.cut = f"its gzip data is damaged before byte {self.taken}"
                 return
             if piece:
                 yield piece

@@ -1,5 +1,7 @@
-"""Archives of zstd in bounded pieces, whatever they claim to hold; one that ends too early is noticed. Python 3.14
-unpacks, or its backport; both refuse windows above 128 MiB."""
+"""Decompression of zstd archives in bounded pieces, by Python 3.14 or its backport.
+
+Both refuse windows above 128 MiB. A truncated archive is an error.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from typing import Any
 MAGIC = b"\x28\xb5\x2f\xfd"
 """The first bytes of a frame."""
 PIECE = 1 << 17
-"""Bytes that are unpacked at once: those of a block (RFC 8878)."""
+"""Size of a decompressed piece in bytes: that of a block (RFC 8878)."""
 _SKIPPED = range(0x184D2A50, 0x184D2A60)
 _READ = 1 << 14
 
 
 class ZstdDataError(Exception):
-    """The archive can't be read any further; the text says why."""
+    """The archive cannot be read any further; the message is the reason."""
 
 
 def unpack(take: Callable[[int], bytes]) -> Iterator[bytes]:
-    """The content of all frames. ``take`` gives the next bytes, at most as many as asked for.
+    """Decompress all frames. ``take(most)`` returns the next bytes of the archive, at most as many as requested.
 
     Raises:
-        BrokenError: the archive is damaged or ends too early, or nothing here can unpack it.
+        ZstdDataError: the archive is damaged or truncated, or no decompressor is installed.
     """
     module = _module()
     if module is None:
@@ -59,7 +61,7 @@ def _at_least(data: bytes, size: int, take: Callable[[int], bytes]) -> bytes:
 
 
 def _module() -> Any:
-    """What unpacks here; ``None`` for nothing."""
+    """Import the decompressor; ``None`` if there is none."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""Texts of which one stands in every line that may be a mark, and how many lines are read because of each.
+"""Cues of lines that may be marks, and limits on the number of lines read because of each.
 
-Some of them are parts of names that a log repeats in every line ("error_rate", "failed_samples"). Such a text is not
-searched for any longer once it has led to many lines that are not marks; the others still are.
+Some cues are parts of names that a log repeats in every line ("error_rate", "failed_samples"). Such a cue is no longer
+searched for after many lines that are not marks; the others still are.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ CUES = (
         "ucceeded",
         "uccessfully",
     ),
-    # After "loss", so that another name such as "number of nan iterations" does not use up the reads of all.
+    # After "loss", so that other names such as "number of nan iterations" do not exhaust the budget of all.
     *(before + nan for nan in ("nan", "NaN", "NAN") for before in _BEFORE_NAN),
     *("exit_status", "Exit_status", "omplete", "otential root", "ossible causes", "ossible reasons"),
 )
-"""Texts of which one stands in every line that may be a mark, but for steps: these are looked for apart."""
+"""Every line that may be a mark contains one of these, except steps, which are searched for separately."""
 
 MOST_MISSES = 200
-"""Lines with one of these texts that are read although none of them is a mark."""
+"""Maximum number of lines read because of one cue that are not marks."""
 MOST_READ = 400
-"""Lines with one of these texts that are read: of marks, only the first ones are kept."""
+"""Maximum number of lines read because of one cue: only the first marks are kept."""
 
 
 class CueBudget:
-    """How many lines of one log may still be read because of each cue. ``active``: cues that still lead to lines;
-    ``spent``: the others."""
+    """The remaining lines of one log that may be read because of each cue.
+
+    ``active``: cues with remaining lines; ``spent``: the others.
+    """
 
     def __init__(self, cues: Iterable[int]) -> None:
         self.active = set(cues)

@@ -1,15 +1,17 @@
-"""Marks of how a run went, in any log: the last step of each process, signs of an orderly end, and lines that look like
-errors. No check needs them; :mod:`doctor.analysis.logs.run_outcome` does, where no check found anything.
+"""Marks of the outcome of a run, in any log: the last step of each process, an orderly end, and lines like errors.
 
-What counts as a mark follows from what programs print, not from one program: progress bars of tqdm and rich, counters
-named step, iteration, batch or epoch, levels of loggers, names of exceptions, and what shells, the C library and the
-kernel print about a process that ended.
+No check needs them; :mod:`doctor.analysis.logs.run_outcome` uses them if no check found anything.
+
+Marks do not depend on one program: they are progress bars of tqdm and rich, counters named step, iteration, batch or
+epoch, levels of loggers, names of exceptions, and messages of shells, the C library and the kernel about a process that
+ended.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from doctor.analysis.logs.run_outcome import END, ERROR, NAN, STEP
 from doctor.core.facts import Event
@@ -19,16 +21,16 @@ from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
 from doctor.postmortem.logs.rank_attribution import LogProcesses
 
 PREFIX = "mark."
-"""How the kinds of marks begin: they are kept apart from other events."""
+"""Prefix of the kinds of marks, which are kept separate from other events."""
 
 MOST_ERRORS = 200
-"""Lines that look like errors which are kept, the first ones."""
+"""Maximum number of lines like errors; the first ones are kept."""
 MOST_OF_ONE = 20
-"""Those of them that one process may have written."""
+"""Maximum number of them from one process."""
 LONGEST_READ = 2000
-"""Characters of a line that are looked at."""
-MOST_SPEAKERS = 4096
-"""Processes whose last step is kept."""
+"""Maximum characters of a line that are read."""
+MOST_ORIGINS = 4096
+"""Maximum number of processes whose last step is kept."""
 
 # tqdm: "37/370 [00:10<01:31, 3.6it/s]"; rich, as Lightning draws it: "37/370 0:00:10 • 0:01:31 3.5it/s".
 _BAR = re.compile(
@@ -36,7 +38,7 @@ _BAR = re.compile(
     r"(?:\[(?:\d{1,4}:)?\d{1,3}:\d\d<|\d{1,4}:\d\d:\d\d • )"
 )
 _NAME_OF_BAR = 120
-"""Characters before the count of a bar in which its name stands."""
+"""Characters before the count of a bar that may contain its name."""
 _OF_STEPS = re.compile(
     r"(?<![\w-])(?:global[_ ])?(?P<unit>step|iteration|iter|batch|update)\b(?! ?size)[\"']?\s{0,4}[:=#\[(]{0,2}\s{0,4}"
     r"(?P<n>\d{1,12})(?:\s?(?:/|of)\s?(?P<of>\d{1,12}))?(?![\d.]*\w)",
@@ -70,12 +72,12 @@ _ENDED_BADLY = re.compile(
     r"|: (?:No space left on device|Disk quota exceeded|Input/output error|Read-only file system|Stale file handle"
     r"|Cannot allocate memory|File too large)$"
 )
-"""What shells, the C library, C++ and Python's launcher print about a process that ended badly, or never began."""
+"""Messages of shells, the C library, C++ and Python's launcher about a process that failed or did not start."""
 _WEAK = re.compile(
     r"(?i)(?<![\w/])(?:failed|failure|timed out|time-?out (?:after|exceeded|expired|in|at|of)|abort(?:ed|ing)|unable to"
     r"|cannot|can't|could not|refused|denied|no such file or directory|out of memory|error)\b(?!\s?[:=]\s?[-+]?[\d.])"
 )
-"""Words of errors; in a path they are a name."""
+"""Words of errors, unless they are part of a path."""
 _NO_ERROR = re.compile(
     r"(?i)\b(?:no|without|0|zero) (?:errors?|failures?|failed)\b|\berrors?\s?[:=]\s?[-+]?\d|ErrorHandler|error[_ ]rate"
     r"|_error\b|Warning:"
@@ -105,11 +107,9 @@ _DENIED = re.compile(
     r"|\b(?:but|time-?out|timed out|preempted|fail\w{0,4}|errors?|exceptions?)\b(?!\s?[:=]\s?0\b)"
     r"|\b(?:status|code)[ :=]{1,3}[1-9]"
 )
-"""Words behind an end that deny it: "training complete: False", "job finished: FAILED", "ended prematurely"."""
-
+"""Words after an end that negate it: "training complete: False", "job finished: FAILED", "ended prematurely"."""
 
 _NONE: tuple[str, dict[str, str], str] = ("", {}, "")
-
 
 # RE2 searches a line 10 to 100 times as fast as re does, and most lines are not marks.
 _ANY = linear("|".join(loose(one.pattern) for one in (_LEVEL, _RAISED, _ENDED_BADLY, _WEAK, _NAN, _ENDED)))
@@ -117,112 +117,116 @@ _MAY_HAVE_ENDED = linear(loose(_ENDED.pattern))
 
 
 class Marks:
-    """The marks of one log while it is read. Their number is bounded."""
+    """The marks of one log. Their number is bounded."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[LineOrigin, int | None], _Mark] = {}
         self._ends: dict[tuple[str, LineOrigin, int | None], _Mark] = {}
         self._errors: list[_Mark] = []
-        self._by_speaker: dict[LineOrigin, int] = {}
+        self._by_origin: dict[LineOrigin, int] = {}
         self._began_again: set[tuple[LineOrigin, int | None]] = set()
 
-    def read(self, said: PrefixedLine, whole: str, line: int) -> bool:
-        """Take a line that holds one of the cues; whether it is a mark. ``whole``: with its prefixes, since "step 3:"
-        may be taken for one."""
-        # The start of a very long line says what it is.
-        texts = dict.fromkeys((said.text.strip()[:LONGEST_READ], whole.strip()[:LONGEST_READ]))
-        kind, values, text = next(((*found, text) for text in texts if (found := _mark_of(text, said.mild))[0]), _NONE)
+    def read(self, parsed: PrefixedLine, whole: str, line: int) -> bool:
+        """Process a line with a cue; return whether it is a mark.
+
+        ``whole``: the line with its prefixes, because "step 3:" may be taken for one.
+        """
+        marks = ((*_mark_of(text, parsed.mild), text) for text in _beginnings(parsed, whole))
+        kind, values, text = next((mark for mark in marks if mark[0]), _NONE)
         if not kind:
             return False
-        mark = _Mark(kind, text[:LONGEST], line, said, values)
+        mark = _Mark(kind, text[:LONGEST], line, parsed, values)
         if kind == END:
             self._end(mark)
         else:
             self._error(mark)
         return True
 
-    def read_step(self, said: PrefixedLine, whole: str, line: int) -> bool:
-        """Take a line that may count steps; whether it does."""
-        texts = dict.fromkeys((said.text.strip()[:LONGEST_READ], whole.strip()[:LONGEST_READ]))
-        values, text = next(((found, text) for text in texts if (found := _step_of(text))), ({}, ""))
+    def read_step(self, parsed: PrefixedLine, whole: str, line: int) -> bool:
+        """Process a line that may count steps; return whether it does."""
+        steps = ((_step_of(text), text) for text in _beginnings(parsed, whole))
+        values, text = next((step for step in steps if step[0]), ({}, ""))
         if values:
-            self._step(_Mark(STEP, text[:LONGEST], line, said, values))
+            self._step(_Mark(STEP, text[:LONGEST], line, parsed, values))
         return bool(values)
 
     def _step(self, mark: _Mark) -> None:
-        key = (mark.said.speaker, mark.said.weak_rank)
+        key = (mark.parsed.origin, mark.parsed.weak_rank)
         before = self._steps.get(key)
-        if before is None and len(self._steps) >= MOST_SPEAKERS:
+        if before is None and len(self._steps) >= MOST_ORIGINS:
             return
         is_complete = mark.values.pop("completed", "") != ""
         if before is not None and before.line > mark.line:
             return
         if before is not None:
             mark.count = before.count + 1
-            mark.earlier_at = before.said.at if before.said.at != mark.said.at else before.earlier_at
+            mark.earlier_at = before.parsed.at if before.parsed.at != mark.parsed.at else before.earlier_at
             if _done(mark) < _done(before):
                 self._began_again.add(key)
         mark.is_complete = is_complete
         self._steps[key] = mark
-        # A bar that began again is one of an epoch, and its end not that of the run.
+        # A bar that began again counts the batches of an epoch, so its end is not that of the run.
         if is_complete and (key not in self._began_again or "epoch" in mark.values):
-            self._end(_Mark(END, mark.text, mark.line, mark.said, {"bar": "1"}))
+            self._end(_Mark(END, mark.text, mark.line, mark.parsed, {"bar": "1"}))
         else:
             self._ends.pop(("bar", *key), None)
 
     def _end(self, mark: _Mark) -> None:
-        if len(self._ends) < MOST_SPEAKERS:
+        if len(self._ends) < MOST_ORIGINS:
             how = "bar" if "bar" in mark.values else "words"
-            self._ends[how, mark.said.speaker, mark.said.weak_rank] = mark
+            self._ends[how, mark.parsed.origin, mark.parsed.weak_rank] = mark
 
     def _error(self, mark: _Mark) -> None:
-        count = self._by_speaker[mark.said.speaker] = self._by_speaker.get(mark.said.speaker, 0) + 1
+        count = self._by_origin[mark.parsed.origin] = self._by_origin.get(mark.parsed.origin, 0) + 1
         if len(self._errors) < MOST_ERRORS and count <= MOST_OF_ONE:
             self._errors.append(mark)
 
     def events(self, file: str, processes: LogProcesses) -> Iterator[Event]:
-        """All of them, by line."""
+        """Return all marks by line."""
         marks = (*self._steps.values(), *self._ends.values(), *self._errors)
         return (mark.event(file, processes) for mark in sorted(marks, key=lambda one: one.line))
 
 
+def _beginnings(parsed: PrefixedLine, whole: str) -> Iterable[str]:
+    """Return the line without and with its prefixes; the beginning of a very long line shows what it is."""
+    return dict.fromkeys((parsed.text.strip()[:LONGEST_READ], whole.strip()[:LONGEST_READ]))
+
+
+@dataclass(slots=True)
 class _Mark:
-    """A line, and how many of its kind its process wrote."""
+    """A line, and the number of lines of its kind that its process wrote."""
 
-    __slots__ = ("count", "earlier_at", "is_complete", "kind", "line", "said", "text", "values")
-
-    def __init__(self, kind: str, text: str, line: int, said: PrefixedLine, values: dict[str, str]) -> None:
-        self.kind, self.text, self.line, self.said, self.values = kind, text, line, said, values
-        self.count = 1
-        self.earlier_at: float | None = None
-        self.is_complete = False
+    kind: str
+    text: str
+    line: int
+    parsed: PrefixedLine
+    values: dict[str, str]
+    count: int = 1
+    earlier_at: float | None = None
+    is_complete: bool = False
 
     def event(self, file: str, processes: LogProcesses) -> Event:
-        told = processes.of(self.said.speaker, self.said.weak_rank)
         earlier = {} if self.earlier_at is None else {"earlier_at": repr(self.earlier_at)}
         return Event(
             self.kind,
             self.text,
             file,
             self.line,
-            rank=told.rank,
-            local_rank=told.local_rank,
-            host=told.host,
-            pid=told.pid,
-            at=self.said.at,
+            **processes.of(self.parsed.origin, self.parsed.weak_rank)._asdict(),
+            at=self.parsed.at,
             values=tuple({**self.values, **earlier}.items()),
             count=self.count,
         )
 
 
 def _done(mark: _Mark) -> int:
-    """How far the innermost counter of a step is."""
+    """Return the innermost counter of a step."""
     counter = mark.values.get("batch") or mark.values.get("step") or "0"
     return int(counter.partition("/")[0])
 
 
 def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
-    """The kind of a line and what it names; an empty kind where it is no mark."""
+    """Return the kind and the values of a mark; an empty kind if the line is not one."""
     if _ANY.search(text) is None:
         return "", {}
     if "oss" in text and _NAN.search(text):
@@ -234,7 +238,7 @@ def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
 
 
 def _is_end(text: str) -> bool:
-    """Whether a line reports an orderly end, and neither announces one nor denies it."""
+    """Return whether a line reports an orderly end, and does not announce or negate it."""
     found = _ENDED.search(text)
     if found is None or _ANNOUNCED.search(text[max(found.start() - 80, 0) : found.start()]):
         return False
@@ -242,7 +246,7 @@ def _is_end(text: str) -> bool:
 
 
 def _strength(text: str) -> str:
-    """How sure it is that a line reports an error: ``strong``, ``weak``, or nothing."""
+    """Return how certainly a line reports an error: ``strong``, ``weak``, or ``""``."""
     if _ENDED_BADLY.search(text):
         return "strong"
     if _NO_ERROR.search(text):
@@ -253,7 +257,7 @@ def _strength(text: str) -> str:
 
 
 def _step_of(text: str) -> dict[str, str]:
-    """Which epoch and step a line counts, and whether that is the last one."""
+    """Return the epoch and step that a line counts, and whether it is the last one."""
     epoch, step, bar = _OF_EPOCHS.search(text), _OF_STEPS.search(text), _BAR.search(text)
     if bar and _PREPARATION.search(text[max(bar.start() - _NAME_OF_BAR, 0) : bar.start()]):
         return {}
@@ -274,8 +278,10 @@ def _step_of(text: str) -> dict[str, str]:
 
 
 def _is_complete(epoch: _Match | None, step: _Match | None, bar: _Match | None, *, has_loss: bool) -> bool:
-    """Whether every counter of a line has reached its end. An epoch without a count of epochs may not be the last one,
-    and a line with an epoch alone may be its first."""
+    """Return whether every counter of a line has reached its end.
+
+    An epoch without a total may not be the last one, and a line with only an epoch may be its first.
+    """
     counters = [(one["n"], one["of"]) for one in (epoch, step) if one]
     counters += [(bar["done"], bar["total"])] if bar else []
     if any(not of or int(done) != int(of) for done, of in counters):

@@ -1,5 +1,8 @@
-"""Lines of a log that count steps. They may be nine of ten, and only the last ones matter: the first 200 are
-looked at, and of every further block the last few. How many there are is estimated from these."""
+"""Lines of a log that count steps.
+
+They may be nine in ten, and only the last ones matter: the first 200 are read, and of every further block the last few.
+Their number is estimated from these.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,27 @@ from collections.abc import Iterator, Sequence
 from doctor.knowledge.linear_regex import linear_bytes
 
 ALL = 200
-"""Lines that are looked at in full."""
+"""Number of lines at the beginning that are all read."""
 OF_A_BLOCK = 16
-"""Lines of every further block."""
+"""Number of lines read of every further block."""
 OF_THE_LAST = 400
-"""Lines of the last block, and those of any kind that are looked at there."""
+"""Number of lines read of the last block."""
 TAIL = 1 << 12
-"""Bytes at the end of a block in which they are looked for first."""
+"""Bytes at the end of a block that are searched first."""
 REACH = 1 << 17
 """Bytes of a block in which its cues are counted."""
 MOST_COUNTED = 2
-"""Cues that are counted in a block."""
-_CUES = (
-    b"it/s",
-    b"s/it",
-    b"tep",
-    b"poch",
-    b"iter",
-    b"Iter",
-    b"atch ",
-    b"STEP",
-    b"EPOCH",
-)
-"""Texts of which one stands in every line that counts steps, but for bars that are cut."""
+"""Number of cues that are counted in a block."""
+_CUES = (b"it/s", b"s/it", b"tep", b"poch", b"iter", b"Iter", b"atch ", b"STEP", b"EPOCH")
+"""Every line that counts steps contains one of these, except truncated progress bars."""
 _END = re.compile(rb"[\r\n]")
-# Then a bar whose rate is missing, and one that rich draws.
+# The last two alternatives match bars without a rate, and those of rich.
 _ANY_CUE = linear_bytes(b"|".join(_CUES) + rb"|[0-9][0-9]<[0-9?]|[0-9] \xe2\x80\xa2 ")
 _LONGEST = 4000
 
 
 def step_lines(block: bytes, seen: int, *, is_last: bool) -> Iterator[tuple[int, bytes]]:
-    """Lines of a block that may count steps, each with its offset, in order. ``seen``: how many there were before."""
+    """Yield the lines of a block that may count steps, with their offsets. ``seen``: number of lines before."""
     if seen < ALL:
         found = list(_of(block, 0, len(block), ALL - seen))
         yield from found
@@ -50,9 +43,11 @@ def step_lines(block: bytes, seen: int, *, is_last: bool) -> Iterator[tuple[int,
 
 
 def estimate(block: bytes, sample: Sequence[tuple[bytes, bool]]) -> int:
-    """How many lines of a block count: each line of the ``sample`` with whether it counts. Lines of one form hold a cue
-    equally often, so that counting the cue is exact for them. Behind a small sample, only the end of the block is
-    counted."""
+    """Estimate the number of lines of a block that count steps, from a ``sample`` of lines and whether each does.
+
+    Lines of one form contain a cue equally often, so counting the cue is exact for them. For a small sample, only the
+    end of the block is counted.
+    """
     start = len(block) - REACH if len(sample) <= OF_A_BLOCK and len(block) > REACH else 0
     scale = len(block) / max(len(block) - start, 1)
     left = [line for line, counts in sample if counts]
@@ -68,7 +63,7 @@ def estimate(block: bytes, sample: Sequence[tuple[bytes, bool]]) -> int:
 
 
 def _of(block: bytes, start: int, end: int, most: int) -> Iterator[tuple[int, bytes]]:
-    """The first lines that hold a cue, of those that begin between two places."""
+    """Yield the first lines with a cue that begin between two offsets."""
     while most > 0 and (cue := _ANY_CUE.search(block, start, end)):
         found = _END.search(block, cue.start())
         after = found.start() if found else len(block)
@@ -79,7 +74,7 @@ def _of(block: bytes, start: int, end: int, most: int) -> Iterator[tuple[int, by
 
 
 def _last_ones(block: bytes, most: int, reach: int) -> list[tuple[int, bytes]]:
-    """The last lines that hold a cue; ``reach``: how many bytes are searched at a time, from the end on."""
+    """Return the last lines with a cue, searching ``reach`` bytes at a time from the end."""
     end = len(block)
     while end > 0:
         start = _start(block, max(end - reach, 0))
