@@ -74,10 +74,7 @@ class WatchSession:
         self._secret: Secret | None = None
 
     def open(self) -> None:
-        """Start watching.
-
-        The process group must exist, if there is one, and ``telemetry.training`` must be set.
-        """
+        """Start watching. ``telemetry.training`` must be set, and the process group exist, if any."""
         settings = run_settings(self._options, report_notes=self.rank == 0)
         self._secret = _secret()
         self.open_sessions.add(self)

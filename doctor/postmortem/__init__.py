@@ -1,1 +1,1 @@
-"""Readers of the logs, flight-recorder dumps and memory snapshots of a job. They need no torch."""
+"""Readers of the logs, flight-recorder dumps and memory snapshots of a job, without torch."""

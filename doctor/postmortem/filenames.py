@@ -29,14 +29,14 @@ _NAMED_AFTER = re.compile(r"(?:^|[^A-Za-z])rank[-_. ]?(\d{1,6})(?=\D|$)", re.IGN
 
 
 class DumpName(NamedTuple):
-    """``rank``: ``None`` if no number of the name can be one. ``rest``: the other words, without generic ones."""
+    """``rank``: ``None`` if the name contains none. ``rest``: the other words, except generic ones."""
 
     rank: int | None
     rest: str
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank that a file (``snapshot_rank3.pickle``, ``rank-3.json``) or its folder is named after."""
+    """Return the rank in the name of a file (``snapshot_rank3.pickle``) or its folder."""
     for name in (path.name, path.parent.name):
         if found := _NAMED_AFTER.search(name):
             return int(found[1])

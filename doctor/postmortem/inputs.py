@@ -132,7 +132,7 @@ def _home_of(path: Path) -> Path:
 
 
 def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
-    """Classify a file, and read it if it is a capture or a record. ``named``: it was given by its own name."""
+    """Classify a file, and read captures and records. ``named``: it was given by its own name."""
     kind = kind_of(path)
     if kind == "missing" or kind in ("capture", "record"):
         try:
@@ -147,7 +147,7 @@ def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
 
 
 def _why_skipped(capture: Capture, newest: Capture | None) -> str | None:
-    """Return the reason to skip a record: of several runs in a folder, only the newest one counts."""
+    """Return the reason to skip a record: of several runs in a folder, only the newest counts."""
     if capture.run is None or newest is None or newest.run is None or same_run(capture.run, newest.run):
         return None
     return f"it is of another run ({capture.run}, {capture.created}) than the newest record ({newest.run})"
@@ -174,13 +174,13 @@ def _nothing(files: list[InputFile]) -> str:
 
 
 def name_of(path: Path) -> str:
-    """Return the path as valid Unicode, since file names may be any bytes; for a stream, its name."""
+    """Return the path as valid Unicode (file names may be any bytes); for a stream, its name."""
     shown: str | None = getattr(path, "shown", None)
     return os.fsencode(path).decode("utf-8", "replace") if shown is None else shown
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield the given files and those in given folders, each once, and whether the file itself was given.
+    """Yield the given files and those in given folders, each once, and whether it was given itself.
 
     Folders are sorted; hidden files and links to folders are skipped.
     """
@@ -260,7 +260,7 @@ def _kind_of_json(head: bytes) -> str:
 
 
 def _is_json(head: bytes) -> bool:
-    """Return whether a file is one JSON value; a log may begin with a bracket, or hold one value per line."""
+    """Return whether a file is one JSON value; a log may begin with one, or hold one per line."""
     first, _, rest = head.strip().partition(b"\n")
     if first in (b"{", b"["):
         return True

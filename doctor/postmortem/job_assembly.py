@@ -168,7 +168,7 @@ def _joined(known: Member, found: Member | None) -> Member:
 
 
 def _latest(record: Section | None, log: Section | None) -> Section | None:
-    """Return the progress in the record, with the failure in the log, which is written until the end of the rank.
+    """Return the progress in the record, with the failure in the log, which is written last.
 
     A failure caused from outside, such as a signal, does not replace the recorded progress.
     """

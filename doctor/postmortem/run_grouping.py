@@ -160,7 +160,7 @@ class _RunGroups:
                 self._join(first.setdefault(key, place), place)
 
     def join_complementary(self, key: Callable[[RunIdentity], str | None]) -> None:
-        """Join files with the same key and different ranks, unless they are shown to be of different runs."""
+        """Join files with the same key and different ranks, unless their runs differ."""
         buckets: dict[str, list[int]] = {}
         for place, file in enumerate(self._files):
             name = key(file)
@@ -194,7 +194,7 @@ class _RunGroups:
         return True
 
     def attach(self) -> None:
-        """Assign groups that are not runs to their nearest run; without a unique one, they stay separate."""
+        """Assign groups that are not runs to their nearest run, if there is a unique one."""
         runs = [group for group in self._distinct() if group.is_run]
         rest = [group for group in self._distinct() if not group.is_run]
         for group in rest:
@@ -226,7 +226,7 @@ def _without_stream(path: Path) -> str:
 
 
 def _series(path: Path) -> str | None:
-    """Return the path without numbers of ranks, hosts or processes; ``None`` without any such number."""
+    """Return the path without numbers of ranks, hosts or processes; ``None`` without a number."""
     text = _without_stream(path)
     kept = _OF_RUNS.sub(lambda found: f"{found['word']}{found['gap']}\0{found['n'].translate(_LETTERS)}", text)
     numbers = _NUMBER.findall(kept)

@@ -96,14 +96,14 @@ def _identities(inputs: SortedInputs, logs: _LogReader) -> list[RunIdentity]:
 
 
 def _identity_of_record(path: Path, run: str) -> RunIdentity:
-    """Return the identity of a record; a rank that reached no other knows only the first part of the run id."""
+    """Return the identity of a record; an isolated rank knows only the first part of the run id."""
     base, _, own = run.partition("-")
     ids = frozenset({("record", run)}) if own else frozenset()
     return RunIdentity(path, ids=ids, links=frozenset({("records", base)}))
 
 
 class _LogReader:
-    """Reads the logs and the output of tools, which may continue as the log of the job that called the tool.
+    """Reads logs and the output of tools, which may continue as the log of a job.
 
     ``failed``: files that could not be read, with the reason; ``cut``: unread parts of others, by their names.
     """

@@ -82,10 +82,7 @@ class Adapter(Generic[R]):
         return {**self.__dict__, "_run": None, "_guard": HookGuard()}
 
     def _begin(self, start: Callable[[], R]) -> None:
-        """Watch a run from now on, unless disabled.
-
-        A run whose start cannot be watched is not watched.
-        """
+        """Watch a run, unless disabled or its start fails."""
         try:
             self._end_run()
             if not self._guard.off and not is_disabled():

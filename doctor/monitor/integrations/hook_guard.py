@@ -29,10 +29,7 @@ def is_disabled(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def value_or_default(read: Callable[[], T], default: T) -> T:
-    """Return a value read from a framework, or ``default`` if that fails.
-
-    Internal names differ by release.
-    """
+    """Return a value read from a framework, or ``default`` if that fails, as names differ by release."""
     try:
         return read()
     except Exception:  # noqa: BLE001 - see the module

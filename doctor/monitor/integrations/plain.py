@@ -81,10 +81,7 @@ class PlainRun(AdapterRun):
                 self._refresh_facts()
 
     def pass_start(self, loader: WatchedLoader[Any]) -> None:
-        """Record the start of a pass over ``loader``.
-
-        Before the very first batch, all ranks are evaluated.
-        """
+        """Record the start of a pass over ``loader``; before the first batch, all ranks are evaluated."""
         self.attach(loader)
         self._active_loaders.append(loader)
         self.telemetry.stage_start(loader.slot.stage)
@@ -121,10 +118,7 @@ class PlainRun(AdapterRun):
         self.telemetry.batch_end("train", step=self.steps, loss=loss)
 
     def batch_left(self, loader: WatchedLoader[Any]) -> None:
-        """Record that the loop was left within a batch.
-
-        The batch is complete if the optimizer stepped in it.
-        """
+        """Record that the loop was left within a batch, which is complete if the optimizer stepped."""
         if loader.slot.stage == "train" and self.steps > self._steps_before:
             self.batch_end(loader)
 
@@ -142,10 +136,7 @@ class PlainRun(AdapterRun):
 
 
 class WatchedLoader(Generic[T]):
-    """A watched loader.
-
-    Every pass over it is an epoch; all attributes are those of the loader itself.
-    """
+    """A watched loader, with the loader's own attributes; every pass over it is an epoch."""
 
     def __init__(self, watch: Watch, loader: Iterable[T], slot: LoaderSlot) -> None:
         self._watch = watch

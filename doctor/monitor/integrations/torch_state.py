@@ -1,7 +1,4 @@
-"""Facts read from torch about a training process, for any framework.
-
-Any of them may be missing.
-"""
+"""Facts read from torch about a training process, for any framework; any may be missing."""
 
 from __future__ import annotations
 
@@ -71,10 +68,7 @@ def device_of(module: Any) -> Any | None:
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the module inside DistributedDataParallel, which shares its parameters.
-
-    Else the module itself.
-    """
+    """Return the module inside DistributedDataParallel, else the module itself."""
     return module.module if type(module).__name__ == "DistributedDataParallel" else module
 
 

@@ -15,7 +15,7 @@ from doctor.core.capture import EARLIER, REPORT
 from doctor.core.job import Job
 from doctor.core.masking import mask_text
 from doctor.core.report_document import CheckResult, Report, ReportFinding
-from doctor.monitor.sinks.finding_sink import FindingEvent
+from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rate_limit import REGAIN, RateLimit
 from doctor.report.formatting import counts_line, place, some, spelt_out, why_inconclusive
 from doctor.report.terminal import draw_findings, make_console
@@ -36,7 +36,7 @@ def print_status(line: str) -> None:
         return
 
 
-class ConsoleSink:
+class ConsoleSink(FindingSink):
     """Prints findings to a terminal or log.
 
     ``report``: the file that the final summary refers to; ``is_written``: returns whether it holds the report.
@@ -86,9 +86,6 @@ class ConsoleSink:
             return "not written"
         later = f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})" if report.run else ""
         return self._path + later
-
-    def close(self) -> None:
-        """Do nothing: the stream belongs to the process."""
 
     def _report_held_back(self) -> None:
         stream = self._open()

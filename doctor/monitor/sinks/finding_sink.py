@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from doctor.core.finding import Severity
 from doctor.core.job import Job
@@ -28,8 +27,8 @@ class FindingEvent:
         return self.finding.stands and not self.is_implied and self.finding.severity is not Severity.INFO
 
 
-class FindingSink(Protocol):
-    """A destination for findings. Exceptions are handled by the caller."""
+class FindingSink:
+    """A destination for findings. By default it ignores them; exceptions are handled by the caller."""
 
     def found(self, events: Sequence[FindingEvent], report: Report) -> None:
         """Handle new findings. ``report``: the whole report of the run so far."""

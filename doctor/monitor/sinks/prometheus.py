@@ -7,15 +7,13 @@ import socket
 import socketserver
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from doctor.core.background import start_thread
-from doctor.core.facts import ProgressFacts, RunMemoryFacts, Window
 from doctor.core.job import Job, SectionHolder, Sections
 from doctor.core.report_document import Report
-from doctor.monitor.sinks.finding_sink import FindingEvent
+from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rank_metrics import RankMetrics, all_rank_metrics, rank_metrics
 
 if TYPE_CHECKING:
@@ -29,71 +27,62 @@ MOST_RANKS = 1024
 shared with the training; in larger jobs every host serves its own ranks."""
 
 
-@dataclass(frozen=True)
-class RankGauge:
-    """A metric with the labels ``rank`` and ``host``, and its reader; ``None`` omits the rank."""
+class RankGauge(NamedTuple):
+    """A metric with the labels ``rank`` and ``host``.
+
+    ``source``: an attribute of :class:`.RankMetrics`, or of one of its sections; without the section, or if the value
+    is ``None``, the rank is omitted.
+    """
 
     name: str
     meaning: str
-    read: Callable[[RankMetrics], float | None]
+    source: str
 
-
-def _progress(read: Callable[[ProgressFacts], float | None]) -> Callable[[RankMetrics], float | None]:
-    return lambda metrics: None if metrics.progress is None else read(metrics.progress)
-
-
-def _window(read: Callable[[Window], float | None]) -> Callable[[RankMetrics], float | None]:
-    return lambda metrics: None if metrics.window is None else read(metrics.window)
-
-
-def _memory(read: Callable[[RunMemoryFacts], float | None]) -> Callable[[RankMetrics], float | None]:
-    return lambda metrics: None if metrics.memory is None else read(metrics.memory)
+    def read(self, metrics: RankMetrics) -> float | None:
+        """Return the value of one rank."""
+        section, _, field = self.source.rpartition(".")
+        holder = getattr(metrics, section) if section else metrics
+        return None if holder is None else getattr(holder, field)
 
 
 GAUGES = (
-    RankGauge("rankdoctor_epoch", "Epoch, from 0.", _progress(lambda facts: facts.epoch)),
-    RankGauge("rankdoctor_step", "Optimiser steps so far.", _progress(lambda facts: facts.step)),
+    RankGauge("rankdoctor_epoch", "Epoch, from 0.", "progress.epoch"),
+    RankGauge("rankdoctor_step", "Optimiser steps so far.", "progress.step"),
     RankGauge(
         "rankdoctor_seconds_since_progress",
         "Seconds for which the rank had not moved on when it was last heard.",
-        _progress(lambda facts: facts.idle),
+        "progress.idle",
     ),
-    RankGauge("rankdoctor_stalled", "1 where it stands still, failed or is not heard of.", lambda one: one.is_stalled),
+    RankGauge("rankdoctor_stalled", "1 where it stands still, failed or is not heard of.", "is_stalled"),
     RankGauge(
         "rankdoctor_last_seen_timestamp_seconds",
         "When the rank was last heard, seconds since the epoch.",
-        _progress(lambda facts: facts.at),
+        "progress.at",
     ),
-    RankGauge("rankdoctor_step_seconds", "Median training step of the newest window.", _window(lambda one: one.total)),
-    RankGauge("rankdoctor_data_wait_seconds", "Of a step, waiting for its batch.", _window(lambda one: one.data)),
-    RankGauge("rankdoctor_forward_seconds", "Of a step, as the host sees it.", _window(lambda one: one.forward)),
+    RankGauge("rankdoctor_step_seconds", "Median training step of the newest window.", "window.total"),
+    RankGauge("rankdoctor_data_wait_seconds", "Of a step, waiting for its batch.", "window.data"),
+    RankGauge("rankdoctor_forward_seconds", "Of a step, as the host sees it.", "window.forward"),
     RankGauge(
         "rankdoctor_backward_seconds",
         "Of a step, as the host sees it; waiting for other ranks may lie in here.",
-        _window(lambda one: one.backward),
+        "window.backward",
     ),
-    RankGauge("rankdoctor_optimizer_seconds", "Of a step, as the host sees it.", _window(lambda one: one.optimizer)),
-    RankGauge(
-        "rankdoctor_memory_allocated_bytes",
-        "Allocated by torch on the rank's device.",
-        _memory(lambda facts: facts.allocated),
-    ),
+    RankGauge("rankdoctor_optimizer_seconds", "Of a step, as the host sees it.", "window.optimizer"),
+    RankGauge("rankdoctor_memory_allocated_bytes", "Allocated by torch on the rank's device.", "memory.allocated"),
     RankGauge(
         "rankdoctor_memory_reserved_bytes",
         "Reserved by torch's allocator on the rank's device.",
-        _memory(lambda facts: facts.reserved),
+        "memory.reserved",
     ),
     RankGauge(
         "rankdoctor_memory_reserved_peak_bytes",
         "The most that torch's allocator ever reserved there.",
-        _memory(lambda facts: facts.peak_reserved),
+        "memory.peak_reserved",
     ),
-    RankGauge("rankdoctor_device_memory_bytes", "Memory of the rank's device.", _memory(lambda facts: facts.total)),
-    RankGauge("rankdoctor_device_free_bytes", "Free there, by the driver.", _memory(lambda facts: facts.device_free)),
-    RankGauge("rankdoctor_resident_bytes", "Host memory of the rank's process.", _memory(lambda facts: facts.resident)),
-    RankGauge(
-        "rankdoctor_workers_resident_bytes", "Host memory of its data workers together.", lambda one: one.workers
-    ),
+    RankGauge("rankdoctor_device_memory_bytes", "Memory of the rank's device.", "memory.total"),
+    RankGauge("rankdoctor_device_free_bytes", "Free there, by the driver.", "memory.device_free"),
+    RankGauge("rankdoctor_resident_bytes", "Host memory of the rank's process.", "memory.resident"),
+    RankGauge("rankdoctor_workers_resident_bytes", "Host memory of its data workers together.", "workers"),
 )
 """The metrics of each rank."""
 
@@ -102,7 +91,7 @@ FINDINGS = "rankdoctor_findings"
 only."""
 
 
-class PrometheusSink:
+class PrometheusSink(FindingSink):
     """Serves the metrics of this host's ``rank`` and, on the evaluating rank, of the whole job.
 
     It uses a registry of its own. ``port`` 0 takes any free port; :attr:`port` is the port in use, ``None`` if it could

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from doctor.core.job import Job
 from doctor.core.report_document import Report
-from doctor.monitor.sinks.finding_sink import FindingEvent
+from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rate_limit import RateLimit
 from doctor.report.formatting import place, spelt_out
 
@@ -21,7 +20,7 @@ class DoctorWarning(UserWarning):
     """
 
 
-class WarningSink:
+class WarningSink(FindingSink):
     """Issues one warning per finding of severity error or warning, at the rate of the console."""
 
     def __init__(self, rate_limit: RateLimit | None = None) -> None:
@@ -39,15 +38,6 @@ class WarningSink:
         if kept and not self._reported_overflow:
             self._reported_overflow = True
             _warn("more was found at once than is worth a warning each: the report holds all of it")
-
-    def round(self, job: Job, report: Report) -> None:
-        """Do nothing: a round alone is not worth a warning."""
-
-    def ended(self, report: Report) -> None:
-        """Do nothing: the end is not worth a warning."""
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
 
 def _warn(text: str) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from doctor.core.capture import REPORT
 from doctor.core.files.own_folder import OwnFolder
-from doctor.core.job import Job
 from doctor.core.report_document import Report
-from doctor.monitor.sinks.finding_sink import FindingEvent
+from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.report.formatting import spelt_out
 from doctor.report.machine_formats import render_json
 
 
-class ReportFileSink:
+class ReportFileSink(FindingSink):
     """Writes ``directory/report.json`` on new findings and at the end of the run.
 
     ``write_line`` gets one line if it cannot be written. ``is_written``: the file holds the current report.
@@ -32,15 +31,9 @@ class ReportFileSink:
         if events:
             self._write(report)
 
-    def round(self, job: Job, report: Report) -> None:
-        """Do nothing: most rounds find what the last one found."""
-
     def ended(self, report: Report) -> None:
         """Write the report for the last time."""
         self._write(report)
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
     def _write(self, report: Report) -> None:
         self.is_written = False

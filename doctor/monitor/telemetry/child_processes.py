@@ -62,10 +62,7 @@ def resident_bytes(folder: Path) -> int | None:
 
 
 def _private(folder: Path) -> int | None:
-    """Return the bytes no other process maps.
-
-    Next to none in a new fork, which shares its parent's.
-    """
+    """Return the bytes that no other process maps: next to none in a new fork."""
     rows = (line.split() for line in (read_text(folder / "smaps_rollup") or "").splitlines())
     private = (row[1] for row in rows if len(row) == 3 and row[0].startswith("Private_"))
     sizes = [size for text in private if (size := parse_int(text)) is not None]
@@ -88,10 +85,7 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _numbers(started: Mapping[str, str], now: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the rank by each variable, at the start and now.
-
-    Without a variable, it is the first.
-    """
+    """Return the rank by each variable, at the start and now, by default 0."""
     return {name: {where[name] for where in (started, now) if name in where} or {"0"} for name in RANK_VARIABLES}
 
 

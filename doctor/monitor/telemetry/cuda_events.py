@@ -34,10 +34,7 @@ class EventFactory(Protocol):
 
 
 class CudaEventFactory:
-    """The events of ``device``.
-
-    Imports torch; creates no context, because an unrecorded event does nothing.
-    """
+    """The events of ``device``; an unrecorded event creates no context."""
 
     def __init__(self, device: Any) -> None:
         import torch

@@ -38,10 +38,7 @@ class HostCounters:
 
 @dataclass(frozen=True)
 class CounterReadings:
-    """Counter values at one moment; ``None`` if not available.
-
-    ``errors``: by interface, including drops.
-    """
+    """Counters at one moment, or ``None``. ``errors``: by interface, including drops."""
 
     cpu_periods: int | None = None
     cpu_throttled: int | None = None
@@ -58,10 +55,7 @@ def read_counters(machine: Machine) -> CounterReadings:
 
 
 def read_interface_errors(machine: Machine) -> dict[str, int]:
-    """Return errors and drops of each interface in /proc/net/dev, both directions.
-
-    See proc_net(5).
-    """
+    """Return errors and drops of each interface in both directions; see proc_net(5)."""
     rows = (line.partition(":") for line in (read_text(machine.proc / "net" / "dev") or "").splitlines())
     found = {}
     for name, colon, rest in rows:
@@ -72,8 +66,5 @@ def read_interface_errors(machine: Machine) -> dict[str, int]:
 
 
 def _moved(before: int | None, now: int | None) -> int | None:
-    """Return the increase.
-
-    ``None`` if unavailable or reset (another cgroup, a recreated interface).
-    """
+    """Return the increase; ``None`` if unavailable or reset, as by a recreated interface."""
     return now - before if before is not None and now is not None and now >= before else None

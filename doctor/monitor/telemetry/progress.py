@@ -67,10 +67,7 @@ class TypicalInterval:
         self._longest = sorted((*self._longest, seconds), reverse=True)[: OUTLIERS + 1]
 
     def most(self, *, young: bool) -> float:
-        """Return the seconds a pass may take.
-
-        ``young``: outliers cannot be told from typical passes yet.
-        """
+        """Return the seconds a pass may take. ``young``: too few passes to recognize outliers."""
         if not self._longest:
             return FACTOR * self._first if young else 0.0
         usual = self._longest[-1] if len(self._longest) > OUTLIERS else 0.0

@@ -186,10 +186,7 @@ class RankTelemetry:
     # Calls of the watchdog.
 
     def stall(self) -> Stall | None:
-        """Return the stall, if progress has stopped.
-
-        Called twice a second, so it also reads what is due.
-        """
+        """Read what is due and return the stall, if progress has stopped; called twice a second."""
         with contextlib.suppress(OSError):  # a process of /proc that has just ended
             self.memory.look()
         return self.progress.stall()

@@ -56,10 +56,7 @@ class StepClock:
         self._gaps: deque[tuple[int, int]] = deque(maxlen=KEPT)
 
     def use_device(self, device: Any) -> None:
-        """Also time batches on this :class:`torch.device`, if it is a CUDA device.
-
-        ``None`` for none.
-        """
+        """Also time batches on this :class:`torch.device`, if it is a CUDA device and not ``None``."""
         events = event_factory(device)
         self.device = DeviceClock(events) if events is not None else None
 
@@ -99,10 +96,7 @@ class StepClock:
         return StepFacts(windows=tuple(windows), seen=self._seen)
 
     def _begin(self, batch: int, *, follows: bool) -> None:
-        """Write the row of the last batch and begin ``batch``.
-
-        Not ``follows``: events before it were lost.
-        """
+        """Write the last batch's row and begin ``batch``. Not ``follows``: events before were lost."""
         spent = self._spent
         if follows:
             base = self._batch % ROWS * COLUMNS
@@ -194,10 +188,7 @@ def window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
 
 
 def _forward_and_other(row: Sequence[float]) -> tuple[float, float]:
-    """Return forward and other time.
-
-    Time before the first point is forward if only backward is known.
-    """
+    """Return forward and other time; the time before the first point is forward before backward."""
     if row[FORWARD] or not row[BACKWARD]:
         return row[FORWARD], row[OTHER] + row[BEFORE]
     return row[BEFORE], row[OTHER]

@@ -37,7 +37,7 @@ def read_dump(path: Path) -> RecorderDump:
 
 
 def read_dumps(paths: Iterable[Path], jobs: int = 2) -> tuple[list[RecorderDump], list[tuple[Path, str]]]:
-    """Read the newest dump of each rank; return them by rank, and the skipped files with their reasons.
+    """Read the newest dump of each rank; return the dumps by rank, and why files were skipped.
 
     Args:
         paths: dumps, in any order. One rank may have several, of different times or in two formats.
@@ -86,14 +86,14 @@ def _chosen(loaded: Mapping[Path, RecorderFacts]) -> tuple[dict[int, Path], list
 
 
 def _newest_run(loaded: Mapping[Path, RecorderFacts], by_rank: Iterable[Sequence[Path]]) -> Path | None:
-    """Return the folder of the newest run if folders hold dumps of the same ranks; ``None`` for a single run."""
+    """Return the folder of the newest run; ``None`` unless several folders hold the same ranks."""
     if all(len({path.parent for path in paths}) == 1 for paths in by_rank):
         return None
     return max(loaded, key=lambda path: (_progress(loaded[path]), str(path))).parent
 
 
 def _progress(facts: RecorderFacts) -> tuple[float, int, int]:
-    """Return what grows while a rank runs: time of its newest call, number of calls, number of completed calls."""
+    """Return what increases during a run: time of the newest call, number of calls, completed ones."""
     ended = sum(entry.retired or entry.state == "completed" for entry in facts.collectives)
     newest = max((entry.at or 0.0 for entry in facts.collectives), default=0.0)
     return (newest, sum(group.enqueued or 0 for group in facts.groups), ended)
@@ -111,6 +111,6 @@ def _why_not(rank: int, path: Path, chosen: Path, loaded: Mapping[Path, Recorder
 
 
 def world_size_in(dumps: Iterable[RecorderDump]) -> int | None:
-    """Return a lower bound of the world size: by the members of groups and the ranks of the dumps themselves."""
+    """Return a lower bound of the world size, from members of groups and the dumps' own ranks."""
     highest = (max((dump.rank, *(rank for group in dump.facts.groups for rank in group.members))) for dump in dumps)
     return max((rank + 1 for rank in highest), default=None)

@@ -51,7 +51,7 @@ Outcome = RecorderFacts | str
 
 
 class LoadLimits(NamedTuple):
-    """Maximum number of ``entries`` that are kept of each file, and of ``seconds`` of processor time for it."""
+    """Maximum number of ``entries`` kept of each file, and of ``seconds`` of processor time."""
 
     entries: int
     seconds: int
@@ -77,12 +77,12 @@ def _load_isolated(paths: Sequence[Path], jobs: int, limits: LoadLimits) -> list
 
 
 def main(jobs: str, entries: str, seconds: str, *paths: str) -> None:
-    """Answer :func:`load_files` from a fresh interpreter, which has no other threads and can fork workers."""
+    """Answer :func:`load_files` from a fresh interpreter, which can fork because it has one thread."""
     send_answer(_load_here([Path(path) for path in paths], int(jobs), LoadLimits(int(entries), int(seconds))))
 
 
 def _load_here(paths: Sequence[Path], jobs: int, limits: LoadLimits) -> list[Outcome]:
-    """Load the files in workers of this process; those that no worker could be started for, in this process."""
+    """Load the files in workers, or in this process if no worker could be started."""
     found: dict[int, Outcome] = {}
     context = _fork_context()
     if context is not None and paths:
@@ -110,7 +110,7 @@ def _limited_memory() -> Iterator[None]:
 
 
 def _fork_context() -> BaseContext | None:
-    """Return the context that forks, which takes milliseconds; ``None`` beside other threads, where it may deadlock."""
+    """Return the context that forks; ``None`` beside other threads, where a fork may deadlock."""
     if "fork" not in multiprocessing.get_all_start_methods() or threading.active_count() > 1:
         return None
     return None if multiprocessing.current_process().daemon else multiprocessing.get_context("fork")
@@ -130,7 +130,7 @@ def _shares(paths: Sequence[Path], jobs: int) -> list[list[int]]:
 
 
 class _LoaderProcess:
-    """A worker as its parent sees it. ``left``: files without an outcome; ``current``: the file that it loads."""
+    """A worker, in its parent. ``left``: files without an outcome; ``current``: the file it loads."""
 
     def __init__(self, context: Any, paths: Sequence[Path], share: Sequence[int], limits: LoadLimits) -> None:
         self.left = list(share)

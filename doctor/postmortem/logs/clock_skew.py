@@ -1,4 +1,4 @@
-"""Clock offsets between hosts, from messages that several hosts log at the same moment; and the order of events."""
+"""Clock offsets between hosts, from messages logged at the same moment; and the order of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BARRIERS = {"nccl.init": ("commid", "Init COMPLETE"), "pl.all_registered": ("", 
 
 
 def clock_shifts(events: Iterable[Event]) -> dict[str, float]:
-    """Return by how many seconds the clock of a host is ahead of most; hosts without an offset are omitted."""
+    """Return by how many seconds the clocks of hosts are ahead of most; other hosts are omitted."""
     apart: dict[str, list[float]] = {}
     for times in _barriers(events).values():
         if len(times) > 1:

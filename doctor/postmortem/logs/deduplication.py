@@ -1,4 +1,4 @@
-"""Lines that a log repeats too often to read each: NCCL messages at level INFO, and states of progress bars."""
+"""Lines that a log repeats too often to read each: NCCL INFO and states of progress bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEVEL = b" NCCL INFO "
 
 
 class RepeatCount(NamedTuple):
-    """Repetitions of an NCCL line: what precedes the level and identifies the process; the number of a cue; count."""
+    """Repetitions of an NCCL line: the part before the level, which names its process; cue; count."""
 
     head: bytes
     cue: int
@@ -55,7 +55,7 @@ class RepeatedInfoLines:
 
 
 class RepeatedLines:
-    """Counts the lines of all processes, by cues: a message in an endless retry loop would take hours to read."""
+    """Counts lines by cues: reading every message of an endless retry loop would take hours."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, ...], int] = {}
@@ -87,7 +87,7 @@ class DeferredLine(NamedTuple):
 
 
 class ProgressBarStates:
-    """States of progress bars; from the limit on, only the newest is deferred until another message."""
+    """States of progress bars; from a limit on, only the newest one before another message is read."""
 
     def __init__(self) -> None:
         self._seen = 0

@@ -1,4 +1,4 @@
-"""The events of one log: the first one of each process with the same kind and values, and its number of repetitions.
+"""The events of one log: the first of each process with the same kind and values, and a count.
 
 The number of events is bounded for any log.
 """
@@ -107,7 +107,7 @@ class EventStore:
         self._numbers: Counter[tuple[str, LineOrigin | None]] = Counter()
 
     def keep(self, event: StoredEvent, key: Values) -> StoredEvent:
-        """Store an event; if it is a repetition, or there is no room for more, count and return the earlier one."""
+        """Store an event; if it is a repetition or there is no room, count and return the earlier one."""
         kind, origin = event.kind, event.origin
         full = (kind, origin, key)
         same = self._kept.get(full)
@@ -129,7 +129,7 @@ class EventStore:
         return self._numbers[kind, origin]
 
     def like(self, kind: str, origin: LineOrigin, values: Values) -> StoredEvent | None:
-        """Return the first event of a kind and process if it has these values, apart from further message lines."""
+        """Return the first event of a kind and process if it has the first lines of these values."""
         first = self._first_of.get((kind, origin))
         if first is None or any(first.values.get(name, "").partition("\n")[0] != value for name, value in values):
             return None

@@ -1,4 +1,4 @@
-"""Splitting of a log into blocks of whole lines, in UTF-8 and without terminal escape sequences.
+"""Splitting of a log into blocks of whole lines, in UTF-8 and without terminal escapes.
 
 A line ends with a line feed. Carriage returns separate the states of a progress bar, which are one line of the file.
 """
@@ -41,7 +41,7 @@ def _without_escapes(block: bytes) -> bytes:
 
 
 def _utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Convert UTF-16, recognized by its byte order mark or zeros, to UTF-8; leave other bytes unchanged."""
+    """Convert UTF-16, recognized by byte order mark or zeros, to UTF-8; keep other bytes."""
     iterator = iter(pieces)
     head = b""
     for piece in iterator:

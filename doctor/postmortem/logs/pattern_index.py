@@ -1,4 +1,4 @@
-"""Index of the cues by which relevant lines are found: those of known messages, tracebacks and tables."""
+"""Index of the cues of relevant lines: of known messages, tracebacks and tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ SUPERSEDED = frozenset({"py.exc", "elastic.child_failed"})
 
 
 class IndexedPattern(NamedTuple):
-    """A known message. ``loose``: matches a superset of its lines, prefixes included; ``None`` if there is no such
-    pattern."""
+    """A known message. ``loose``: matches a superset of its lines with prefixes, or ``None``."""
 
     kind: str
     pattern: Pattern

@@ -1,4 +1,4 @@
-"""Parser of log line prefixes by launchers, schedulers, containers and loggers, which name the origin and the time.
+"""Parser of line prefixes of launchers, schedulers, containers and loggers: origin and time.
 
 Prefixes occur in any order and number, so they are removed one by one from the left. Each form is one regular
 expression, tried only on its first character. The rest is the message.
@@ -57,7 +57,7 @@ class PrefixedLine(NamedTuple):
 
 
 class PrefixStyle(NamedTuple):
-    """Ambiguous prefixes, accepted only if nearly every line has one: ``3: text``, ``[3] text``, ``node7: text``."""
+    """Prefixes accepted only if nearly every line has one: ``3: text``, ``[3] text``, ``node7: text``."""
 
     numbered: bool = False
     bracketed: bool = False
@@ -94,7 +94,7 @@ _Taker = Callable[[_PrefixFields, _Match], None]
 
 
 class _PrefixForm(NamedTuple):
-    """A form of prefix. ``soft``: it stays part of ``text``, since patterns of messages contain it."""
+    """A form of prefix. ``soft``: it stays part of ``text``, as patterns of messages contain it."""
 
     pattern: re.Pattern[str]
     take: _Taker
@@ -107,7 +107,7 @@ def _form(pattern: str, take: _Taker, *, soft: bool = False, when: str = "") -> 
 
 
 def _group_rank(parts: _PrefixFields, found: _Match) -> None:
-    """Take the rank from c10d's prefix, which is that in the group: only the default group's are global."""
+    """Take the rank in a group from c10d's prefix: only the default group's are global."""
     group, name, rank = found["group"], found["name"], found["rank"]
     if name == "default_pg" or group == "0" or not (group or name):
         parts.weak = int(rank)
@@ -398,7 +398,7 @@ def style_of(sample: Iterable[str]) -> PrefixStyle:
 
 
 def _all_begin(form: re.Pattern[str], lines: list[str]) -> bool:
-    """Return whether nearly all lines begin so. Numbers that only increase are line numbers, not processes."""
+    """Return whether nearly all lines begin so. Numbers that only increase are line numbers."""
     heads = [found[1] for line in lines if (found := form.match(line))]
     if len(heads) < _MOST_LINES * len(lines):
         return False

@@ -1,4 +1,4 @@
-"""Attribution of lines to ranks: by other lines of the same process, and by the name of the file."""
+"""Attribution of lines to ranks: by other lines of the process, and by the name of the file."""
 
 from __future__ import annotations
 

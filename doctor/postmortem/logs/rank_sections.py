@@ -1,4 +1,4 @@
-"""Sections of single ranks from logs: how a rank failed, and the collectives in messages of NCCL's watchdog.
+"""Sections of single ranks from logs: failures, and collectives in messages of NCCL's watchdog.
 
 They are the sections of a monitored run, so the analysis of stalled runs also applies to logs. A log does not contain
 the position of a rank: ``stage`` and ``point`` are empty. The collectives are those that a rank waits in, with the
@@ -57,7 +57,7 @@ _WORDS_OF_SIGNALS = (("Killed", 9), ("Segmentation", 11), ("Bus error", 7), ("Ab
 
 
 def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
-    """Return the sections of each rank in a log; none for a rank that logged nothing although most others did."""
+    """Return the sections of each rank in a log; none for a silent rank if most others logged."""
     failures = _failures(evidence)
     calls = _calls(evidence)
     found: dict[int, dict[str, Section]] = {}
@@ -75,7 +75,7 @@ def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
 
 
 def world_size_of(evidence: LogEvidence) -> int | None:
-    """Return the world size in logs, or else the highest rank that logged plus one; ``None`` without any rank."""
+    """Return the largest world size that logs state or imply by a rank; ``None`` without any."""
     stated = (_number(event.value(_WORLD[event.kind])) for event in evidence.of(*_WORLD))
     bounds = (rank + 1 for event in evidence.events if (rank := rank_of(event)) is not None)
     sizes = [size for size in (*stated, *bounds) if size is not None and 0 < size <= MOST_RANKS]
@@ -83,7 +83,7 @@ def world_size_of(evidence: LogEvidence) -> int | None:
 
 
 def rank_of(event: Event) -> int | None:
-    """Return the rank that logged an event: from its line, else from a message of the default group."""
+    """Return the rank that logged an event, by its line or by a message of the default group."""
     if event.rank is not None:
         return event.rank
     if event.kind in _WATCHDOG_KINDS and (label := _label(event)).is_default and label.rank is not None:
@@ -131,7 +131,7 @@ class _OrderedFailure(NamedTuple):
 
 
 def _raised(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
-    """Return the exception that ended each rank: the first one of the last chain that it did not survive."""
+    """Return the exception that ended each rank: the first of the last chain it did not survive."""
     order = {id(event): number for number, event in enumerate(evidence.events)}
     aftermath = LaterEvents(evidence)
     by_rank: dict[int, list[Event]] = {}
@@ -151,7 +151,7 @@ def _timeouts(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
 
 
 def _exits(evidence: LogEvidence) -> dict[int, Failure]:
-    """Return the exit codes of ranks, from the tables of torchrun and messages of mp.spawn, mpirun and srun."""
+    """Return the exit codes of ranks, from torchrun's tables and messages of other launchers."""
     found: dict[int, Failure] = {}
     for event in evidence.of("elastic.entry"):
         code = event.value("exitcode")
@@ -186,7 +186,7 @@ def _code_of_task(event: Event) -> int:
 
 
 def _code_of_peer(event: Event) -> int:
-    """Return the exit code in a launcher's message; a signal, by number or name, as a negative one."""
+    """Return the exit code in a launcher's message; a signal is negative."""
     signal = event.value("sig") or ""
     by_name = next((-number for number, name in _SIGNALS.items() if name == signal), None)
     return by_name or -(_number(signal) or 0) or int(event.value("code") or 1)
@@ -206,7 +206,7 @@ def _numbers(text: str, most: int = 4096) -> list[int]:
 def _with_unlabelled(
     evidence: LogEvidence, found: dict[int, Failure], exits: Mapping[int, Failure]
 ) -> dict[int, Failure]:
-    """Add an exception without a rank to the ranks that a table lists as failed without an exception of their own."""
+    """Assign an exception without a rank to failed ranks in a table that have none of their own."""
     aftermath = LaterEvents(evidence)
     alone = [event for event in exceptions(evidence) if event.rank is None and not aftermath.outlived(event)]
     open_ones = [rank for rank, failure in found.items() if failure is exits.get(rank) and failure.kind == "exit code"]
@@ -268,7 +268,7 @@ def _calls(evidence: LogEvidence) -> dict[int, RecorderFacts]:
 
 
 def _shared_numbers(evidence: LogEvidence) -> frozenset[str]:
-    """Return the group numbers that denote the same group on all ranks, because ranks within it equal global ranks.
+    """Return the group numbers that are the same on all ranks, as ranks within equal global ranks.
 
     Other numbers may denote a different group on each rank.
     """
@@ -319,7 +319,7 @@ def _counts(event: Event, known: ProcessGroup) -> dict[str, int | None]:
 
 
 def _call(event: Event, group: str) -> Collective | None:
-    """Return the collective that the watchdog timed out on. Messages before torch 2.1 do not number it."""
+    """Return the collective that timed out. Messages before torch 2.1 do not number it."""
     named = event.named
     sequence, operation = _number(named.get("seq")), named.get("op", "")
     if sequence is None:

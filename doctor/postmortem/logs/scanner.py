@@ -50,7 +50,7 @@ LONG_TRACEBACK = 400
 
 
 def read_log(path: Path, name: str, budget: ReadBudget | None = None) -> tuple[list[Event], LogFile]:
-    """Read a log, compressed or not; return its events and its description, which both refer to it by ``name``.
+    """Read a log, compressed or not; return its events and description, which name it ``name``.
 
     Bytes that are appended during the read are ignored.
 
@@ -69,7 +69,7 @@ def read_log(path: Path, name: str, budget: ReadBudget | None = None) -> tuple[l
 def read_stream(
     stream: Readable, size: int, name: str, modified: float | None = None, deadline: ReadDeadline = NO_DEADLINE
 ) -> tuple[list[Event], LogFile]:
-    """Read the first ``size`` bytes of an open log, last written at ``modified`` (seconds since the epoch).
+    """Read the first ``size`` bytes of an open log, last written at ``modified`` (Unix time).
 
     ``LogFile.cut`` describes what was not read by the ``deadline``.
     """
@@ -319,7 +319,7 @@ class _LogScan:
             self._read(window, [order[place] for place in shown])
 
     def _is_skipped(self, block: bytes, start: int, end: int, cues: dict[int, int], waits: bool) -> bool:
-        """Return whether a line need not be read now. ``waits``: a process has an unfinished traceback or table."""
+        """Return whether a line need not be read now. ``waits``: a traceback or table is unfinished."""
         index = self._index
         if not cues:
             return not self._own.waiting and self._is_of_others(block, start)
@@ -361,7 +361,7 @@ class _LogScan:
             self._number = now
 
     def _is_of_others(self, block: bytes, start: int) -> bool:
-        """Return whether the beginning of a line is of no process with an unfinished traceback or table."""
+        """Return whether a line is of no process with an unfinished traceback or table."""
         waiting = (*self._tracebacks.waiting, *self._tables.waiting)
         heads = tuple(self._heads.get(origin, b"") for origin in waiting)
         if block.startswith(heads, start):
@@ -402,7 +402,7 @@ class _LogScan:
         return parsed._replace(origin=parse_line(text_of(self._head), self._calendar, self._style).origin)
 
     def _is_structure(self, parsed: PrefixedLine, raw: bytes) -> bool:
-        """Return whether a line is part of a traceback, a table or a finding, and not a message itself."""
+        """Return whether a line is part of a traceback, table or finding, and not a message itself."""
         if self._own.read(parsed, self._number):
             return True
         if parsed.origin not in self._heads and len(self._heads) < tracebacks.MOST_STREAMS:
@@ -449,7 +449,7 @@ class _LogScan:
         self._store.keep(event, values)
 
     def _near(self) -> PrefixedLine | None:
-        """Return the line that one without a prefix may continue: messages of C++ have several lines."""
+        """Return the line that one without a prefix may continue, as messages of C++ do."""
         if self._neighbour is None or self._number - self._neighbour[0] > NEAR:
             return None
         return self._neighbour[1]
@@ -517,7 +517,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _head_of(raw: bytes, parsed: PrefixedLine) -> bytes:
-    """Return the bytes that the next lines of the same process also begin with; none if they contain the time."""
+    """Return the bytes that all lines of a process begin with; none if they contain the time."""
     body = parsed.body.encode()
     return raw[: -len(body)].rstrip() if body and raw.endswith(body) and not parsed.record else b""
 

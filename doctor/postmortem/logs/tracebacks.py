@@ -1,4 +1,4 @@
-"""Parser of Python tracebacks in a log, consecutive or interleaved, into the exceptions that end them.
+"""Parser of Python tracebacks in a log, consecutive or interleaved, into exceptions.
 
 The lines of a process are identified by their origin. Without prefixes, lines of several processes cannot be
 distinguished, so frames are added to the traceback that began last. Of a chain (``During handling of the above
@@ -54,7 +54,7 @@ CUES = (
 
 
 class ParsedException(NamedTuple):
-    """An exception in a log: kind of the event, type, first line of the message, and frames, innermost first."""
+    """An exception: kind of event, type, first line of the message, frames (innermost first)."""
 
     kind: str
     type: str
@@ -170,7 +170,7 @@ class _TracebackState:
 
 
 class Tracebacks:
-    """Parses the tracebacks of all processes in a log. ``waiting``: processes whose next lines must be read."""
+    """Parses the tracebacks in a log. ``waiting``: processes whose next lines must be read."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -257,7 +257,7 @@ class Tracebacks:
         return False
 
     def _fatal(self, origin: LineOrigin, stream: _TracebackState, text: str) -> None:
-        """Process a line between faulthandler's stacks of all threads; that of the current thread counts."""
+        """Process a line between faulthandler's stacks; that of the current thread counts."""
         if text.startswith("Current thread ") and stream.found is not None:
             stream.state = "dying"
             stream.found.drop_frames()
@@ -280,7 +280,7 @@ class Tracebacks:
         )
 
     def _is_link(self, origin: LineOrigin, stream: _TracebackState, text: str) -> bool:
-        """Process the words between two exceptions of which one led to the other; return whether it is such a line."""
+        """Process a line between two exceptions of which one led to the other; return whether it is."""
         if stream.found is None or stream.state == "stack":
             return False
         if _LINK.search(text):

@@ -45,7 +45,7 @@ RESET_WORDS = ("requires reset", "reset required")
 
 
 class NvidiaSmiFields(NamedTuple):
-    """The content of one output. ``shown``: fields of a GPU that this format shows if the card has them."""
+    """The content of one output. ``shown``: fields of a GPU that its format contains."""
 
     gpus: tuple[Gpu, ...]
     shown: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ class NvidiaSmiFields(NamedTuple):
 
 
 def number(text: str | None) -> int | None:
-    """Return the integer that a value begins with; ``None`` for ``N/A``, ``[Not Supported]`` and words."""
+    """Return the integer that a value begins with; ``None`` for ``[Not Supported]`` and the like."""
     found = _NUMBER.match(text.strip()) if text else None
     return None if found is None else int(float(found[1]))
 
@@ -92,7 +92,7 @@ def bus_id_of(text: str | None) -> str:
 
 
 def trouble(texts: list[str]) -> tuple[bool, str | None, str | None]:
-    """Return whether a GPU is lost, its error and its recovery action, from words printed instead of values.
+    """Return whether a GPU is lost, its error and recovery action, from words in place of values.
 
     A single unreadable value is a failure of that sensor only.
     """

@@ -1,4 +1,4 @@
-"""``nvidia-smi -q``, complete or with the parts selected by ``-d``: names and values, nested by indentation."""
+"""``nvidia-smi -q``, with all parts or those of ``-d``: values nested by indentation."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _first(values: Values, parts: Iterable[str], names: Sequence[str]) -> str | 
 
 
 def _uncorrected(values: Values, scope: str, kind: str = "") -> int | None:
-    """Return the uncorrectable errors of a scope; drivers before 450 print a total of double-bit errors."""
+    """Return the uncorrectable errors of a scope (before driver 450, of double bits)."""
     total = number(values.get(("ECC Errors", scope, "Double Bit", "Total")))
     if total is not None and not kind:
         return total

@@ -88,7 +88,7 @@ def read_nvidia_smi(text_lines: Iterable[str], name: str = "") -> tuple[Section,
 
 
 class NvidiaSmiInLog:
-    """Output of nvidia-smi within a log, whose lines are passed one by one, without their prefixes.
+    """Output of nvidia-smi within a log, whose lines are passed without prefixes, one by one.
 
     Several lines in a row that do not belong to an output end it; single ones, from another rank, do not.
     """
@@ -102,7 +102,7 @@ class NvidiaSmiInLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether an output has begun and not ended: then :meth:`take` needs every line, else those with a mark."""
+        """Whether an output is unfinished: :meth:`take` needs every line, else those with a mark."""
         return self._strange < self.STRANGE and len(self._lines) < LONGEST_BLOCK
 
     def take(self, line: str) -> None:

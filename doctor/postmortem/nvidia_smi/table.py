@@ -1,4 +1,4 @@
-"""The table of ``nvidia-smi`` without arguments, with MIG devices and processes; drivers since 340."""
+"""The table of ``nvidia-smi`` with MIG devices and processes; drivers since 340."""
 
 from __future__ import annotations
 

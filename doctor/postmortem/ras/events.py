@@ -1,4 +1,4 @@
-"""Events from NCCL's RAS service: dead and unresponsive ranks, errors, and operation counts that differ.
+"""Events from NCCL's RAS service: dead and unresponsive ranks, errors, different counts.
 
 Counts differ briefly in every healthy job, because ranks do not launch at the same instant: a rank is stuck only if two
 responses show the same counts. :func:`with_progress` compares the responses of one or several files.
@@ -29,7 +29,7 @@ MOST_NAMED = 64
 
 
 def looks_like_ras(head: str) -> bool:
-    """Return whether ``head``, the beginning of a text, is that of a response of the RAS service, in text or JSON."""
+    """Return whether a text with this beginning is a response of the RAS service, in text or JSON."""
     return is_status_json(head) if head.lstrip()[:1] == "{" else is_status_text(head)
 
 
@@ -113,7 +113,7 @@ class _ResponseEvents:
         )
 
     def _shared_devices(self, one: RasCommunicator) -> Iterator[Event]:
-        """Yield the devices used by several ranks of a communicator, which NCCL allows only if configured."""
+        """Yield devices used by several ranks of a communicator, which NCCL allows only if configured."""
         users: dict[tuple[str, int], list[int]] = {}
         for rank, process in one.members.items():
             if process.node and process.nvml is not None:

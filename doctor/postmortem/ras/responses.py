@@ -1,4 +1,4 @@
-"""Parser of responses of NCCL's RAS service, as text (``ncclras``, or ``STATUS`` sent to port 28028) and as JSON.
+"""Parser of responses of NCCL's RAS service: text (``ncclras``, or ``STATUS`` on its port) and JSON.
 
 Formats: src/ras/client_support.cc of NCCL; text since 2.24, JSON since 2.28.7, where some releases omit a comma. A file
 may contain several responses.
@@ -54,7 +54,7 @@ class RasMissingRank(NamedTuple):
 
 
 class RasLaggingRanks(NamedTuple):
-    """A rank, or a number of unnamed ``ranks``, with fewer launches of an operation than ``most`` ranks have."""
+    """A rank, or a number of unnamed ``ranks``, with fewer launches of an operation than ``most``."""
 
     rank: int | None
     ranks: int
@@ -67,7 +67,7 @@ class RasLaggingRanks(NamedTuple):
 
 
 class RasRankStatus(NamedTuple):
-    """The state of a rank: an error (``phase`` ``init`` or ``async``), or a status that differs from most."""
+    """The state of a rank: an error (``phase`` ``init`` or ``async``), or a deviating status."""
 
     rank: int | None
     process: RasProcess
@@ -92,7 +92,7 @@ class RasCommunicator:
 
 @dataclass
 class RasResponse:
-    """One response. ``gpus``: of the whole job, if known. ``missing``: processes that no communicator lists."""
+    """One response. ``gpus``: of the whole job; ``missing``: processes in no communicator."""
 
     communicators: list[RasCommunicator] = field(default_factory=list)
     missing: list[RasMissingRank] = field(default_factory=list)
@@ -348,7 +348,7 @@ def _number(text: str | None) -> int | None:
 
 
 def is_status_text(head: str) -> bool:
-    """Return whether ``head``, the beginning of a text, is that of a response, and not of a log that contains one."""
+    """Return whether a text with this beginning is a response, and not a log that contains one."""
     beginning = head[:4000]
     return STATUS_TEXT.search(beginning) is not None and _SUMMARY.search(beginning) is not None
 

@@ -1,4 +1,4 @@
-"""Parsing in a fresh interpreter with limits: a few bytes of a pickle can exhaust memory, never end, or crash."""
+"""Parsing in a fresh interpreter: a few bytes of a pickle can exhaust memory or never end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def parse_isolated(module: str, arguments: Sequence[str], deadline: float, kind: type[T]) -> T:
-    """Call ``main`` of ``module`` in a child process and decode its answer (:func:`send_answer`) into ``kind``.
+    """Call ``main`` of ``module`` in a child process and decode its answer (:func:`send_answer`).
 
     Raises:
         OSError: no interpreter can be started.
@@ -52,7 +52,7 @@ def limit_memory(extra: int) -> None:
 
 
 def limit_resource(kind: int, value: int) -> None:
-    """Set a soft limit. Only that of processor time, which counts from the start of the process, may be raised."""
+    """Set a soft limit; only that of processor time, which accumulates, may be raised."""
     import resource
 
     soft, hard = resource.getrlimit(kind)

@@ -22,7 +22,7 @@ class ZstdDataError(Exception):
 
 
 def unpack(take: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Decompress all frames. ``take(most)`` returns the next bytes of the archive, at most as many as requested.
+    """Decompress all frames. ``take(most)`` returns the next bytes of the archive.
 
     Raises:
         ZstdDataError: the archive is damaged or truncated, or no decompressor is installed.

@@ -190,10 +190,7 @@ class LightningHooks(Adapter[LightningRun]):
 
     @guarded
     def on_exception(self, run: LightningRun, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Called for any exception, including KeyboardInterrupt and SystemExit.
-
-        ``teardown`` does not follow.
-        """
+        """Called for any exception, including KeyboardInterrupt; ``teardown`` does not follow."""
         value_or_default(run.failing, None)
         self._end_run(exception)
 

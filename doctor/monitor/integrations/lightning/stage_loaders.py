@@ -36,10 +36,7 @@ class StageLoaders:
         self.taken = 0
 
     def attach(self, telemetry: RankTelemetry) -> None:
-        """Describe the loaders to telemetry, which also finds their lengths.
-
-        Some loaders iterate an epoch for that.
-        """
+        """Describe the loaders to telemetry, which may iterate an epoch to find their lengths."""
         combined = self._mode if len(self.loaders) > 1 else None
         for index, loader in enumerate(self.loaders):
             telemetry.loaders.attach(self.stage, index, loader, combined=combined)
@@ -59,10 +56,7 @@ class StageLoaders:
         self._at = self.taken = 0
 
     def batch_start(self, telemetry: RankTelemetry, batch: Any, number: int, index: int) -> None:
-        """Record batch ``number`` of its loader, ``index`` being the loader of a sequence.
-
-        (step path)
-        """
+        """Record batch ``number`` of loader ``index`` of a sequence. (step path)"""
         if index != self._at:
             self._end_earlier(telemetry, index)
         self.taken = number + 1

@@ -1,7 +1,4 @@
-"""Facts read from a Lightning Trainer.
-
-Any of them may be missing: internal names differ by release.
-"""
+"""Facts read from a Lightning Trainer; any may be missing, as internal names differ by release."""
 
 from __future__ import annotations
 
@@ -126,10 +123,7 @@ def arguments(trainer: Any) -> tuple[Variable, ...]:
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Return whether a value is the default.
-
-    ``limit_train_batches=1`` is one batch, 1.0 is all of them.
-    """
+    """Return whether a limit is the default: 1.0 is all batches, but 1 is one batch."""
     return value is None or any(type(value) is type(one) and value == one for one in DEFAULTS[name])
 
 

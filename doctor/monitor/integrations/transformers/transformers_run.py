@@ -91,10 +91,7 @@ class TransformersRun(AdapterRun):
         self.session.check_start()
 
     def epoch_begin(self) -> None:
-        """Record the start of an epoch.
-
-        The state's epochs are fractions whose sum is slightly below an integer.
-        """
+        """Record the start of an epoch, whose number is a sum of fractions just below an integer."""
         self._batch = 0
         self.telemetry.epoch_start("train", int((self._state.epoch or 0.0) + 1e-6))
 

@@ -69,10 +69,7 @@ def _event_behind(tensor: Any, event: Any) -> Any:
 
 
 def is_tensor(thing: Any) -> bool:
-    """Return whether it is a plain, dense torch tensor.
-
-    Subclasses (distributed, nested, fake) are not.
-    """
+    """Return whether it is a dense torch tensor and not of a subclass (distributed, nested, fake)."""
     torch = sys.modules.get("torch")
     return torch is not None and type(thing) is torch.Tensor and thing.layout is torch.strided
 

@@ -43,10 +43,7 @@ class _OpaqueError(Exception):
 
 
 def fingerprint(*things: object) -> str | None:
-    """Return a digest of ``things``, equal for equal things in any process.
-
-    ``None`` if one is opaque.
-    """
+    """Return a digest, equal for equal things in any process; ``None`` if one is opaque."""
     reader = _AttributeReader()
     try:
         for thing in things:
@@ -186,10 +183,7 @@ def _row(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _of_array(array: Any) -> Sequence[Any]:
-    """Return the parts of an array.
-
-    A memory-mapped file is identified by name and offset, not read.
-    """
+    """Return the parts of an array; a memory-mapped file is identified by name and offset."""
     if not hasattr(array, "dtype") or not hasattr(array, "flat"):
         return (repr(array),)
     head = (str(array.dtype), *array.shape)
@@ -200,10 +194,7 @@ def _of_array(array: Any) -> Sequence[Any]:
 
 
 def _of_object(thing: Any) -> Sequence[Any]:
-    """Return the attributes of an object of a Python class.
-
-    Hugging Face datasets have a digest of their own.
-    """
+    """Return the attributes of a Python object; Hugging Face datasets have a digest of their own."""
     kind = type(thing)
     attributes: Any = getattr(thing, "__dict__", None)
     slots = any(vars(one).get("__slots__") for one in kind.__mro__)

@@ -26,10 +26,7 @@ MOST_SIZES = 8
 
 
 class LoaderHistories:
-    """All loaders of this rank.
-
-    :meth:`facts` may be called from another thread, all else from the training thread.
-    """
+    """All loaders of this rank. Any thread may call :meth:`facts`."""
 
     def __init__(self) -> None:
         self._trace = SampleTrace()
@@ -190,10 +187,7 @@ class _LoaderHistory:
         self._next = epoch
 
     def record_batch(self, batch: object) -> None:
-        """Count a batch; the size of the one before counts now, because it was not the last.
-
-        (step path)
-        """
+        """Count a batch, and the size of the one before, which was not the last. (step path)"""
         current = self._current or self._begin()
         if current.batches < self._fingerprinted:
             current.contents.append(BatchFingerprint(batch))

@@ -47,10 +47,7 @@ def read_loader(stage: str, index: int, loader: object, limit: int | None, combi
 
 
 def index_sampler_of(loader: object) -> object:
-    """Return the source of a torch loader's indices: batch sampler, or sampler without batching.
-
-    Else ``None``.
-    """
+    """Return the source of a torch loader's indices: batch sampler, sampler, or ``None``."""
     base = _base_of(loader)
     if base is None:
         return None

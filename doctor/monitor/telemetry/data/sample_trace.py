@@ -48,10 +48,7 @@ class LoaderPass:
         return self._iterator() is iterator
 
     def is_from(self, sampler: object) -> bool:
-        """Return whether it is a pass over ``sampler``.
-
-        By its iterator if the sampler has no weak reference.
-        """
+        """Return whether it is a pass over ``sampler``, by its iterator without a weak reference."""
         if (known := self._sampler()) is not None:
             return known is sampler
         iterator: Any = self._iterator()
@@ -100,10 +97,7 @@ class SampleTrace:
         return known if known is not None and known.is_from(sampler) else None
 
     def record(self, iterator: Any, index: object) -> bool:
-        """Record ``index``, of one sample or a batch, for ``iterator``.
-
-        Return whether to continue this pass.
-        """
+        """Record ``index``, of a sample or batch, for ``iterator``; return whether to continue."""
         known = self._passes.get(id(iterator._index_sampler))
         if known is None or _is_first(iterator) or not known.is_of(iterator):
             known = self._begin(iterator)
@@ -150,10 +144,7 @@ def _indices(batch: Any) -> Iterable[object]:
 
 
 def _number(index: Any) -> int | None:
-    """Return an index as a number equal on all ranks.
-
-    ``None`` for device tensors and custom objects.
-    """
+    """Return an index as a number equal on all ranks; ``None`` for device and custom objects."""
     kind = type(index)
     if kind is int:
         return index  # type: ignore[no-any-return]
@@ -264,10 +255,7 @@ _FOREIGN_ERRORS = (AttributeError, TypeError, ValueError, LookupError, RuntimeEr
 
 
 def _iterator_class() -> Any:
-    """Return the base of torch's iterators, or ``None`` without the method.
-
-    Imports torch, as training does.
-    """
+    """Import torch and return the base of its iterators, or ``None`` without the method."""
     try:
         from torch.utils.data import dataloader
     except ImportError:

@@ -52,10 +52,7 @@ def refresh_epoch(known: Sampler, outermost: object) -> Sampler:
 
 
 def subset_source(outermost: object) -> object:
-    """Return the list of indices that restricts a sampler to a part of the dataset.
-
-    Else ``None``.
-    """
+    """Return the indices that restrict a sampler to a part of the dataset, else ``None``."""
     indices = (inspect.getattr_static(one, "indices", None) for one in _chain(outermost))
     return next((found for found in indices if type(found) in (list, tuple, range) or _is_array(found)), None)
 
@@ -84,10 +81,7 @@ def _chain(outermost: object) -> Iterator[Any]:
 
 
 def shard_of(thing: object) -> tuple[int, int] | None:
-    """Return number of shards and own shard, by the usual attribute names.
-
-    ``None`` without them.
-    """
+    """Return number of shards and own shard, by the usual attribute names, or ``None``."""
     size = next((value for name in _SIZES if (value := plain_attribute(thing, name, int)) is not None), None)
     place = next((value for name in _PLACES if (value := plain_attribute(thing, name, int)) is not None), None)
     return None if size is None or place is None else (size, place)

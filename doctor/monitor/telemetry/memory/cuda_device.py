@@ -123,10 +123,7 @@ class CudaDeviceMemory:
         return next((name for name in self._identity or () if name), None)
 
     def processes(self) -> tuple[GpuProcess, ...] | None:
-        """Return the processes that hold memory of the device, as of the last query.
-
-        ``None`` if unknown.
-        """
+        """Return the processes that hold memory of the device, as of the last query, if known."""
         self.identity()
         return self._driver.processes(self._identity) if self._identity else None
 
@@ -161,10 +158,7 @@ class DriverMemory:
         self._query_thread: threading.Thread | None = None
 
     def processes(self, names: tuple[str | None, ...]) -> tuple[GpuProcess, ...] | None:
-        """Return the processes that hold memory of a GPU, as of the last query.
-
-        Start a new one if it is due.
-        """
+        """Return the processes that hold memory of a GPU, by the last query; start one if it is due."""
         self._refresh()
         readings = list(self._readings)
         gpu = _named(names, readings[-1][1]) if readings else None

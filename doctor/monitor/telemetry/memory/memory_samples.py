@@ -47,17 +47,11 @@ class MemorySampler:
         self._device = CudaDeviceMemory(device) if device is not None and device.type == "cuda" else None
 
     def set_lower_bound(self, lower_bound: int | None) -> None:
-        """Set the lower bound in bytes of the device memory.
-
-        See :mod:`doctor.monitor.telemetry.memory.lower_bound`.
-        """
+        """Set the lower bound in bytes of the device memory (:mod:`.lower_bound`)."""
         self._lower_bound = lower_bound
 
     def sample(self, step: int, units: int | None) -> None:
-        """Sample the memory after batch ``step``.
-
-        ``units``: of the largest batch since the last call.
-        """
+        """Sample memory after batch ``step``. ``units``: of the largest batch since the last call."""
         device = self._device
         if device is None:
             self._pending.append(MemorySample(step, time.time(), units=units))
@@ -74,10 +68,7 @@ class MemorySampler:
             self._read(child_processes(), None)
 
     def facts(self) -> RunMemoryFacts:
-        """Return all samples and the current state.
-
-        Reads /proc and queries the runtime, each with a time limit.
-        """
+        """Return all samples and the current state, read from /proc and the runtime with a deadline."""
         children = child_processes()
         device = self._device
         size = device.free_and_total() if device else None

@@ -53,10 +53,7 @@ class LossTracker:
         return True  # something may have arrived
 
     def fetch(self) -> None:
-        """Check the pending losses, or send them, once there are enough.
-
-        Drop those that cannot be sent for long.
-        """
+        """Check or send the pending losses once there are enough; drop those that cannot be sent."""
         if len(self._kept) < TOGETHER:
             return
         if self.readback is None:
@@ -93,10 +90,7 @@ class LossTracker:
         self._kept.clear()
 
     def _keep(self, batch: int, loss: torch.Tensor) -> None:
-        """Keep a loss.
-
-        Clone it if its address recurs, because a CUDA graph writes every loss to one place.
-        """
+        """Keep a loss, cloned if its address recurs: a CUDA graph writes every loss to one place."""
         kept = loss.detach()
         self._reused |= bool(self._kept) and self._kept[-1][1].data_ptr() == kept.data_ptr()
         if self._reused or kept.untyped_storage().nbytes() > LARGE:

@@ -216,10 +216,7 @@ def initial_checksums(parts: ParameterChunks) -> InitialChecksums:
 
 
 def non_finite_gradients(module: torch.nn.Module, batch: int) -> Iterator[NonFinite]:
-    """Yield gradients on the CPU that are not finite, in the order of the parameters.
-
-    Reads all of them.
-    """
+    """Read all gradients on the CPU, and yield those that are not finite."""
     import torch
 
     for name, parameter in module.named_parameters():

@@ -24,8 +24,5 @@ def is_waiting_in_collective(thread: int) -> bool:
 
 
 def frames_of_exception(error: BaseException) -> tuple[Frame, ...]:
-    """Return the traceback of an exception, innermost first, at most 60 frames.
-
-    Empty if never raised.
-    """
+    """Return the traceback of an exception, innermost first, at most 60 frames, if it was raised."""
     return frames_of_traceback(error.__traceback__)

@@ -131,10 +131,7 @@ def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt]
 
 
 def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks inside a statement.
-
-    Those of an ``elif`` chain belong to its first ``if``.
-    """
+    """Yield the blocks inside a statement; those of an ``elif`` chain belong to its first ``if``."""
     if isinstance(statement, ast.If) and (following := _elif_of(statement)):
         yield statement.body
         yield from _blocks_of(following)
@@ -176,10 +173,7 @@ def _branch(first: ast.If, line: int) -> str:
 
 
 def _elif_of(statement: ast.If) -> ast.If | None:
-    """Return the following ``elif``.
-
-    The tree shows it as an ``if`` in the ``else`` at the same column.
-    """
+    """Return the following ``elif``: an ``if`` in the ``else`` at the same column."""
     inner = statement.orelse[0] if len(statement.orelse) == 1 else None
     return inner if isinstance(inner, ast.If) and inner.col_offset == statement.col_offset else None
 

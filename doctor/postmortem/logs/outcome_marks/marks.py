@@ -1,4 +1,4 @@
-"""Marks of the outcome of a run, in any log: the last step of each process, an orderly end, and lines like errors.
+"""Marks of the outcome of a run: last step of each process, orderly end, lines like errors.
 
 No check needs them; :mod:`doctor.analysis.logs.run_outcome` uses them if no check found anything.
 
@@ -188,7 +188,7 @@ class Marks:
 
 
 def _beginnings(parsed: PrefixedLine, whole: str) -> Iterable[str]:
-    """Return the line without and with its prefixes; the beginning of a very long line shows what it is."""
+    """Return the line without and with its prefixes; the beginning of a very long line suffices."""
     return dict.fromkeys((parsed.text.strip()[:LONGEST_READ], whole.strip()[:LONGEST_READ]))
 
 

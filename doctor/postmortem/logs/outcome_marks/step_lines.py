@@ -32,7 +32,7 @@ _LONGEST = 4000
 
 
 def step_lines(block: bytes, seen: int, *, is_last: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a block that may count steps, with their offsets. ``seen``: number of lines before."""
+    """Yield offset and text of lines that may count steps. ``seen``: number of lines before."""
     if seen < ALL:
         found = list(_of(block, 0, len(block), ALL - seen))
         yield from found
@@ -43,7 +43,7 @@ def step_lines(block: bytes, seen: int, *, is_last: bool) -> Iterator[tuple[int,
 
 
 def estimate(block: bytes, sample: Sequence[tuple[bytes, bool]]) -> int:
-    """Estimate the number of lines of a block that count steps, from a ``sample`` of lines and whether each does.
+    """Estimate the number of lines that count steps, from a ``sample`` and whether each line does.
 
     Lines of one form contain a cue equally often, so counting the cue is exact for them. For a small sample, only the
     end of the block is counted.
