@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Finding,
-    Job,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-)
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import UNLIMITED, Limit, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.api import (
-    Finding,
-    Job,
-    LocalRanks,
-    Rank,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-)
+from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 

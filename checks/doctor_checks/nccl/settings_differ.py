@@ -174,18 +174,13 @@ def _unexpected(
 ) -> Finding:
     """All settings of these ranks that are not as expected: most often one script or one file brings them all."""
     rows = tuple(found.unlike(name, _shown) for name, found in settings)
-    told = BaselineDeviation(rows, all(found.drifted for _, found in settings))
-    return Finding(
-        told.summary,
-        ranks=ranks,
-        evidence={
-            **told.evidence,
+    return BaselineDeviation(rows, all(found.drifted for _, found in settings)).finding(
+        ranks,
+        {
             "values": {name: describe(found) for name, found in settings},
             "origins": {name: _origins(job, name) for name, _ in settings},
             "goes_with": list(correlates(job, ranks)),
         },
-        effect=told.effect,
-        fix=told.fix,
         severity=severity,
         explains=tuple(found for name, _ in settings for found in _CONSEQUENCES.get(name, ())),
     )

@@ -217,11 +217,6 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
 
 
 def _unexpected(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
-    told = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
-    return Finding(
-        told.summary,
-        ranks=group.ranks,
-        evidence={**told.evidence, "releases": describe(found), "goes_with": list(correlates(job, group.ranks))},
-        effect=told.effect,
-        fix=told.fix,
-    )
+    deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
+    evidence = {"releases": describe(found), "goes_with": list(correlates(job, group.ranks))}
+    return deviation.finding(group.ranks, evidence)

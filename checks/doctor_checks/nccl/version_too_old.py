@@ -6,18 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import events_of_kinds
 from doctor.analysis.visible_devices import on_processor
-from doctor.api import (
-    EventGroup,
-    Finding,
-    Job,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    check,
-    finding_from_logs,
-    merge,
-)
+from doctor.api import EventGroup, Finding, Job, Severity, Skip, Unknown, Verdict, check, finding_from_logs, merge
 from doctor.facts import (
     Fabric,
     Gpu,

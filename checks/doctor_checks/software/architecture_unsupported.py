@@ -7,17 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import gpu_of, on_processor
-from doctor.api import (
-    Finding,
-    Job,
-    Rank,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    check,
-)
+from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 

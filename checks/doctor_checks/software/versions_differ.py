@@ -208,15 +208,9 @@ def _unlike_expected(job: Job, differences: list[_Difference]) -> Finding:
     ranks = differences[0].group.ranks
     along = correlates(job, ranks)
     rows = tuple(one.parted.unlike(one.part.word, _word, one.group) for one in differences)
-    told = BaselineDeviation(rows, all(one.parted.drifted for one in differences))
-    return Finding(
-        told.summary + (f" ({along[0]})" if along else ""),
-        ranks=ranks,
-        evidence={**told.evidence, "goes_along_with": list(along)},
-        effect=told.effect,
-        fix=told.fix,
-        explains=("NCCL008",),
-    )
+    deviation = BaselineDeviation(rows, all(one.parted.drifted for one in differences))
+    suffix = f" ({along[0]})" if along else ""
+    return deviation.finding(ranks, {"goes_along_with": list(along)}, suffix=suffix, explains=("NCCL008",))
 
 
 def _common(difference: _Difference) -> str | None:
@@ -233,15 +227,8 @@ def _patches(job: Job, expected: BaselineValue | None) -> Iterator[Verdict]:
     if not parted.minorities:
         return
     if expected:
-        told = BaselineDeviation((parted.unlike(_PATCH.word, _word),), parted.drifted)
-        yield Finding(
-            told.summary,
-            ranks=parted.odd,
-            severity=Severity.INFO,
-            evidence=told.evidence,
-            effect=told.effect,
-            fix=told.fix,
-        )
+        deviation = BaselineDeviation((parted.unlike(_PATCH.word, _word),), parted.drifted)
+        yield deviation.finding(parted.odd, severity=Severity.INFO)
         return
     yield Finding(
         f"patch releases of Python differ, {describe(parted)}",

@@ -8,10 +8,11 @@ carry over from one job to another (releases, drivers, models, MTUs, settings), 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from doctor.core.facts import Section
+from doctor.core.finding import Finding, Severity
 from doctor.core.job import Job
 
 S = TypeVar("S", bound=Section)
@@ -113,6 +114,26 @@ class BaselineDeviation(NamedTuple):
     def fix(self) -> str:
         """The fix if all ranks have the same difference; else empty, as ``effect``."""
         return _DRIFT_FIX if self.drifted else ""
+
+    def finding(
+        self,
+        ranks: tuple[int, ...],
+        evidence: Mapping[str, object] | None = None,
+        *,
+        suffix: str = "",
+        severity: Severity | None = None,
+        explains: tuple[str, ...] = (),
+    ) -> Finding:
+        """The finding about these ranks, with further evidence and a ``suffix`` of the summary."""
+        return Finding(
+            self.summary + suffix,
+            ranks=ranks,
+            evidence={**self.evidence, **(evidence or {})},
+            effect=self.effect,
+            fix=self.fix,
+            severity=severity,
+            explains=explains,
+        )
 
 
 _DRIFT_EFFECT = (

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import (
-    asks_to_share,
-    has_own_gpus,
-    on_processor,
-    ordinal_of,
-    uses_nccl,
-    visible_to,
-)
+from doctor.analysis.visible_devices import asks_to_share, has_own_gpus, on_processor, ordinal_of, uses_nccl, visible_to
 from doctor.api import (
     EventGroup,
     FileFails,

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, bus_key, is_data_centre, shares_by_host
-from doctor.api import (
-    Finding,
-    Job,
-    LocalRanks,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-    is_logged,
-)
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check, is_logged
 from doctor.facts import (
     DriverFacts,
     Gpu,

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Finding,
-    Job,
-    LocalRanks,
-    Scope,
-    Severity,
-    Skip,
-    Unknown,
-    Verdict,
-    check,
-)
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import DriverFacts, Fabric, GpuFacts, NcclFacts, Service
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 

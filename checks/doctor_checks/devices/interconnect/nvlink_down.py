@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import GpuSharers, shares_by_host
-from doctor.api import (
-    Finding,
-    Job,
-    LocalRanks,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    check,
-)
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts, MigDevice, NvLink
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of

@@ -218,13 +218,7 @@ def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Findi
                 unlike.setdefault(group.ranks, {})[trait] = group
     for ranks, groups in unlike.items():
         rows = tuple(parted[trait].unlike(trait, str, group) for trait, group in groups.items())
-        told = BaselineDeviation(rows, all(parted[trait].drifted for trait in groups))
-        yield Finding(
-            told.summary,
-            ranks=ranks,
-            evidence={**told.evidence, "goes_along_with": list(correlates(job, ranks))},
-            effect=told.effect,
-            fix=told.fix,
-            # A machine of another kind has other network cards too.
-            explains=("NET022",) if "GPU model" in groups else (),
-        )
+        deviation = BaselineDeviation(rows, all(parted[trait].drifted for trait in groups))
+        # A machine of another kind has other network cards too.
+        explains = ("NET022",) if "GPU model" in groups else ()
+        yield deviation.finding(ranks, {"goes_along_with": list(correlates(job, ranks))}, explains=explains)

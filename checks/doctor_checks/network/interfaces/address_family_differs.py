@@ -96,15 +96,8 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
         summary = f"the ranks would use different address families: {words}"
         yield Finding(summary, ranks=parted.odd, evidence=evidence, explains=_consequences(job, parted.odd))
         return
-    told = BaselineDeviation((parted.unlike("address family", _NAMES.__getitem__),), parted.drifted)
-    yield Finding(
-        told.summary,
-        ranks=parted.odd,
-        evidence={**told.evidence, **evidence},
-        effect=told.effect,
-        fix=told.fix,
-        explains=_consequences(job, parted.odd),
-    )
+    deviation = BaselineDeviation((parted.unlike("address family", _NAMES.__getitem__),), parted.drifted)
+    yield deviation.finding(parted.odd, evidence, explains=_consequences(job, parted.odd))
 
 
 def _consequences(job: Job, odd: Sequence[int]) -> tuple[str, ...]:

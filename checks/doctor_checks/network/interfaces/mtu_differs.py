@@ -176,14 +176,8 @@ def _judge(members: list[_InterfaceMtu], parted: MajoritySplit, lost: list[tuple
             text + more, ranks=_ranks(blamed), severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES
         )
     elif odd and parted.expected:
-        told = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
-        yield Finding(
-            told.summary,
-            ranks=parted.odd,
-            evidence={**told.evidence, **evidence},
-            effect=told.effect,
-            fix=told.fix,
-        )
+        deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
+        yield deviation.finding(parted.odd, evidence)
     elif odd:
         words = ", ".join(f"{len(ranks)} ranks with {size}" for size, ranks in parted.groups[:4])
         yield Finding(f"the training interfaces differ in MTU: {words} bytes", ranks=parted.odd, evidence=evidence)

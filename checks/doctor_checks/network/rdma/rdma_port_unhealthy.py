@@ -353,15 +353,11 @@ def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) ->
     """One finding for all ports that differ from the capture in the same way."""
     for row, ports in unlike.items():
         more = f" and {len(ports) - SHOWN} more" if len(ports) > SHOWN else ""
-        told = BaselineDeviation(
+        deviation = BaselineDeviation(
             (row._replace(what=", ".join(one.name for one in ports[:SHOWN]) + more),), drifted=False
         )
-        yield Finding(
-            told.summary,
-            ranks=tuple(sorted({rank for one in ports for rank in one.ranks})),
-            evidence={**told.evidence, "ports": len(ports)},
-            explains=("NET022",),
-        )
+        ranks = tuple(sorted({rank for one in ports for rank in one.ranks}))
+        yield deviation.finding(ranks, {"ports": len(ports)}, explains=("NET022",))
 
 
 def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | None:

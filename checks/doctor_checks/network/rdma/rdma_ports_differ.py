@@ -161,15 +161,8 @@ def _minority(
     layers = {layer for member in members for layer, _ in member.ports}
     severity = Severity.ERROR if len(layers) > 1 else Severity.WARNING
     if expected:
-        told = BaselineDeviation((parted.unlike("RDMA ports", _words),), parted.drifted)
-        yield Finding(
-            told.summary,
-            ranks=parted.odd,
-            severity=severity,
-            evidence={**told.evidence, **_evidence(job, parted.odd, everybody)},
-            effect=told.effect,
-            fix=told.fix,
-        )
+        deviation = BaselineDeviation((parted.unlike("RDMA ports", _words),), parted.drifted)
+        yield deviation.finding(parted.odd, _evidence(job, parted.odd, everybody), severity=severity)
         return
     others = (group.value for group in parted.groups if group.value != odd[0].ports)
     usual = parted.common.value if parted.common else next(others)
