@@ -114,7 +114,7 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
         for share in found:
             if share.ranks and all(number in runs for number in share.ranks):
                 continue
-            if share.ranks and not share.gpu.lost and _is_untold(share.gpu):
+            if share.ranks and not share.gpu.lost and (share.gpu.memory_used is None or not share.gpu.memory_total):
                 yield _untold(machine, share)
             elif share.ranks and _share_used(share.gpu) > used_share:
                 yield _judge(machine, share)
@@ -160,10 +160,6 @@ _FIX_IN_RUN = (
     "take a smaller batch with gradient accumulation, bf16, or activation checkpointing; where batches differ in "
     "length, bound the longest"
 )
-
-
-def _is_untold(gpu: Gpu) -> bool:
-    return gpu.memory_used is None or not gpu.memory_total
 
 
 def _untold(machine: LocalRanks, share: GpuSharers) -> Unknown:

@@ -180,7 +180,7 @@ def version_differs(job: Job) -> Iterator[Verdict]:
         if group.value == _UNREADABLE:
             yield Unknown("the release of the NCCL that would be loaded could not be read", group.ranks)
     for group in found.minorities:
-        if _UNREADABLE not in _values(found, group):
+        if _UNREADABLE not in (group.value, found.common.value if found.common else None):
             yield _finding(job, found, group)
 
 
@@ -195,10 +195,6 @@ def _expected(job: Job) -> BaselineValue | None:
     """What an environment without torch finds, as one made for the doctor alone, is not what the job loaded."""
     known = baseline_value(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
     return None if known is None or known.value == _UNREADABLE else known
-
-
-def _values(found: MajoritySplit, group: Group[object]) -> tuple[object, ...]:
-    return (group.value, found.common.value if found.common else None)
 
 
 def _word(release: object) -> str:

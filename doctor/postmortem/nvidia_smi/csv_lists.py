@@ -80,7 +80,7 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
     for columns, values in _rows(lines):
         row = dict(zip(columns, values, strict=True))
         driver = row.get("driver_version") or driver
-        key = _key(row, len(by_key))
+        key = row.get("uuid") or bus_id_of(row.get("pci.bus_id")) or row.get("index") or str(len(by_key))
         if "pid" in row:
             users.setdefault(key, []).extend(_process(row))
             continue
@@ -124,10 +124,6 @@ def _rows(lines: Sequence[str]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
             yield columns, [value.strip() for value in line.split(",")]
         elif line.strip():
             columns = ()
-
-
-def _key(row: Mapping[str, str], count: int) -> str:
-    return row.get("uuid") or bus_id_of(row.get("pci.bus_id")) or row.get("index") or str(count)
 
 
 def _fields(row: Mapping[str, str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class BatchFingerprint:
             if not is_tensor(leaf):
                 self._parts.append((type(leaf).__name__, leaf))
             elif leaf.is_cpu or (leaf.is_cuda and not _is_captured()):
-                self._parts.append((_head(leaf), _spread(leaf)))
+                self._parts.append((f"{leaf.dtype}{tuple(leaf.shape)}", _spread(leaf)))
                 self._event = _event_behind(leaf, self._event)
             if len(self._parts) == MOST_PARTS:
                 break
@@ -110,10 +110,6 @@ def _of_array(node: Any) -> list[Any]:
     if type(node).__module__ != "numpy" or getattr(node, "dtype", None) is None or node.dtype.kind not in "biufSU":
         return []
     return list(node.flat[:: _step(node.size)][:MOST_VALUES].tolist()) if getattr(node, "size", 0) else []
-
-
-def _head(tensor: Any) -> str:
-    return f"{tensor.dtype}{tuple(tensor.shape)}"
 
 
 def _spread(tensor: Any) -> Any:

@@ -90,7 +90,7 @@ class MemorySampler:
             0,
             device_used=size[1] - size[0] if size else None,
             resident=resident_bytes(self._machine.proc / "self"),
-            workers=sum(_private_size(child) for child in children),
+            workers=sum(child.private if child.private is not None else child.memory or 0 for child in children),
             host_available=host_available(self._machine),
         )
         with self._reading:
@@ -163,10 +163,6 @@ def _available(machine: Machine) -> int | None:
     rows = (line.split() for line in (read_text(machine.proc / "meminfo") or "").splitlines())
     size = next((parse_int(row[1]) for row in rows if len(row) == 3 and row[0] == "MemAvailable:"), None)
     return None if size is None else size * 1024
-
-
-def _private_size(child: ChildProcess) -> int:
-    return child.private if child.private is not None else child.memory or 0
 
 
 def _taken(fresh: deque[MemorySample]) -> list[MemorySample]:

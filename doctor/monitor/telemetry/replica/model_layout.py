@@ -28,7 +28,7 @@ def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: 
     """
     named = list(module.named_parameters())
     shapes = [shape_of(name, parameter) for name, parameter in named]
-    sizes = [_size(parameter) for _, parameter in named]
+    sizes = [0 if _is_lazy(parameter) else int(parameter.numel()) for _, parameter in named]
     sharded = is_sharded(module, named)
     return ModelFacts(
         name=type(module).__name__,
@@ -95,7 +95,3 @@ def _is_piece(parameter: Any) -> bool:
 
 def _is_lazy(parameter: Any) -> bool:
     return any(kind.__name__ == "UninitializedTensorMixin" for kind in type(parameter).__mro__)
-
-
-def _size(parameter: Any) -> int:
-    return 0 if _is_lazy(parameter) else int(parameter.numel())
