@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Finding,
-    Job,
-    LocalRanks,
-    Scope,
-    Severity,
-    Unknown,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-)
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, Violation, check, merge, rule
 from doctor.facts import HostFacts, ProcessFacts
 from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile

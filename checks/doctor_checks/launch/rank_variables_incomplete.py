@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, inner_launcher, launch_number, whole_number
-from doctor.api import (
-    Finding,
-    IdenticalRanks,
-    Job,
-    LaunchFile,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-)
+from doctor.api import Finding, IdenticalRanks, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import LaunchFacts
 from doctor.knowledge.launcher_index import SCRIPT_VARIABLES
 from doctor.lint.launch.process_launches import (

@@ -6,18 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import (
-    Finding,
-    Job,
-    LaunchFile,
-    Rank,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-)
+from doctor.api import Finding, Job, LaunchFile, Rank, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import (
     Directory,
     EnvironmentFacts,

@@ -5,18 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from doctor.api import (
-    Finding,
-    Job,
-    Rank,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-    source_of,
-)
+from doctor.api import Finding, Job, Rank, Severity, Verdict, Violation, check, merge, rule, source_of
 from doctor.facts import Gpu, GpuFacts, HostFacts, LaunchFacts, MissingReason, NcclFacts, PeerLink, Setting
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import effective as effective_value

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
-from doctor.api import (
-    Finding,
-    Job,
-    LaunchFile,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-    source_of,
-)
+from doctor.api import Finding, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule, source_of
 from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SettingsFile
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer

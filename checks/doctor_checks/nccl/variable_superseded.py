@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
-from doctor.api import (
-    Finding,
-    Job,
-    LaunchFile,
-    Severity,
-    Verdict,
-    Violation,
-    check,
-    merge,
-    rule,
-    source_of,
-)
+from doctor.api import Finding, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule, source_of
 from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
