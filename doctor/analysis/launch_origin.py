@@ -221,7 +221,6 @@ def expand_hosts(text: str | None) -> tuple[str, ...]:
 
 
 def _expanded(part: str, most: int) -> list[str] | None:
-    """The names of one entry; ``None`` if there are more than ``most``, or if they are longer than host names."""
     pieces = _BRACKETS.split(part)
     names = [pieces[0]]
     for numbers, text in zip(pieces[1::2], pieces[2::2], strict=True):

@@ -220,7 +220,6 @@ def _by_path(job: Job) -> dict[str, dict[int, WriteResult]]:
 
 
 def _is_shared(path: str, written: list[WriteResult]) -> bool:
-    """Whether hosts share the path according to the kind of file system."""
     facts = (one.local.find(StorageFacts) for one in written)
     return any(folder.shared for one in facts if one for folder in one.directories if folder.path == path)
 

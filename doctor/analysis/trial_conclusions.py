@@ -100,7 +100,6 @@ def trial_conclusions(
 
 
 def _concerns(trial: Trial, rank: Rank, hosts: Collection[str], ranks: Collection[int]) -> bool:
-    """``rank`` made the trial: of a path, of its device, or as part of a group."""
     if trial.peer is not None:
         return rank.host.name in hosts or trial.peer in hosts
     return rank.number in ranks

@@ -359,7 +359,6 @@ def device_of(rank: Rank) -> VisibleDevice | None:
 
 @once_per_rank
 def _gpu_device_of(rank: Process) -> VisibleDevice | None:
-    """The device that the run reports, else the visible one of the local rank."""
     gpus, seen, training = rank.find(GpuFacts), visible_to(rank), rank.find(TrainingFacts)
     if gpus is None or seen is None:
         return None
@@ -369,7 +368,6 @@ def _gpu_device_of(rank: Process) -> VisibleDevice | None:
 
 
 def _identified(name: str, gpus: GpuFacts) -> VisibleDevice | None:
-    """The device with that UUID or bus id; a bus id does not distinguish the slices of a GPU."""
     for gpu in gpus.gpus if name else ():
         for device in (VisibleDevice(gpu), *(VisibleDevice(gpu, one) for one in gpu.mig_devices)):
             if _bare(name) == _bare(device.uuid):

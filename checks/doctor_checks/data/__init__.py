@@ -1,1 +1,1 @@
-"""Checks of the family data: loaders, samplers, and what they draw."""
+"""Checks of the family data: loaders, samplers, and the samples that ranks draw."""

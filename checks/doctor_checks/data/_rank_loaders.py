@@ -18,8 +18,8 @@ LEAST_DRAWN = 8
 """The minimum number of known indices of an epoch for comparing its order: fewer may be equal by chance."""
 
 MOST_PLACES = 16
-"""The number of positions that are compared between all ranks: enough to distinguish orders, few enough for thousands
-of ranks."""
+"""The number of positions compared between all ranks, enough to distinguish orders and few enough for thousands of
+ranks."""
 
 _NAMES = {"train": "training", "validate": "validation", "test": "test", "predict": "prediction"}
 _ARGUMENTS = {"train": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -157,8 +157,7 @@ def same_data_set(one: Loader, other: Loader) -> bool | None:
 
 
 def same_order(one: LoaderEpoch, other: LoaderEpoch, least: int = LEAST_DRAWN) -> bool | None:
-    """Whether the same samples were drawn in the same order, as far as known; ``None`` for fewer than ``least`` of
-    them."""
+    """Whether the same samples were drawn in the same order; ``None`` if fewer than ``least`` of them are known."""
     if one.drawn is not None and one.drawn == other.drawn:
         return True
     common = min(len(one.first), len(other.first))
@@ -215,12 +214,10 @@ def same_contents(one: LoaderEpoch, other: LoaderEpoch) -> float | None:
 
 
 def _parts(epoch: LoaderEpoch, batches: int) -> list[tuple[str, ...]]:
-    """The parts of the first batches, by position."""
     return list(zip(*(content.split("-") for content in epoch.contents[:batches]), strict=False))
 
 
 def _is_trained_by(job: Job, *frameworks: str) -> bool:
-    """Whether one of ``frameworks`` runs the loop."""
     return any(training.framework in frameworks for training, _ in job.facts(TrainingFacts))
 
 

@@ -45,7 +45,7 @@ def _dynamic(samples: int) -> JobBuilder:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """What ranks print of their batch sizes."""
+    """Batch sizes that ranks log."""
     for reported in event_groups(job, "data.batch_size", by=("words",)):
         sizes = {event.rank: event.value("n") for event in reported.events if event.rank is not None}
         parted = split_values(sizes)
@@ -123,7 +123,7 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
 
 
 def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, bool]:
-    """Data-parallel places by batch size: as configured, else as seen; and whether it says that they are at odds."""
+    """Data-parallel ranks by batch size, configured or else seen; and whether different sizes are certainly a fault."""
     data_ranks = readers.data_ranks
     is_certain = readers.stage in TRAINING and not any(reader.loader.dynamic for reader in data_ranks.values())
     configured = {data_rank: reader.loader.batch_size for data_rank, reader in data_ranks.items()}
@@ -140,7 +140,7 @@ def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, b
 
 
 def _whole(reader: RankLoader) -> int | None:
-    """The size of a whole batch as seen: the largest one, where the others are remainders of workers."""
+    """The largest batch seen: smaller ones are the last batches of workers."""
     sizes = [size for epoch in reader.loader.epochs for size in epoch.sizes]
     return max(sizes, default=None)
 

@@ -40,7 +40,7 @@ _CONSEQUENCES = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 
 
 class _EpochBatches(NamedTuple):
-    """Batches that ranks saw of an epoch. ``ended``: those whose loader had no more."""
+    """The batches that ranks saw of an epoch. ``ended``: the ranks whose loader was exhausted."""
 
     epoch: int
     batches: dict[int, int]
@@ -48,7 +48,7 @@ class _EpochBatches(NamedTuple):
 
 
 def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", world: int = 3) -> JobBuilder:
-    """A job whose first epoch went over these ranks with so many batches, to the loader's end or not (yet)."""
+    """A job whose ranks saw so many batches of the first epoch, with or without the end of the loader."""
     sketch = running(1, world)
     for rank in range(world):
         seen, ended = batches.get(rank, (100, True))
@@ -62,7 +62,7 @@ def _then(more: int) -> Callable[[tuple[LoaderEpoch, ...]], tuple[LoaderEpoch, .
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """What a run says of a rank that had no more batches."""
+    """Exhausted loaders in logs."""
     for group in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in group.values("rank")}))
         if not 1 < job.world_size <= len(named):
@@ -159,7 +159,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
 
 
 def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:
-    """The epochs that are kept, the oldest first."""
+    """The recorded epochs, the oldest first."""
     batches: dict[int, dict[int, int]] = {}
     ended: dict[int, set[int]] = {}
     for reader in readers.members:
@@ -172,7 +172,7 @@ def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:
 
 
 def _differs(seen: _EpochBatches) -> bool:
-    """Whether a loader had no more where another gave more. Ranks that are behind may still come to the same."""
+    """Whether a loader was exhausted while another gave more batches; ranks that are behind may still end equally."""
     if not seen.ended:
         return False
     shortest = min(seen.batches[rank] for rank in seen.ended)
@@ -180,8 +180,10 @@ def _differs(seen: _EpochBatches) -> bool:
 
 
 def _blamed(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None:
-    """The minority. Ranks that have not come further than the shortest, and have not ended there, go on like the longer
-    ones if all stand still; while the run runs and it is they who decide, they are waited for (``None``)."""
+    """The minority.
+
+    Ranks that are not beyond the shortest and did not end there count like the longer ones in a stuck run; while it
+    runs and they are decisive, the result is ``None``."""
     known = {rank: count for rank, count in seen.batches.items() if rank in seen.ended or count > shortest}
     undecided = set(seen.batches).difference(known)
     longer = min(count for count in known.values() if count > shortest)

@@ -24,8 +24,6 @@ _OTHERWISE = (12, 93, 5, 40, 30, 7, 54, 66, 19, 81)
 
 
 class _Repeat(NamedTuple):
-    """Two epochs that were drawn in the same order."""
-
     reader: RankLoader
     first: LoaderEpoch
     second: LoaderEpoch
@@ -125,7 +123,7 @@ def _repeats(reader: RankLoader) -> Iterator[_Repeat]:
 
 
 def _is_shuffled(sampler: Sampler | None, epoch: LoaderEpoch) -> bool:
-    """A sampler that does not say shuffles if it has a seed, and what it drew is in no order."""
+    """An unknown sampler shuffles if it has a seed and draws in no sorted order."""
     if sampler is None or sampler.shuffle is not None:
         return sampler is not None and sampler.shuffle is True
     has_seed = sampler.seed is not None or sampler.generator_seed is not None

@@ -20,7 +20,7 @@ from doctor_checks.data._rank_loaders import (
 
 
 class _IdenticalStreams(NamedTuple):
-    """Places among the data-parallel ranks whose streams are the same, and by what that is known."""
+    """Data-parallel ranks with the same stream; ``epoch`` that shows it, ``None`` if their datasets do."""
 
     data_ranks: tuple[int, ...]
     epoch: LoaderEpoch | None
@@ -29,7 +29,7 @@ class _IdenticalStreams(NamedTuple):
 def _streams(
     streams: Mapping[int, str], *, workers: int = 0, stage: str = "train", sharded: bool | None = None
 ) -> JobBuilder:
-    """Ranks whose first batches hold these letters."""
+    """Ranks whose first batches contain these letters."""
     sketch = running(1, len(streams))
     for rank, letters in streams.items():
         contents = tuple(f"x{letter}-mask" for letter in letters)
@@ -124,8 +124,9 @@ def _tells(reader: RankLoader) -> bool:
 
 
 def _same(data_ranks: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
-    """Places whose first batches are the same one by one, and not all alike; before there are any, places whose equal
-    data sets say that nobody has parted them."""
+    """Ranks whose first batches are equal one by one and vary.
+
+    Before any batch, ranks with equal datasets that nothing shards."""
     counted = {data_rank: reader for data_rank, reader in data_ranks.items() if _tells(reader)}
     if len(counted) < 2:
         unparted = {
@@ -156,7 +157,7 @@ def _data_set(reader: RankLoader) -> Hashable:
 
 
 def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
-    """Two or more places each with the same key; ``None`` is no key."""
+    """Groups of two or more ranks with the same key; ranks with ``None`` are left out."""
     groups: dict[Hashable, list[int]] = {}
     for data_rank, key in keys.items():
         if key is not None:
@@ -165,8 +166,9 @@ def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
 
 
 def _is_read_by_each_worker(reader: RankLoader) -> bool:
-    """Workers take turns: if all of them give the first batch of the same stream, and then all the second one, as many
-    batches are the same as there are workers, and the one after is another."""
+    """Whether each worker reads the whole stream.
+
+    Workers take turns: then as many consecutive batches are equal as there are workers, and the next one differs."""
     workers = reader.loader.workers or 0
     return workers > 1 and any(
         len(epoch.contents) > workers

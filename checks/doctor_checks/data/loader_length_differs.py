@@ -39,12 +39,12 @@ from doctor_checks.data._rank_loaders import (
 
 _CONSEQUENCES = ("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 _SHARDED = ("fsdp", "deepspeed_stage_3", "model_parallel", "FullyShardedDataParallel")
-"""Strategies that gather parameters in every forward, so in every batch of an evaluation too."""
+"""Strategies that gather parameters in every forward pass, so in every evaluation batch too."""
 _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
 class _Ends(NamedTuple):
-    """Where an epoch of a stage ends, by rank; ``None`` where that is not known."""
+    """The number of batches in an epoch of a stage, by rank; ``None`` if unknown."""
 
     stage: str
     name: str
@@ -54,7 +54,6 @@ class _Ends(NamedTuple):
 
     @property
     def known(self) -> dict[int, int]:
-        """Of the ranks that tell."""
         return {rank: batches for rank, batches in self.batches.items() if batches is not None}
 
 
@@ -78,14 +77,14 @@ def _two_loaders(combined: str, second: Callable[[int], int]) -> JobBuilder:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """What ranks print of their loaders."""
+    """Loader lengths that ranks log."""
     for group in event_groups(job, "data.length", by=("words",)):
         lengths = {event.rank: int(event.value("n") or 0) for event in group.events if event.rank is not None}
         parted = split_values(lengths)
         if parted.minorities:
             yield _of_lengths(group, lengths, parted)
     for group in event_groups(job, "data.length_of"):
-        # One process may tell of all. A rank of which several numbers are told counts what it has seen so far.
+        # One process may log all ranks. Several numbers for a rank are a running count.
         numbers: dict[int, set[int]] = {}
         for event in group.events:
             numbers.setdefault(int(event.value("of") or 0), set()).add(int(event.value("n") or 0))
@@ -256,7 +255,7 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
 
 
 def _ends(job: Job) -> Iterator[_Ends]:
-    """Loaders of training are drawn from together, those of an evaluation one after the other."""
+    """Training loaders are combined, evaluation loaders run one after the other."""
     training: dict[int | None, list[PeerLoaders]] = {}
     for readers in peer_loaders(job, TRAINING):
         for group in readers.by_group():
@@ -293,7 +292,6 @@ def _combine(modes: list[str | None], readers: list[RankLoader]) -> int | None:
 
 
 def _is_harmless(ends: _Ends) -> bool:
-    """Whether something ends all ranks together."""
     known = ends.known
     if all(reader.training.joins for reader in ends.members):
         return True
@@ -305,7 +303,7 @@ def _is_harmless(ends: _Ends) -> bool:
 
 
 def _is_unrepeated(reader: RankLoader) -> bool:
-    """Lightning's sampler for predictions gives some ranks one sample more, as it should."""
+    """Lightning's sampler for predictions gives some ranks one sample more on purpose."""
     return reader.loader.sampler is not None and reader.loader.sampler.name.startswith("Unrepeated")
 
 
@@ -345,7 +343,7 @@ def _listed(values: list[int], most: int = 4) -> str:
 
 
 def _what_differs(members: Iterable[RankLoader]) -> dict[str, object]:
-    """What else is not the same on all ranks, and may be why."""
+    """Other properties that differ between ranks and may be the cause."""
     evidence: dict[str, object] = {}
     for name in ("dataset_length", "batch_size", "limit", "drop_last", "batch_sampler"):
         found = split_values({reader.rank: getattr(reader.loader, name) for reader in members})
@@ -355,8 +353,8 @@ def _what_differs(members: Iterable[RankLoader]) -> dict[str, object]:
 
 
 def _has_collectives(job: Job, ends: _Ends) -> bool:
-    """Whether each batch of an evaluation holds a collective: by its strategy, by where the flight recorder saw one
-    called, or because a rank stands in a batch that the others do not have."""
+    """Whether each evaluation batch contains a collective: by the strategy, by the flight recorder, or because a rank
+    is stuck in a batch that the others do not have."""
     if any(reader.training.strategy in _SHARDED for reader in ends.members):
         return True
     shortest = min(ends.known.values())

@@ -21,7 +21,7 @@ from doctor_checks.data._rank_loaders import (
 )
 
 _PLAIN = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
-"""Samplers of torch, which know nothing of ranks."""
+"""Samplers of torch without ranks."""
 
 _SHUFFLED = Sampler("RandomSampler", shuffle=True)
 
@@ -33,7 +33,7 @@ def _unparted(
 
 
 def _opaque(contents: dict[int, str]) -> JobBuilder:
-    """Ranks that all draw the first samples of a data set that can't be looked into, and get ``contents``."""
+    """Ranks that draw the same indices of an opaque dataset, and get ``contents``."""
     sketch = _unparted(running(), None, sampler=Sampler("SequentialSampler", shuffle=False))
     for rank, content in contents.items():
         epoch = drawing(0, range(32), contents=(f"{content}-aa", f"{content}{content}-aa"))
@@ -42,7 +42,7 @@ def _opaque(contents: dict[int, str]) -> JobBuilder:
 
 
 def _in_groups(sketch: JobBuilder) -> JobBuilder:
-    """Two pairs of ranks, of which the second has shards."""
+    """Two pairs of ranks, the second with shards."""
     return in_a_loop(with_loader(sketch, ranks=(3,), fingerprint="f2"), (0, 1), (2, 3))
 
 
@@ -130,7 +130,7 @@ def _reads_all(reader: RankLoader) -> bool:
 
 
 def _by_data_set(data_ranks: dict[int, RankLoader]) -> list[list[tuple[int, RankLoader]]]:
-    """Two or more places each whose data sets look the same; what can't be looked into looks like its length."""
+    """Groups of two or more ranks with equal datasets, as far as known."""
     groups: dict[Hashable, list[tuple[int, RankLoader]]] = {}
     for data_rank, reader in data_ranks.items():
         loader = reader.loader
@@ -139,7 +139,7 @@ def _by_data_set(data_ranks: dict[int, RankLoader]) -> list[list[tuple[int, Rank
 
 
 def _compared(group: Sequence[tuple[int, RankLoader]]) -> list[tuple[bool | None, float | None]]:
-    """Order and contents of each place against the first one's, where two of an epoch are known."""
+    """Order and contents of each rank compared with the first one, for a common epoch."""
     epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in group})
     known = list(epochs.values())
     return [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
@@ -150,7 +150,7 @@ def _gives_the_same(group: Sequence[tuple[int, RankLoader]]) -> bool:
 
 
 def _gives_different(group: Sequence[tuple[int, RankLoader]]) -> bool:
-    """Whether the same numbers gave other samples on all ranks: shards of their own."""
+    """Whether equal indices gave different samples on all ranks, which have their own shards."""
     compared = _compared(group)
     return bool(compared) and all(order and contents == 0.0 for order, contents in compared)
 

@@ -19,7 +19,7 @@ from doctor_checks.data._rank_loaders import (
 
 
 def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBuilder:
-    """Two hosts of two ranks each, whose samplers part what is on each host between its ranks."""
+    """Two hosts of two ranks each, whose samplers split the data of a host between its ranks."""
     for rank in range(4):
         sketch = with_sampler(sketch, ranks=(rank,), replicas=2, rank=rank % 2)
         sketch = with_loader(sketch, ranks=(rank,), fingerprint=fingerprints[rank // 2])
@@ -27,7 +27,7 @@ def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBui
 
 
 def _of_replicas(sketch: JobBuilder) -> JobBuilder:
-    """Four ranks, of which two each hold one replica of the model."""
+    """Four ranks, two for each replica of the model."""
     for rank in range(4):
         sketch = sketch.alter(TrainingFacts, ranks=(rank,), data_parallel_size=2, data_parallel_rank=rank // 2)
     return sketch
@@ -113,7 +113,7 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
 
 
 def _parts_its_own(readers: PeerLoaders, reader: RankLoader) -> bool:
-    """Whether the ranks that hold this rank's data set, and not all do, share it between them."""
+    """Whether the ranks with this rank's dataset, a part of all ranks, split it among themselves."""
     if reader.loader.fingerprint is None:
         return False
     data_ranks = readers.data_ranks.values()
@@ -125,7 +125,7 @@ def _parts_its_own(readers: PeerLoaders, reader: RankLoader) -> bool:
 
 
 def _is_unclear(job: Job, readers: PeerLoaders, reader: RankLoader) -> bool:
-    """Whether the part is that of the rank on its host, and each host may hold data of its own."""
+    """Whether the sampler uses the local rank, and each host may have its own data."""
     sampler = reader.loader.sampler
     if sampler is None or reader.loader.fingerprint is not None or not _is_off(reader) or len(job.hosts) < 2:
         return False

@@ -1,4 +1,4 @@
-"""DATA011: ranks that must shuffle alike, or begin alike, have other seeds."""
+"""DATA011: ranks have different seeds for a shuffle or for initial parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RANDOM = ("RandomSampler", "SubsetRandomSampler", "SeedableRandomSampler")
 
 
 def _wrapped(sketch: JobBuilder) -> JobBuilder:
-    """Lightning's wrapper around a sampler that draws from the random state of each rank."""
+    """Lightning's wrapper around a sampler that uses the random state of each rank."""
     return with_sampler(sketch, name="DistributedSamplerWrapper", inner="SubsetRandomSampler")
 
 
@@ -145,7 +145,7 @@ def _parts_in_disorder(reader: RankLoader) -> bool:
 
 
 def _is_one_data_set(data_ranks: dict[int, RankLoader]) -> bool:
-    """Whether the ranks do not hold, as far as can be seen, data of their own."""
+    """Whether the ranks have one dataset, as far as known."""
     loaders = [reader.loader for reader in data_ranks.values()]
     return len(loaders) > 1 and all(same_data_set(loaders[0], other) is not False for other in loaders[1:])
 
@@ -155,7 +155,7 @@ def _draws_from_the_process(sampler: Sampler) -> bool:
 
 
 def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
-    """The seeds that decide the order: the sampler's own, and that of what it parts."""
+    """The seeds of the order: the sampler's own, and that of the wrapped sampler."""
     sampler = reader.loader.sampler
     assert sampler is not None
     inner = reader.training.seed if _draws_from_the_process(sampler) else sampler.generator_seed
@@ -163,7 +163,7 @@ def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
 
 
 def _draws_unseeded(data_ranks: dict[int, RankLoader]) -> bool:
-    """Whether the order comes from a random state of the process whose seed nobody told."""
+    """Whether the order uses a random state of the process without a known seed."""
     return any(
         reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
         for reader in data_ranks.values()

@@ -23,7 +23,7 @@ from doctor_checks.data._rank_loaders import (
 
 
 class _Drawn(NamedTuple):
-    """What was drawn at one place among the data-parallel ranks."""
+    """The samples that a data-parallel rank drew in an epoch."""
 
     data_rank: int
     reader: RankLoader
@@ -31,7 +31,7 @@ class _Drawn(NamedTuple):
 
 
 def _of(parts: dict[int, int], fingerprint: str | None = "f", labels: str = "ab", world: int = 3) -> JobBuilder:
-    """Ranks that draw every third sample, from the place that ``parts`` gives in place of their own on."""
+    """Ranks that draw every third sample, starting at ``parts`` instead of their own rank."""
     sketch = running(1, world)
     for rank in range(world):
         part = parts.get(rank, rank)
@@ -42,7 +42,7 @@ def _of(parts: dict[int, int], fingerprint: str | None = "f", labels: str = "ab"
 
 
 def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None) -> JobBuilder:
-    """Two ranks that both draw samples 0 to 63, of which the first batches hold ``contents``."""
+    """Two ranks that draw samples 0 to 63, whose first batches contain ``contents``."""
     sketch = running(1, 2)
     for rank, batches in contents.items():
         epoch = drawing(1, range(64), contents=batches)
@@ -141,7 +141,7 @@ def _drawn(readers: PeerLoaders) -> list[_Drawn]:
 
 
 def _unseen(job: Job) -> Iterator[Verdict]:
-    """Why no draws are known: nothing was drawn yet, or it can't be seen."""
+    """Why no draws are known."""
     for facts, readers in job.facts(LoaderFacts):
         if (note := facts.why_hidden("drawn")) is not None:
             yield Unknown(note.reason, readers.ranks, note.unhide)
@@ -150,8 +150,9 @@ def _unseen(job: Job) -> Iterator[Verdict]:
 
 
 def _pair_up(drawn: list[_Drawn], alike: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:
-    """Groups that read the same samples, and those of which this can't be told. Only who draws what another draws at
-    the same place is looked at."""
+    """Groups of ranks that read the same samples, and ranks for which that is unknown.
+
+    Only ranks that share draws at equal positions are compared."""
     shares = shared_draws_by_position({one.data_rank: one.epoch for one in drawn})
     suspects = [one for one in drawn if shares.get(one.data_rank, 0.0) >= alike]
     batches = min((len(one.epoch.contents) for one in suspects), default=0)
@@ -170,8 +171,9 @@ def _pair_up(drawn: list[_Drawn], alike: float) -> tuple[list[list[_Drawn]], lis
 
 
 def _buckets(suspects: list[_Drawn], batches: int) -> list[list[_Drawn]]:
-    """Those of the same order and, as far as it can be seen, the same data. Within a bucket each is compared with the
-    first one alone, so that all of it takes as long as there are ranks."""
+    """Ranks with equal order and, as far as known, equal data.
+
+    Within a bucket each rank is compared with the first one only, which keeps the check linear."""
     places = min((len(one.epoch.first) for one in suspects), default=0)
     buckets: dict[Hashable, list[_Drawn]] = {}
     for one in suspects:
@@ -183,8 +185,7 @@ def _buckets(suspects: list[_Drawn], batches: int) -> list[list[_Drawn]]:
 
 
 def _join(groups: list[list[_Drawn]], alone: list[_Drawn], alike: float, most: int = 32) -> None:
-    """Add those whose order is partly that of another; compared with the first of ``most`` groups, which a check that
-    must end in time can afford."""
+    """Add ranks whose order is partly that of another, compared with the first of ``most`` groups."""
     for one in alone:
         near = next((group for group in groups[:most] if _read_the_same(group[0], one, alike)), None)
         if near is not None:
@@ -194,8 +195,9 @@ def _join(groups: list[list[_Drawn]], alone: list[_Drawn], alike: float, most: i
 
 
 def _read_the_same(one: _Drawn, other: _Drawn, alike: float) -> bool | None:
-    """Whether equal draws are equal samples: by the data sets, and by what the batches hold. ``None``: it can't be told
-    (data that never varies, or varies at random)."""
+    """Whether equal draws are equal samples, by datasets and batch contents.
+
+    ``None`` if unknown: the data never varies, or varies at random."""
     if shared_draws_by_position({0: one.epoch, 1: other.epoch}).get(0, 0.0) < alike:
         return False
     data_sets = same_data_set(one.reader.loader, other.reader.loader)

@@ -18,7 +18,8 @@ _NAMED_ELSEWHERE = (
     "shm.full",
     "slurm.oom",
 )
-"""Messages that tell why workers died: memory, shared memory, open files, a device that does not survive a fork."""
+"""Messages with the reason of a worker's death: memory, shared memory, open files, a device that does not survive a
+fork."""
 _OTHER_CAUSES = ("MemoryError", "OutOfMemoryError")
 _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
 

@@ -12,7 +12,7 @@ from doctor_checks.data._rank_loaders import advice
 
 
 class _Crew(NamedTuple):
-    """A rank with the most workers that it has at work at once."""
+    """A rank with the maximum number of its concurrent workers."""
 
     rank: Rank
     workers: int
@@ -87,8 +87,9 @@ def _crews(local: LocalRanks) -> Iterator[_Crew]:
 
 
 def _at_once(loaders: tuple[Loader, ...]) -> int:
-    """The most workers at work at the same time: those of one stage. Loaders of training are drawn from together, those
-    of an evaluation one after the other; workers that wait for their turn take no CPU."""
+    """The maximum number of concurrent workers of a stage.
+
+    Training loaders run together, evaluation loaders one after the other; idle workers use no CPU."""
     stages: dict[str, list[int]] = {}
     for loader in loaders:
         stages.setdefault(loader.stage, []).append(loader.workers or 0)

@@ -1,1 +1,1 @@
-"""Checks of the family progress: ranks that hang, fall behind, or train something else."""
+"""Checks of the family progress: ranks that hang, fail, fall behind or diverge."""

@@ -108,7 +108,6 @@ def _loss_paths(job: Job, share: float) -> list[_LossPath]:
 
 
 def _round_trips(job: Job) -> dict[tuple[str, str], float]:
-    """Round trips between idle hosts in seconds."""
     return {
         (host.name, sample.peer): sample.round_trip
         for host in job.hosts
@@ -160,7 +159,6 @@ def _two_peers(part: _LossComponent) -> int:
 
 
 def _has(way: _LossPath, end: End, hosts: Sequence[str]) -> bool:
-    """Whether ``way`` includes the component."""
     if end == "all":
         return True
     if end == "link":

@@ -51,7 +51,6 @@ def partners_of(locations: Sequence[RankSlot]) -> tuple[tuple[int, ...], ...]:
 
 
 def _alike(hosts: Sequence[Mapping[int, int]]) -> list[Mapping[int, int]]:
-    """The hosts with the most common places."""
     if not hosts:
         return []
     usual, _ = Counter(frozenset(own) for own in hosts).most_common(1)[0]

@@ -259,7 +259,6 @@ def _without_peers(job: Job) -> set[tuple[int, What]]:
 
 
 def _measured_gpu(sample: DeviceSpeed, gpus: GpuFacts, environment: EnvironmentFacts | None) -> Gpu | None:
-    """The GPU that torch named as in ``sample``."""
     ordinal, devices = ordinal_of(sample.device), visible_gpus(environment, gpus).devices
     return devices[ordinal].gpu if ordinal is not None and devices and ordinal < len(devices) else None
 

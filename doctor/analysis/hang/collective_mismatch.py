@@ -176,7 +176,6 @@ def _lacks_members(states: JobState, group: str, row: _SequenceRow) -> bool:
 
 
 def _is_last(states: JobState, rank: int, found: Mapping[int, str]) -> bool:
-    """Whether the newest call of a rank over all groups is one that timed out."""
     recorder = states.ranks[rank].recorder
     last = recorder.collectives[-1] if recorder and recorder.collectives else None
     return last is not None and last.sequence == max(states.calls[last.group]) and rank in found

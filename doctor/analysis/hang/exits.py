@@ -121,7 +121,6 @@ def _by_lost_peers(states: JobState) -> RunEnd | None:
 
 
 def _others(states: JobState, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """The other ranks that ended in an error."""
     return tuple(rank for rank, one in states.ranks.items() if rank not in ranks and _failure(one))
 
 

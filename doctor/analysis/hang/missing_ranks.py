@@ -92,7 +92,6 @@ def of_cycle(states: JobState, cycle: Sequence[int]) -> Diagnosis:
 
 
 def _variants_in_cycle(states: JobState, ranks: Iterable[RankState]) -> tuple[MismatchGroup, ...]:
-    """Ranks by the call that they wait in."""
     waiting: dict[tuple[object, ...], list[tuple[int, Collective]]] = {}
     for one in ranks:
         if one.wait is not None:
@@ -122,7 +121,6 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
 
 
 def _is_late(rank_state: RankState) -> bool:
-    """Whether a stack is known and shows no wait."""
     has_stack = rank_state.progress is not None and bool(rank_state.progress.stack)
     return has_stack and not rank_state.waits and not rank_state.may_wait_in_backward
 

@@ -60,7 +60,6 @@ def _distinguished(variants: Sequence[MismatchGroup]) -> tuple[MismatchGroup, ..
 
 
 def _are_branches(variants: Sequence[MismatchGroup]) -> bool:
-    """Whether the calls are in different branches of one ``if``."""
     return any(_is_same_if(variants[0], other) for other in variants[1:])
 
 

@@ -97,9 +97,6 @@ def _timed_out(states: JobState, ranks: Iterable[int]) -> bool:
 
 
 def _has_history(states: JobState) -> bool:
-    """Whether a rank recorded a call before the one that it waits in.
-
-    None is left if the ring buffer was overwritten, or only open entries were dumped."""
     for rank_state in states.ranks.values():
         wait = rank_state.wait
         entries = rank_state.recorder.collectives if rank_state.recorder else ()
@@ -172,7 +169,6 @@ def _blocks(rank_state: RankState | None, call: CollectiveNode, is_behind: bool)
 
 
 def _coalesced_transfers(rank_state: RankState) -> tuple[Collective, ...]:
-    """The open transfers that are coalesced with the call that a rank waits in."""
     wait = rank_state.wait
     return tuple(
         one for one in rank_state.transfers if wait and (one.group, one.sequence) == (wait.group, wait.sequence)

@@ -54,7 +54,6 @@ def uneven_of(states: JobState) -> UnevenLoaders | None:
 
 
 def _ends(progress: ProgressFacts | None) -> tuple[EpochEnd, ...]:
-    """The recorded ends, and the one that the current point implies."""
     if progress is None:
         return ()
     if progress.point == "epoch-end" and progress.epoch is not None and progress.stage in ("train", "validate"):
@@ -99,7 +98,6 @@ def _is_in(progress: ProgressFacts | None, end: _EpochEnd) -> bool:
 
 
 def _length(states: JobState, rank: int, end: _EpochEnd) -> int | None:
-    """The number of batches in an epoch of that loader on a rank, if known."""
     loaders = states.loaders.get(rank)
     found = (one.batches for one in loaders.of(end.stage) if one.index == end.loader) if loaders else iter(())
     return next(found, None)

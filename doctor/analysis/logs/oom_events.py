@@ -65,7 +65,6 @@ def _shortages(job: Job) -> Iterator[tuple[Event, OomMessage]]:
 
 
 def _worth(event: Event, shortage: OomMessage) -> tuple[bool, bool]:
-    """The amount of information in a message: numbers, then the frames of its traceback."""
     return shortage.wanted is not None, bool(event.frames)
 
 

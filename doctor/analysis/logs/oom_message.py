@@ -139,10 +139,6 @@ def _processes(said: str) -> tuple[tuple[int, int], ...]:
 
 
 def _with_others(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
-    """The message with its processes.
-
-    In a container torch does not find its own process id among those of the host: the process that holds slightly more
-    than the allocator is this one."""
     if message.in_use_by_process is None and (own := _own(message, processes)) is not None:
         processes = tuple(one for one in processes if one is not own)
         message = message._replace(in_use_by_process=own[1])

@@ -117,7 +117,6 @@ def _is_live(facts: ProgressFacts, now: float) -> bool:
 
 
 def _ends(evidence: LogEvidence) -> list[Event]:
-    """Evidence of a normal end, in order."""
     marks = (one for one in evidence.marks if one.kind == END)
     return sorted((*evidence.of("run.ended_well"), *marks), key=lambda one: (one.at or 0.0, one.line))
 
@@ -197,7 +196,6 @@ def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event
 
 
 def _trouble(evidence: LogEvidence, aftermath: LaterEvents) -> Iterator[Event]:
-    """Known failure messages, without interruptions."""
     for one in evidence.events:
         if one.kind not in _TROUBLE and not one.kind.startswith(tuple(kind for kind in _TROUBLE if kind.endswith("."))):
             continue
@@ -207,7 +205,6 @@ def _trouble(evidence: LogEvidence, aftermath: LaterEvents) -> Iterator[Event]:
 
 
 def _shown(errors: list[Event]) -> tuple[QuotedLine, ...]:
-    """The first ones of each rank; only the certain ones if there are any."""
     chosen = [one for one in errors if _is_strong(one)] or errors
     seen: dict[object, int] = {}
     turns: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""RUN008: the loss of a rank is no number any more."""
+"""RUN008: the loss of a rank is not finite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _first(step: int, what: str = "loss", name: str = "") -> ReplicaFacts:
 
 
 def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> JobBuilder:
-    """A job of four ranks that all saw 200 losses; those of ``ranks`` are spoilt from ``step`` on, those of the others
-    from ``then`` on."""
+    """A job of four ranks with 200 losses each, not finite on ``ranks`` from ``step`` on, on the others from ``then``
+    on."""
     others = ReplicaFacts(losses=200) if then is None else _first(then)
     return running(2, 2).put(others).put(_first(step), ranks=ranks)
 
@@ -74,7 +74,7 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
 
 
 class _RankLosses(NamedTuple):
-    """What a rank saw: its first value that is not finite, and after how many losses it is now."""
+    """The first value of a rank that is not finite, and the number of its losses."""
 
     rank: Rank
     first: NonFinite | None
@@ -82,7 +82,7 @@ class _RankLosses(NamedTuple):
 
     @property
     def step(self) -> float:
-        """The batch of the first one; infinite where there is none."""
+        """The batch of the first value; infinite without one."""
         return self.first.step if self.first else float("inf")
 
 
@@ -90,7 +90,7 @@ def _seen(rank: Rank) -> _RankLosses | None:
     replica = rank.find(ReplicaFacts)
     if replica is None or not (replica.losses or replica.non_finite):
         return None
-    # Of one batch the loss comes before the gradients that it spoils.
+    # In one batch the loss comes before its gradients.
     first = min(replica.non_finite, key=lambda one: (one.step, one.what != "loss"), default=None)
     return _RankLosses(rank, first, replica.losses)
 

@@ -153,8 +153,8 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
 
 
 class _Compared(NamedTuple):
-    """The checksums of one part after one step, or batch; ``still``: ranks on which it has not moved since the
-    beginning, ``moved``: those on which it has."""
+    """The checksums of one part after one step or batch; ``still``: ranks on which it has never changed, ``moved``: the
+    others."""
 
     step: int
     part: str
@@ -164,7 +164,7 @@ class _Compared(NamedTuple):
 
 
 def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
-    """Ranks that train one model together and hold it whole, each group by itself."""
+    """Ranks that train one model together and hold all of it, by group."""
     for role in same_role(job):
         whole = {rank.number for rank in role if (model := rank.find(ModelFacts)) and model.replicated}
         for members in replicas_in(job):
@@ -172,7 +172,7 @@ def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
 
 
 def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
-    """By step or batch and by part, oldest first, where two ranks or more have it."""
+    """The checksums by step or batch and part that two ranks or more have, oldest first."""
     found: dict[tuple[int, str], dict[int, Checksum]] = {}
     for rank in ranks:
         for one in _checksums(rank):
@@ -188,8 +188,8 @@ def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
 
 
 def _is_refuted(one: _Compared, batches: Sequence[_Compared]) -> bool:
-    """Whether the same ranks held equal values of this part after the same batch, when that was last compared: then
-    not all of them counted every step."""
+    """Whether the last comparison of this part by batch was equal on these ranks: then not all of them count every
+    step."""
     newest = next((other for other in reversed(batches) if other.part == one.part), None)
     return newest is not None and not newest.split.minorities and _ranks_of(one) <= _ranks_of(newest)
 
@@ -197,8 +197,9 @@ def _is_refuted(one: _Compared, batches: Sequence[_Compared]) -> bool:
 def _uncounted(
     job: Job, ranks: tuple[Rank, ...], steps: Sequence[_Compared], batches: Sequence[_Compared]
 ) -> Iterator[Verdict]:
-    """Ranks that differ after the same batch and counted no steps in common. They may take different numbers of batches
-    for a step, unless one keeps what it began with, time and again, while others have moved on."""
+    """Ranks that differ after the same batch and have no common step.
+
+    They may need different numbers of batches for a step, unless one keeps its initial values while others change."""
     apart = [one for one in batches if one.split.minorities and not _ranks_of(one) <= _compared(steps)]
     stuck = [one for one in apart if one.still and one.moved]
     keeps = frozenset.intersection(*(one.still for one in stuck)) if len(stuck) > 1 else frozenset[int]()
@@ -214,7 +215,7 @@ def _uncounted(
 
 
 _RECENT = 4
-"""Comparisons by batch that speak of now: one for each of a few parts."""
+"""The number of recent comparisons by batch: one for each of a few parts."""
 
 
 def _compared(steps: Iterable[_Compared]) -> frozenset[int]:
@@ -272,7 +273,7 @@ def _described(one: _Compared) -> dict[str, list[int]]:
 
 
 def _initial(ranks: Iterable[Rank]) -> dict[str, list[int]]:
-    """Ranks by the checksum of what they began with."""
+    """Ranks by the checksum of their initial parameters."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
         model = rank.find(ModelFacts)

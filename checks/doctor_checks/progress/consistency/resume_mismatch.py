@@ -82,14 +82,14 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 
 
 _SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
-"""Messages about one tensor of a checkpoint: the model may be another one, or its shards."""
+"""Messages about one tensor of a checkpoint: another model, or another sharding."""
 _OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
-"""Names that tensors have in shards alone."""
+"""Names that only tensors of shards have."""
 _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _worlds(job: Job) -> Iterator[Finding]:
-    """Refusals that name the number of ranks, or a size of their groups."""
+    """Errors with the number of ranks, or the size of their groups."""
     for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
         was = group.value("was", "was2", "was3", "old", "old2") or "other"
         now = group.value("now", "now3", "new", "new2") or "another number"
@@ -105,7 +105,7 @@ def _worlds(job: Job) -> Iterator[Finding]:
 
 
 def _shards(job: Job) -> Iterator[Finding]:
-    """Tensors of shards that do not fit."""
+    """Errors about tensors of shards."""
     for group in event_groups(job, *_SIZES):
         of_shards = tuple(one for one in group.events if _is_of_shard(one))
         if of_shards:
@@ -121,14 +121,14 @@ def _shards(job: Job) -> Iterator[Finding]:
 
 
 def _is_of_shard(event: Event) -> bool:
-    """Whether a tensor is of a shard: by its name, or because one side is flat and the other is not."""
+    """Whether a tensor is a shard: by its name, or because only one of the two shapes is flat."""
     name = event.value("key") or event.value("key2") or ""
     was, now = (len(re.findall(r"\d+", event.value(side) or "")) for side in ("was", "now"))
     return bool(_OF_SHARDS.search(name)) or (event.kind == "run.resume_sizes" and was != now)
 
 
 def _steps(job: Job) -> Iterator[Finding]:
-    """Ranks that say the same words with another step, each as often as the others."""
+    """Ranks that log the same text with different steps, equally often."""
     by_rank: dict[int, list[Event]] = {}
     for group in event_groups(job, "run.resumed"):
         for event in group.events:

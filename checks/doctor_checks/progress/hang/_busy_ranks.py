@@ -98,7 +98,6 @@ def _confidence(seconds: float, before: float, limit: float | None, waits: bool,
 
 
 def _seconds_before(evidence: LogEvidence) -> float:
-    """Seconds of all work that was completed."""
     done = {
         (bar.file, bar.rank, bar.value("total")): seconds_of(bar.value("elapsed") or "") or 0.0
         for bar in evidence.of(*BARS)
@@ -108,7 +107,6 @@ def _seconds_before(evidence: LogEvidence) -> float:
 
 
 def _last_bars(evidence: LogEvidence) -> list[Event]:
-    """The newest state of each bar that is not complete."""
     newest: dict[tuple[str, int | None, str], Event] = {}
     for event in sorted(evidence.of(*BARS), key=lambda bar: (bar.line, seconds_of(bar.value("elapsed") or "") or 0)):
         newest[event.file, event.rank, event.value("words") or ""] = event
@@ -137,7 +135,6 @@ def _by_messages(evidence: LogEvidence, waits: tuple[Event, ...]) -> Iterable[Bu
 
 
 def _limit(waits: Iterable[Event]) -> float | None:
-    """The timeout in seconds that the first of them reports."""
     for wait in waits:
         milliseconds = wait.value("timeout") or wait.value("ms")
         if milliseconds and milliseconds.isdigit():

@@ -39,7 +39,7 @@ _SIGTERM = package_frame("lightning/pytorch/loops/training_epoch_loop.py", 265, 
 
 
 def _skipped(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """This rank has not made the newest call but the one that follows it in each batch."""
+    """The rank skipped the newest call and made the one that follows it in each batch."""
     flag = (_SIGTERM, _LOOP)
     before = (Collective("0", old[-2].sequence, "broadcast", retired=True, frames=flag),)
     return (*old[:-2], *before, Collective("0", old[-1].sequence, "broadcast", at=old[-1].at, frames=flag))
@@ -50,7 +50,7 @@ def _with_flag(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Of stacks in a log that wait under a condition on the rank, and of calls that torch saw one rank alone make."""
+    """Stacks that wait under a condition on the rank, and calls that torch saw on one rank only."""
     found = diagnose_stall(job)
     if job.evidence is None or (found is not None and found.one_sided is not None):
         return
@@ -68,8 +68,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
-    """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` has all ranks meet before each collective: where all but one did not come,
-    that one is alone in the call."""
+    """A call of a single rank.
+
+    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` all ranks enter a barrier before each collective."""
     barriers = event_groups(job, "torch.monitored_barrier")
     missed = {int(rank) for group in barriers for text in group.values("failed") for rank in text.split(",")}
     for group in event_groups(job, "torch.wrapper_barrier"):

@@ -70,7 +70,7 @@ def _of_size(ranks: tuple[int, ...], world: int, *, size: int, kind: str = "Floa
 
 
 def _reshaped(sketch: JobBuilder) -> JobBuilder:
-    """Rank 1 gives as many elements in another shape."""
+    """Rank 1 passes the same number of elements in another shape."""
     line = user_frame(50)
     sketch = with_call(sketch, range(3), "all_reduce", line, ago=1, input_sizes=((10,),))
     return with_call(sketch, (1,), "all_reduce", line, ago=1, input_sizes=((2, 5),))
@@ -89,7 +89,7 @@ def _of_operation(ranks: tuple[int, ...], world: int, operation: str) -> JobBuil
 
 
 def _logged_mismatch(rank: int, shape: str, *, number: str = "SequenceNumber=38, ") -> str:
-    """A call of a rank as TORCH_DISTRIBUTED_DEBUG=DETAIL prints it."""
+    """A call of a rank as logged with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     return f"[rank{rank}]:[I ProcessGroupWrapper.cpp:587] [{_call_of(rank, shape, '] Running', number)}"
 
 
@@ -103,7 +103,7 @@ _OLD_REFUSAL = " is running inconsistent"
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """What messages alone tell: torch's own comparison, calls that it prints, and back ends that notice sizes."""
+    """Messages alone: torch's own comparison, logged calls, and backends that detect different sizes."""
     found = diagnose_stall(job)
     if job.evidence is None or (found and (found.divergence or (found.ending and found.ending.nature == "mismatch"))):
         return
@@ -119,7 +119,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield from _of_watchdogs(job)
     for group in event_groups(job, *([] if refused else kinds)):
         words, sure = _NOTICED[group.kind]
-        # https://github.com/NVIDIA/nccl/pull/605: sizes, or settings of NCCL, that are not the same on all ranks.
+        # https://github.com/NVIDIA/nccl/pull/605: different sizes, or different settings of NCCL.
         settings = _SETTINGS if group.kind.partition(".")[2] in ("net_mismatch", "truncated_data") else ""
         yield finding_from_logs(group, words, fix=_fix("size") + settings, confidence=sure)
 
@@ -134,7 +134,7 @@ _SETTINGS = (
 
 
 def _of_counted(calls: tuple[Event, ...]) -> Finding:
-    """Calls that NCCL counts alike (``NCCL_DEBUG_SUBSYS=COLL``)."""
+    """Calls that NCCL numbers equally (``NCCL_DEBUG_SUBSYS=COLL``)."""
     group = EventGroup(calls[0].kind, calls)
     words = {(event.rank, event.pid): f"{event.value('op')} of {event.value('count')}" for event in calls}
     ranks = {rank: said for (rank, _), said in words.items() if rank is not None}
@@ -151,7 +151,8 @@ def _of_counted(calls: tuple[Event, ...]) -> Finding:
 
 
 def _of_watchdogs(job: Job) -> Iterator[Finding]:
-    """Ranks that gave up in different operations of one group, of which one ends on some ranks before others come."""
+    """Ranks that timed out in different operations of one group, one of which completes on some ranks before others
+    enter it."""
     calls: dict[int, Collective] = {}
     for rank in job.ranks:
         recorder = rank.find(RecorderFacts)
@@ -183,7 +184,7 @@ _NOTICED = {
     "run.net_mismatch": ("NCCL received another size than the collective of this rank has", 0.75),
     "nccl.truncated_data": ("NCCL received more bytes than the collective of this rank has", 0.75),
 }
-"""Messages of back ends that compare what they are given, what they mean, and how surely."""
+"""Messages of backends that compare their arguments, the claim, and the confidence."""
 
 
 def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *kinds: str) -> Finding:
@@ -349,14 +350,13 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
 
 
 def _at(site: CallSite) -> str:
-    """`` in self.log(..., sync_dist=True)``, `` at train.py:50 (training_step)``; empty where neither is known."""
     if site.words:
         return f" in {site.words}"
     return f" at {site.place}" if site.place else ""
 
 
 def _of_silence(divergence: Divergence) -> Finding:
-    """Of a call that ended, with wrong values, or with shapes that no back end minds."""
+    """A completed call with wrong values, or with different shapes, which backends accept."""
     is_shape = divergence.aspect == "shape"
     calls = "; ".join(
         f"{ranks_in_words(one.ranks)}: {_call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"
@@ -385,12 +385,11 @@ _SILENT = {
 
 
 def _shaped(entry: Collective) -> str:
-    """`` as 2 x 4``."""
     return " as " + ", ".join(" x ".join(map(str, sizes)) for sizes in entry.input_sizes)
 
 
 def _number(found: Diagnosis, divergence: Divergence) -> str:
-    """Which call, and when: `` (number 140 of the default group; training, epoch 1, batch 40)``."""
+    """`` (number 140 of the default group; training, epoch 1, batch 40)``."""
     place = found.first.place if found.first else ""
     which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
     text = "; ".join(part for part in (which, place) if part)
@@ -423,7 +422,7 @@ def _fix(aspect: str) -> str:
 
 
 def _of_error(found: Diagnosis) -> Finding:
-    """What the errors of all ranks tell of one another's calls."""
+    """The calls in the errors of all ranks."""
     failures = [one.progress.failure for one in found.states.ranks.values() if one.progress and one.progress.failure]
     reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
     parted = split_values(reported)
@@ -445,7 +444,7 @@ def _of_error(found: Diagnosis) -> Finding:
 
 
 def _headline(call: str) -> str:
-    """``ALLREDUCE of [10] Float``, number 5 of its group, from torch's own words for a call."""
+    """``ALLREDUCE of [10] Float, number 5`` from torch's text for a call."""
     parts = {name: value.strip("[] ") for name, value in _PARTS.findall(call)}
     shape, number = parts.get("TensorShape"), parts.get("SequenceNumber")
     words = parts.get("OpType") or call.partition(",")[0][:80]

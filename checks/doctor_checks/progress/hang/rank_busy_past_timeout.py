@@ -1,4 +1,4 @@
-"""RUN010: the others wait because one rank is busy with something else."""
+"""RUN010: the others wait for a rank that is busy with local work."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _finding(found: Diagnosis) -> Finding:
 
 
 def _workers(found: Diagnosis) -> dict[str, object]:
-    """Its children, data workers most of all, by the kernel's state: T stopped, D blocked, Z dead."""
+    """Its child processes, mostly data workers, with their kernel state: T stopped, D blocked, Z dead."""
     progress = found.first.progress if found.first else None
     children = progress.children if progress else ()
     return {"children": [f"{child.pid} {child.name} {child.state}" for child in children[:16]]} if children else {}

@@ -1,4 +1,4 @@
-"""RUN004: the first rank that failed; what the others report is its consequence."""
+"""RUN004: the first rank that failed; the errors of the others are consequences."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to comp
 _CONSEQUENCES = ("RUN001", "RUN002", "RUN003", "RUN006", "RUN010", "RUN012", "RUN015", "RUN016")
 _CRASHED = "Child process with PID 42 terminated with code -11. Forcefully terminating all other processes"
 _OF_A_GAP = ("RUN001", "RUN003", "RUN012", "RUN016")
-"""What follows from a rank that is gone; what it was aborted for is not among it."""
+"""Consequences of a lost rank, without the causes of an abort."""
 _STEP = user_frame(58)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Of exceptions that no label gives to a rank, and of processes whose end a launcher alone tells."""
+    """Exceptions without a rank label, and processes whose end only a launcher reported."""
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
             yield suspect.finding(_RAS_FIX)
@@ -103,7 +103,7 @@ def _of_reports(events: tuple[Event, ...]) -> Finding:
 
 
 def _signals(job: Job) -> tuple[Event, ...]:
-    """Ends of processes by a signal that is nobody's wish, as a launcher tells them without a rank."""
+    """Ends of processes by a crash signal that a launcher reported without a rank."""
     events = (event for one in event_groups(job, *_EXITS) for event in one.events)
     return tuple(event for event in events if _signal_of(event) in _CRASHES)
 
@@ -111,7 +111,7 @@ def _signals(job: Job) -> tuple[Event, ...]:
 def _signal_of(event: Event) -> int:
     codes = (event.value(name) for name in ("code", "code2", "code3"))
     code = int(next((one for one in codes if one), 0))
-    # "died with <Signals.SIGSEGV: 11>" tells the signal itself.
+    # "died with <Signals.SIGSEGV: 11>" has the signal itself.
     return code if event.value("sig") else -code if code < 0 else code - 128
 
 
@@ -149,9 +149,9 @@ def _who_ended(event: Event) -> str:
 
 
 _EXITS = ("elastic.failed", "pl.child", "launch.exit_code")
-"""Messages that tell the exit code of a process, and not its rank."""
+"""Messages with the exit code of a process, but not its rank."""
 _OWN = 0.6
-"""Confidence of a diagnosis below which an error that a log shows tells more."""
+"""Confidence of a diagnosis below which an error in a log is more specific."""
 
 
 def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
@@ -334,7 +334,7 @@ def _finding(job: Job, found: Diagnosis, ending: RunEnd) -> Finding:
             **_lines(job, ending),
         },
         fix=_fix(found, ending),
-        # What a log tells of a rank that only lost others, or of NCCL in general, is a failure without its cause.
+        # A lost peer, or a general NCCL error, in a log is a failure without its cause.
         severity=Severity.WARNING if job.evidence is not None and sure < _A_CAUSE else None,
         confidence=sure,
         explains=_CONSEQUENCES if failure else _OF_A_GAP,
@@ -346,7 +346,7 @@ _A_CAUSE = 0.5
 _GENERAL = re.compile(
     r"NCCL error in: .{0,200}?(?:unhandled \w+ error|internal error|remote process exited|invalid usage)"
 )
-"""What NCCL says where its own lines hold the cause."""
+"""NCCL errors whose cause is in NCCL's own log lines."""
 
 
 def _certainty(failure: Failure | None) -> float:
@@ -356,11 +356,11 @@ def _certainty(failure: Failure | None) -> float:
 
 
 _CERTAINTY = {"exit code": 0.6, "SIGKILL": 0.7, "SIGSEGV": 0.85, "SIGBUS": 0.8}
-"""How surely a verdict that only names how a process ended is the cause."""
+"""Confidence that an error which only names how a process ended is the cause."""
 
 
 def _lines(job: Job, ending: RunEnd) -> dict[str, object]:
-    """Where logs hold the errors of those that ended first."""
+    """The log lines with the errors of the ranks that ended first."""
     events = exceptions(job.evidence) if job.evidence else ()
     own = [line_of(event) for event in events if event.rank in ending.ranks]
     return {"said": own[:_SHOWN]} if own else {}
@@ -370,7 +370,7 @@ _SHOWN = 4
 
 
 def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
-    """The user's innermost lines on the way to an error, else the innermost of all, and how many more there are."""
+    """The innermost lines of user code in a stack, else the innermost of all, and the number of the others."""
     own = [frame for frame in frames if frame.user]
     shown = (own or frames)[:most]
     left, own_left = len(frames) - len(shown), max(0, len(own) - len(shown))
@@ -380,7 +380,7 @@ def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
 
 
 def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
-    """The newest call of some of the other ranks, with its sizes: the one that died may have made it with others."""
+    """The newest call of some other ranks with its sizes: the failed rank may have taken part in it."""
     others = (one for rank, one in found.states.ranks.items() if rank not in found.ranks)
     calls = ((one.rank, one.recorder.collectives[-1]) for one in others if one.recorder and one.recorder.collectives)
     return {
@@ -390,7 +390,7 @@ def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
 
 
 def _line(failure: Failure | None) -> Frame | None:
-    """The user's innermost line on the way to the error, else the innermost that is a line of a file."""
+    """The innermost line of user code in the stack of the error, else the innermost line of a file."""
     frames = failure.frames if failure else ()
     lines = [frame for frame in frames if not frame.file.startswith("<frozen")]
     return next((frame for frame in frames if frame.user), next(iter(lines or frames), None))
@@ -415,7 +415,6 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
 
 
 def _headline(failure: Failure, most: int = 200) -> str:
-    """The first line of the error with its kind."""
     words = failure.message.strip().partition("\n")[0]
     words = words if words.startswith(failure.kind) else f"{failure.kind}: {words}".rstrip(": ")
     return words if len(words) <= most else f"{words[:most]}…"

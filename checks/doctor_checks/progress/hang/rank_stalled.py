@@ -1,4 +1,4 @@
-"""RUN001: the run stands still because of a rank that is not where the others wait."""
+"""RUN001: the run hangs because of a rank that is not where the others wait."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _GLOO = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Of time-outs alone, where nothing tells who was missing."""
+    """Timeouts in logs, if nothing else shows the missing rank."""
     for suspect in ras_suspects(job):
         if suspect.state in ("silent", "behind"):
             yield suspect.finding(_RAS_FIX)
@@ -90,7 +90,7 @@ _RAS_FIX = (
     "see whether its counts go on."
 )
 _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
-"""Messages by which torch itself names the ranks that did not come."""
+"""Messages in which torch names the missing ranks."""
 
 
 _TIMEOUTS = ("torch.nccl.watchdog_timeout", "torch.nccl.blocking_wait", "torch.nccl2.timeout", "gloo.timeout")
@@ -101,7 +101,7 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
     missing = tuple(sorted({int(one) for text in texts for one in text.split(",") if one.strip()}))
     is_most = 2 * len(missing) > job.world_size
     if is_most and is_logged(job, "torch.wrapper_barrier"):
-        # The one that is there called what the others did not: RUN006.
+        # The present rank made a call that the others did not: RUN006.
         return
     meeting = "a barrier" if group.kind == "torch.monitored_barrier" else "any collective"
     yield finding_from_logs(
@@ -115,7 +115,7 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
 
 
 def _missing_from(job: Job, waited: tuple[Event, ...]) -> tuple[int, ...]:
-    """The ranks that are known and did not run out of time, where most did."""
+    """The known ranks that did not time out, if most did."""
     ran_out = {event.rank for event in waited if event.rank is not None}
     others = tuple(sorted({rank.number for rank in job.ranks}.difference(ran_out)))
     return others if len(others) < len(ran_out) else ()
@@ -171,7 +171,7 @@ def _collect(job: Job | None) -> str:
 
 
 def _dumps(sketch: JobBuilder) -> JobBuilder:
-    """The same job, of which dumps of its flight recorders are left and nothing else."""
+    """The same job with flight-recorder dumps only."""
     return sketch.drop(ProgressFacts, reason="no such evidence")
 
 
@@ -348,7 +348,7 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
 
 
 def _has_dumps(found: Diagnosis) -> bool:
-    """Whether recorders tell of ranks, and not only the words of watchdogs in logs, which have no format."""
+    """Whether there are flight-recorder dumps, which have a version, and not only watchdog messages in logs."""
     return any(one.recorder is not None and one.recorder.version is not None for one in found.states.ranks.values())
 
 
@@ -408,7 +408,7 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
 
 
 def _calls_apart(found: Diagnosis) -> str:
-    """Where both sides wait, as far as it is known."""
+    """The different calls that the ranks wait in, if known."""
     if found.divergence is not None:
         variants = (f"{ranks_in_words(one.ranks)} in {one.site.text}" for one in found.divergence.variants[:4])
         return f"; they wait in different calls: {', '.join(variants)}"
@@ -428,7 +428,7 @@ def _together(found: Diagnosis) -> tuple[str, str]:
 
 
 def _never_worked(found: Diagnosis) -> bool:
-    """Whether no collective of the group that all wait in was ever completed, as counters say."""
+    """Whether no collective of the group was ever completed, by the counters."""
     waits = {one.wait.group for one in found.states.ranks.values() if one.wait is not None}
     groups = [
         group

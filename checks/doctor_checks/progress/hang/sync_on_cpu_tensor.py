@@ -1,4 +1,4 @@
-"""RUN011: a tensor in host memory is reduced by a back end that takes only tensors of devices."""
+"""RUN011: a tensor in host memory is passed to a backend that accepts only device tensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _finding(group: EventGroup) -> Finding:
 
 
 def _caller(frames: tuple[Frame, ...]) -> tuple[str, str]:
-    """Who calls, in words, and what to do there; both empty where the stack is not known."""
+    """The caller as text and its fix; both empty if the stack is unknown."""
     for path, words, fix in _CALLERS:
         if any(path in frame.file for frame in frames):
             return words, fix

@@ -17,8 +17,8 @@ from doctor.testing import Fails, JobBuilder, Passes, running
 MIB = 1 << 20
 
 BACKWARD_TO_FORWARD = 2.0
-"""Arithmetic of the backward pass by that of the forward pass: a product for the inputs' and one for the weights'
-gradients (Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1)."""
+"""The ratio of arithmetic in the backward and forward passes: one product for the gradients of the inputs and one for
+those of the weights (Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1)."""
 
 
 def _steps(forward: float, backward: float, windows: int = 6) -> StepFacts:
@@ -65,8 +65,8 @@ def communication_bound(
     Fix: accumulate gradients over several batches, larger batches, gradients in bfloat16; see that the fast network is
     used at all (NCCL_DEBUG=INFO says which).
     """
-    # With 30 %, twice the batch (or two accumulated) saves 15 % of the time that a sample takes. The estimate takes any
-    # slowness of the backward pass for communication, so it has to be larger.
+    # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any
+    # slowness of the backward pass to communication, so the threshold is larger.
     judged = False
     for ranks in same_role(job):
         steps, windows = common_windows(ranks, int(least_windows), watched_seconds)
@@ -84,7 +84,7 @@ def communication_bound(
 
 
 class _Cost(NamedTuple):
-    """Seconds a step that every rank spends in collectives at least, of ``total``, by estimate."""
+    """The estimated minimum time that every rank spends in collectives, of ``total``, in seconds per step."""
 
     seconds: float
     total: float
@@ -98,8 +98,9 @@ def _on_gpu(ranks: tuple[Rank, ...]) -> bool:
 
 
 def _cost(windows: Mapping[int, list[Window]], *, on_gpu: bool) -> _Cost | None:
-    """What the rank that waits least spends on it: what others wait beyond that is a straggler's (RUN003). It is what
-    the backward pass takes beyond its arithmetic; a host that only launches kernels can't tell."""
+    """The cost on the rank that waits least; more is the wait for a straggler (RUN003).
+
+    It is the excess of the backward pass over its arithmetic, which is unknown on a host that only launches kernels."""
     if on_gpu:
         return None
     parts = [typical_parts(own) for own in windows.values()]
@@ -133,13 +134,14 @@ def _finding(job: Job, cost: _Cost) -> Finding:
 
 
 def _gradient_bytes(job: Job) -> int:
-    """Of one reduction: four bytes for each parameter that is trained."""
+    """The bytes of one reduction: four for each trained parameter."""
     return max((4 * (model.trainable or model.parameters) for model, _ in job.facts(ModelFacts)), default=0)
 
 
 def _slowest_link(job: Job) -> float | None:
-    """Bytes a second of the network of the host that has the slowest, where a job spans several; ``None`` if a host
-    does not tell. A ring sends each gradient twice over it."""
+    """Bytes per second of the slowest network of the hosts of a multi-host job; ``None`` if one is unknown.
+
+    A ring sends each gradient over it twice."""
     if not job.is_multi_host:
         return None
     speeds = []

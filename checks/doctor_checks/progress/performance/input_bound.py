@@ -15,8 +15,8 @@ from doctor.testing import Fails, JobBuilder, Passes, running
 def _waiting(
     *ranks: int, data: float, step: float = 0.4, windows: int = 6, workers: int = 2, device: float | None = None
 ) -> JobBuilder:
-    """A job of two hosts; on ``ranks`` a step takes ``step`` seconds, of which ``data`` are spent on waiting for data,
-    and the device works for ``device`` of them."""
+    """A job of two hosts; on ``ranks`` a step takes ``step`` seconds, of which ``data`` is waiting for data, and the
+    device works for ``device`` of them."""
     facts = StepFacts(windows=tuple(Window(20 * one, 20, step, data=data, device=device) for one in range(windows)))
     loader = Loader("train", loader="DataLoader", workers=workers, persistent=True)
     return running(2, 2).put(facts, ranks=ranks).put(LoaderFacts(loaders=(loader,)), ranks=ranks)
@@ -63,8 +63,8 @@ def input_bound(
     Fix: more `num_workers` with `persistent_workers=True` and a larger `prefetch_factor`; data decoded and packed
     beforehand, on local storage; `pin_memory=True`.
     """
-    # torch's TensorBoard profiler advises from 5 % of the step on; at a quarter one GPU in four is paid for waiting.
-    # Less than 10 ms a step is the price of a batch that is there, handed over and sent to the device.
+    # torch's TensorBoard profiler warns from 5 % of the step; at a quarter, one GPU in four is idle. Less than 10 ms
+    # per step is the transfer of a ready batch to the device.
     waits = [wait for rank in job.ranks if (wait := _wait(rank, int(least_windows), watched_seconds))]
     waits = [_without_rank_zero(wait, waits[0]) for wait in waits]
     if not waits:
@@ -75,8 +75,8 @@ def input_bound(
 
 
 class _Wait(NamedTuple):
-    """Seconds a step that a rank waits for data, of ``total``. ``loop``: what it spends on optimizer, hooks, logging;
-    ``workers``: of its loaders, ``None`` if not known."""
+    """Seconds per step that a rank waits for data, of ``total``. ``loop``: its time for optimizer, hooks, logging;
+    ``workers``: of its loaders, ``None`` if unknown."""
 
     rank: Rank
     data: float
@@ -86,7 +86,7 @@ class _Wait(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the step."""
+        """The fraction of the step."""
         return self.data / self.total
 
 
@@ -97,7 +97,7 @@ def _wait(rank: Rank, least: int, seconds: float) -> _Wait | None:
         return None
     workers = [loader.workers for loader in loaders.of("train") if loader.workers is not None] if loaders else []
     total, devices = typical_total(windows), [window.device for window in windows if window.device is not None]
-    # A host that waits while its device works off what was launched costs nothing.
+    # Waiting of the host costs nothing while its device processes launched work.
     idle = max(0.0, total - median(devices)) if devices else total
     parts = typical_parts(windows)
     loop = parts["optimizer"] + parts["other"]
@@ -105,8 +105,7 @@ def _wait(rank: Rank, least: int, seconds: float) -> _Wait | None:
 
 
 def _without_rank_zero(wait: _Wait, first: _Wait) -> _Wait:
-    """Lightning broadcasts a flag from rank 0 before each batch: what rank 0 spends on its loop beyond this rank's own
-    is waited for there."""
+    """Lightning broadcasts a flag from rank 0 before each batch, so other ranks wait there for the loop of rank 0."""
     if first.rank.number != 0:
         return wait
     return wait._replace(data=max(0.0, wait.data - max(0.0, first.loop - wait.loop)))

@@ -15,23 +15,24 @@ from doctor.facts import MemorySample, RunMemoryFacts, StepFacts, TrainingFacts,
 from doctor.testing import Fails, JobBuilder, Passes, running
 
 WAITS_ON_PROCESSOR = ("backward", "forward", "data", "other", "optimizer")
-"""Parts of a step by how likely it is that a rank waits for others in them, the likeliest first. DDP reduces gradients
-in the backward pass and sends buffers in the forward pass; Lightning broadcasts a flag before it asks for a batch."""
+"""Parts of a step by the probability that a rank waits for others in them, the highest first. DDP reduces gradients in
+the backward pass and sends buffers in the forward pass; Lightning broadcasts a flag before each batch."""
 
 WAITS_ON_GPU = ("other", "backward", "optimizer", "forward", "data")
-"""The same where the host only launches kernels: it waits where a value is read back, or where the queue is full."""
+"""The same if the host only launches kernels: it waits when a value is read back, or when the queue is full."""
 
 NEAR = 0.5
-"""Of what a rank spends more than its peers, the share that these must be seen to wait. Ranks that wait
-for one another wait for all of it: 1.00 to 1.01 in watched loops of two ranks on a busy host, with and without
-accumulation. Medians of parts that vary do not add up, hence half."""
+"""The fraction of a rank's excess time that its peers must be seen to wait. Ranks that wait for one another wait for
+all of it: 1.00 to 1.01 in monitored loops of two ranks on a busy host, with and without accumulation. Medians of
+varying parts do not add up, hence one half."""
 
 NOTHING_TO_COMPARE = "not enough steps yet on ranks that do the same work"
 
 
 def _windows(count: int = 6, first: int = 100, mean: float | None = None, **parts: float) -> StepFacts:
-    """``count`` windows of 20 steps with these parts, seconds a step; the healthy ones of ``running`` for the rest.
-    ``mean``: of whole steps, where some take longer than these."""
+    """``count`` windows of 20 steps with these parts in seconds per step, else those of ``running``.
+
+    ``mean``: of whole steps, if some take longer."""
     usual = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01}
     step = {name: parts.get(name, seconds) for name, seconds in usual.items()}
     total = sum(step.values())
@@ -61,7 +62,7 @@ def _job(usual: StepFacts, slow: Mapping[int, StepFacts], hosts: int = 2, gpus: 
 
 
 def _noisy(seed: int) -> StepFacts:
-    """Windows whose parts swing by as much as those of an overcommitted host do, each in another way."""
+    """Windows whose parts vary as on an overcommitted host, each in another way."""
     swings = [((seed * 7 + place * 5) % 11 - 5) * 0.012 for place in range(8)]
     return StepFacts(
         windows=tuple(
@@ -72,7 +73,7 @@ def _noisy(seed: int) -> StepFacts:
 
 
 def _swinging() -> StepFacts:
-    """Slow in every other window alone."""
+    """Slow in every other window."""
     slow, usual = _windows(data=0.11, backward=0.15).windows, _windows().windows
     return StepFacts(windows=tuple((slow if place % 2 else usual)[place] for place in range(6)))
 
@@ -176,8 +177,8 @@ def rank_straggling(
     Fix: look at what this rank spends its time on: its loader and storage, the size of its batches, its GPU's clocks,
     or work that only it does.
     """
-    # A tenth of the step is where TraceML warns. Less than 5 ms, or less than 3 s of steps, is what other processes on
-    # a busy host take; windows are medians of 20 steps, so single slow steps are none.
+    # TraceML warns from a tenth of the step. Less than 5 ms, or less than 3 s of steps, may be other processes on a
+    # busy host; windows are medians of 20 steps, so single slow steps do not count.
     found = False
     for ranks in same_role(job):
         steps, windows = common_windows(ranks, int(least_windows), watched_seconds)
@@ -189,9 +190,9 @@ def rank_straggling(
 
 
 class _Lag(NamedTuple):
-    """What one rank spends more than its peers in a window: ``excess`` seconds a step in ``part`` (``own`` in all),
-    while the others wait ``waited`` seconds in ``wait``, and ``waited_in_all`` in all parts and in rare steps;
-    ``total``: a step of this rank; ``longer``: what its steps take more than those of the others, on average."""
+    """The excess time of a rank in a window: ``excess`` seconds per step in ``part`` (``own`` in all parts), while the
+    others wait ``waited`` seconds in ``wait``, and ``waited_in_all`` in all parts and in rare steps; ``total``: a step
+    of this rank; ``longer``: the mean excess of its whole steps."""
 
     part: str
     excess: float
@@ -203,8 +204,9 @@ class _Lag(NamedTuple):
     longer: float
 
     def is_waited_for(self, limit: float) -> bool:
-        """Whether the others pay for the excess. Steps that take longer on average are other steps: ranks that wait for
-        one another take as many in the same time."""
+        """Whether the others wait for the excess.
+
+        If the mean step is longer, the steps are independent: ranks that wait for one another have equal mean steps."""
         return self.longer < limit and self.waited_in_all >= NEAR * self.excess
 
 
@@ -228,7 +230,7 @@ def _judge(
             lag = _typical(own)
             if lag.is_waited_for(max(least, share * lag.total)):
                 slow.setdefault(lag.part, {})[rank] = lag
-    # Where most are slow, those that are not are the odd ones, and nobody waits for them.
+    # If most ranks are slow, the others are the odd ones, and no rank waits for them.
     if sum(map(len, slow.values())) <= len(windows) / 2:
         for part, members in slow.items():
             yield _finding(job, ranks, part, members)
@@ -243,8 +245,10 @@ def _order(ranks: tuple[Rank, ...]) -> tuple[str, ...]:
 def _lags(
     windows: Mapping[int, Window], order: tuple[str, ...], share: float, least: float
 ) -> Iterator[tuple[int, _Lag]]:
-    """The ranks that are slow in one window. Who spends more in a part in which others are likely to be waited for has
-    waited; who spends more elsewhere, and less there, was waited for."""
+    """The ranks that are slow in one window.
+
+    A rank with excess time in a part in which ranks are likely to wait has waited; one with excess elsewhere, and less
+    there, made others wait."""
     parts = {rank: parts_of(window) for rank, window in windows.items()}
     peers = {name: PeerValues(own[name] for own in parts.values()) for name in PHASES}
     totals = PeerValues(window.total for window in windows.values())
@@ -268,7 +272,7 @@ def _mean(window: Window) -> float:
 
 
 def _typical(lags: list[_Lag]) -> _Lag:
-    """The part that it is mostly, with its medians."""
+    """The most frequent part, with its medians."""
     part = Counter(lag.part for lag in lags).most_common(1)[0][0]
     own = [lag for lag in lags if lag.part == part]
     return own[-1]._replace(
@@ -313,7 +317,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
 
 
 def _units(ranks: tuple[Rank, ...], number: int) -> tuple[int | None, float | None]:
-    """Tokens or samples of a rank's largest recent batch, and the median of its peers'."""
+    """Tokens or samples of a rank's largest recent batch, and the median of its peers."""
     sizes = {rank.number: size for rank in ranks if (size := _largest(rank)) is not None}
     others = [size for rank, size in sizes.items() if rank != number]
     return sizes.get(number), median(others) if others else None

@@ -259,7 +259,6 @@ class ComponentModel:
         return ahead, back
 
     def _ways(self, place: int, ahead: float, back: float, common: float | None) -> Iterator[_CellSlowdown]:
-        """The ways in which a cell with such readings may be slow."""
         each = self._price_of_level(1)
         mean = (ahead + back) / 2 if ahead and back else 0.0
         # Of equal ways the last one wins, so those with fewer free parameters come later.

@@ -126,7 +126,6 @@ class SuspectSearch:
         ]
 
     def _drop_redundant(self) -> None:
-        """Remove components that later ones explain as well."""
         for fit in sorted(self.found, key=lambda fit: fit.score):
             self.model.remove(fit)
             again = self.best(fit.part)
