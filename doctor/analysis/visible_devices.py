@@ -174,12 +174,8 @@ def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], str | Non
     for position, entry in enumerate(listed.entries):
         if int(entry) >= there:
             kept = [gpus.gpus[int(index)] for index in listed.entries[:position]]
-            return kept, f"names device {entry}, and this host shows {_counted(there)}"
+            return kept, f"names device {entry}, and this host shows {there} GPU{'' if there == 1 else 's'}"
     return [gpus.gpus[int(index)] for index in listed.entries], None
-
-
-def _counted(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str | None) -> VisibleDevices:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from doctor.analysis.stats.majority import split_values
-from doctor.api import Job
+from doctor.api import Job, Skip, Unknown, Verdict
 from doctor.facts import Loader, LoaderEpoch, LoaderFacts, TrainingFacts
 
 TRAINING = ("train",)
@@ -217,20 +217,26 @@ def _parts(epoch: LoaderEpoch, batches: int) -> list[tuple[str, ...]]:
     return list(zip(*(content.split("-") for content in epoch.contents[:batches]), strict=False))
 
 
-def _is_trained_by(job: Job, *frameworks: str) -> bool:
-    return any(training.framework in frameworks for training, _ in job.facts(TrainingFacts))
-
-
 def advice(job: Job, *, lightning: str, plain: str, transformers: str = "") -> str:
     """The advice for the framework that runs the loop of this job."""
-    if _is_trained_by(job, "lightning", "pytorch_lightning"):
+    frameworks = {training.framework for training, _ in job.facts(TrainingFacts)}
+    if frameworks & {"lightning", "pytorch_lightning"}:
         return lightning
-    return (transformers or plain) if _is_trained_by(job, "transformers") else plain
+    return (transformers or plain) if "transformers" in frameworks else plain
 
 
 def loader_hook(stage: str) -> str:
     """Lightning's hook that creates the loaders of a stage."""
     return f"{_ARGUMENTS.get(stage, stage)}_dataloader"
+
+
+def why_no_draws(job: Job, otherwise: str) -> Iterator[Verdict]:
+    """Why the draws of samplers are unknown: ranks could not observe them, or ``otherwise``."""
+    for facts, same in job.facts(LoaderFacts):
+        if (note := facts.why_hidden("drawn")) is not None:
+            yield Unknown(note.reason, same.ranks, note.unhide)
+            return
+    yield Skip(otherwise)
 
 
 def limit_argument(stage: str) -> str:

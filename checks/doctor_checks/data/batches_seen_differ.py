@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.analysis.logs.root_event import exceptions
@@ -57,10 +57,6 @@ def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", worl
     return sketch
 
 
-def _then(more: int) -> Callable[[tuple[LoaderEpoch, ...]], tuple[LoaderEpoch, ...]]:
-    return lambda old: (*old, LoaderEpoch(1, batches=more))
-
-
 def _from_logs(job: Job) -> Iterator[Finding]:
     """Exhausted loaders in logs."""
     for group in event_groups(job, "data.exhausted"):
@@ -93,7 +89,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Passes("one rank has not reached the end yet", _streams({1: (97, False)})),
-        Passes("one rank is an epoch ahead", with_loader(_streams({}), ranks=(1,), epochs=_then(3))),
+        Passes(
+            "one rank is an epoch ahead",
+            with_loader(_streams({}), ranks=(1,), epochs=lambda old: (*old, LoaderEpoch(1, batches=3))),
+        ),
         Passes("a limit, which is not the loader's end", _streams({0: (100, False), 1: (100, False)})),
         Passes("uneven inputs are joined", _streams({1: (103, True)}).alter(TrainingFacts, joins=True)),
         Passes("uneven validation", _streams({1: (103, True)}, stage="validate"), silent=False),
@@ -188,16 +187,11 @@ def _blamed(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | N
     undecided = set(seen.batches).difference(known)
     longer = min(count for count in known.values() if count > shortest)
     going_on, ending = (odd_by_count({**known, **dict.fromkeys(undecided, count)}) for count in (longer, shortest))
-    if not undecided or _stands_still(job):
+    run_states = {progress.state for progress, _ in job.facts(ProgressFacts)}
+    if not undecided or "running" not in run_states or run_states & {"stalled", "failed"}:
         return going_on
     certain = tuple(rank for rank in going_on if rank not in undecided)
     return certain if set(certain) == set(ending).difference(undecided) else None
-
-
-def _stands_still(job: Job) -> bool:
-    return all(progress.state != "running" for progress, _ in job.facts(ProgressFacts)) or any(
-        progress.state in ("stalled", "failed") for progress, _ in job.facts(ProgressFacts)
-    )
 
 
 def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int, ...]) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
+from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check, merge
 from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, running, with_loader, with_sampler
 from doctor.testing.loader_cases import drawing
@@ -17,6 +17,7 @@ from doctor_checks.data._rank_loaders import (
     advice,
     peer_loaders,
     same_order,
+    why_no_draws,
 )
 
 _SHUFFLED = (40, 7, 93, 12, 66, 5, 81, 30, 54, 19)
@@ -95,15 +96,7 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
         compared |= any(_newest_two(reader) for reader in readers.members)
         yield from merge(_finding(job, readers, repeat) for repeat in repeats)
     if loaders and not compared:
-        yield from _not_compared(job)
-
-
-def _not_compared(job: Job) -> Iterator[Verdict]:
-    for facts, same in job.facts(LoaderFacts):
-        if (note := facts.why_hidden("drawn")) is not None:
-            yield Unknown(note.reason, same.ranks, note.unhide)
-            return
-    yield Skip("fewer than two epochs were drawn so far")
+        yield from why_no_draws(job, "fewer than two epochs were drawn so far")
 
 
 def _may_shuffle(reader: RankLoader) -> bool:

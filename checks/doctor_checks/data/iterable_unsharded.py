@@ -115,10 +115,6 @@ def _streams_data(reader: RankLoader) -> bool:
     return reader.loader.kind in ("iterable", "other")
 
 
-def _first(reader: RankLoader, number: int) -> LoaderEpoch | None:
-    return next((epoch for epoch in reader.loader.epochs if epoch.epoch == number), None)
-
-
 def _tells(reader: RankLoader) -> bool:
     return any(len(epoch.contents) > 1 for epoch in reader.loader.epochs)
 
@@ -141,14 +137,14 @@ def _same(data_ranks: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
         return
     shared = set.intersection(*({epoch.epoch for epoch in one.loader.epochs} for one in counted.values()))
     for number in sorted(shared, reverse=True)[:1]:
-        epochs = {data_rank: epoch for data_rank, one in counted.items() if (epoch := _first(one, number)) is not None}
+        epochs = {
+            data_rank: next(epoch for epoch in one.loader.epochs if epoch.epoch == number)
+            for data_rank, one in counted.items()
+        }
         batches = min(len(epoch.contents) for epoch in epochs.values())
-        keys = {data_rank: _varying(epoch.contents[:batches]) for data_rank, epoch in epochs.items()}
+        first = {data_rank: epoch.contents[:batches] for data_rank, epoch in epochs.items()}
+        keys = {data_rank: contents if len(set(contents)) > 1 else None for data_rank, contents in first.items()}
         yield from (_IdenticalStreams(group, epochs[group[0]]) for group in _grouped(keys))
-
-
-def _varying(contents: tuple[str, ...]) -> Hashable:
-    return contents if len(set(contents)) > 1 else None
 
 
 def _data_set(reader: RankLoader) -> Hashable:

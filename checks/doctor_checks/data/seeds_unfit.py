@@ -134,7 +134,10 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
         found = split_values({data_rank: _seed(reader) for data_rank, reader in data_ranks.items()})
         if found.minorities:
             yield _finding(job, readers, found)
-        elif _draws_unseeded(data_ranks) and _overlapping(data_ranks, overlap):
+        elif _overlapping(data_ranks, overlap) and any(
+            reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
+            for reader in data_ranks.values()
+        ):
             yield _unseeded(job, readers, data_ranks)
     yield from _unlike_replicas(job)
 
@@ -160,14 +163,6 @@ def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
     assert sampler is not None
     inner = reader.training.seed if _draws_from_the_process(sampler) else sampler.generator_seed
     return (sampler.seed, inner)
-
-
-def _draws_unseeded(data_ranks: dict[int, RankLoader]) -> bool:
-    """Whether the order uses a random state of the process without a known seed."""
-    return any(
-        reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
-        for reader in data_ranks.values()
-    )
 
 
 def _overlapping(data_ranks: dict[int, RankLoader], overlap: float) -> bool:

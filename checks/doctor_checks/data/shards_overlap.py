@@ -19,6 +19,7 @@ from doctor_checks.data._rank_loaders import (
     same_contents,
     same_data_set,
     shared_draws_by_position,
+    why_no_draws,
 )
 
 
@@ -116,7 +117,7 @@ def shards_overlap(job: Job, *, alike: float = 0.5) -> Iterator[Verdict]:
     for readers in loaders:
         drawn = _drawn(readers)
         if not drawn:
-            yield from _unseen(job)
+            yield from why_no_draws(job, "two ranks have not drawn enough of an epoch yet")
             continue
         same, unclear = _pair_up(drawn, alike)
         for group in same:
@@ -138,15 +139,6 @@ def _drawn(readers: PeerLoaders) -> list[_Drawn]:
     data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _can_tell(reader)}
     epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
     return [_Drawn(data_rank, data_ranks[data_rank], epoch) for data_rank, epoch in sorted(epochs.items())]
-
-
-def _unseen(job: Job) -> Iterator[Verdict]:
-    """Why no draws are known."""
-    for facts, readers in job.facts(LoaderFacts):
-        if (note := facts.why_hidden("drawn")) is not None:
-            yield Unknown(note.reason, readers.ranks, note.unhide)
-            return
-    yield Skip("two ranks have not drawn enough of an epoch yet")
 
 
 def _pair_up(drawn: list[_Drawn], alike: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:

@@ -176,8 +176,7 @@ def _lacks_members(states: JobState, group: str, row: _SequenceRow) -> bool:
 
 
 def _is_last(states: JobState, rank: int, found: Mapping[int, str]) -> bool:
-    recorder = states.ranks[rank].recorder
-    last = recorder.collectives[-1] if recorder and recorder.collectives else None
+    last = next(reversed(states.ranks[rank].collectives), None)
     return last is not None and last.sequence == max(states.calls[last.group]) and rank in found
 
 

@@ -97,8 +97,7 @@ def _longest(ranks: Iterable[RankState]) -> float | None:
 
 def _without_progress(one: RankState) -> float | None:
     """Seconds without progress; for a rank whose collective timed out, until that timeout."""
-    failure = one.progress.failure if one.progress else None
-    calls = one.recorder.collectives if one.recorder else ()
+    failure, calls = one.failure, one.collectives
     if failure and failure.at is not None and nature_of(failure) == "timeout" and calls and calls[-1].at is not None:
         return round(max(0.0, failure.at - calls[-1].at), 3)
     return one.progress.idle if one.progress else None

@@ -80,7 +80,7 @@ def ending_of(states: JobState) -> RunEnd | None:
     if _leave_together(states):
         return None
     own = [one for one in states.ranks.values() if _nature(one) in ("own", "mismatch")]
-    gone = tuple(rank for rank, one in states.ranks.items() if one.state == "gone" and not _failure(one))
+    gone = tuple(rank for rank, one in states.ranks.items() if one.state == "gone" and not one.failure)
     if own:
         return _by_failure(states, own)
     if gone:
@@ -90,7 +90,7 @@ def ending_of(states: JobState) -> RunEnd | None:
 
 def _leave_together(states: JobState) -> bool:
     """Whether ranks end by ``sys.exit(0)``, as those of a preempted job do, and all others are still running."""
-    failures = [_failure(one) for one in states.ranks.values()]
+    failures = [one.failure for one in states.ranks.values()]
     others = [one.state for one, failure in zip(states.ranks.values(), failures, strict=True) if not _is_exit(failure)]
     return any(map(_is_exit, failures)) and not states.unseen and all(state == "running" for state in others)
 
@@ -102,7 +102,7 @@ def _is_exit(failure: Failure | None) -> bool:
 def _by_failure(states: JobState, own: list[RankState]) -> RunEnd:
     first = min(own, key=_at)
     ranks = tuple(sorted(one.rank for one in own if _is_same_error(first, one)))
-    return RunEnd(ranks, first.rank, _failure(first), _nature(first) or "own", _others(states, ranks))
+    return RunEnd(ranks, first.rank, first.failure, _nature(first) or "own", _others(states, ranks))
 
 
 def _by_lost_peers(states: JobState) -> RunEnd | None:
@@ -117,15 +117,15 @@ def _by_lost_peers(states: JobState) -> RunEnd | None:
     if silent and not left:
         return RunEnd(tuple(sorted(silent)), silent[0], None, "own", ranks)
     first = min(lost, key=_at)
-    return RunEnd((first.rank,), first.rank, _failure(first), "peer", _others(states, (first.rank,)), left)
+    return RunEnd((first.rank,), first.rank, first.failure, "peer", _others(states, (first.rank,)), left)
 
 
 def _others(states: JobState, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(rank for rank, one in states.ranks.items() if rank not in ranks and _failure(one))
+    return tuple(rank for rank, one in states.ranks.items() if rank not in ranks and one.failure)
 
 
 def _is_same_error(first: RankState, other: RankState) -> bool:
-    one, two = _failure(first), _failure(other)
+    one, two = first.failure, other.failure
     if one is None or two is None:
         return False
     same_place = own_line(one.frames) == own_line(two.frames) and one.frames[:1] == two.frames[:1]
@@ -133,14 +133,10 @@ def _is_same_error(first: RankState, other: RankState) -> bool:
 
 
 def _at(rank_state: RankState) -> float:
-    failure = _failure(rank_state)
+    failure = rank_state.failure
     return failure.at if failure and failure.at is not None else float("inf")
 
 
-def _failure(rank_state: RankState) -> Failure | None:
-    return rank_state.progress.failure if rank_state.progress else None
-
-
 def _nature(rank_state: RankState) -> Nature | None:
-    failure = _failure(rank_state)
+    failure = rank_state.failure
     return nature_of(failure) if failure else None

@@ -96,7 +96,7 @@ def _variants_in_cycle(states: JobState, ranks: Iterable[RankState]) -> tuple[Mi
     for one in ranks:
         if one.wait is not None:
             waiting.setdefault(site_key(one.wait), []).append((one.rank, one.wait))
-    entries = (entry for one in states.ranks.values() if one.recorder for entry in one.recorder.collectives)
+    entries = (entry for one in states.ranks.values() for entry in one.collectives)
     made = Counter(key for entry in entries if (key := site_key(entry)) in waiting)
     return largest_first(
         MismatchGroup(
@@ -121,8 +121,7 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
 
 
 def _is_late(rank_state: RankState) -> bool:
-    has_stack = rank_state.progress is not None and bool(rank_state.progress.stack)
-    return has_stack and not rank_state.waits and not rank_state.may_wait_in_backward
+    return bool(rank_state.stack) and not rank_state.waits and not rank_state.may_wait_in_backward
 
 
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:
@@ -148,6 +147,5 @@ def _diverged_by_stack(states: JobState) -> Diagnosis | None:
 
 
 def _variant_of_stack(key: tuple[str, str, str], members: Sequence[RankState]) -> MismatchGroup:
-    stack = members[0].progress.stack if members[0].progress else ()
-    call = Collective("", 0, key[0], frames=stack)
-    return MismatchGroup(tuple(one.rank for one in members), call, site_of(key[0], stack), key, is_usual=False)
+    call, site = Collective("", 0, key[0], frames=members[0].stack), site_of(key[0], members[0].stack)
+    return MismatchGroup(tuple(one.rank for one in members), call, site, key, is_usual=False)

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import msgspec
 
 from doctor.analysis.call_sites import CallSite, is_in_backward, site_of, site_of_wait
-from doctor.core.facts import Collective, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
+from doctor.core.facts import (
+    Collective,
+    Failure,
+    Frame,
+    LoaderFacts,
+    ProcessGroup,
+    ProgressFacts,
+    RecorderFacts,
+    TrainingFacts,
+)
 from doctor.core.frames import waits_in
 from doctor.core.job import Job
 
@@ -69,6 +78,26 @@ class RankState:
         return self.progress.state if self.progress else ""
 
     @property
+    def failure(self) -> Failure | None:
+        """The error that it ended with."""
+        return self.progress.failure if self.progress else None
+
+    @property
+    def stack(self) -> tuple[Frame, ...]:
+        """Its last known stack, innermost frame first."""
+        return self.progress.stack if self.progress else ()
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The calls in its flight recorder."""
+        return self.recorder.collectives if self.recorder else ()
+
+    @property
+    def groups(self) -> tuple[ProcessGroup, ...]:
+        """The process groups in its flight recorder."""
+        return self.recorder.groups if self.recorder else ()
+
+    @property
     def is_stuck(self) -> bool:
         """Whether it makes no progress, by its own limit, by what peers observed, or by the open call in a dump."""
         if self.state in ("stalled", "stopped", "silent") or self.ended_waiting == "timeout":
@@ -85,7 +114,7 @@ class RankState:
     def pending(self) -> Mapping[str, Collective]:
         """The oldest collective of each group that it has entered and not completed."""
         found: dict[str, Collective] = {}
-        for entry in self.recorder.collectives if self.recorder else ():
+        for entry in self.collectives:
             if not entry.is_p2p and entry.group not in found and self._is_open(entry):
                 found[entry.group] = entry
         return found
@@ -93,13 +122,12 @@ class RankState:
     @functools.cached_property
     def transfers(self) -> tuple[Collective, ...]:
         """Sends and receives that are not completed."""
-        entries = self.recorder.collectives if self.recorder else ()
-        return tuple(entry for entry in entries if entry.is_p2p and self._is_open(entry))
+        return tuple(entry for entry in self.collectives if entry.is_p2p and self._is_open(entry))
 
     def _is_open(self, entry: Collective) -> bool:
         if entry.state == "completed":
             return False
-        if self.ended_waiting and self.recorder and entry is self.recorder.collectives[-1]:
+        if self.ended_waiting and entry is self.collectives[-1]:
             return True
         return not entry.retired or entry.backend in self._completing_backends
 
@@ -108,9 +136,8 @@ class RankState:
         """Backends that report completion: a call that they retire without it timed out.
 
         Gloo retires every call and reports none as completed; after a timeout its counters claim completion."""
-        entries = self.recorder.collectives if self.recorder else ()
-        reported = {entry.backend for entry in entries if entry.state == "completed"}
-        unfinished = {entry.backend for entry in entries if self._is_beyond_counter(entry)}
+        reported = {entry.backend for entry in self.collectives if entry.state == "completed"}
+        unfinished = {entry.backend for entry in self.collectives if self._is_beyond_counter(entry)}
         return frozenset((reported | unfinished) - _ON_HOST)
 
     def _is_beyond_counter(self, entry: Collective) -> bool:
@@ -119,14 +146,13 @@ class RankState:
 
     @functools.cached_property
     def _entered(self) -> Mapping[str, int]:
-        entries = self.recorder.collectives if self.recorder else ()
         entered: dict[str, int] = {}
-        for entry in entries:
+        for entry in self.collectives:
             if not entry.is_p2p:
                 entered[entry.group] = max(entered.get(entry.group, 0), entry.sequence)
         # NCCL counts the sends and receives of a group in the same counter.
-        mixed = {entry.group for entry in entries if entry.is_p2p}
-        for group in self.recorder.groups if self.recorder else ():
+        mixed = {entry.group for entry in self.collectives if entry.is_p2p}
+        for group in self.groups:
             if group.enqueued is not None and group.name not in mixed:
                 entered[group.name] = max(entered.get(group.name, 0), group.enqueued)
         return entered
@@ -151,12 +177,12 @@ class RankState:
     @property
     def stack_wait(self) -> str:
         """The operation that it waits in according to its stack; empty if the stack shows no wait."""
-        return waits_in(self.progress.stack) if self.progress else ""
+        return waits_in(self.stack)
 
     @property
     def may_wait_in_backward(self) -> bool:
         """Whether it is in the backward pass, and no recorder shows whether it computes or waits."""
-        return self.recorder is None and self.progress is not None and is_in_backward(self.progress.stack)
+        return self.recorder is None and is_in_backward(self.stack)
 
     @property
     def waits(self) -> bool:
@@ -168,17 +194,16 @@ class RankState:
     @functools.cached_property
     def site(self) -> CallSite | None:
         """Where it waits, or else where it is; ``None`` if no line is known."""
-        failure = self.progress.failure.frames if self.progress and self.progress.failure else ()
+        failure = self.failure.frames if self.failure else ()
         if failure and not self.ended_waiting:
             return site_of_wait(failure)
         if self.wait is not None and self.wait.frames:
             return site_of(self.wait.operation, self.wait.frames)
         if failure:
             return site_of_wait(failure)
-        stack = self.progress.stack if self.progress else ()
         operation = self.wait.operation if self.wait else self.stack_wait
-        if stack or operation:
-            return site_of(operation or ("all_reduce" if self.may_wait_in_backward else ""), stack)
+        if self.stack or operation:
+            return site_of(operation or ("all_reduce" if self.may_wait_in_backward else ""), self.stack)
         return None
 
     @property
@@ -222,11 +247,6 @@ def _below_highest(ranks: Collection[int]) -> range:
     return range(max(ranks)) if max(ranks) < 2 * len(ranks) else range(0)
 
 
-def _group_members(rank_state: RankState) -> set[int]:
-    groups = rank_state.recorder.groups if rank_state.recorder else ()
-    return {rank for group in groups for rank in group.members}
-
-
 class JobState:
     """The states of all ranks of a job.
 
@@ -261,7 +281,8 @@ class JobState:
             if (loaders := rank.find(LoaderFacts)) is not None:
                 self.loaders.setdefault(rank.number, loaders)
         if self.is_from_dumps:
-            silent.update(_below_highest(self.ranks), *(_group_members(one) for one in self.ranks.values()))
+            silent.update(_below_highest(self.ranks))
+            silent.update(*(group.members for one in self.ranks.values() for group in one.groups))
         self.unseen = tuple(sorted(silent.difference(self.ranks)))
 
     @functools.cached_property
@@ -275,7 +296,7 @@ class JobState:
         """All recorded collectives, by group, sequence number and rank."""
         found: dict[str, dict[int, dict[int, Collective]]] = {}
         for rank, rank_state in self.ranks.items():
-            for entry in rank_state.recorder.collectives if rank_state.recorder else ():
+            for entry in rank_state.collectives:
                 if not entry.is_p2p:
                     found.setdefault(entry.group, {}).setdefault(entry.sequence, {})[rank] = entry
         return found
@@ -288,7 +309,7 @@ class JobState:
         recorded: dict[str, set[int]] = {}
         used: dict[str, set[int]] = {}
         for rank_state in self.ranks.values():
-            for group in rank_state.recorder.groups if rank_state.recorder else ():
+            for group in rank_state.groups:
                 recorded.setdefault(group.name, set()).update(group.members)
                 used.setdefault(group.name, set()).add(rank_state.rank)
         everybody = {*self.ranks, *self.unseen}

@@ -99,8 +99,9 @@ def _timed_out(states: JobState, ranks: Iterable[int]) -> bool:
 def _has_history(states: JobState) -> bool:
     for rank_state in states.ranks.values():
         wait = rank_state.wait
-        entries = rank_state.recorder.collectives if rank_state.recorder else ()
-        if wait is not None and any(one.group == wait.group and one.sequence < wait.sequence for one in entries):
+        if wait is not None and any(
+            one.group == wait.group and one.sequence < wait.sequence for one in rank_state.collectives
+        ):
             return True
     return False
 
@@ -196,30 +197,20 @@ def _stopped_early(states: JobState, calls: Iterable[CollectiveNode]) -> list[in
     found = []
     for call in calls:
         members = [states.ranks[one] for one in states.members.get(call.group, ()) if one in states.ranks]
-        later = {one.rank: _enqueued_after(one, call) for one in members}
+        later = {
+            one.rank: sum(each.group == call.group and each.sequence > call.sequence for each in one.collectives)
+            for one in members
+        }
         stopped = [rank for rank, count in later.items() if not count]
         if stopped and len(stopped) * 2 <= len(members) and max(later.values()) > 1:
             found += stopped
     return found
 
 
-def _enqueued_after(rank_state: RankState, call: CollectiveNode) -> int:
-    entries = rank_state.recorder.collectives if rank_state.recorder else ()
-    return sum(1 for one in entries if one.group == call.group and one.sequence > call.sequence)
-
-
 def _together(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]:
     """The members of the calls that all members entered and none completed."""
-    return tuple(
-        sorted(
-            {
-                rank
-                for call in calls
-                for rank in states.members.get(call.group, ())
-                if not any(one.has_completed(*call) for one in states.ranks.values())
-            }
-        )
-    )
+    incomplete = (call for call in calls if not any(one.has_completed(*call) for one in states.ranks.values()))
+    return tuple(sorted({rank for call in incomplete for rank in states.members.get(call.group, ())}))
 
 
 def _alone(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]:

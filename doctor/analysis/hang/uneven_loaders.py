@@ -64,7 +64,11 @@ def _ends(progress: ProgressFacts | None) -> tuple[EpochEnd, ...]:
 def _split_by_epoch(states: JobState, end: _EpochEnd, ended: Mapping[int, int]) -> UnevenLoaders | None:
     counted = {rank: batches for rank, batches in ended.items() if batches != _NOT_COUNTED}
     batches = min(counted.values(), default=None)
-    inside = [one for rank, one in states.ranks.items() if rank not in ended and _is_in(one.progress, end)]
+    inside = [
+        one
+        for rank, one in states.ranks.items()
+        if rank not in ended and one.progress and (one.progress.stage, one.progress.epoch) == (end.stage, end.epoch)
+    ]
     continuing = tuple(one.rank for one in inside if _continues(states, one, end, batches))
     if continuing:
         undecided = len(inside) - len(continuing)
@@ -91,10 +95,6 @@ def _continues(states: JobState, rank_state: RankState, end: _EpochEnd, batches:
     begun = progress.batch + 1 if progress.batch is not None else 0
     # Lightning asks whether there is a next batch before it waits at the point "data".
     return begun > batches or (length is None and begun == batches and progress.point == "data")
-
-
-def _is_in(progress: ProgressFacts | None, end: _EpochEnd) -> bool:
-    return progress is not None and (progress.stage, progress.epoch) == (end.stage, end.epoch)
 
 
 def _length(states: JobState, rank: int, end: _EpochEnd) -> int | None:

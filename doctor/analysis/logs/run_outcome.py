@@ -130,13 +130,9 @@ def _is_contradicted(end: Event, errors: Iterable[Event], evidence: LogEvidence)
         if error.file == end.file:
             if error.line > end.line:
                 return True
-        elif error.file not in ended and not _is_before(error, end):
+        elif error.file not in ended and (error.at is None or end.at is None or error.at >= end.at):
             return True
     return False
-
-
-def _is_before(one: Event, other: Event) -> bool:
-    return one.at is not None and other.at is not None and one.at < other.at
 
 
 def _is_strong(error: Event) -> bool:

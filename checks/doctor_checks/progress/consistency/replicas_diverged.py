@@ -200,7 +200,8 @@ def _uncounted(
     """Ranks that differ after the same batch and have no common step.
 
     They may need different numbers of batches for a step, unless one keeps its initial values while others change."""
-    apart = [one for one in batches if one.split.minorities and not _ranks_of(one) <= _compared(steps)]
+    by_step = frozenset(rank for one in steps for rank in _ranks_of(one))
+    apart = [one for one in batches if one.split.minorities and not _ranks_of(one) <= by_step]
     stuck = [one for one in apart if one.still and one.moved]
     keeps = frozenset.intersection(*(one.still for one in stuck)) if len(stuck) > 1 else frozenset[int]()
     if keeps:
@@ -216,10 +217,6 @@ def _uncounted(
 
 _RECENT = 4
 """The number of recent comparisons by batch: one for each of a few parts."""
-
-
-def _compared(steps: Iterable[_Compared]) -> frozenset[int]:
-    return frozenset(rank for one in steps for rank in _ranks_of(one))
 
 
 def _ranks_of(one: _Compared) -> frozenset[int]:

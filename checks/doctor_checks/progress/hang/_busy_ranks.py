@@ -56,7 +56,7 @@ class BusyRank(NamedTuple):
 def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
     """The work that most probably caused a timeout, if the log shows both."""
     waits = _waits(evidence)
-    firsts = tuple(one for one in evidence.of(EXCEPTION) if _waits_for_first(one))
+    firsts = tuple(one for one in evidence.of(EXCEPTION) if any(frame.function in _FIRST for frame in one.frames))
     found = [*_by_bars(evidence, waits, firsts), *_by_first(waits, firsts), *_by_messages(evidence, waits)]
     return max(found, key=lambda busy: busy.confidence, default=None)
 
@@ -64,10 +64,6 @@ def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
 def _waits(evidence: LogEvidence) -> tuple[Event, ...]:
     raised = (one for one in evidence.of(EXCEPTION) if nature_of_exception(one) == "timeout")
     return (*evidence.of(*_TIMEOUTS), *raised)
-
-
-def _waits_for_first(event: Event) -> bool:
-    return any(frame.function in _FIRST for frame in event.frames)
 
 
 def _by_bars(evidence: LogEvidence, waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[BusyRank]:

@@ -423,7 +423,7 @@ def _fix(aspect: str) -> str:
 
 def _of_error(found: Diagnosis) -> Finding:
     """The calls in the errors of all ranks."""
-    failures = [one.progress.failure for one in found.states.ranks.values() if one.progress and one.progress.failure]
+    failures = [one.failure for one in found.states.ranks.values() if one.failure]
     reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
     parted = split_values(reported)
     line = found.first.site.frame if found.first and found.first.site else None

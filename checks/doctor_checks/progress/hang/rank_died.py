@@ -134,18 +134,15 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
 
 
 def _of_native(ends: NativeCrash) -> Finding:
+    rank = ends.events.first.rank
     return finding_from_logs(
         ends.events,
-        f"{_who_ended(ends.events.first)} {ends.claim}",
+        f"{f'rank {rank}' if rank is not None else 'a process'} {ends.claim}",
         fix=ends.fix,
         confidence=0.7,
         explains=_OF_A_GAP,
         symptoms=False,
     )
-
-
-def _who_ended(event: Event) -> str:
-    return f"rank {event.rank}" if event.rank is not None else "a process"
 
 
 _EXITS = ("elastic.failed", "pl.child", "launch.exit_code")
@@ -382,7 +379,7 @@ def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
 def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
     """The newest call of some other ranks with its sizes: the failed rank may have taken part in it."""
     others = (one for rank, one in found.states.ranks.items() if rank not in found.ranks)
-    calls = ((one.rank, one.recorder.collectives[-1]) for one in others if one.recorder and one.recorder.collectives)
+    calls = ((one.rank, one.collectives[-1]) for one in others if one.collectives)
     return {
         str(rank): " ".join([call.operation, *map(str, map(list, call.input_sizes)), *call.types])
         for rank, call in islice(calls, most)

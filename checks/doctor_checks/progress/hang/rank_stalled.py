@@ -433,7 +433,7 @@ def _never_worked(found: Diagnosis) -> bool:
     groups = [
         group
         for one in found.states.ranks.values()
-        for group in (one.recorder.groups if one.recorder else ())
+        for group in one.groups
         if group.name in waits and group.enqueued is not None
     ]
     return bool(groups) and all(group.completed is None for group in groups)

@@ -11,7 +11,7 @@ from doctor.analysis.stats.rank_roles import same_role, uses_lightning
 from doctor.analysis.stats.step_times import common_windows, milliseconds, typical_parts, typical_total
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
-from doctor.facts import Interface, InterfaceFacts, ModelFacts, RdmaFacts, StepFacts, TrainingFacts, Window
+from doctor.facts import InterfaceFacts, ModelFacts, RdmaFacts, StepFacts, TrainingFacts, Window
 from doctor.testing import Fails, JobBuilder, Passes, running
 
 MIB = 1 << 20
@@ -148,13 +148,9 @@ def _slowest_link(job: Job) -> float | None:
     for host in job.hosts:
         rdma, interfaces = host.find(RdmaFacts), host.find(InterfaceFacts)
         ports = sum(port.rate or 0.0 for _, port in active_rdma_ports(rdma)) * 1e9 / 8 if rdma else 0.0
-        fastest = max((_speed(one) for one in interfaces.interfaces), default=0.0) if interfaces else 0.0
+        fastest = max(((one.speed or 0) * 1e6 / 8 for one in interfaces.interfaces), default=0.0) if interfaces else 0.0
         speeds.append(max(ports, fastest))
     return min(speeds) if speeds and all(speeds) else None
-
-
-def _speed(interface: Interface) -> float:
-    return (interface.speed or 0) * 1e6 / 8
 
 
 def _fix(job: Job, cost: _Cost, ideal: float | None) -> str:
