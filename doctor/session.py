@@ -41,8 +41,8 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
     from doctor.collectors.runner import collect_facts
 
     settings = settings or Settings()
-    surroundings = Machine(directories=settings.directories, commands=settings.commands)
-    sections = collect_facts(MODULES, surroundings, timeout=settings.timeout, announce=announce)
+    machine = Machine(directories=settings.directories, commands=settings.commands)
+    sections = collect_facts(MODULES, machine, timeout=settings.timeout, announce=announce)
     launch = sections.get(LaunchFacts.key)
     rank = launch.rank if isinstance(launch, LaunchFacts) and launch.rank is not None else 0
     return build_job([Member(rank, sections)])
@@ -87,14 +87,14 @@ def open_gathering(
     from doctor.collectors.launch.launcher import launch_facts
 
     tell = announce or (lambda _: None)
-    surroundings = Machine(directories=settings.directories, commands=settings.commands)
-    launch = launch_facts(surroundings.environ)
-    plan = gather_plan(wish, surroundings.environ, launch)
+    machine = Machine(directories=settings.directories, commands=settings.commands)
+    launch = launch_facts(machine.environ)
+    plan = gather_plan(wish, machine.environ, launch)
     if plan.ray is None and plan.identity is None:
         return None
     from doctor.cluster.transport.secret_file import secret_from_environ
 
-    secret = secret_from_environ(surroundings.environ)
+    secret = secret_from_environ(machine.environ)
     if plan.ray is not None:
         options = _probe_options(probe, mesh, why, several_hosts=True)
         return _open_ray(plan.ray, settings, options=options, tell=tell, discreet=discreet)
@@ -104,7 +104,7 @@ def open_gathering(
 
     options = _probe_options(probe, mesh, why, several_hosts=plan.identity.spans_hosts)
     participant, schedule = start_participant(
-        plan.identity, surroundings, timeout=settings.timeout, probe_options=options, write_line=tell, announce=announce
+        plan.identity, machine, timeout=settings.timeout, probe_options=options, write_line=tell, announce=announce
     )
     return GatherSession(
         plan,

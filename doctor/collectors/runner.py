@@ -31,7 +31,7 @@ PATIENCE = 1.0
 
 def collect_facts(
     keys: Iterable[str],
-    surroundings: Machine,
+    machine: Machine,
     *,
     timeout: float = math.inf,
     announce: Callable[[str], None] | None = None,
@@ -45,7 +45,7 @@ def collect_facts(
             collectors.append(collector_for(key).within(timeout))
         except Exception as error:
             broken[key] = _broken(key, error)
-    return {**collect_sections(collectors, surroundings, announce=announce), **broken}
+    return {**collect_sections(collectors, machine, announce=announce), **broken}
 
 
 def _broken(key: str, error: Exception) -> Missing:
@@ -53,7 +53,7 @@ def _broken(key: str, error: Exception) -> Missing:
 
 
 def collect_sections(
-    collectors: Iterable[Collector], surroundings: Machine, *, announce: Callable[[str], None] | None = None
+    collectors: Iterable[Collector], machine: Machine, *, announce: Callable[[str], None] | None = None
 ) -> dict[str, Outcome]:
     """The outcome of every collector by key. Takes no longer than the largest deadline and a little more.
 
@@ -61,7 +61,7 @@ def collect_sections(
     """
     started = time.monotonic()
     outcomes: dict[str, Outcome] = {}
-    threads = [(collector, _start(collector, surroundings, outcomes)) for collector in collectors]
+    threads = [(collector, _start(collector, machine, outcomes)) for collector in collectors]
     _wait(threads, started, announce)
     for collector, thread in threads:
         thread.join(max(0.0, started + collector.deadline - time.monotonic()))
@@ -81,21 +81,21 @@ def _wait(
         announce(f"still reading {', '.join(collector.key for collector in slow)} (at most {most:g} s)")
 
 
-def _start(collector: Collector, surroundings: Machine, outcomes: dict[str, Outcome]) -> threading.Thread:
+def _start(collector: Collector, machine: Machine, outcomes: dict[str, Outcome]) -> threading.Thread:
     def work() -> None:
-        outcomes[collector.key] = run_collector(collector, surroundings)
+        outcomes[collector.key] = run_collector(collector, machine)
 
     return start_thread(f"doctor-{collector.key}", work)
 
 
-def run_collector(collector: Collector, surroundings: Machine, *, here: bool = False) -> Outcome:
+def run_collector(collector: Collector, machine: Machine, *, here: bool = False) -> Outcome:
     """The outcome of one collector, without a deadline unless it is isolated; ``here`` overrides the isolation."""
     try:
         if collector.present is not None:
-            collector.present(surroundings)
+            collector.present(machine)
         if collector.isolated and not here:
-            return _run_isolated(collector, surroundings)
-        return in_unicode(collector.collect(surroundings))
+            return _run_isolated(collector, machine)
+        return in_unicode(collector.collect(machine))
     except NotPresent as absence:
         return Missing(MissingReason.ABSENT, str(absence))
     except NotVisible as barrier:
@@ -112,9 +112,9 @@ def _overdue(collector: Collector) -> Missing:
     )
 
 
-def _run_isolated(collector: Collector, surroundings: Machine) -> Outcome:
+def _run_isolated(collector: Collector, machine: Machine) -> Outcome:
     """Run the collector in a fresh interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
-    child = start_python("doctor.collectors.isolated_child", [collector.key], env=dict(surroundings.environ))
+    child = start_python("doctor.collectors.isolated_child", [collector.key], env=dict(machine.environ))
     try:
         output, _ = child.communicate(timeout=collector.deadline * 0.9)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""What an order may make this process do: whoever can write to the board can give orders.
+"""Limits of what an order may make this process do: anyone who can write to the store can give orders.
 
-A well-formed order may still name what no peer of this job has. Each process checks against what it knows itself: its
-own environment and directories, and what an address can mean.
+A well-formed order may still name a target that no peer of this job has. Each process checks it against its own
+environment and directories, and against the addresses that a peer can have.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from doctor.collectors.storage.directories import directories_of
 from doctor.core.masking import readable
 
 LEAST_PORT = 1024
-"""Responders and stores of probes take any free port; those below belong to services (RFC 6335, section 6)."""
+"""Responders and stores of probes use any free port; lower ones belong to services (RFC 6335, section 6)."""
 PROBE_FILE = re.compile(r"\.rankdoctor-probe-[0-9a-f]{8}-\d{1,7}-[A-Za-z0-9._-]{0,64}", re.ASCII)
-"""The name of a file of the storage probe; see :mod:`doctor.probes.storage.stage`."""
+"""Names of the files of the storage probe (:mod:`doctor.probes.storage.stage`)."""
 
 
 class Forbidden(Exception):
-    """The order asks for what no process of this job would ask for; says what."""
+    """The order asks for an action that no process of this job would request; the message names it."""
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an IP address, and not a name."""
+    """Return whether ``text`` is an IP address rather than a name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -36,8 +36,9 @@ def is_address(text: str) -> bool:
 
 
 def require_peer(address: str | None, port: int, *, same_host: bool = False) -> None:
-    """A process of this job may be at that address. ``None``: the name of a host is looked up. ``same_host``: loopback
-    counts, too.
+    """Require that a process of this job may be at that address.
+
+    ``None`` stands for a host name that is looked up. ``same_host``: loopback is allowed.
 
     Raises:
         Forbidden: no process can be there.
@@ -56,48 +57,47 @@ def require_peer(address: str | None, port: int, *, same_host: bool = False) -> 
 
 
 def require_peers(ends: Iterable[tuple[str | None, int]], *, same_host: bool = False) -> None:
-    """The same for several addresses and ports."""
+    """Apply :func:`require_peer` to several addresses and ports."""
     for address, port in ends:
         require_peer(address, port, same_host=same_host)
 
 
-def require_own_master(address: str, port: int, surroundings: Machine) -> None:
-    """It is the master that this process was started with.
+def require_own_master(address: str, port: int, machine: Machine) -> None:
+    """Require the MASTER_ADDR and MASTER_PORT that this process was started with.
 
     Raises:
         Forbidden: it is another one.
     """
-    own = surroundings.environ.get("MASTER_ADDR", "")
+    own = machine.environ.get("MASTER_ADDR", "")
     if address not in (own, readable(own)):
         raise Forbidden("a connection to a MASTER_ADDR that is not set here")
-    require_own_port(port, surroundings)
+    require_own_port(port, machine)
 
 
-def require_own_port(port: int, surroundings: Machine) -> None:
-    """It is the MASTER_PORT that this process was started with.
+def require_own_port(port: int, machine: Machine) -> None:
+    """Require the MASTER_PORT that this process was started with.
 
     Raises:
         Forbidden: it is another one.
     """
-    if port != whole_number(surroundings.environ, "MASTER_PORT"):
+    if port != whole_number(machine.environ, "MASTER_PORT"):
         raise Forbidden(f"port {port}, which is not the MASTER_PORT set here")
 
 
-def require_own_directory(path: str, role: str, name: str, surroundings: Machine) -> None:
-    """It is a directory that the settings or the environment of this process name for that role, and a file that the
-    probe would name so.
+def require_own_directory(path: str, role: str, name: str, machine: Machine) -> None:
+    """Require a directory that this process uses in that role, and the name of a probe file.
 
     Raises:
         Forbidden: it is not.
     """
-    if (path, role) not in directories_of(surroundings):
+    if (path, role) not in directories_of(machine):
         raise Forbidden(f"a file in {path[:200]!r}, which this process does not use as {role}")
     if PROBE_FILE.fullmatch(name) is None:
         raise Forbidden(f"a file called {name[:80]!r}")
 
 
 def require_own_interfaces(names: Iterable[str]) -> None:
-    """This host has network interfaces of these names.
+    """Require that this host has network interfaces of these names.
 
     Raises:
         Forbidden: it lacks one.

@@ -1,4 +1,4 @@
-"""What a step of measuring is, for whoever keeps a gathering and for everybody who takes part."""
+"""Interfaces between the coordinator of a gather, probe stages and the processes that run them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from doctor.probes.runtime.torch_child import TorchChild
 
 
 class ProbeParticipant(NamedTuple):
-    """A process that takes part, as whoever plans sees it.
+    """A process that takes part in a probe, as the planner sees it.
 
-    ``rank``: its facts; ``host``: the place of its host in ``Job.hosts``. ``speaks``: whether it measures for its host,
-    with a responder at ``port`` that knows ``word``. ``note``: what it said to this stage's last order.
+    ``rank``: its facts; ``host``: index of its host in ``Job.hosts``. ``speaks``: it measures for its host, with a
+    responder at ``port`` that knows the secret ``word``. ``note``: its reply to the last order of this stage.
     """
 
     token: str
@@ -38,8 +38,11 @@ class ProbeParticipant(NamedTuple):
 
 
 class StageOrders(NamedTuple):
-    """What everybody is to do next: an order by the token of the process. ``seconds``: for all of them, at the same
-    time; ``words``: what that costs at most (bytes, seconds, how many at once), to be said before."""
+    """The next orders of a stage, by the token of the process.
+
+    ``seconds``: time limit of all of them, which run concurrently. ``words``: their maximum cost (bytes, seconds,
+    concurrency), which is announced before they run.
+    """
 
     by_token: Mapping[str, bytes]
     seconds: float
@@ -47,12 +50,12 @@ class StageOrders(NamedTuple):
 
     @classmethod
     def of(cls, orders: Mapping[str, msgspec.Struct], seconds: float, words: str = "") -> StageOrders:
-        """Encode the orders of each token."""
+        """Encode the orders."""
         return cls({token: msgspec.msgpack.encode(order) for token, order in orders.items()}, seconds, words)
 
 
 class StageResult(NamedTuple):
-    """What one process found: sections by key, and a note for the next plan of the same stage."""
+    """Result of one process: sections by key, and a note for the next plan of the same stage."""
 
     sections: Mapping[str, Section | Missing]
     note: bytes = b""
@@ -60,17 +63,17 @@ class StageResult(NamedTuple):
 
 @dataclass
 class ProbeContext:
-    """What a process has at hand while it measures. ``number``: its rank. ``child``: started when first asked for."""
+    """Resources of a process during a probe. ``number``: its rank. ``child``: started on first use."""
 
     number: int
     responder: Responder | None
-    surroundings: Machine
+    machine: Machine
     _child: TorchChild | None = field(default=None, repr=False)
 
     def torch_child(self) -> TorchChild:
-        """The child of this process that has torch loaded; the same one for all stages, until it is lost."""
+        """Return the child process with torch loaded, shared by all stages; a lost one is replaced."""
         if self._child is None or self._child.is_lost:
-            self._child = TorchChild(self.surroundings.environ)
+            self._child = TorchChild(self.machine.environ)
         return self._child
 
     def close(self) -> None:
@@ -80,19 +83,22 @@ class ProbeContext:
 
 
 class Stage(Protocol):
-    """One step of measuring. An instance lives in each process for the time of a gathering; it may remember.
+    """One stage of the probes. Each process has an instance for the duration of a gather, which may keep state.
 
-    ``name`` tells stages apart, ``makes`` lists the sections that it measures, ``most_seconds`` is for all of its
-    orders together. Stages run one after the other, so that none disturbs another.
+    ``name`` identifies the stage, ``makes`` lists the sections it measures, ``most_seconds`` bounds all of its orders
+    together. Stages run one after the other so that none disturbs another.
     """
 
     name: ClassVar[str]
     makes: ClassVar[tuple[type[Section], ...]]
     most_seconds: float
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """The next orders, from all facts so far (what this stage has measured among them); ``None`` when nothing is
-        left to measure. Called again after everybody has answered or the time is up."""
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Return the next orders, based on all facts so far, those of this stage included; ``None`` when nothing is
+        left.
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Do what ``order`` says, back before ``deadline``."""
+        Called again after all processes have replied or the time limit has passed.
+        """
+
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Execute ``order`` and return before ``deadline``."""

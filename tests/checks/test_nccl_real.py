@@ -55,13 +55,13 @@ class Cluster:
     def rank(self, host: str, *more: Section, **variables: str) -> None:
         """One more process on ``host`` with these variables; ``more``: what else is known of it."""
         number = len(self.members)
-        surroundings = Machine(environ={"HOME": str(self.root), "RANK": str(number), **variables}, etc=self.etc(host))
+        machine = Machine(environ={"HOME": str(self.root), "RANK": str(number), **variables}, etc=self.etc(host))
         sections: tuple[Section, ...] = (
             HostFacts(hostname=host, boot_id=host),
-            collect_environment(surroundings),
-            collect_nccl(surroundings),
-            collect_launch(surroundings),
-            collect_storage(surroundings),
+            collect_environment(machine),
+            collect_nccl(machine),
+            collect_launch(machine),
+            collect_storage(machine),
             SoftwareFacts(torch=TorchBuild("2.13.0+cpu", backends=("gloo",))),
             *more,
         )

@@ -270,14 +270,14 @@ PORT = "sys/class/infiniband/{device}/ports/1/{file}"
 
 def rdma_host(root: Path, **edits: str) -> RdmaFacts:
     """The recorded host with files of its tree overwritten: ``mlx5_4__state="1: DOWN"``."""
-    surroundings = plant(TREE, root)
+    machine = plant(TREE, root)
     library = root / "usr/lib/libibverbs.so.1"
     library.parent.mkdir(parents=True, exist_ok=True)
     library.touch()
     for key, text in edits.items():
         device, _, file = key.partition("__")
         (root / PORT.format(device=device, file=file)).write_text(text + "\n")
-    return collect_rdma(surroundings)
+    return collect_rdma(machine)
 
 
 def rdma_job(*hosts: RdmaFacts, **environ: str) -> Job:
@@ -328,11 +328,11 @@ def test_rdma_addresses(tmp_path: Path) -> None:
 
 
 def test_memory_of_gpus_out_of_reach(tmp_path: Path) -> None:
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     (tmp_path / "proc/modules").write_text("mlx5_ib 1 0 - Live 0x0\n")
     (tmp_path / "proc/sys/kernel/osrelease").write_text("5.4.0-150-generic\n")
     shutil.rmtree(tmp_path / "sys/module", ignore_errors=True)
-    assert blamed(judged(rdma_job(collect_rdma(surroundings)), "NET023")) == {0}
+    assert blamed(judged(rdma_job(collect_rdma(machine)), "NET023")) == {0}
     assert judged(rdma_job(rdma_host(tmp_path / "well")), "NET023").findings == ()
 
 

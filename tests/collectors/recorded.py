@@ -15,14 +15,14 @@ DATA = Path(__file__).parents[1] / "data" / "sysfs"
 
 
 def plant(name: str, root: Path, environ: Mapping[str, str] | None = None) -> Machine:
-    """Write the tree called ``name`` below ``root`` and give the surroundings that it makes."""
+    """Write the tree called ``name`` below ``root`` and give the machine that it makes."""
     for line in (DATA / f"{name}.tree").read_text().splitlines():
         if line and not line.startswith("#"):
             _plant_line(line, root)
-    return surroundings_at(root, environ)
+    return machine_at(root, environ)
 
 
-def surroundings_at(root: Path, environ: Mapping[str, str] | None = None) -> Machine:
+def machine_at(root: Path, environ: Mapping[str, str] | None = None) -> Machine:
     """Surroundings whose folders all lie below ``root``; nothing of this machine."""
     for name in ("proc", "sys", "etc", "dev"):
         (root / name).mkdir(parents=True, exist_ok=True)

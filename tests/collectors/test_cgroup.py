@@ -12,7 +12,7 @@ import pytest
 
 from doctor.collectors.base import Machine
 from doctor.collectors.host.cgroup import read_cgroup
-from tests.collectors.recorded import plant, surroundings_at
+from tests.collectors.recorded import machine_at, plant
 from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
@@ -43,38 +43,38 @@ def test_version_1_in_a_container(tmp_path):
 
 
 def test_namespace_from_outside(tmp_path):
-    surroundings = plant("cgroup-v2-pod", tmp_path)
+    machine = plant("cgroup-v2-pod", tmp_path)
     (tmp_path / "proc/self/cgroup").write_text("0::/../../other\n")
-    assert read_cgroup(surroundings).cpu_quota == 6.5
+    assert read_cgroup(machine).cpu_quota == 6.5
 
 
 def test_no_limit_is_none_and_not_hidden(tmp_path):
-    surroundings = plant("cgroup-v2-pod", tmp_path)
+    machine = plant("cgroup-v2-pod", tmp_path)
     for name in ("cpu.max", "memory.max", "pids.max"):
         (tmp_path / "sys/fs/cgroup" / name).write_text("max 100000\n" if name == "cpu.max" else "max\n")
-    limits = read_cgroup(surroundings)
+    limits = read_cgroup(machine)
     assert (limits.cpu_quota, limits.memory_limit, limits.pids_limit, limits.hidden) == (None, None, None, ())
     assert limits.cpu_periods == 91823
 
 
 def test_group_that_is_not_mounted_is_hidden(tmp_path):
-    limits = read_cgroup(surroundings_at(tmp_path))
+    limits = read_cgroup(machine_at(tmp_path))
     assert [note.field for note in limits.hidden] == ["cpu_quota", "memory_limit", "pids_limit"]
 
 
 @pytest.mark.parametrize("tree", ["cgroup-v2-pod", "cgroup-v1-docker", "cgroup-v2-slurm-step"])
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "max max", "0 0", "-7 -7", "9" * 400, "1:2:3:4\n - - -"])
 def test_garbage_is_no_limit(tmp_path, tree, garbage):
-    surroundings = plant(tree, tmp_path)
+    machine = plant(tree, tmp_path)
     for path in (tmp_path / "sys").rglob("*"):
         if path.is_file():
             path.write_text(garbage)
-    limits = read_cgroup(surroundings)
+    limits = read_cgroup(machine)
     assert limits.cpu_quota is None
     assert limits.cpu_throttled is None
     for name in ("cgroup", "mountinfo"):
         (tmp_path / "proc/self" / name).write_text(garbage)
-    assert len(read_cgroup(surroundings).hidden) == 3
+    assert len(read_cgroup(machine).hidden) == 3
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from doctor.collectors.storage.directory_scan import LOCKS, scan_directory
 from doctor.collectors.storage.mounts import Mount, mount_of, read_mounts, resolve
 from doctor.core.facts import Directory, StorageFacts
 from tests.collectors.namespaces import run_in_namespaces
-from tests.collectors.recorded import put_parent, surroundings_at
+from tests.collectors.recorded import machine_at, put_parent
 
 REMOTE = (Mount("/", "ext4"), Mount("/remote", "nfs4"))
 
@@ -142,19 +142,19 @@ def test_lock_held_only_by_flock_of_another_process(tmp_path):
     lock.write_text("")
     state = lock.stat()
     row = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}:{state.st_ino}"
-    surroundings = replace(surroundings_at(tmp_path, caches(tmp_path / "home")))
+    machine = replace(machine_at(tmp_path, caches(tmp_path / "home")))
     put_parent(tmp_path / "proc/self/mountinfo").write_text("1 0 0:1 / / rw - ext4 /dev/x rw\n")
     (tmp_path / "proc/locks").write_text(f"1: FLOCK  ADVISORY  WRITE 4242 {row} 0 EOF\n")
-    assert [one.held for one in read_storage(surroundings).locks] == [True]
+    assert [one.held for one in read_storage(machine).locks] == [True]
     (tmp_path / "proc/locks").write_text(f"1: -> FLOCK  ADVISORY  WRITE 4242 {row} 0 EOF\n")
-    assert [one.held for one in read_storage(surroundings).locks] == [False]
+    assert [one.held for one in read_storage(machine).locks] == [False]
 
 
 def test_holders_on_other_hosts_are_out_of_sight(tmp_path):
     lock = put_parent(tmp_path / "home/.cache/torch_extensions/py311_cpu/x/lock")
     lock.write_text("")
     put_parent(tmp_path / "proc/self/mountinfo").write_text("1 0 0:1 / / rw - nfs4 server:/home rw\n")
-    facts = read_storage(surroundings_at(tmp_path, caches(tmp_path / "home")))
+    facts = read_storage(machine_at(tmp_path, caches(tmp_path / "home")))
     assert [(one.held, one.blocking) for one in facts.locks] == [(None, True)]
     assert {one.shared for one in facts.directories} == {True}
 
@@ -259,10 +259,10 @@ def test_shared_by_kind(kind, shared):
 @pytest.mark.parametrize("garbage", ["", "\x00", "a - b", "1 2 3 4 5 6 - nfs", " - - - "])
 def test_garbage_in_the_table_of_mounts(tmp_path, garbage):
     put_parent(tmp_path / "proc/self/mountinfo").write_text(garbage)
-    facts = read_storage(surroundings_at(tmp_path, {"TMPDIR": str(tmp_path)}))
+    facts = read_storage(machine_at(tmp_path, {"TMPDIR": str(tmp_path)}))
     assert [(one.exists, one.shared) for one in facts.directories] == [(True, None)]
 
 
 def test_spaces_in_mount_points(tmp_path):
     put_parent(tmp_path / "proc/self/mountinfo").write_text("1 0 0:1 / /my\\040data rw shared:1 - nfs4 a:/b\\134 rw\n")
-    assert read_mounts(surroundings_at(tmp_path)) == (Mount("/my data", "nfs4", "/", "rw", "a:/b\\"),)
+    assert read_mounts(machine_at(tmp_path)) == (Mount("/my data", "nfs4", "/", "rw", "a:/b\\"),)

@@ -16,7 +16,7 @@ from doctor.collectors.network.interfaces import (
 )
 from doctor.core.facts import Address, InterfaceFacts, Route
 from tests.collectors.namespaces import run_in_namespaces
-from tests.collectors.recorded import plant, put_parent, surroundings_at
+from tests.collectors.recorded import machine_at, plant, put_parent
 
 
 def kinds(facts: InterfaceFacts) -> dict[str, str]:
@@ -117,7 +117,7 @@ def test_without_sysfs_kinds_are_guessed_and_said_to_be(tmp_path):
         "head\nhead\n"
         + "".join(f"{name}: 0 0\n" for name in ("lo", "docker0", "virbr0", "ib0", "bond0", "tun0", "eth0"))
     )
-    facts = read_interfaces(surroundings_at(tmp_path), {})
+    facts = read_interfaces(machine_at(tmp_path), {})
     assert kinds(facts) == {
         "lo": "loopback",
         "docker0": "container-bridge",
@@ -132,30 +132,30 @@ def test_without_sysfs_kinds_are_guessed_and_said_to_be(tmp_path):
 
 
 def test_folders_in_the_place_of_files_are_survived(tmp_path):
-    surroundings = plant("docker-host", tmp_path)
+    machine = plant("docker-host", tmp_path)
     for path in list(tmp_path.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.name != "dev":
             path.unlink()
             path.mkdir()
-    facts = read_interfaces(surroundings, {})
+    facts = read_interfaces(machine, {})
     assert facts.named("enp5s0").mtu is None
 
 
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "nonsense here", "9" * 400, "-5", "eth0 zz zz zz\n" * 3])
 def test_garbage_in_any_file_is_survived(tmp_path, garbage):
-    surroundings = plant("docker-host", tmp_path)
+    machine = plant("docker-host", tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink() and path.name != "dev"]
     assert len(files) > 50
     for path in files:
         path.write_text(garbage)
-    facts = read_interfaces(surroundings, {})
+    facts = read_interfaces(machine, {})
     assert len(facts.interfaces) == 10
     assert facts.named("enp5s0").speed is None
     assert facts.routes == ()
 
 
 def test_nothing_to_read_is_no_interface(tmp_path):
-    assert read_interfaces(surroundings_at(tmp_path), {}).interfaces == ()
+    assert read_interfaces(machine_at(tmp_path), {}).interfaces == ()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from doctor.collectors.base import Machine, NotVisible
 from doctor.collectors.host.kernel_log import EVENTS, collect_kernel_log, job_started, parse_event
 from doctor.core.facts import KernelEvent
 from tests.collectors.namespaces import run_in_namespaces
-from tests.collectors.recorded import put_parent, surroundings_at
+from tests.collectors.recorded import machine_at, put_parent
 from tests.lab.cases import each_case
 
 FALLEN = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -64,7 +64,7 @@ def test_lines_that_do_not(line):
 def with_log(tmp_path: Path, text: str) -> Machine:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_text(text)
-    return surroundings_at(tmp_path)
+    return machine_at(tmp_path)
 
 
 def test_records_times_and_continuations(tmp_path):
@@ -93,7 +93,7 @@ def test_garbage_is_survived(tmp_path, garbage):
 
 def test_no_log_is_not_visible(tmp_path):
     with pytest.raises(NotVisible) as caught:
-        collect_kernel_log(surroundings_at(tmp_path))
+        collect_kernel_log(machine_at(tmp_path))
     assert "container" in caught.value.reason
     assert "dmesg" in caught.value.unhide
 
@@ -101,7 +101,7 @@ def test_no_log_is_not_visible(tmp_path):
 def test_a_folder_in_its_place_is_not_visible(tmp_path):
     put_parent(tmp_path / "dev/kmsg/x").write_text("")
     with pytest.raises(NotVisible):
-        collect_kernel_log(surroundings_at(tmp_path))
+        collect_kernel_log(machine_at(tmp_path))
 
 
 def test_real_log_is_read_to_its_end():
@@ -139,7 +139,7 @@ def processes(tmp_path: Path, *rows: tuple[int, int, str, int]) -> Machine:
         fields = f"S {parent} 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {start * ticks} 0 0"
         put_parent(tmp_path / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {fields}\n")
     (tmp_path / "proc/self").symlink_to(str(rows[0][0]))
-    return surroundings_at(tmp_path)
+    return machine_at(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_job_started_with_its_outermost_launcher(tmp_path, rows, started):
 
 
 def test_job_started_is_unknown_without_processes(tmp_path):
-    assert job_started(surroundings_at(tmp_path)) is None
+    assert job_started(machine_at(tmp_path)) is None
 
 
 def test_real_job_began_before_its_child():

@@ -7,7 +7,7 @@ import pytest
 from doctor.collectors.base import NotPresent, NotVisible
 from doctor.collectors.network.rdma import collect_rdma
 from doctor.core.facts import Counter, Gid
-from tests.collectors.recorded import plant, put_parent, surroundings_at
+from tests.collectors.recorded import machine_at, plant, put_parent
 
 TREE = "h100-eight-ndr-one-roce"
 
@@ -58,53 +58,53 @@ def test_error_counters_without_traffic(tmp_path):
 
 
 def test_container_without_device_files(tmp_path):
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     for node in (tmp_path / "dev/infiniband").iterdir():
         node.unlink()
-    assert [device.has_uverbs for device in collect_rdma(surroundings).devices] == [False] * 9
+    assert [device.has_uverbs for device in collect_rdma(machine).devices] == [False] * 9
 
 
 def test_device_files_of_a_shared_function_belong_to_one_device(tmp_path):
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     (tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev").write_text("mlx5_77\n")
-    devices = collect_rdma(surroundings)
+    devices = collect_rdma(machine)
     assert devices.named("mlx5_0").has_uverbs is False
     assert devices.named("mlx5_3").has_uverbs is True
 
 
 def test_no_device_is_absent(tmp_path):
-    surroundings = surroundings_at(tmp_path)
+    machine = machine_at(tmp_path)
     (tmp_path / "sys/class").mkdir()
     with pytest.raises(NotPresent):
-        collect_rdma(surroundings)
+        collect_rdma(machine)
     (tmp_path / "sys/class/infiniband").mkdir()
     with pytest.raises(NotPresent):
-        collect_rdma(surroundings)
+        collect_rdma(machine)
 
 
 def test_no_sysfs_is_not_visible(tmp_path):
     with pytest.raises(NotVisible):
-        collect_rdma(surroundings_at(tmp_path))
+        collect_rdma(machine_at(tmp_path))
 
 
 def test_folders_in_the_place_of_files_are_survived(tmp_path):
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     for path in list(tmp_path.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.name != "dev":
             path.unlink()
             path.mkdir()
-    facts = collect_rdma(surroundings)
+    facts = collect_rdma(machine)
     assert len(facts.devices) == 9
     assert facts.devices[0].ports[0].counters == ()
 
 
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "4:", "Gb/sec", "9" * 400, "0x"])
 def test_garbage_in_any_file_is_survived(tmp_path, garbage):
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     for path in tmp_path.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.write_text(garbage)
-    facts = collect_rdma(surroundings)
+    facts = collect_rdma(machine)
     assert len(facts.devices) == 9
     assert facts.dma_buf is None
     assert all(port.rate is None and port.lid is None for device in facts.devices for port in device.ports)
@@ -114,26 +114,26 @@ def test_garbage_in_any_file_is_survived(tmp_path, garbage):
     ("release", "able"), [("5.4.0-150-generic", False), ("5.12.0", True), ("6.8.0", True), ("x", None)]
 )
 def test_dma_buf_by_release(tmp_path, release, able):
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     (tmp_path / "proc/sys/kernel/osrelease").write_text(release)
-    assert collect_rdma(surroundings).dma_buf is able
+    assert collect_rdma(machine).dma_buf is able
 
 
 def test_peer_memory_that_cannot_be_seen_is_hidden(tmp_path):
-    surroundings = plant(TREE, tmp_path)
+    machine = plant(TREE, tmp_path)
     (tmp_path / "proc/modules").unlink()
-    facts = collect_rdma(surroundings)
+    facts = collect_rdma(machine)
     assert facts.peer_memory == ()
     assert facts.why_hidden("peer_memory") is not None
 
 
 def test_verbs_library_is_found_as_the_loader_would(tmp_path):
-    surroundings = plant(TREE, tmp_path, environ={"LD_LIBRARY_PATH": "/opt/rdma/lib:"})
-    assert collect_rdma(surroundings).verbs_library is False
+    machine = plant(TREE, tmp_path, environ={"LD_LIBRARY_PATH": "/opt/rdma/lib:"})
+    assert collect_rdma(machine).verbs_library is False
     named = put_parent(tmp_path / "opt/rdma/lib/libibverbs.so.1")
     named.write_text("")
-    assert collect_rdma(surroundings).verbs_library is True
+    assert collect_rdma(machine).verbs_library is True
     named.unlink()
     put_parent(tmp_path / "opt/odd/libibverbs.so.1").write_text("")
     (tmp_path / "etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1\0/opt/odd/libibverbs.so.1\0")
-    assert collect_rdma(surroundings).verbs_library is True
+    assert collect_rdma(machine).verbs_library is True

@@ -23,7 +23,7 @@ from doctor.collectors.host.shared_memory import SharedMemoryFile, left_over, re
 from doctor.collectors.host.system import read_host
 from doctor.collectors.network.dns import TimedLookup, look_up
 from tests.collectors.namespaces import run_in_namespaces
-from tests.collectors.recorded import plant, put_parent, surroundings_at
+from tests.collectors.recorded import machine_at, plant, put_parent
 from tests.lab.speed import patience
 
 DOCKER = "cgroup-v1-docker"
@@ -32,7 +32,7 @@ DOCKER = "cgroup-v1-docker"
 def fill(root: Path, files: dict[str, str]) -> Machine:
     for path, text in files.items():
         put_parent(root / path).write_text(text)
-    return surroundings_at(root)
+    return machine_at(root)
 
 
 TRAINING_HOST = {
@@ -81,7 +81,7 @@ def test_garbage_in_any_file_is_survived(tmp_path, garbage):
 def test_folders_in_the_place_of_files_are_survived(tmp_path):
     for path in TRAINING_HOST:
         (tmp_path / path).mkdir(parents=True)
-    host = read_host(surroundings_at(tmp_path), "localhost", [])
+    host = read_host(machine_at(tmp_path), "localhost", [])
     assert (host.machine_id, host.cpu_governor, host.port_range, host.iommu_groups) == (None, None, None, 2)
 
 
@@ -91,7 +91,7 @@ def test_id_of_an_image_is_no_machine_id(tmp_path):
 
 
 def test_an_empty_machine_is_survived(tmp_path):
-    host = read_host(surroundings_at(tmp_path), "localhost", [])
+    host = read_host(machine_at(tmp_path), "localhost", [])
     assert (host.machine_id, host.kernel, host.iommu_groups, host.uptime) == (None, None, None, None)
 
 
@@ -117,7 +117,7 @@ def test_an_empty_machine_is_survived(tmp_path):
 )
 def test_container(tmp_path, files, environ, kind):
     fill(tmp_path, files)
-    assert read_container(surroundings_at(tmp_path, environ)) == kind
+    assert read_container(machine_at(tmp_path, environ)) == kind
 
 
 def test_container_of_docker_by_its_groups(tmp_path):
@@ -128,7 +128,7 @@ def test_machine_booted_from_an_image_is_no_container(tmp_path):
     fill(tmp_path, {".dockerenv": ""})
     for name, target in (("pid", "pid:[4026531836]"), ("uts", "uts:[4026531838]")):
         put_parent(tmp_path / "proc/self/ns" / name).symlink_to(target)
-    assert read_container(surroundings_at(tmp_path)) is None
+    assert read_container(machine_at(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_hypervisor(tmp_path, files, kind):
 
 
 def test_image(tmp_path):
-    assert read_image(surroundings_at(tmp_path)) is None
+    assert read_image(machine_at(tmp_path)) is None
     environ = {"NVIDIA_PRODUCT_NAME": "PyTorch", "NVIDIA_PYTORCH_VERSION": "25.04", "NVIDIA_BUILD_ID": "162183490"}
-    assert read_image(surroundings_at(tmp_path, environ)) == "PyTorch 25.04 build 162183490"
+    assert read_image(machine_at(tmp_path, environ)) == "PyTorch 25.04 build 162183490"
     environ["APPTAINER_CONTAINER"] = "/sw/torch.sif"
-    assert read_image(surroundings_at(tmp_path, environ)) == "/sw/torch.sif"
+    assert read_image(machine_at(tmp_path, environ)) == "/sw/torch.sif"
     fill(tmp_path, {"run/.containerenv": 'engine="podman-4"\nimage="docker.io/pytorch:2.6"\n'})
-    assert read_image(surroundings_at(tmp_path)) == "docker.io/pytorch:2.6"
+    assert read_image(machine_at(tmp_path)) == "docker.io/pytorch:2.6"
 
 
 def configuration(port_type: int, control: int | None, size: int = 4096) -> bytes:
@@ -188,7 +188,7 @@ def test_access_control(tmp_path, ports, answer):
     for number, data in enumerate(ports):
         put_parent(devices / f"0000:0{number}:01.0/class").write_text("0x060400\n")
         (devices / f"0000:0{number}:01.0/config").write_bytes(data)
-    found, hidden = read_access_control(surroundings_at(tmp_path))
+    found, hidden = read_access_control(machine_at(tmp_path))
     assert found is answer
     assert (len(hidden) == 1) == (answer is None)
 
@@ -198,7 +198,7 @@ def test_access_control_that_only_root_sees(tmp_path):
     device = tmp_path / "sys/bus/pci/devices/0000:01:01.0"
     put_parent(device / "class").write_text("0x060400\n")
     (device / "config").write_bytes(configuration(6, 0x1D, size=64))
-    found, hidden = read_access_control(surroundings_at(tmp_path))
+    found, hidden = read_access_control(machine_at(tmp_path))
     assert found is None
     assert "root" in hidden[0].reason
 
@@ -330,16 +330,16 @@ def test_real_shared_memory_of_64_mib():
 
 
 def test_segments_in_a_container_that_shares_the_hosts_ipc_are_not_counted(tmp_path):
-    surroundings = surroundings_at(tmp_path)
+    machine = machine_at(tmp_path)
     put_parent(tmp_path / "proc/self/ns/ipc").symlink_to("ipc:[4026531839]")
     put_parent(tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532001]")
     put_parent(tmp_path / "dev/shm/nccl-abc").write_text("x")
-    state = read_shared_memory(surroundings)
+    state = read_shared_memory(machine)
     assert (state.left_files, state.left_bytes) == (None, None)
     assert "nccl_shm_files" in [note.field for note in state.hidden]
-    assert left_over(surroundings, []) == []
+    assert left_over(machine, []) == []
 
 
 def test_segment_of_a_process_that_is_gone_is_left_over(tmp_path):
     segment = SharedMemoryFile("/dev/shm/nccl-abc", 4096, 12345)
-    assert left_over(surroundings_at(tmp_path), [segment]) == [segment]
+    assert left_over(machine_at(tmp_path), [segment]) == [segment]

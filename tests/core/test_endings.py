@@ -1,4 +1,4 @@
-"""How the command ends when its surroundings are hostile: streams, signals, directories, names, people's files."""
+"""How the command ends when its machine are hostile: streams, signals, directories, names, people's files."""
 
 import json
 import os

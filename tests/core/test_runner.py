@@ -22,7 +22,7 @@ def collector(collect, **options):
 
 
 def raising(error):
-    def collect(surroundings):
+    def collect(machine):
         raise error
 
     return collect
@@ -44,7 +44,7 @@ def test_what_goes_wrong_becomes_a_fact(error, lack):
 
 
 def test_one_that_blocks_costs_its_deadline_and_the_others_are_there():
-    def block(surroundings):
+    def block(machine):
         time.sleep(30)
 
     slow = Collector(HostFacts, block, deadline=0.3)
@@ -58,7 +58,7 @@ def test_one_that_blocks_costs_its_deadline_and_the_others_are_there():
 def test_somebody_who_waits_is_told_what_for(monkeypatch):
     monkeypatch.setattr("doctor.collectors.runner.PATIENCE", 0.05)
 
-    def take_time(surroundings):
+    def take_time(machine):
         time.sleep(0.3)
         return ProcessFacts()
 

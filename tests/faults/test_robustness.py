@@ -36,7 +36,7 @@ import os, sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 
-def broken(surroundings):
+def broken(machine):
     raise ValueError("the collector is broken on purpose")
 
 class Breaker(MetaPathFinder):

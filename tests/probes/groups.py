@@ -88,9 +88,9 @@ class Party:
         return build_job(known, world_size=sketch.world_size)
 
     def _process(self, axes, place: int, told: list[str]) -> ProbeSchedule:
-        stage, surroundings = GroupsStage(axes), Machine(environ=self._environs[place])
+        stage, machine = GroupsStage(axes), Machine(environ=self._environs[place])
         tell = told.append if place == 0 else lambda _: None
-        survey = ProbeSchedule(place, (stage,), surroundings, leads_host=False, write_line=tell)
+        survey = ProbeSchedule(place, (stage,), machine, leads_host=False, write_line=tell)
         survey._context._child = self.child(place)
         return survey
 

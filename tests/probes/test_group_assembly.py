@@ -83,7 +83,7 @@ def test_what_can_not_be_run_is_said_and_not_replaced(sketch, words):
 def test_all_that_have_torch_join():
     job, made = posts(healthy(2, 2, gpus=0), without=(1,))
     found = assemble(job, made, ())
-    assert [post.number for post in found.posts] == [0, 2, 3]
+    assert [post.number for post in found.processes] == [0, 2, 3]
     orders = found.join(job, 4000, 15.0, 8.0)
     assert [(one.place, one.count, one.numbers) for one in orders.values()] == [
         (0, 3, (0, 2, 3)),
@@ -105,7 +105,7 @@ def test_one_alone_joins_where_it_has_a_gpu():
 
 def test_two_processes_that_claim_one_rank_are_one_member():
     job, made = posts(healthy(1, 3, gpus=0).renumbered(2, 1))
-    assert [post.number for post in assemble(job, made, ()).posts] == [0, 1]
+    assert [post.number for post in assemble(job, made, ()).processes] == [0, 1]
 
 
 def test_the_store_is_dialled_as_the_job_would():

@@ -227,9 +227,9 @@ def test_errors_of_the_interfaces_in_use_alone(tmp_path: Path) -> None:
     (tmp_path / "net" / "dev").write_text(
         head + "".join(row.format(*one) for one in [("eth0", 3, 4), ("  ib0", 1, 0), ("eth1", 50, 60)])
     )
-    surroundings = Machine(proc=tmp_path)
-    assert read_interface_errors(surroundings, ["eth0", "ib0"]) == 8
-    assert read_interface_errors(surroundings, ["eth7"]) is None
+    machine = Machine(proc=tmp_path)
+    assert read_interface_errors(machine, ["eth0", "ib0"]) == 8
+    assert read_interface_errors(machine, ["eth7"]) is None
     assert read_interface_errors(Machine(proc=tmp_path / "none"), ["eth0"]) is None
 
 

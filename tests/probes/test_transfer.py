@@ -138,7 +138,7 @@ def test_guests_wait_until_somebody_has_time() -> None:
         threading.Timer(0.05, guests.bring, (TransferHandshake(1, 0, 2, True), other)).start()
         assert guests.take(TransferHandshake(1, 0, 3, True), ProbeDeadline(0.01)) is None
         assert guests.take(TransferHandshake(1, 0, 2, True), ProbeDeadline(5)) is other
-        guests.bring(TransferHandshake(1, 1, 2, True), other)
+        guests.add(TransferHandshake(1, 1, 2, True), other)
         guests.close()
         assert is_reset(one)
         assert guests.take(TransferHandshake(1, 1, 2, True), ProbeDeadline(5)) is None

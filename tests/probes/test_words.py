@@ -341,11 +341,11 @@ counted("batch_isend_irecv", lambda size, every: sum(one.tensor.nbytes for one i
 order = msgspec.json.decode(sys.argv[3], type=JoinGroup)
 session = ProcessGroupSession(order)
 axes = {share.axis: share.members for share in order.shares}
-done = [session.set_up(), *(session.values(VerifyCollectives(axis)) for axis in axes)]
+done = [session.set_up(), *(session.verify(VerifyCollectives(axis)) for axis in axes)]
 for turn in range(turns):
     shared = [axis for axis in axes if turn == 0 or len(axes[axis]) < order.count]
-    done += [session.pace(TimeCollectives(axis, turn)) for axis in shared]
-done.append(session.meet(ExchangeMessages()))
+    done += [session.time(TimeCollectives(axis, turn)) for axis in shared]
+done.append(session.exchange(ExchangeMessages()))
 print(json.dumps([sent, [one.error or one.reason for one in done if one.error or one.reason]]), flush=True)
 """
 

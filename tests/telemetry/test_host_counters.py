@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from doctor.monitor.telemetry.host_counters import HostCounters
-from tests.collectors.recorded import plant, surroundings_at
+from tests.collectors.recorded import machine_at, plant
 from tests.lab.speed import patience
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_counters_that_began_anew_say_nothing(tree):
 
 @pytest.mark.parametrize("garbage", ["", "eth0: 1 2\n", "\x00\xff", "Tcp: \nTcp: \n", "eth0:" + " x" * 16])
 def test_a_host_that_shows_nothing(tmp_path, garbage):
-    machine = surroundings_at(tmp_path)
+    machine = machine_at(tmp_path)
     (tmp_path / "proc" / "net").mkdir()
     for name in ("dev", "snmp"):
         (tmp_path / "proc" / "net" / name).write_text(garbage)

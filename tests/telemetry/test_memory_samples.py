@@ -30,7 +30,7 @@ from doctor.monitor.telemetry.memory.memory_samples import (
     host_available,
     merge_samples,
 )
-from tests.collectors.recorded import plant, surroundings_at
+from tests.collectors.recorded import machine_at, plant
 
 MIB = 1 << 20
 OPENED = []
@@ -335,7 +335,7 @@ def test_what_the_host_has_left_is_no_more_than_the_group_has(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "MemAvailable:\n", "MemAvailable: lots kB\n", "\x00\xff"])
 def test_a_host_that_does_not_tell(tmp_path, text):
-    machine = surroundings_at(tmp_path)
+    machine = machine_at(tmp_path)
     (tmp_path / "proc" / "meminfo").write_text(text)
     assert host_available(machine) is None
     assert MemorySampler(machine).facts().resident is None

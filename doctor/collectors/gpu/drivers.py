@@ -32,24 +32,24 @@ _STATUS_LIMIT = 64 << 20
 
 
 @collector(DriverFacts)
-def collect_drivers(surroundings: Machine) -> DriverFacts:
+def collect_drivers(machine: Machine) -> DriverFacts:
     """The files around the drivers. Raises :class:`NotPresent` where nothing of NVIDIA or InfiniBand is there."""
-    gpus, switches = nvidia_on_pci(surroundings.sys)
-    kernel_driver = read_kernel_driver(surroundings.proc)
-    files = _device_files(surroundings.dev)
-    modules = _modules(surroundings.proc)
+    gpus, switches = nvidia_on_pci(machine.sys)
+    kernel_driver = read_kernel_driver(machine.proc)
+    files = _device_files(machine.dev)
+    modules = _modules(machine.proc)
     if not (gpus or switches or kernel_driver or files or any(_is_telling(module) for module in modules)):
         raise NotPresent("no NVIDIA and no InfiniBand device, driver or device file is there")
-    services = tuple(_services(surroundings))
+    services = tuple(_services(machine))
     return DriverFacts(
         kernel_driver=kernel_driver,
         pci_gpus=tuple(gpus),
-        nvswitches=len(switches) if (surroundings.sys / "bus/pci/devices").is_dir() else None,
+        nvswitches=len(switches) if (machine.sys / "bus/pci/devices").is_dir() else None,
         device_files=files,
         modules=modules,
         services=services,
-        imex_channels=_imex_channels(surroundings),
-        forward_compatibility=_forward_compatibility(surroundings),
+        imex_channels=_imex_channels(machine),
+        forward_compatibility=_forward_compatibility(machine),
         hidden=_notes(services),
     )
 
@@ -94,13 +94,11 @@ def _is_telling(module: str) -> bool:
     return module.startswith(("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re"))
 
 
-def _services(surroundings: Machine) -> Iterator[Service]:
-    names = {read_text(folder / "comm") for folder in process_folders(surroundings.proc)}
+def _services(machine: Machine) -> Iterator[Service]:
+    names = {read_text(folder / "comm") for folder in process_folders(machine.proc)}
     # Only where process 1 can be read are the processes of other users visible at all (hidepid of proc(5)).
-    complete = is_initial(surroundings.proc, "pid", INITIAL_PID_NAMESPACE) and bool(
-        read_text(surroundings.proc / "1/comm")
-    )
-    installed = _package_versions(surroundings.etc)
+    complete = is_initial(machine.proc, "pid", INITIAL_PID_NAMESPACE) and bool(read_text(machine.proc / "1/comm"))
+    installed = _package_versions(machine.etc)
     for service, (process, package) in SERVICES.items():
         running = True if process[:15] in names else False if complete else None
         versions = [version for name, version in installed.items() if name == package or name.startswith(package + "-")]
@@ -122,18 +120,18 @@ def _package_versions(etc: Path) -> dict[str, str]:
     return {stanza[1]: stanza[2] for stanza in stanzas if "deinstall" not in stanza[0]}
 
 
-def _imex_channels(surroundings: Machine) -> int | None:
+def _imex_channels(machine: Machine) -> int | None:
     """Channels that this process could open, ``None`` where no driver is loaded that has them."""
-    folder = surroundings.dev / "nvidia-caps-imex-channels"
+    folder = machine.dev / "nvidia-caps-imex-channels"
     if folder.is_dir():
         return sum(1 for name in listed(folder) if name.startswith("channel"))
-    devices = read_text(surroundings.proc / "devices") or ""
+    devices = read_text(machine.proc / "devices") or ""
     return 0 if "nvidia-caps-imex-channels" in devices else None
 
 
-def _forward_compatibility(surroundings: Machine) -> str | None:
+def _forward_compatibility(machine: Machine) -> str | None:
     """The release of the libcuda that the loader takes, where it lies in a compat folder of a CUDA toolkit."""
-    path = DynamicLoader(surroundings.environ, surroundings.etc).find("libcuda.so.1")
+    path = DynamicLoader(machine.environ, machine.etc).find("libcuda.so.1")
     if path is None or "compat" not in path.resolve().parent.parts:
         return None
     match = COMPAT.fullmatch(path.resolve().name)

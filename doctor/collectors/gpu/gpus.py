@@ -27,13 +27,13 @@ COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclu
 
 
 @collector(GpuFacts, deadline=10.0, isolated=True, present=require_library)
-def collect_gpus(surroundings: Machine) -> GpuFacts:
+def collect_gpus(machine: Machine) -> GpuFacts:
     """Every GPU that the driver shows. Raises ``NotPresent`` without a driver and ``NotVisible`` where NVML refuses."""
-    nvml = _start(surroundings)
+    nvml = _start(machine)
     count, code = nvml.call("nvmlDeviceGetCount")
     if code:
         raise NotVisible(f"NVML does not count the GPUs: {nvml.words(code)}")
-    read = [_read_gpu(nvml, index, surroundings) for index in range(count)]
+    read = [_read_gpu(nvml, index, machine) for index in range(count)]
     handles = {gpu.index: handle for gpu, handle in read if not gpu.lost and handle is not None}
     links = tuple(read_peer_links(nvml, handles))
     return GpuFacts(
@@ -46,12 +46,12 @@ def collect_gpus(surroundings: Machine) -> GpuFacts:
     )
 
 
-def _start(surroundings: Machine) -> Nvml:
+def _start(machine: Machine) -> Nvml:
     """NVML; a driver that is installed and not loaded hides GPUs where the PCI bus has some."""
     try:
         return start_nvml()
     except NotPresent:
-        on_bus, _ = nvidia_on_pci(surroundings.sys)
+        on_bus, _ = nvidia_on_pci(machine.sys)
         if not on_bus:
             raise
     count = "1 NVIDIA GPU is" if len(on_bus) == 1 else f"{len(on_bus)} NVIDIA GPUs are"
@@ -66,21 +66,21 @@ def cuda_release(number: int | None) -> str | None:
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
-def _read_gpu(nvml: Nvml, index: int, surroundings: Machine) -> tuple[Gpu, Any]:
+def _read_gpu(nvml: Nvml, index: int, machine: Machine) -> tuple[Gpu, Any]:
     handle, code = nvml.call("nvmlDeviceGetHandleByIndex", index)
     if code:
         # A GPU that fell off the bus is counted, and its handle is refused with "unknown error" by most drivers.
         return Gpu(index, lost=code in LOST or code == UNKNOWN, error=nvml.words(code)), None
     values: dict[str, Any] = {}
     try:
-        for values_of_one_part in _parts(nvml, handle, index, surroundings):
+        for values_of_one_part in _parts(nvml, handle, index, machine):
             values.update(values_of_one_part)
     except DeviceLost as loss:
         values.update(lost=True, error=str(loss))
     return Gpu(index, **{name: value for name, value in values.items() if value is not None}), handle
 
 
-def _parts(nvml: Nvml, handle: Any, index: int, surroundings: Machine) -> Iterator[dict[str, Any]]:
+def _parts(nvml: Nvml, handle: Any, index: int, machine: Machine) -> Iterator[dict[str, Any]]:
     """The values of one GPU, part by part, so that a GPU that is lost half-way keeps what was read before."""
 
     def ask(field: str, function: str, *arguments: Any) -> Any:
@@ -91,14 +91,14 @@ def _parts(nvml: Nvml, handle: Any, index: int, surroundings: Machine) -> Iterat
     yield _identity(ask)
     mig_handles = _mig_handles(nvml, handle, ask)
     yield read_memory(nvml, handle, index)
-    yield {"processes": read_processes(nvml, (handle, *mig_handles), index, surroundings.proc)}
+    yield {"processes": read_processes(nvml, (handle, *mig_handles), index, machine.proc)}
     yield _activity(ask)
     yield _settings(ask)
     yield read_memory_errors(nvml, handle, index)
     yield {"recovery_action": recovery_action(nvml, handle, index)}
     yield _pcie(ask)
     yield {"mig_devices": tuple(_mig_device(nvml, slice_, number) for number, slice_ in enumerate(mig_handles))}
-    yield _locality(ask, surroundings.sys, bus_id)
+    yield _locality(ask, machine.sys, bus_id)
     yield {"nvlinks": read_nvlinks(nvml, handle, index), "fabric": read_fabric(nvml, handle)}
 
 

@@ -44,11 +44,11 @@ class Grant:
     folder: Path
 
 
-def read_cgroup(surroundings: Machine) -> CgroupLimits:
+def read_cgroup(machine: Machine) -> CgroupLimits:
     """The limits of this process. What cannot be seen because no group is mounted here is in ``hidden``."""
-    cpu, cpu_folders = _tightest(surroundings, "cpu")
-    memory, memory_folders = _tightest(surroundings, "memory")
-    pids, pids_folders = _tightest(surroundings, "pids")
+    cpu, cpu_folders = _tightest(machine, "cpu")
+    memory, memory_folders = _tightest(machine, "memory")
+    pids, pids_folders = _tightest(machine, "pids")
     folder = cpu.folder if cpu else next(iter(cpu_folders), None)
     counts = _table(folder / "cpu.stat") if folder else {}
     return CgroupLimits(
@@ -71,30 +71,30 @@ def read_cgroup(surroundings: Machine) -> CgroupLimits:
     )
 
 
-def _tightest(surroundings: Machine, controller: str) -> tuple[Grant | None, list[Path]]:
+def _tightest(machine: Machine, controller: str) -> tuple[Grant | None, list[Path]]:
     """The smallest limit of ``controller``, and the folders that were looked at, the process's own first."""
-    version, folders = _folders(surroundings, controller)
+    version, folders = _folders(machine, controller)
     grants = [Grant(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
     return min(grants, key=lambda grant: grant.limit, default=None), folders
 
 
-def _folders(surroundings: Machine, controller: str) -> tuple[int, list[Path]]:
+def _folders(machine: Machine, controller: str) -> tuple[int, list[Path]]:
     """The version that holds ``controller`` and its folders, from this process's group up to the mount's root."""
-    groups = list(_own_groups(surroundings))
-    mounts = read_mounts(surroundings)
+    groups = list(_own_groups(machine))
+    mounts = read_mounts(machine)
     for version, names in ((1, controller), (2, "")):
         path = next((path for controllers, path in groups if names in controllers), None)
         mount = _mount(mounts, version, controller)
         if path is not None and mount is not None:
-            found = [folder for folder in _upwards(surroundings, mount, path) if folder.is_dir()]
+            found = [folder for folder in _upwards(machine, mount, path) if folder.is_dir()]
             if found:
                 return version, found
     return 2, []
 
 
-def _own_groups(surroundings: Machine) -> Iterator[tuple[list[str], str]]:
+def _own_groups(machine: Machine) -> Iterator[tuple[list[str], str]]:
     """The controllers and the path of every line of /proc/self/cgroup; version 2 has one empty name."""
-    for line in (read_text(surroundings.proc / "self" / "cgroup") or "").splitlines():
+    for line in (read_text(machine.proc / "self" / "cgroup") or "").splitlines():
         _, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
         if first and second:
@@ -107,13 +107,13 @@ def _mount(mounts: tuple[Mount, ...], version: int, controller: str) -> Mount | 
     return next((mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options.split(",")), None)
 
 
-def _upwards(surroundings: Machine, mount: Mount, path: str) -> Iterator[Path]:
+def _upwards(machine: Machine, mount: Mount, path: str) -> Iterator[Path]:
     """Folders from the process's group up to the mount's root.
 
     Where the path does not lie under what is mounted (a container that sees only its own group, or ``/../..`` from
     outside a namespace), the mount's root is this process's group or a parent of it.
     """
-    top = outside_view(surroundings, mount.point)
+    top = outside_view(machine, mount.point)
     inside = path[len(mount.root.rstrip("/")) :].strip("/") if is_below(path, mount.root) and ".." not in path else ""
     folder = top / inside
     yield folder

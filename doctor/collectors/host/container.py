@@ -48,59 +48,59 @@ _BY_DMI = (
 )
 
 
-def read_container(surroundings: Machine) -> str | None:
+def read_container(machine: Machine) -> str | None:
     """The kind of container, ``unknown`` for one whose kind is not told, ``None`` where nothing speaks of one."""
-    return next(_container_signs(surroundings), None)
+    return next(_container_signs(machine), None)
 
 
-def _container_signs(surroundings: Machine) -> Iterator[str]:
-    root = surroundings.etc.parent
-    yield from (kind for variable, kind in _BY_VARIABLE if surroundings.environ.get(variable))
-    if (root / ".dockerenv").exists() and not _owns_machine(surroundings):
+def _container_signs(machine: Machine) -> Iterator[str]:
+    root = machine.etc.parent
+    yield from (kind for variable, kind in _BY_VARIABLE if machine.environ.get(variable))
+    if (root / ".dockerenv").exists() and not _owns_machine(machine):
         yield "docker"
     if (root / "run" / ".containerenv").exists():
         yield "podman"
-    if _is_enroot(surroundings):
+    if _is_enroot(machine):
         yield "enroot"
-    groups = "\n".join(read_text(surroundings.proc / one / "cgroup") or "" for one in ("1", "self"))
+    groups = "\n".join(read_text(machine.proc / one / "cgroup") or "" for one in ("1", "self"))
     yield from (kind for word, kind in _BY_GROUP if word in groups)
-    yield from (_BY_WORD.get(word, "unknown") for word in _container_words(surroundings) if word)
+    yield from (_BY_WORD.get(word, "unknown") for word in _container_words(machine) if word)
 
 
-def _owns_machine(surroundings: Machine) -> bool:
+def _owns_machine(machine: Machine) -> bool:
     """Whether processes and host name are the machine's own: one booted from a container's image keeps its marks."""
-    proc = surroundings.proc
+    proc = machine.proc
     return is_initial(proc, "pid", INITIAL_PID_NAMESPACE) and is_initial(proc, "uts", INITIAL_UTS_NAMESPACE)
 
 
-def _is_enroot(surroundings: Machine) -> bool:
+def _is_enroot(machine: Machine) -> bool:
     """Enroot leaves no variable; its root file system lies in its data folder, which Pyxis names after itself."""
-    mount = mount_of("/", read_mounts(surroundings))
+    mount = mount_of("/", read_mounts(machine))
     words = "" if mount is None else f"{mount.root} {mount.options} {mount.source}"
     return "enroot" in words or "pyxis" in words
 
 
-def _container_words(surroundings: Machine) -> Iterator[str]:
-    first = read_text(surroundings.proc / "1" / "environ") or ""
+def _container_words(machine: Machine) -> Iterator[str]:
+    first = read_text(machine.proc / "1" / "environ") or ""
     yield from (entry[len("container=") :] for entry in first.split("\0") if entry.startswith("container="))
-    yield surroundings.environ.get("container", "")
-    yield read_text(surroundings.etc.parent / "run" / "systemd" / "container") or ""
+    yield machine.environ.get("container", "")
+    yield read_text(machine.etc.parent / "run" / "systemd" / "container") or ""
 
 
-def read_image(surroundings: Machine) -> str | None:
+def read_image(machine: Machine) -> str | None:
     """What names the image: a file or reference from the container's manager, else the vendor's product and build."""
-    environ = surroundings.environ
+    environ = machine.environ
     named = next((environ[name] for name in _IMAGE_VARIABLES if environ.get(name)), None)
-    return named or _podman_image(surroundings) or _nvidia_image(surroundings)
+    return named or _podman_image(machine) or _nvidia_image(machine)
 
 
-def _podman_image(surroundings: Machine) -> str | None:
-    return read_pairs(surroundings.etc.parent / "run" / ".containerenv", "=").get("image", "").strip('"') or None
+def _podman_image(machine: Machine) -> str | None:
+    return read_pairs(machine.etc.parent / "run" / ".containerenv", "=").get("image", "").strip('"') or None
 
 
-def _nvidia_image(surroundings: Machine) -> str | None:
+def _nvidia_image(machine: Machine) -> str | None:
     """Variables that NVIDIA's own images carry: product, its version, number of the build."""
-    environ = surroundings.environ
+    environ = machine.environ
     product = environ.get("NVIDIA_PRODUCT_NAME")
     version = environ.get(f"NVIDIA_{product.upper()}_VERSION") if product else None
     build = environ.get("NVIDIA_BUILD_ID")
@@ -108,28 +108,28 @@ def _nvidia_image(surroundings: Machine) -> str | None:
     return " ".join(word for word in words if word) or None
 
 
-def read_hypervisor(surroundings: Machine) -> str | None:
+def read_hypervisor(machine: Machine) -> str | None:
     """kvm, xen, hyper-v, vmware, nitro, google, virtualbox or ``unknown``; ``None`` on bare metal.
 
     x86 guests have the ``hypervisor`` flag (CPUID leaf 1); without it, as on ARM, only the firmware's tables and
     /sys/hypervisor speak, and makers that also sell bare metal under the same name are not believed.
     """
-    if (kind := read_text(surroundings.sys / "hypervisor" / "type")) is not None:
+    if (kind := read_text(machine.sys / "hypervisor" / "type")) is not None:
         return kind or "unknown"
-    firmware = _firmware_hypervisor(surroundings)
-    flagged = _has_flag(surroundings)
+    firmware = _firmware_hypervisor(machine)
+    flagged = _has_flag(machine)
     if flagged:
         return firmware or "unknown"
     return firmware if flagged is None and firmware not in ("nitro", "google") else None
 
 
-def _has_flag(surroundings: Machine) -> bool | None:
+def _has_flag(machine: Machine) -> bool | None:
     """Whether the processor says that it is virtual; ``None`` where it has no such flag (not x86)."""
-    flags = read_pairs(surroundings.proc / "cpuinfo", ":", 1 << 16).get("flags")
+    flags = read_pairs(machine.proc / "cpuinfo", ":", 1 << 16).get("flags")
     return None if flags is None else "hypervisor" in flags.split()
 
 
-def _firmware_hypervisor(surroundings: Machine) -> str | None:
-    folder = surroundings.sys / "class" / "dmi" / "id"
+def _firmware_hypervisor(machine: Machine) -> str | None:
+    folder = machine.sys / "class" / "dmi" / "id"
     words = " ".join(read_text(folder / name) or "" for name in ("product_name", "sys_vendor", "bios_vendor")).lower()
     return next((kind for word, kind in _BY_DMI if word in words), None)

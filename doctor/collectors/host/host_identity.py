@@ -10,17 +10,17 @@ Identity = tuple[str | None, str | None, str]
 """Boot id, machine id and host name."""
 
 
-def host_identity(surroundings: Machine) -> Identity:
+def host_identity(machine: Machine) -> Identity:
     """Who this host is, as :class:`doctor.core.job.Host` tells hosts apart."""
-    return read_boot_id(surroundings), read_machine_id(surroundings), socket.gethostname()
+    return read_boot_id(machine), read_machine_id(machine), socket.gethostname()
 
 
-def read_boot_id(surroundings: Machine) -> str | None:
+def read_boot_id(machine: Machine) -> str | None:
     """The id of this boot of the kernel, which containers of one machine share."""
-    return read_text(surroundings.proc / "sys" / "kernel" / "random" / "boot_id") or None
+    return read_text(machine.proc / "sys" / "kernel" / "random" / "boot_id") or None
 
 
-def read_machine_id(surroundings: Machine) -> str | None:
+def read_machine_id(machine: Machine) -> str | None:
     """The machine's id; images carry the word ``uninitialized`` until their first boot (machine-id(5))."""
-    text = read_text(surroundings.etc / "machine-id")
+    text = read_text(machine.etc / "machine-id")
     return None if text in (None, "", "uninitialized") else text

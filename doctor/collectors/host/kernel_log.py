@@ -40,10 +40,10 @@ _STARTERS = (*PROCESSES, "doctor", "rankdoctor")
 
 
 @collector(KernelLogFacts)
-def collect_kernel_log(surroundings: Machine) -> KernelLogFacts:
+def collect_kernel_log(machine: Machine) -> KernelLogFacts:
     """The events in the log. :class:`NotVisible` where the log is not there (containers) or may not be read."""
-    lines = _records(_read(surroundings.dev / "kmsg"))
-    return KernelLogFacts(events=tuple(parse_events(lines)), job_started=job_started(surroundings))
+    lines = _records(_read(machine.dev / "kmsg"))
+    return KernelLogFacts(events=tuple(parse_events(lines)), job_started=job_started(machine))
 
 
 def _read(path: Path) -> str:
@@ -117,7 +117,7 @@ def parse_event(time: float | None, message: str) -> KernelEvent | None:
     return None
 
 
-def job_started(surroundings: Machine) -> float | None:
+def job_started(machine: Machine) -> float | None:
     """Seconds since boot when the job began: the start of the oldest launcher above this process.
 
     Goes up from this process as long as the parent is a launcher, a Python interpreter, or a shell right below one
@@ -125,9 +125,9 @@ def job_started(surroundings: Machine) -> float | None:
     has just begun.
     """
     ticks = os.sysconf("SC_CLK_TCK")
-    started, pending = None, parse_int((read_text(surroundings.proc / "self" / "stat") or "").partition(" ")[0])
+    started, pending = None, parse_int((read_text(machine.proc / "self" / "stat") or "").partition(" ")[0])
     for _ in range(32):
-        name, parent, start = _stat(surroundings.proc / str(pending))
+        name, parent, start = _stat(machine.proc / str(pending))
         if start is None:
             break
         if started is None or name.startswith(_STARTERS):

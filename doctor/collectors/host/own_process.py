@@ -36,11 +36,11 @@ LIMITS = {
 
 
 @collector(ProcessFacts)
-def collect_process(surroundings: Machine) -> ProcessFacts:
+def collect_process(machine: Machine) -> ProcessFacts:
     """What the kernel and the interpreter say of this process."""
-    links = ((kind, link_target(surroundings.proc / "self" / "ns" / kind)) for kind in NAMESPACES)
+    links = ((kind, link_target(machine.proc / "self" / "ns" / kind)) for kind in NAMESPACES)
     spaces = tuple(Namespace(kind, identity) for kind, identity in links if identity is not None)
-    device = _device_of(surroundings.dev / "shm")
+    device = _device_of(machine.dev / "shm")
     return ProcessFacts(
         pid=os.getpid(),
         user_id=os.geteuid(),
@@ -49,8 +49,8 @@ def collect_process(surroundings: Machine) -> ProcessFacts:
         limits=tuple(_limit(name, number) for name, number in LIMITS.items()),
         namespaces=spaces,
         shm_device=device,
-        threads_per_process=threads_asked(surroundings.environ),
-        can_lock_memory=can_lock_memory(surroundings.proc),
+        threads_per_process=threads_asked(machine.environ),
+        can_lock_memory=can_lock_memory(machine.proc),
         forked_after_cuda=forked_after_cuda(),
         hidden=_notes(spaces, device),
     )

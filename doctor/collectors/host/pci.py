@@ -24,28 +24,28 @@ DISPLAY_CLASSES = ("0x0300", "0x0302")
 _IOMMU_WORDS = ("intel_iommu=", "amd_iommu=", "iommu=", "iommu.passthrough=", "iommu.strict=")
 
 
-def count_iommu_groups(surroundings: Machine) -> int | None:
+def count_iommu_groups(machine: Machine) -> int | None:
     """The groups of devices that an IOMMU keeps apart; 0 without an active one, ``None`` where sysfs is not shown."""
     try:
-        return sum(1 for _ in (surroundings.sys / "kernel" / "iommu_groups").iterdir())
+        return sum(1 for _ in (machine.sys / "kernel" / "iommu_groups").iterdir())
     except FileNotFoundError:
-        return 0 if (surroundings.sys / "kernel").is_dir() else None
+        return 0 if (machine.sys / "kernel").is_dir() else None
     except OSError:
         return None
 
 
-def read_iommu_setting(surroundings: Machine) -> str | None:
+def read_iommu_setting(machine: Machine) -> str | None:
     """The IOMMU options on the kernel's command line."""
-    words = (read_text(surroundings.proc / "cmdline") or "").split()
+    words = (read_text(machine.proc / "cmdline") or "").split()
     return " ".join(word for word in words if word.startswith(_IOMMU_WORDS)) or None
 
 
-def read_access_control(surroundings: Machine) -> tuple[bool | None, tuple[HiddenField, ...]]:
+def read_access_control(machine: Machine) -> tuple[bool | None, tuple[HiddenField, ...]]:
     """Whether a PCIe switch redirects traffic between its devices; ``None`` and why where that may not be read.
 
     Only root sees the extended configuration space, in which the control bits lie.
     """
-    folder = surroundings.sys / "bus" / "pci" / "devices"
+    folder = machine.sys / "bus" / "pci" / "devices"
     try:
         devices = sorted(folder.iterdir())
     except OSError:

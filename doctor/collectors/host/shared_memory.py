@@ -40,9 +40,9 @@ class SharedMemoryFile:
     user: int
 
 
-def read_shared_memory(surroundings: Machine) -> SharedMemory:
+def read_shared_memory(machine: Machine) -> SharedMemory:
     """The state of /dev/shm."""
-    folder = surroundings.dev / "shm"
+    folder = machine.dev / "shm"
     try:
         sizes = os.statvfs(folder)
         found = [_segment(path) for path in folder.iterdir() if path.name.startswith(PREFIX)]
@@ -50,14 +50,14 @@ def read_shared_memory(surroundings: Machine) -> SharedMemory:
     except OSError as error:
         note = HiddenField("shm", f"{folder}: {error.strerror}", "mount a tmpfs at /dev/shm")
         return SharedMemory(None, None, None, (note,))
-    mount = mount_of(str(folder), read_mounts(surroundings))
+    mount = mount_of(str(folder), read_mounts(machine))
     filesystem = Filesystem(
         path=str(folder),
         total=sizes.f_blocks * sizes.f_frsize,
         free=sizes.f_bavail * sizes.f_frsize,
         kind=mount.kind if mount else None,
     )
-    left = left_over(surroundings, segments)
+    left = left_over(machine, segments)
     if left is None:
         reason = f"{len(segments)} NCCL segments in {folder} may belong to processes that cannot be seen from here"
         note = HiddenField("nccl_shm_files", reason, f"on the host, as root: fuser -v {folder}/{PREFIX}*")
@@ -75,14 +75,14 @@ def _segment(path: Path) -> SharedMemoryFile | None:
     return SharedMemoryFile(str(path), state.st_blocks * 512, state.st_uid) if stat.S_ISREG(state.st_mode) else None
 
 
-def left_over(surroundings: Machine, segments: list[SharedMemoryFile]) -> list[SharedMemoryFile] | None:
+def left_over(machine: Machine, segments: list[SharedMemoryFile]) -> list[SharedMemoryFile] | None:
     """The segments that nobody has open or mapped; ``None`` if some process that could hold one cannot be seen.
 
     That is so for other users' processes, and in a container that shares the host's IPC but not its process table.
     """
     if not segments:
         return []
-    proc = surroundings.proc
+    proc = machine.proc
     if is_initial(proc, "ipc", INITIAL_IPC_NAMESPACE) and not is_initial(proc, "pid", INITIAL_PID_NAMESPACE):
         return None
     # Segments are made readable by their owner alone (mode 0600), so only the owner and root can hold them.

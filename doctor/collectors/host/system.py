@@ -33,9 +33,9 @@ REVERSED = 4
 
 
 @collector(HostFacts, deadline=8.0)
-def collect_host(surroundings: Machine) -> HostFacts:
+def collect_host(machine: Machine) -> HostFacts:
     """The host as this process sees it; the name look-ups take three seconds at most."""
-    return read_host(surroundings, socket.gethostname(), own_addresses())
+    return read_host(machine, socket.gethostname(), own_addresses())
 
 
 def own_addresses() -> list[str]:
@@ -54,34 +54,34 @@ def own_addresses() -> list[str]:
     return [str(address) for address in sorted(useful, key=lambda address: address.version)][:REVERSED]
 
 
-def read_host(surroundings: Machine, hostname: str, addresses: Iterable[str]) -> HostFacts:
+def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> HostFacts:
     """The facts about a host called ``hostname`` with those ``addresses``."""
     own = look_up(hostname, addresses)
-    groups = read_cgroup(surroundings)
-    memory = _memory(surroundings)
-    shared = read_shared_memory(surroundings)
+    groups = read_cgroup(machine)
+    memory = _memory(machine)
+    shared = read_shared_memory(machine)
     clock = read_clock()
-    access_control, access_hidden = read_access_control(surroundings)
-    proc = surroundings.proc
+    access_control, access_hidden = read_access_control(machine)
+    proc = machine.proc
     return HostFacts(
         hostname=hostname,
         fqdn=own.fqdn,
-        machine_id=read_machine_id(surroundings),
-        boot_id=read_boot_id(surroundings),
+        machine_id=read_machine_id(machine),
+        boot_id=read_boot_id(machine),
         kernel=read_text(proc / "sys" / "kernel" / "osrelease") or None,
         architecture=platform.machine() or None,
-        distribution=read_pairs(surroundings.etc / "os-release", "=").get("PRETTY_NAME", "").strip("\"' ") or None,
-        container=read_container(surroundings),
-        hypervisor=read_hypervisor(surroundings),
-        image=read_image(surroundings),
+        distribution=read_pairs(machine.etc / "os-release", "=").get("PRETTY_NAME", "").strip("\"' ") or None,
+        container=read_container(machine),
+        hypervisor=read_hypervisor(machine),
+        image=read_image(machine),
         names=own.names,
         reverse=own.reverse,
-        cpu_count=_cpu_count(surroundings),
+        cpu_count=_cpu_count(machine),
         cpu_quota=groups.cpu_quota,
         cpu_periods=groups.cpu_periods,
         cpu_throttled_periods=groups.cpu_throttled,
-        cpu_governor=_frequency(surroundings, "scaling_governor"),
-        cpu_driver=_frequency(surroundings, "scaling_driver"),
+        cpu_governor=_frequency(machine, "scaling_governor"),
+        cpu_driver=_frequency(machine, "scaling_driver"),
         ram_total=memory.get("MemTotal"),
         ram_available=memory.get("MemAvailable"),
         memory_limit=groups.memory_limit,
@@ -91,21 +91,21 @@ def read_host(surroundings: Machine, hostname: str, addresses: Iterable[str]) ->
         nccl_shm_bytes=shared.left_bytes,
         pids_limit=groups.pids_limit,
         pids_used=groups.pids_used,
-        port_range=_port_range(surroundings),
+        port_range=_port_range(machine),
         unprivileged_port_start=read_int(proc / "sys" / "net" / "ipv4" / "ip_unprivileged_port_start"),
-        iommu_groups=count_iommu_groups(surroundings),
-        iommu_setting=read_iommu_setting(surroundings),
+        iommu_groups=count_iommu_groups(machine),
+        iommu_setting=read_iommu_setting(machine),
         pci_access_control=access_control,
         clock_synchronised=clock.synchronised,
         clock_error=clock.error,
-        uptime=_uptime(surroundings),
+        uptime=_uptime(machine),
         hidden=(*own.hidden, *groups.hidden, *shared.hidden, *access_hidden, *clock.hidden),
     )
 
 
-def _cpu_count(surroundings: Machine) -> int | None:
+def _cpu_count(machine: Machine) -> int | None:
     """The processors that are online, from a list of ranges such as ``0-63,128-191``."""
-    text = read_text(surroundings.sys / "devices" / "system" / "cpu" / "online") or ""
+    text = read_text(machine.sys / "devices" / "system" / "cpu" / "online") or ""
     count = 0
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -116,27 +116,27 @@ def _cpu_count(surroundings: Machine) -> int | None:
     return count
 
 
-def _frequency(surroundings: Machine, name: str) -> str | None:
+def _frequency(machine: Machine, name: str) -> str | None:
     """What all processors say, with commas between where they differ."""
-    folders = (surroundings.sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq")
+    folders = (machine.sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq")
     return ",".join(sorted({text for folder in folders if (text := read_text(folder / name))})) or None
 
 
-def _memory(surroundings: Machine) -> dict[str, int]:
+def _memory(machine: Machine) -> dict[str, int]:
     """/proc/meminfo in bytes; its ``kB`` are units of 1024 bytes."""
-    rows = read_rows(surroundings.proc / "meminfo")
+    rows = read_rows(machine.proc / "meminfo")
     numbers = ((row[0].rstrip(":"), parse_int(row[1])) for row in rows if len(row) == 3 and row[2] == "kB")
     return {name: value * 1024 for name, value in numbers if value is not None}
 
 
-def _port_range(surroundings: Machine) -> tuple[int, int] | None:
-    rows = read_rows(surroundings.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
+def _port_range(machine: Machine) -> tuple[int, int] | None:
+    rows = read_rows(machine.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
     numbers = [number for row in rows for word in row if (number := parse_int(word)) is not None]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
-def _uptime(surroundings: Machine) -> float | None:
+def _uptime(machine: Machine) -> float | None:
     try:
-        return float(read_rows(surroundings.proc / "uptime")[0][0])
+        return float(read_rows(machine.proc / "uptime")[0][0])
     except (IndexError, ValueError):
         return None

@@ -101,10 +101,10 @@ def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFac
 
 
 @collector(LaunchFacts)
-def collect_launch(surroundings: Machine) -> LaunchFacts:
+def collect_launch(machine: Machine) -> LaunchFacts:
     """The launch of this process, from its environment and the names of its parents."""
-    ancestors = tuple(readable(parent.name) for parent in ancestors_of(surroundings.proc))
-    return launch_facts(surroundings.environ, ancestors)
+    ancestors = tuple(readable(parent.name) for parent in ancestors_of(machine.proc))
+    return launch_facts(machine.environ, ancestors)
 
 
 def _own_claim(launcher: str, claims: tuple[Claim, ...]) -> Claim:

@@ -49,10 +49,10 @@ class ScontrolResult(NamedTuple):
 
 
 @collector(SlurmFacts)
-def collect_slurm(surroundings: Machine) -> SlurmFacts:
+def collect_slurm(machine: Machine) -> SlurmFacts:
     """The job's facts. Raises ``NotPresent`` outside SLURM; without an answer of scontrol, what the environment
     says."""
-    environ = surroundings.environ
+    environ = machine.environ
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not job_id:
         raise NotPresent("SLURM_JOB_ID is not set")

@@ -20,12 +20,12 @@ FABRIC_ARGUMENTS = ("accelerator", "devices", "num_nodes", "precision", "strateg
 
 
 @collector(TrainerFacts)
-def collect_trainer(surroundings: Machine) -> TrainerFacts:
+def collect_trainer(machine: Machine) -> TrainerFacts:
     """The arguments that variables set; those of the Trainer where both kinds are there. Raises ``NotPresent``."""
-    arguments = arguments_from(surroundings.environ, TRAINER)
+    arguments = arguments_from(machine.environ, TRAINER)
     source = f"{TRAINER}*" if arguments else f"{FABRIC}*"
     if not arguments:
-        named = arguments_from(surroundings.environ, FABRIC)
+        named = arguments_from(machine.environ, FABRIC)
         arguments = {name: named[name] for name in FABRIC_ARGUMENTS if name in named}
     if not arguments:
         raise NotPresent(f"no {TRAINER}* or {FABRIC}* variable is set")

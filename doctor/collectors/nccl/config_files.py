@@ -36,18 +36,18 @@ class ConfEntry:
     line: int
 
 
-def conf_paths(surroundings: Machine) -> Iterator[tuple[Path, Layer, bool]]:
+def conf_paths(machine: Machine) -> Iterator[tuple[Path, Layer, bool]]:
     """The files that NCCL reads, the strongest first, each with its layer and whether the user asked for it by name.
 
     NCCL_CONF_FILE takes the place of the file in the home folder (since NCCL 2.23) and is not expanded.
     """
-    asked = surroundings.environ.get("NCCL_CONF_FILE")
-    in_homes = home_files(surroundings.environ)
+    asked = machine.environ.get("NCCL_CONF_FILE")
+    in_homes = home_files(machine.environ)
     if asked:
         yield Path(asked), "user file", True
     elif in_homes:
         yield next((path for path in in_homes if path.exists()), in_homes[0]), "user file", False
-    yield surroundings.etc / "nccl.conf", "system file", False
+    yield machine.etc / "nccl.conf", "system file", False
 
 
 def home_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -56,10 +56,10 @@ def home_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(home, ".nccl.conf") for home in homes if home))
 
 
-def ambiguous_home(surroundings: Machine) -> tuple[HiddenField, ...]:
+def ambiguous_home(machine: Machine) -> tuple[HiddenField, ...]:
     """A note where it depends on the release of NCCL which user file counts."""
-    files = home_files(surroundings.environ)
-    if surroundings.environ.get("NCCL_CONF_FILE") or len(files) < 2 or not any(path.exists() for path in files):
+    files = home_files(machine.environ)
+    if machine.environ.get("NCCL_CONF_FILE") or len(files) < 2 or not any(path.exists() for path in files):
         return ()
     reason = f"NCCL before 2.30 reads {files[0]}, newer releases {files[1]}"
     return (HiddenField("files", reason, f"let HOME and the user database agree, or set NCCL_CONF_FILE={files[0]}"),)
@@ -103,12 +103,12 @@ def _text(data: bytes) -> str:
     return data[:LONGEST_VALUE].decode("utf-8", "replace")
 
 
-def read_references(settings: Mapping[str, str], surroundings: Machine) -> Iterator[ReferencedFile]:
+def read_references(settings: Mapping[str, str], machine: Machine) -> Iterator[ReferencedFile]:
     """The files that settings name, and the topology file that a cloud's virtual machine provides unasked."""
     for variable in NAMED_FILES:
         if settings.get(variable):
             yield read_reference(variable, Path(settings[variable]))
-    provided = surroundings.etc.parent / "var/run/nvidia-topologyd/virtualTopology.xml"
+    provided = machine.etc.parent / "var/run/nvidia-topologyd/virtualTopology.xml"
     if "NCCL_TOPO_FILE" not in settings and provided.is_file():
         yield read_reference("NCCL_TOPO_FILE (default)", provided)
 

@@ -15,23 +15,23 @@ PREFIX = "NCCL_"
 
 
 @collector(NcclFacts)
-def collect_nccl(surroundings: Machine) -> NcclFacts:
+def collect_nccl(machine: Machine) -> NcclFacts:
     """The settings that NCCL would find when it starts in this process, and the files and plug-ins they name."""
     files: list[SettingsFile] = []
     layers: list[tuple[SettingsFile, tuple[ConfEntry, ...]]] = []
-    for path, layer, asked in conf_paths(surroundings):
+    for path, layer, asked in conf_paths(machine):
         file, entries = read_conf(path, layer)
         layers.append((file, entries))
         if file.exists or asked:
             files.append(file)
-    settings = tuple(effective_settings(surroundings.environ, layers))
+    settings = tuple(effective_settings(machine.environ, layers))
     values = {setting.name: setting.value for setting in settings}
     return NcclFacts(
         settings=settings,
         files=tuple(files),
-        references=tuple(read_references(values, surroundings)),
-        plugins=tuple(read_plugins(values, DynamicLoader(surroundings.environ, surroundings.etc))),
-        hidden=ambiguous_home(surroundings),
+        references=tuple(read_references(values, machine)),
+        plugins=tuple(read_plugins(values, DynamicLoader(machine.environ, machine.etc))),
+        hidden=ambiguous_home(machine),
     )
 
 

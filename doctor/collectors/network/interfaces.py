@@ -54,38 +54,38 @@ class InterfaceTree:
 
 
 @collector(InterfaceFacts)
-def collect_interfaces(surroundings: Machine) -> InterfaceFacts:
+def collect_interfaces(machine: Machine) -> InterfaceFacts:
     """The interfaces of this process's network namespace; :class:`NotVisible` where the kernel lists none."""
     try:
         seen = seen_interfaces()
     except OSError as error:
         raise NotVisible(f"the interfaces cannot be listed: {error.strerror}", "ip -br address") from error
-    return read_interfaces(surroundings, seen)
+    return read_interfaces(machine, seen)
 
 
-def read_interfaces(surroundings: Machine, seen: Mapping[str, KernelInterface]) -> InterfaceFacts:
-    """The interfaces ``seen``, in that order, then those that have no address, with what ``surroundings`` add."""
-    folder = surroundings.sys / "class" / "net"
+def read_interfaces(machine: Machine, seen: Mapping[str, KernelInterface]) -> InterfaceFacts:
+    """The interfaces ``seen``, in that order, then those that have no address, with what ``machine`` add."""
+    folder = machine.sys / "class" / "net"
     shown = _names(folder)
     tree = InterfaceTree(folder, frozenset(name for name in shown if not _is_foreign(folder / name, seen.get(name))))
-    names = list(dict.fromkeys([*seen, *_device_names(surroundings, shown)]))
-    sent, again = read_segments(surroundings)
+    names = list(dict.fromkeys([*seen, *_device_names(machine, shown)]))
+    sent, again = read_segments(machine)
     return InterfaceFacts(
         interfaces=tuple(_interface(tree, name, seen.get(name, KernelInterface())) for name in names),
-        routes=read_routes(surroundings),
+        routes=read_routes(machine),
         segments_sent=sent,
         segments_retransmitted=again,
-        hidden=_hidden(surroundings, [name for name in names if name not in tree.names]),
+        hidden=_hidden(machine, [name for name in names if name not in tree.names]),
     )
 
 
-def _hidden(surroundings: Machine, unknown: list[str]) -> tuple[HiddenField, ...]:
+def _hidden(machine: Machine, unknown: list[str]) -> tuple[HiddenField, ...]:
     notes = []
     if unknown:
-        reason = f"{surroundings.sys}/class/net does not describe {', '.join(unknown)}: their kind is guessed by name"
+        reason = f"{machine.sys}/class/net does not describe {', '.join(unknown)}: their kind is guessed by name"
         notes.append(HiddenField("interfaces", reason, "mount sysfs inside the network namespace"))
-    if read_text(surroundings.proc / "net" / "route") is None:
-        notes.append(HiddenField("routes", f"{surroundings.proc}/net/route cannot be read"))
+    if read_text(machine.proc / "net" / "route") is None:
+        notes.append(HiddenField("routes", f"{machine.proc}/net/route cannot be read"))
     return tuple(notes)
 
 
@@ -101,9 +101,9 @@ def _is_foreign(folder: Path, seen: KernelInterface | None) -> bool:
     return seen is not None and None not in (seen.index, index) and seen.index != index
 
 
-def _device_names(surroundings: Machine, shown: list[str]) -> list[str]:
+def _device_names(machine: Machine, shown: list[str]) -> list[str]:
     """Names in /proc/net/dev, which belongs to the namespace of the process; else those that sysfs shows."""
-    lines = (read_text(surroundings.proc / "net" / "dev") or "").splitlines()
+    lines = (read_text(machine.proc / "net" / "dev") or "").splitlines()
     return [line.partition(":")[0].strip() for line in lines if ":" in line] or shown
 
 

@@ -33,22 +33,22 @@ class SelectedRoute(NamedTuple):
 
 
 @collector(MasterFacts)
-def collect_master(surroundings: Machine) -> MasterFacts:
+def collect_master(machine: Machine) -> MasterFacts:
     """Look up MASTER_ADDR and look at MASTER_PORT. Raises ``NotPresent`` where MASTER_ADDR is not set.
 
     Nothing is sent to the master: the route is asked for with an unused UDP socket.
     """
-    address = surroundings.environ.get("MASTER_ADDR")
+    address = machine.environ.get("MASTER_ADDR")
     if address is None:
         raise NotPresent("MASTER_ADDR is not set")
-    port = whole_number(surroundings.environ, "MASTER_PORT")
+    port = whole_number(machine.environ, "MASTER_PORT")
     resolved, error, seconds = resolve(address)
     own = own_addresses()
     is_local = any(belongs_here(found, own) for found in resolved) if resolved else None
     route = route_to(resolved, own) if resolved else SelectedRoute()
     trouble = route.trouble and f"no route to MASTER_ADDR: {route.trouble}"
     unrouted = (HiddenField("interface", trouble),) if trouble else ()
-    listener, notes = inspect_port(surroundings, port) if is_local and port in PORTS else (None, ())
+    listener, notes = inspect_port(machine, port) if is_local and port in PORTS else (None, ())
     return MasterFacts(
         address=readable(mask_text(address)),
         port=port,
@@ -149,13 +149,13 @@ def _source_towards(address: str) -> tuple[str | None, str | None]:
         return None, error.strerror or str(error)
 
 
-def inspect_port(surroundings: Machine, port: int | None) -> tuple[Listener | None, tuple[HiddenField, ...]]:
+def inspect_port(machine: Machine, port: int | None) -> tuple[Listener | None, tuple[HiddenField, ...]]:
     """Who listens on ``port`` of this host, with a note where that can't be told."""
     if port is None:
         return None, ()
-    if listening(surroundings.proc, port) is None:
+    if listening(machine.proc, port) is None:
         return None, (HiddenField("listener", "/proc/net/tcp can't be read", "mount /proc in the container"),)
-    listener = listener_on(surroundings.proc, port, commands=surroundings.commands)
+    listener = listener_on(machine.proc, port, commands=machine.commands)
     if listener is None or listener.pid is not None:
         return listener, ()
     reason = f"a process that may not be seen from here listens on port {port}"

@@ -37,25 +37,25 @@ _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"
 
 
 @collector(RdmaFacts)
-def collect_rdma(surroundings: Machine) -> RdmaFacts:
+def collect_rdma(machine: Machine) -> RdmaFacts:
     """All RDMA devices. :class:`NotPresent` without one; :class:`NotVisible` where sysfs is not shown."""
-    folder = surroundings.sys / "class" / "infiniband"
+    folder = machine.sys / "class" / "infiniband"
     try:
         names = sorted((entry.name for entry in folder.iterdir()), key=natural_key)
     except FileNotFoundError as error:
-        if (surroundings.sys / "class").is_dir():
+        if (machine.sys / "class").is_dir():
             raise NotPresent("no RDMA device") from error
-        raise NotVisible(f"{surroundings.sys} is not mounted here", "mount sysfs in the container") from error
+        raise NotVisible(f"{machine.sys} is not mounted here", "mount sysfs in the container") from error
     except OSError as error:
         raise NotVisible(f"{folder}: {error.strerror}") from error
     if not names:
         raise NotPresent("no RDMA device")
-    peer_memory, hidden = _peer_memory(surroundings)
+    peer_memory, hidden = _peer_memory(machine)
     return RdmaFacts(
-        devices=tuple(_device(surroundings, folder / name) for name in names),
+        devices=tuple(_device(machine, folder / name) for name in names),
         peer_memory=peer_memory,
-        dma_buf=_dma_buf(surroundings),
-        verbs_library=_verbs_library(surroundings),
+        dma_buf=_dma_buf(machine),
+        verbs_library=_verbs_library(machine),
         hidden=hidden,
     )
 
@@ -64,7 +64,7 @@ def _in_order(folder: Path) -> list[str]:
     return sorted(listed(folder), key=natural_key)
 
 
-def _device(surroundings: Machine, folder: Path) -> RdmaDevice:
+def _device(machine: Machine, folder: Path) -> RdmaDevice:
     ports = tuple(_port(folder / "ports" / number) for number in _in_order(folder / "ports") if number.isdecimal())
     below = _in_order(folder / "device" / "net")
     named = [gid.interface for port in ports for gid in port.gids if gid.interface]
@@ -77,20 +77,20 @@ def _device(surroundings: Machine, folder: Path) -> RdmaDevice:
         pci=pci_address(folder / "device"),
         numa_node=numa_node(folder / "device"),
         interfaces=tuple(dict.fromkeys([*below, *named])),
-        has_uverbs=_has_uverbs(surroundings, folder),
+        has_uverbs=_has_uverbs(machine, folder),
     )
 
 
-def _has_uverbs(surroundings: Machine, folder: Path) -> bool:
+def _has_uverbs(machine: Machine, folder: Path) -> bool:
     """Whether a character device of this RDMA device exists and this user may open it for reading and writing."""
-    nodes = [surroundings.dev / "infiniband" / name for name in _in_order(folder / "device" / "infiniband_verbs")]
-    nodes = [node for node in nodes if _belongs(surroundings, node.name, folder.name)]
+    nodes = [machine.dev / "infiniband" / name for name in _in_order(folder / "device" / "infiniband_verbs")]
+    nodes = [node for node in nodes if _belongs(machine, node.name, folder.name)]
     return any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
 
 
-def _belongs(surroundings: Machine, node: str, device: str) -> bool:
+def _belongs(machine: Machine, node: str, device: str) -> bool:
     """A PCI function can carry several RDMA devices; ``ibdev`` says whose node it is."""
-    owner = read_text(surroundings.sys / "class" / "infiniband_verbs" / node / "ibdev")
+    owner = read_text(machine.sys / "class" / "infiniband_verbs" / node / "ibdev")
     return owner is None or owner == device
 
 
@@ -149,31 +149,31 @@ def _counters(folder: Path) -> Iterator[Counter]:
                 yield Counter(name, value)
 
 
-def _peer_memory(surroundings: Machine) -> tuple[tuple[str, ...], tuple[HiddenField, ...]]:
-    text = read_text(surroundings.proc / "modules", 4 << 20)
+def _peer_memory(machine: Machine) -> tuple[tuple[str, ...], tuple[HiddenField, ...]]:
+    text = read_text(machine.proc / "modules", 4 << 20)
     loaded = {line.split()[0] for line in (text or "").splitlines() if line.strip()}
-    found = [name for name in PEER_MEMORY_MODULES if name in loaded or (surroundings.sys / "module" / name).is_dir()]
-    if found or text is not None or (surroundings.sys / "module").is_dir():
+    found = [name for name in PEER_MEMORY_MODULES if name in loaded or (machine.sys / "module" / name).is_dir()]
+    if found or text is not None or (machine.sys / "module").is_dir():
         return tuple(found), ()
-    return (), (HiddenField("peer_memory", f"{surroundings.proc}/modules cannot be read", "lsmod | grep peer"),)
+    return (), (HiddenField("peer_memory", f"{machine.proc}/modules cannot be read", "lsmod | grep peer"),)
 
 
-def _dma_buf(surroundings: Machine) -> bool | None:
-    release = read_text(surroundings.proc / "sys" / "kernel" / "osrelease") or ""
+def _dma_buf(machine: Machine) -> bool | None:
+    release = read_text(machine.proc / "sys" / "kernel" / "osrelease") or ""
     match = re.match(r"(\d{1,4})\.(\d{1,4})", release)
     return None if match is None else (int(match[1]), int(match[2])) >= _DMA_BUF_KERNEL
 
 
-def _verbs_library(surroundings: Machine) -> bool:
+def _verbs_library(machine: Machine) -> bool:
     """Whether the loader would find libibverbs, told by files alone: loading it would run its code in this process.
 
     NCCL opens ``libibverbs.so`` and then ``libibverbs.so.1`` (src/misc/ibvsymbols.cc).
     """
-    root = surroundings.etc.parent
-    folders = [folder for folder in surroundings.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    root = machine.etc.parent
+    folders = [folder for folder in machine.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders += [*_LIBRARY_FOLDERS, *(f"{top}/{os.uname().machine}-linux-gnu" for top in ("/lib", "/usr/lib"))]
     files = [f"{folder}/{name}" for folder in folders for name in ("libibverbs.so", "libibverbs.so.1")]
-    return any((root / path.lstrip("/")).exists() for path in [*files, *_cached(surroundings.etc / "ld.so.cache")])
+    return any((root / path.lstrip("/")).exists() for path in [*files, *_cached(machine.etc / "ld.so.cache")])
 
 
 def _cached(cache: Path) -> list[str]:

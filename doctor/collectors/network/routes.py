@@ -24,9 +24,9 @@ LIMIT = 1000
 """Routes that are kept of each family; a host that speaks BGP can have a million."""
 
 
-def read_routes(surroundings: Machine) -> tuple[Route, ...]:
+def read_routes(machine: Machine) -> tuple[Route, ...]:
     """Usable routes, IPv4 first; without rejecting, multicast and local ones."""
-    folder = surroundings.proc / "net"
+    folder = machine.proc / "net"
     routes = [*_routes4(read_rows(folder / "route", _TABLE))][:LIMIT]
     routes += [*_routes6(read_rows(folder / "ipv6_route", _TABLE))][:LIMIT]
     return tuple(routes)
@@ -64,9 +64,9 @@ def _routes6(rows: list[list[str]]) -> Iterator[Route]:
             yield Route(str(network), interface, str(gateway) if flags & _GATEWAY else None, metric)
 
 
-def read_segments(surroundings: Machine) -> tuple[int | None, int | None]:
+def read_segments(machine: Machine) -> tuple[int | None, int | None]:
     """TCP segments sent and sent again since boot, in this network namespace, from /proc/net/snmp."""
-    rows = [row for row in read_rows(surroundings.proc / "net" / "snmp") if row and row[0] == "Tcp:"]
+    rows = [row for row in read_rows(machine.proc / "net" / "snmp") if row and row[0] == "Tcp:"]
     if len(rows) != 2:
         return None, None
     counts = dict(zip(rows[0], rows[1], strict=False))

@@ -78,6 +78,6 @@ def is_setting(name: str) -> bool:
 
 
 @collector(EnvironmentFacts)
-def collect_environment(surroundings: Machine) -> EnvironmentFacts:
+def collect_environment(machine: Machine) -> EnvironmentFacts:
     """The settings of this process by name; a variable that is set and empty has an empty value."""
-    return EnvironmentFacts(variables=mask_variables(surroundings.environ, is_setting))
+    return EnvironmentFacts(variables=mask_variables(machine.environ, is_setting))

@@ -25,17 +25,17 @@ BOUND_TO_TORCH = (
 
 
 @collector(SoftwareFacts, deadline=10.0)
-def collect_software(surroundings: Machine) -> SoftwareFacts:
+def collect_software(machine: Machine) -> SoftwareFacts:
     """Packages, torch and NCCL libraries as the interpreter of this process would find them."""
     paths = list(sys.path)
     distributions = find_distributions(paths)
     torch = find_torch(paths)
     search = NcclSearch(
-        loader=DynamicLoader(surroundings.environ, surroundings.etc),
+        loader=DynamicLoader(machine.environ, machine.etc),
         torch=torch,
         paths=paths,
         distributions=distributions,
-        maps=read_maps(surroundings.proc),
+        maps=read_maps(machine.proc),
     )
     bound = [distributions[name] for name in BOUND_TO_TORCH if name in distributions]
     of_torch = [distributions["torch"]] if "torch" in distributions else []

@@ -15,42 +15,40 @@ BATON = "torch-extension"
 caches use advisory locks, which end with their holder; their files stay behind and mean nothing."""
 
 
-def read_locks(
-    surroundings: Machine, kind: str, mount: Mount | None, found: Iterable[DirectoryRecord]
-) -> list[BuildLock]:
+def read_locks(machine: Machine, kind: str, mount: Mount | None, found: Iterable[DirectoryRecord]) -> list[BuildLock]:
     """The locks of one cache. Of torch's extensions only ``lock`` itself is a baton."""
     return [
         BuildLock(
             path=str(sight["path"]),
             kind=kind,
             age=round(float(sight["age"]), 1),
-            held=_is_held(surroundings, mount, sight),
+            held=_is_held(machine, mount, sight),
             blocking=kind == BATON and str(sight["path"]).endswith("/lock"),
         )
         for sight in found
     ]
 
 
-def _is_held(surroundings: Machine, mount: Mount | None, sight: DirectoryRecord) -> bool | None:
+def _is_held(machine: Machine, mount: Mount | None, sight: DirectoryRecord) -> bool | None:
     """Whether a process has it open or locked; ``None`` where holders can be out of sight.
 
     Out of sight are other hosts (a shared file system), other containers (a cache that is mounted from outside), and
     other users' processes.
     """
-    if _is_locked(surroundings, sight):
+    if _is_locked(machine, sight):
         return True
-    held, complete = files_held_open(surroundings.proc, {int(sight["user"])})
+    held, complete = files_held_open(machine.proc, {int(sight["user"])})
     if str(sight["path"]) in held:
         return True
     outside = mount is None or mount.shared is not False
-    apart = not is_initial(surroundings.proc, "pid", INITIAL_PID_NAMESPACE) and mount is not None and mount.point != "/"
+    apart = not is_initial(machine.proc, "pid", INITIAL_PID_NAMESPACE) and mount is not None and mount.point != "/"
     return None if outside or apart or not complete else False
 
 
-def _is_locked(surroundings: Machine, sight: DirectoryRecord) -> bool:
+def _is_locked(machine: Machine, sight: DirectoryRecord) -> bool:
     """Whether /proc/locks names the file, by its device and inode (proc(5))."""
     device, inode = int(sight["device"]), int(sight["inode"])
     # Device numbers as the kernel prints them: major and minor in hexadecimal, see fs/locks.c.
     major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
     wanted = f"{major:02x}:{minor:02x}:{inode}"
-    return any(wanted in row for row in read_rows(surroundings.proc / "locks", 4 << 20) if "->" not in row)
+    return any(wanted in row for row in read_rows(machine.proc / "locks", 4 << 20) if "->" not in row)

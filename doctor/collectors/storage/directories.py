@@ -29,28 +29,28 @@ class NamedDirectory:
 
 
 @collector(StorageFacts, deadline=6.0)
-def collect_storage(surroundings: Machine) -> StorageFacts:
+def collect_storage(machine: Machine) -> StorageFacts:
     """The directories that the environment and the user's settings name, and the caches that exist."""
-    return read_storage(surroundings)
+    return read_storage(machine)
 
 
-def read_storage(surroundings: Machine, command: Sequence[str] = COMMAND, limit: float = LIMIT) -> StorageFacts:
+def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: float = LIMIT) -> StorageFacts:
     """As :func:`collect_storage`, with another child process and limit for file systems that may not answer."""
-    places = list(dict.fromkeys([*_named(surroundings), *_caches(surroundings)]))
-    mounts = read_mounts(surroundings)
+    places = list(dict.fromkeys([*_named(machine), *_caches(machine)]))
+    mounts = read_mounts(machine)
     wishes = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
     seen = scan_directories(wishes, mounts, command, limit)
     pairs = [pair for pair in zip(places, seen, strict=True) if _is_worth_telling(*pair)]
-    locks = [lock for place, one in pairs for lock in _locks(surroundings, place, one)]
+    locks = [lock for place, one in pairs for lock in _locks(machine, place, one)]
     return StorageFacts(
         directories=tuple(_directory(place, one) for place, one in pairs),
         locks=tuple({lock.path: lock for lock in locks}.values()),
     )
 
 
-def directories_of(surroundings: Machine) -> set[tuple[str, str]]:
+def directories_of(machine: Machine) -> set[tuple[str, str]]:
     """Path and role of the directories that the environment and the user's settings name. Nothing is looked at."""
-    return {(place.path, place.role) for place in _named(surroundings)}
+    return {(place.path, place.role) for place in _named(machine)}
 
 
 def _is_worth_telling(place: NamedDirectory, seen: DirectoryResult) -> bool:
@@ -58,8 +58,8 @@ def _is_worth_telling(place: NamedDirectory, seen: DirectoryResult) -> bool:
     return place.role != "cache" or seen.sight.get("exists") is not False
 
 
-def _named(surroundings: Machine) -> Iterator[NamedDirectory]:
-    environ = surroundings.environ
+def _named(machine: Machine) -> Iterator[NamedDirectory]:
+    environ = machine.environ
     # torch writes <prefix><rank> (torch/csrc/distributed/c10d/FlightRecorder.cpp and ProcessGroupNCCL.cpp).
     for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if prefix := environ.get(variable):
@@ -70,7 +70,7 @@ def _named(surroundings: Machine) -> Iterator[NamedDirectory]:
         yield NamedDirectory(_parent(name), "nccl-debug", "NCCL_DEBUG_FILE")
     temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)), None)
     yield NamedDirectory(environ[temporary] if temporary else _DEFAULT_TEMPORARY, "temporary", temporary or "")
-    for source, pairs in (("settings", surroundings.directories), (TRAINER, surroundings.outputs)):
+    for source, pairs in (("settings", machine.directories), (TRAINER, machine.outputs)):
         yield from (NamedDirectory(path, role, source) for role, url in pairs if (path := local_path(url)) is not None)
 
 
@@ -82,9 +82,9 @@ def _parent(path: str) -> str:
     return str(PurePosixPath(path).parent)
 
 
-def _caches(surroundings: Machine) -> Iterator[NamedDirectory]:
+def _caches(machine: Machine) -> Iterator[NamedDirectory]:
     """Caches by their variables or defaults, as torch, Triton and huggingface_hub name them."""
-    environ = surroundings.environ
+    environ = machine.environ
     home = environ.get("HOME")
     cache = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
     candidates = (
@@ -117,7 +117,7 @@ def _directory(place: NamedDirectory, seen: DirectoryResult) -> Directory:
     )
 
 
-def _locks(surroundings: Machine, place: NamedDirectory, seen: DirectoryResult) -> list[BuildLock]:
+def _locks(machine: Machine, place: NamedDirectory, seen: DirectoryResult) -> list[BuildLock]:
     if place.lock_kind is None:
         return []
-    return read_locks(surroundings, place.lock_kind, seen.mount, seen.sight.get("locks") or ())
+    return read_locks(machine, place.lock_kind, seen.mount, seen.sight.get("locks") or ())

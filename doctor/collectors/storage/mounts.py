@@ -59,9 +59,9 @@ class Mount:
         return False if self.kind in LOCAL else None
 
 
-def read_mounts(surroundings: Machine) -> tuple[Mount, ...]:
+def read_mounts(machine: Machine) -> tuple[Mount, ...]:
     """All mounts of this process in the kernel's order: later ones lie over earlier ones. See proc(5)."""
-    text = read_text(surroundings.proc / "self" / "mountinfo", 16 << 20) or ""
+    text = read_text(machine.proc / "self" / "mountinfo", 16 << 20) or ""
     # By a list: a tuple that grows leaves one more of its final length among the interpreter's spare ones each time.
     return tuple([mount for line in text.splitlines() if (mount := _parse(line)) is not None])
 
@@ -143,9 +143,9 @@ def _join(place: str, *parts: str) -> str:
     return "/" + os.path.normpath("/".join([place, *parts])).lstrip("/")
 
 
-def outside_view(surroundings: Machine, path: str) -> Path:
-    """``path`` of this system as ``surroundings`` have it: what lies under /proc, /sys, /etc and /dev moves along."""
-    for top, folder in (("/proc", surroundings.proc), ("/sys", surroundings.sys), ("/dev", surroundings.dev)):
+def outside_view(machine: Machine, path: str) -> Path:
+    """``path`` of this system as ``machine`` have it: what lies under /proc, /sys, /etc and /dev moves along."""
+    for top, folder in (("/proc", machine.proc), ("/sys", machine.sys), ("/dev", machine.dev)):
         if is_below(path, top):
             return folder / path[len(top) :].lstrip("/")
-    return surroundings.etc.parent / path.lstrip("/")
+    return machine.etc.parent / path.lstrip("/")

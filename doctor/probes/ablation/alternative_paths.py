@@ -1,4 +1,4 @@
-"""By which other interfaces and addresses one host might reach another, and what would make a job go there."""
+"""Other interfaces and addresses by which one host might reach another, and the settings that select them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from doctor.core.job import Rank
 from doctor.core.message_bounds import Mtu, Name, Text
 
 MOST_WAYS = 4
-"""Ways between one pair of hosts that are tried: networks for training, for storage, for management."""
+"""Paths between one pair of hosts that are tried: networks for training, for storage, for management."""
 
 
 class AlternativePath(msgspec.Struct, frozen=True):
-    """From one host to an ``address`` of another; ``source``: from this address of the first one, ``None`` where its
-    kernel chooses. ``knob``: what is other than usual, in words; ``setting``: how a job is made to go there, to be
-    pasted. ``mtu``: bytes, of the smaller of both ends, where it is known."""
+    """A path from one host to an ``address`` of another.
+
+    ``source``: local address, ``None`` if the kernel chooses. ``knob``: the difference from the usual path;
+    ``setting``: command that makes a job use it. ``mtu``: bytes, the smaller of both ends, if known.
+    """
 
     knob: Text
     setting: Text
@@ -34,8 +36,10 @@ class AlternativePath(msgspec.Struct, frozen=True):
 
 
 def alternative_paths(own: Rank, peer: Rank, address: str | None) -> tuple[AlternativePath, ...]:
-    """The ways from the host of ``own`` to addresses of the host of ``peer`` other than ``address``, those of the same
-    family and of a common subnet first; at most :data:`MOST_WAYS`."""
+    """Return the paths from the host of ``own`` to addresses of the host of ``peer`` other than ``address``.
+
+    Those of the same family and of a common subnet come first; at most :data:`MOST_WAYS`.
+    """
     here, there = _endpoints(own), [end for end in _endpoints(peer) if end.address.address != address]
     usual = next((end for end in _endpoints(peer) if end.address.address == address), None)
     ways = [_alternative_path(own, peer, _facing(here, end), end, usual) for end in there]
@@ -45,13 +49,15 @@ def alternative_paths(own: Rank, peer: Rank, address: str | None) -> tuple[Alter
 
 
 def endpoint_of(member: Rank, address: str | None) -> InterfaceEndpoint | None:
-    """The interface of the host that bears ``address``."""
+    """Return the interface of the host that has ``address``."""
     return next((end for end in _endpoints(member) if end.address.address == address), None)
 
 
 def facing(own: Rank, peer: Rank, address: str | None) -> InterfaceEndpoint | None:
-    """The interface of the host of ``own`` in the subnet of that ``address`` of ``peer``; where there is none, the one
-    that carries the training."""
+    """Return the interface of the host of ``own`` in the subnet of that ``address`` of ``peer``.
+
+    Without one it is the interface that carries the training.
+    """
     end = endpoint_of(peer, address)
     found = _facing(_endpoints(own), end) if end is not None else None
     choice = choice_of(own)
@@ -59,7 +65,7 @@ def facing(own: Rank, peer: Rank, address: str | None) -> InterfaceEndpoint | No
 
 
 def mtu_between(one: InterfaceEndpoint | None, other: InterfaceEndpoint | None) -> int | None:
-    """Bytes of the largest packet that both ends take."""
+    """Return the bytes of the largest packet that both ends accept."""
     sizes = [end.interface.mtu for end in (one, other) if end is not None and end.interface.mtu]
     return min(sizes, default=None)
 
@@ -115,6 +121,6 @@ def _family_setting(peer: Rank, there: InterfaceEndpoint) -> str:
 
 
 def _address_setting(peer: Rank, there: InterfaceEndpoint) -> str:
-    """Gloo has no variable for it: it takes the first address of the host's own name."""
+    """Return the setting for Gloo, which has no variable: it uses the first address of the host name."""
     name = peer.host.name
     return f"sudo sed -i '1i {there.address.address} {name}' /etc/hosts  # on {name}"

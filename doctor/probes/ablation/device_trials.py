@@ -1,4 +1,4 @@
-"""Trials of a slow device: the same work on other processors of the host, or on another device, in fresh children."""
+"""Trials of a slow device: the same work on other processors of the host, or on another device, in new children."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ DEVICE_SECONDS = 120.0
 
 LOOK_SECONDS = 0.5
 IDLE_SHARE = 0.7
-"""Of the time that a processor has nothing to do, to be taken for a free one."""
+"""Share of the time that a processor must be idle to count as free."""
 
 MOST_PROCESSORS = 4
-"""That a rank is bound to where it was bound to none: the work is that of one thread."""
+"""Processors that an unpinned rank is pinned to: the work is that of one thread."""
 
 UNITS: Mapping[What, str] = {"product": "FLOP/s", "to_device": "B/s", "to_host": "B/s"}
 
 
 class DeviceOrder(msgspec.Struct, frozen=True, tag="device"):
-    """Do ``task`` again. ``what``: was slow, against ``usual``; ``near``: processors of the GPU's own node, empty where
-    they are not to be tried; ``pinned``: those that this rank may use, empty for all; ``other``: another GPU of the
-    host, by its number; ``rank``: the own."""
+    """Measure ``task`` again.
+
+    ``what``: was slow, compared with ``usual``; ``near``: processors of the NUMA node of the GPU, empty if not to be
+    tried; ``pinned``: those that this rank may use, empty for all; ``other``: another GPU of the host, by its number;
+    ``rank``: of this process.
+    """
 
     what: What
     usual: Rate
@@ -52,7 +55,7 @@ class DeviceOrder(msgspec.Struct, frozen=True, tag="device"):
     on_gpu: bool = False
 
 
-class _Knob(NamedTuple):
+class _Change(NamedTuple):
     words: str
     setting: str = ""
     processors: tuple[int, ...] = ()
@@ -60,82 +63,83 @@ class _Knob(NamedTuple):
     task: DeviceTask | None = None
 
 
-def device_orders(question: TrialRequest, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-    """An order for the rank whose device is slow."""
-    post = next((post for post in posts if post.number in question.ranks), None)
-    if post is None or question.what is None or question.usual is None:
+def device_orders(question: TrialRequest, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+    """Return an order for the rank whose device is slow."""
+    process = next((process for process in processes if process.number in question.ranks), None)
+    if process is None or question.what is None or question.usual is None:
         return None
-    order = _order(post, question.what, question.usual)
-    words = f"why the device of rank {post.number} is slow: once more in other children, {DEVICE_SECONDS:.0f} s at most"
-    return StageOrders.of({post.token: order}, DEVICE_SECONDS, words)
+    order = _order(process, question.what, question.usual)
+    limit = f"{DEVICE_SECONDS:.0f} s at most"
+    words = f"why the device of rank {process.number} is slow: once more in other children, {limit}"
+    return StageOrders.of({process.token: order}, DEVICE_SECONDS, words)
 
 
-def _order(post: ProbeParticipant, what: What, usual: float) -> DeviceOrder:
-    rank = post.rank
-    gpu, gpus, process = gpu_of(rank), rank.find(GpuFacts), rank.find(ProcessFacts)
-    allowed = process.cpus_allowed if process is not None else ()
+def _order(process: ProbeParticipant, what: What, usual: float) -> DeviceOrder:
+    rank = process.rank
+    gpu, gpus, own = gpu_of(rank), rank.find(GpuFacts), rank.find(ProcessFacts)
+    allowed = own.cpus_allowed if own is not None else ()
     task = DeviceTask(local_rank_of(rank), processor=processor_asked(rank) is not None)
     if gpu is None or gpus is None or task.processor:
-        return DeviceOrder(what, usual, task, post.number, allowed)
+        return DeviceOrder(what, usual, task, process.number, allowed)
     near = gpu.cpus if gpu.cpus and not set(allowed) <= set(gpu.cpus) else ()
     other = next((one.index for one in gpus.gpus if one.index != gpu.index and one.name == gpu.name), None)
-    return DeviceOrder(what, usual, task, post.number, allowed, near, other, on_gpu=True)
+    return DeviceOrder(what, usual, task, process.number, allowed, near, other, on_gpu=True)
 
 
-def try_device(order: DeviceOrder, bench: ProbeContext, deadline: ProbeDeadline) -> tuple[Trial, ...]:
+def try_device(order: DeviceOrder, context: ProbeContext, deadline: ProbeDeadline) -> tuple[Trial, ...]:
     """Measure unchanged and with each change in turn, twice."""
-    knobs = [_Knob(AGAIN), *_knobs(order, bench.surroundings.proc)]
-    if len(knobs) == 1:
+    changes = [_Change(AGAIN), *_changes(order, context.machine.proc)]
+    if len(changes) == 1:
         what = (
             "another GPU of its kind, or other processors" if order.on_gpu else "other processors: none of them is free"
         )
         return (not_tried("device", what),)
-    environ = bench.surroundings.environ
+    environ = context.machine.environ
     with ExitStack() as stack:
-        children = [TorchChild(environ, knob.changes, knob.processors) for knob in knobs]
+        children = [TorchChild(environ, change.changes, change.processors) for change in changes]
         for child in children:
             stack.callback(child.close)
         rounds = [
-            [_speed(child, order, knob, deadline) for child, knob in zip(children, knobs, strict=True)]
+            [_speed(child, order, change, deadline) for child, change in zip(children, changes, strict=True)]
             for _ in range(ROUNDS)
         ]
     before, *changed = (list(values) for values in zip(*rounds, strict=True))
-    return tuple(_trials(order, knobs[1:], before, changed))
+    return tuple(_trials(order, changes[1:], before, changed))
 
 
-def _speed(child: TorchChild, order: DeviceOrder, knob: _Knob, deadline: ProbeDeadline) -> float | None:
+def _speed(child: TorchChild, order: DeviceOrder, change: _Change, deadline: ProbeDeadline) -> float | None:
     try:
-        sample = child.ask("device", knob.task or order.task, DeviceSpeed, deadline.left())
+        sample = child.ask("device", change.task or order.task, DeviceSpeed, deadline.left())
     except (ChildLost, WorkRefused):
         return None
     return speed_of(sample, order.what)
 
 
 def _trials(
-    order: DeviceOrder, knobs: Sequence[_Knob], before: list[float | None], changed: Sequence[list[float | None]]
+    order: DeviceOrder, changes: Sequence[_Change], before: list[float | None], changed: Sequence[list[float | None]]
 ) -> Iterator[Trial]:
     unit, best = UNITS[order.what], max((value for value in before if value is not None), default=None)
     if best is not None and best >= USUAL_SHARE * order.usual:
         yield Trial("device", AGAIN, "", restores=False, after=best, unit=unit)
         return
-    for knob, after in zip(knobs, changed, strict=True):
+    for change, after in zip(changes, changed, strict=True):
         least = min((value for value in after if value is not None), default=None)
         restores = is_improvement(before, after, order.usual)
-        yield Trial("device", knob.words, knob.setting, restores, before=best, after=least, unit=unit)
+        yield Trial("device", change.words, change.setting, restores, before=best, after=least, unit=unit)
 
 
-def _knobs(order: DeviceOrder, proc: Path) -> Iterator[_Knob]:
+def _changes(order: DeviceOrder, proc: Path) -> Iterator[_Change]:
     if not order.on_gpu:
         found = free_processors(order.pinned, *_two_looks(proc))
         if found:
-            yield _Knob(f"processors {_listed(found)}", _bound(found, order.rank), found)
+            yield _Change(f"processors {_listed(found)}", _bound(found, order.rank), found)
         return
     if order.near:
-        yield _Knob(f"processors near the GPU ({_listed(order.near)})", _bound(order.near, order.rank), order.near)
+        yield _Change(f"processors near the GPU ({_listed(order.near)})", _bound(order.near, order.rank), order.near)
     if order.other is not None:
         changes: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": str(order.other), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         task = msgspec.structs.replace(order.task, local_rank=0)
-        yield _Knob(f"another device of the host (GPU {order.other})", changes=changes, task=task)
+        yield _Change(f"another device of the host (GPU {order.other})", changes=changes, task=task)
 
 
 def _bound(processors: Sequence[int], rank: int) -> str:
@@ -143,13 +147,13 @@ def _bound(processors: Sequence[int], rank: int) -> str:
 
 
 def _listed(processors: Sequence[int]) -> str:
-    """As taskset takes them: ``0-3,8``."""
+    """Format processors as taskset takes them: ``0-3,8``."""
     runs = number_runs(sorted(processors))
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 Times = Mapping[int, tuple[int, int]]
-"""Idle and all ticks of each processor since boot."""
+"""Idle and total ticks of each processor since boot."""
 
 
 def _two_looks(proc: Path) -> tuple[Times, Times]:
@@ -159,7 +163,7 @@ def _two_looks(proc: Path) -> tuple[Times, Times]:
 
 
 def times_of(text: str) -> Times:
-    """From /proc/stat (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal, and guest times that count
+    """Parse /proc/stat (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal; guest times are included
     in the first two."""
     times = {}
     for line in text.splitlines():
@@ -171,8 +175,10 @@ def times_of(text: str) -> Times:
 
 
 def free_processors(pinned: Sequence[int], before: Times, after: Times) -> tuple[int, ...]:
-    """Processors that had little to do between two looks, the idlest first: others than ``pinned``, as many as these,
-    where these are not all."""
+    """Return processors that were mostly idle between two samples, the idlest first.
+
+    Those in ``pinned`` are excluded if they are not all; as many as these are returned.
+    """
     bound = [] if set(before) <= set(pinned) else [*pinned]
     shares = {
         number: (after[number][0] - idle) / max(1, after[number][1] - total)

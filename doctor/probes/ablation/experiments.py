@@ -1,4 +1,4 @@
-"""What a job should try once more with one thing changed."""
+"""Select what a job should try again with one change."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from doctor.core.job import Job, Rank
 from doctor.probes.ablation.alternative_paths import alternative_paths
 
 MOST_REQUESTS = 4
-"""Of one job: each may take a quarter of a minute, and one fault is the cause of many symptoms."""
+"""Of one job: each may take a quarter of a minute, and one fault causes many symptoms."""
 
 MOST_COLLECTIVES = 2
-"""Of the questions: each trial of a collective starts all of its ranks anew."""
+"""Of these: each trial of a collective restarts all of its ranks."""
 
 SLOW_SHARE = 0.6
-"""Of what is usual: what is above that is no question."""
+"""Share of the usual value from which on nothing is tried."""
 
 LEAST_CONFIDENCE = 0.5
-"""That a part is to blame, more likely than not."""
+"""That a part is at fault: more likely than not."""
 
 SLOWER_TIMES, LEAST_SECONDS, SIGMAS = 2.5, 0.005, 4.0
 """By how much a group is slower than its siblings; see :func:`doctor.analysis.fabric.group_timings.slow_groups`."""
@@ -41,15 +41,17 @@ LATE_SECONDS = 50e-6
 """For a small message on NCCL within a host; more is a finding (NET027)."""
 
 _CLOSED = frozenset({"refused", "silent", "unroutable", "stranger"})
-"""Outcomes of a connection that keep two hosts apart."""
+"""Outcomes of a connection that separate two hosts."""
 
 
 class TrialRequest(NamedTuple):
-    """What failed or is slow: ``host`` to ``peer`` (a path; names of hosts) or ``ranks``. ``address``: of the peer, as
-    it was dialled; ``culprits``: hosts that all symptoms of this kind share; ``usual``: the value of others, bytes a
-    second. ``backend`` and ``bytes``: of a collective; ``what``: a device is slow in. ``lossy``: the path loses
-    packets, and ``usual`` counts segments for each one that is sent again. ``controls``: ranks that are well and sit as
-    ``ranks`` do: their collective shows what is usual."""
+    """A failure or slowness: ``host`` to ``peer`` (a path; host names) or ``ranks``.
+
+    ``address``: of the peer, as it was connected to; ``culprits``: hosts that all symptoms of this kind share;
+    ``usual``: the value of others, in bytes per second. ``backend`` and ``bytes``: of a collective; ``what``: the slow
+    operation of a device. ``lossy``: the path loses packets, and ``usual`` counts segments per retransmitted one.
+    ``controls``: healthy ranks placed like ``ranks``, whose collective shows the usual value.
+    """
 
     subject: Subject
     host: str = ""
@@ -66,7 +68,7 @@ class TrialRequest(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether it is about the latency of small messages."""
+        """Whether it concerns the latency of small messages."""
         return self.subject == "collective" and 0 < self.bytes <= SMALL
 
 
@@ -77,8 +79,10 @@ class _TriedPath(NamedTuple):
 
 
 def trial_requests(job: Job) -> tuple[TrialRequest, ...]:
-    """What to try, worst first: packets that vanish, closed paths, slow and lossy ones, collectives, devices; at most
-    :data:`MOST_REQUESTS`. What follows from an earlier one is no question of its own."""
+    """Return what to try, at most :data:`MOST_REQUESTS`, without consequences of earlier requests.
+
+    The worst come first: lost large packets, closed paths, slow and lossy ones, collectives, devices.
+    """
     found: list[TrialRequest] = []
     for question in _every(job):
         collectives = sum(one.subject == "collective" for one in found)
@@ -102,8 +106,11 @@ def _every(job: Job) -> Iterator[TrialRequest]:
 
 
 def _follows(job: Job, question: TrialRequest, earlier: TrialRequest) -> bool:
-    """Whether ``earlier`` may be why: what goes over a path that loses packets, or is closed, fails too; and ranks
-    have one collective that is slow, which the same settings mend or do not. Within a host nothing goes over paths."""
+    """Return whether ``earlier`` may be the cause.
+
+    Traffic on a path that loses packets, or is closed, fails too; and ranks with one slow collective depend on the same
+    settings. Traffic within a host uses no path.
+    """
     if earlier.subject == "collective" == question.subject:
         is_broken = earlier.usual is None and not earlier.controls
         is_alike = is_broken or earlier.is_small == question.is_small
@@ -125,7 +132,7 @@ def _vanishing(job: Job) -> list[_TriedPath]:
 
 
 def _closed(job: Job) -> list[_TriedPath]:
-    """Ways that nobody could open, where the peer has another address."""
+    """Return paths that no process could open, if the peer has another address."""
     outcomes: dict[_TriedPath, str] = {}
     for reach, identical in job.each(ReachFacts):
         for attempt in reach.attempts:
@@ -139,7 +146,7 @@ def _closed(job: Job) -> list[_TriedPath]:
 
 
 def _slow(job: Job) -> Iterator[TrialRequest]:
-    """For every part of the network that is slow the slowest way that it has a part in."""
+    """Return the slowest path of every slow part of the network."""
     slow = slow_parts(bandwidths(job), least_share=SLOW_SHARE, least_confidence=LEAST_CONFIDENCE)
     for part in slow.parts:
         host, peer, _ = part.readings[0]
@@ -148,7 +155,7 @@ def _slow(job: Job) -> Iterator[TrialRequest]:
 
 
 def _address_towards(job: Job, host: str, peer: str) -> str | None:
-    """The address at which ``host`` reached ``peer``, or was reached from there."""
+    """Return the address at which ``host`` reached ``peer``, or was reached from there."""
     samples = [(one.source, one.sample) for one in sent_samples(job) if one.sample.address]
     there = next((sample.address for source, sample in samples if (source, sample.peer) == (host, peer)), None)
     members = members_by_host(job)
@@ -157,7 +164,7 @@ def _address_towards(job: Job, host: str, peer: str) -> str | None:
 
 
 def _losing(job: Job) -> Iterator[TrialRequest]:
-    """For every part of the network that loses packets the way that loses most."""
+    """Return the most lossy path of every lossy part of the network."""
     # The share of the usual that counts as well is then the share that may be lost.
     usual = 1 / (LOST_SHARE * SLOW_SHARE)
     for lossy in lossy_parts(job, share=LOST_SHARE, least=LEAST_LOST):
@@ -168,7 +175,7 @@ def _losing(job: Job) -> Iterator[TrialRequest]:
 
 
 def _paths_of(job: Job, lossy: PacketLoss) -> Iterator[SentSample]:
-    """All that went between its hosts, where there are several, else to and from the one."""
+    """Return all transfers between its hosts if there are several, else to and from the one."""
     touch = all if len(lossy.hosts) > 1 else any
     for one in sent_samples(job):
         is_of = touch(end in lossy.hosts for end in (one.source, one.sample.peer))
@@ -186,7 +193,7 @@ def _has_another(members: dict[str, Rank], way: _TriedPath) -> bool:
 
 
 def members_by_host(job: Job) -> dict[str, Rank]:
-    """The first rank of every host, by the host's name."""
+    """Return the first rank of every host, by host name."""
     members: dict[str, Rank] = {}
     for rank in job.ranks:
         members.setdefault(rank.host.name, rank)
@@ -194,7 +201,7 @@ def members_by_host(job: Job) -> dict[str, Rank]:
 
 
 def _path_requests(subject: Subject, ways: Iterable[_TriedPath]) -> Iterator[TrialRequest]:
-    """One question for all ways that share a host: the host with the most of them, then the next."""
+    """Return one request for all paths that share a host: the host with the most of them, then the next."""
     left = list(ways)
     while left:
         culprits = shared_hosts((way.host, way.peer) for way in left)
@@ -204,14 +211,14 @@ def _path_requests(subject: Subject, ways: Iterable[_TriedPath]) -> Iterator[Tri
 
 
 def shared_hosts(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The host that most pairs share; all of these where several share as many."""
+    """Return the host that most pairs share; several if they tie."""
     counts = Counter(host for pair in pairs for host in dict.fromkeys(pair))
     most = max(counts.values(), default=0)
     return tuple(sorted(host for host, count in counts.items() if count == most))
 
 
 def _broken(job: Job) -> Iterator[TrialRequest]:
-    """The first collective that broke or brought something else than it had to; those to blame first."""
+    """Return the first collective that failed or gave a wrong result; the suspects first."""
     broken = broken_collectives(job)
     if broken and broken[0].backend:
         blamed, timing = culprits_of(broken), broken[0]
@@ -227,7 +234,7 @@ def _broken(job: Job) -> Iterator[TrialRequest]:
 
 
 def is_right(result: CollectiveResult) -> bool:
-    """Whether a collective brought what it had to; sums of whole numbers in float32 are exact."""
+    """Return whether the result of a collective is right; sums of integers in float32 are exact."""
     if result.received is None:
         return False
     exact = result.expected.is_integer() and result.dtype.endswith("32")
@@ -248,8 +255,10 @@ def _slow_collectives(job: Job) -> Iterator[TrialRequest]:
 
 
 def _slow_rails(job: Job) -> Iterator[TrialRequest]:
-    """The worst pair of ranks that is slow over the network on the back end of the job, with one of the same rail that
-    is well: what two ranks send each other at a time says little of what a collective of them brings."""
+    """Return the worst pair of ranks that is slow over the network on the backend of the job.
+
+    A healthy pair of the same rail is the control: messages of two ranks predict little of their collective.
+    """
     slow = slow_rails(job, least_share=SLOW_SHARE, least_confidence=LEAST_CONFIDENCE)
     for rail in sorted(slow, key=lambda rail: rail.part.share):
         worst, controls = rail.part.readings[0], _well_on(rail, slow)
@@ -261,7 +270,7 @@ def _slow_rails(job: Job) -> Iterator[TrialRequest]:
 
 
 def _well_on(rail: SlowRail, slow: Iterable[SlowRail]) -> tuple[int, ...]:
-    """The pair of the rail that is nearest to what is usual there, of those that nothing slow touches."""
+    """Return the pair of the rail that is nearest to the usual value, of those that nothing slow affects."""
     own, names = rail.rail, rail.rail.known.hosts
     touched = {
         frozenset((one.first, one.second))
@@ -278,7 +287,7 @@ def _well_on(rail: SlowRail, slow: Iterable[SlowRail]) -> tuple[int, ...]:
 
 
 def _slow_neighbours(job: Job) -> Iterator[TrialRequest]:
-    """The worst pair of ranks that is slow within its host, with the same pair of a host that is well."""
+    """Return the worst pair of ranks that is slow within its host, with the same pair of a healthy host."""
     slow = slow_neighbours(job, least_share=SLOW_SHARE, least_confidence=LEAST_CONFIDENCE)
     for near in sorted(slow, key=lambda near: near.share):
         worst, usual = near.messages[0]
@@ -290,7 +299,7 @@ def _slow_neighbours(job: Job) -> Iterator[TrialRequest]:
 
 
 def _same_places(job: Job, pair: tuple[int, int], usual: float) -> tuple[int, ...]:
-    """The ranks of another host that sit there as ``pair`` does, and send each other about what is usual."""
+    """Return the ranks in the places of ``pair`` on another host, if their messages are about as fast as usual."""
     there: dict[int, list[int]] = {}
     for rank in job.ranks:
         there.setdefault(rank.host.index, []).append(rank.number)
@@ -308,7 +317,7 @@ def _same_places(job: Job, pair: tuple[int, int], usual: float) -> tuple[int, ..
 
 
 def _backend_of(job: Job, ranks: Iterable[int]) -> str:
-    """On which they exchanged messages; empty where they did not on one."""
+    """Return the backend of their messages; empty if there is not exactly one."""
     own = set(ranks)
     backends = {
         facts.backend or "" for facts, identical in job.facts(CollectiveFacts) if own.intersection(identical.ranks)
@@ -317,7 +326,7 @@ def _backend_of(job: Job, ranks: Iterable[int]) -> str:
 
 
 def _late(job: Job) -> Iterator[TrialRequest]:
-    """The group within a host whose small messages on NCCL take longest."""
+    """Return the group within a host whose small messages on NCCL take longest."""
     late = [
         one
         for one in timed_groups(job)
@@ -331,7 +340,7 @@ def _late(job: Job) -> Iterator[TrialRequest]:
 
 
 def _slow_devices(job: Job) -> Iterator[TrialRequest]:
-    """The slowest first; of a rank what it is slowest in."""
+    """Return the slowest devices first; of a rank its slowest operation."""
     asked: set[int] = set()
     for slow in sorted(compare_devices(job).slow, key=lambda slow: slow.value / slow.usual):
         if slow.rank not in asked:

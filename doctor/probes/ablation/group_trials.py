@@ -1,4 +1,4 @@
-"""Trials of a collective: its group again in fresh children, unchanged and with one setting changed."""
+"""Trials of a collective: its group again in new children, unchanged and with one setting changed."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
 from doctor.probes.runtime.torch_startup import LoadedTorch
 
 MOST_MEMBERS = 16
-"""Ranks of a group that try again, those to blame first: a fault of settings shows among a few."""
+"""Ranks of a group that try again, the suspects first: a fault of settings shows among a few."""
 
 PREPARE_SECONDS = 45.0
-"""For a process that loads torch, a second time and later."""
+"""For a process that loads torch for the second time or later."""
 
 RUN_SECONDS = 30.0
 SET_UP_SECONDS = 10.0
 PATIENCE = 5.0
-"""For one collective, in seconds; it took less, or broke, a moment ago."""
+"""For one collective, in seconds; it took less, or failed, a moment ago."""
 
 MARGIN = 1.0
-"""Seconds by which a child is killed before the step is over."""
+"""Seconds by which a child is killed before the end of the step."""
 
 
 class PrepareTrial(msgspec.Struct, frozen=True, tag="experiment"):
-    """Start a child in the environment of this process with what ``experiment`` changes (``None``: nothing), and load
-    torch there; ``hosts``: make the store."""
+    """Start a child with the change of ``experiment`` to the environment (``None``: unchanged), and load torch.
+
+    ``hosts``: create the store.
+    """
 
     experiment: ExperimentRow | None
     hosts: bool
@@ -59,32 +61,35 @@ GroupOrder = PrepareTrial | RunTrial
 
 
 class GroupTrialOutcome(msgspec.Struct, frozen=True):
-    """What one rank saw: bytes a second of the largest messages; ``None`` where something broke, and ``error`` how."""
+    """Result of one rank: bytes per second of the largest messages; ``None`` after a failure, with its ``error``."""
 
     value: Rate | None = None
     error: Text = "no answer in time"
 
 
 TrialSequence = Generator[StageOrders, Sequence[ProbeParticipant], None]
-"""Orders one after the other; what everybody answered is sent in."""
+"""Orders one after the other; the replies are sent in."""
 
 
-def group_plan(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipant]) -> TrialSequence:
-    """All steps of the trials for one collective: each knob once, then those that helped once more, always beside the
-    unchanged group; then all of them are told the trials."""
-    members = _members(question.ranks, posts)
+def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]) -> TrialSequence:
+    """Yield all steps of the trials for one collective.
+
+    Each variant is run once, those that helped once more, always beside the unchanged group; then the trials are
+    recorded.
+    """
+    members = _members(question.ranks, processes)
     if not members:
         return
-    asked = [post.rank for post in members]
-    knobs = variants_for(asked, question.backend, is_small=question.is_small) if len(members) > 1 else ()
-    if not knobs:
+    asked = [process.rank for process in members]
+    variants = variants_for(asked, question.backend, is_small=question.is_small) if len(members) > 1 else ()
+    if not variants:
         yield recording_orders(
             members, (not_tried("collective", f"no other setting of {question.backend} applies here"),)
         )
         return
     usual = question.usual
     if question.controls:
-        usual = yield from _usual(question, job, posts)
+        usual = yield from _usual(question, job, processes)
         if usual is None:
             reason = f"against what is usual: {ranks_in_words(question.controls)}, which are well, brought nothing"
             yield recording_orders(members, (not_tried("collective", reason),))
@@ -94,19 +99,22 @@ def group_plan(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipan
     if before.value is not None and before.value >= USUAL_SHARE * (usual or 0.0):
         yield recording_orders(members, (trials.again(before),))
     else:
-        yield recording_orders(members, (yield from trials.change(knobs, before)))
+        yield recording_orders(members, (yield from trials.change(variants, before)))
 
 
-def _members(ranks: Sequence[int], posts: Sequence[ProbeParticipant]) -> list[ProbeParticipant]:
+def _members(ranks: Sequence[int], processes: Sequence[ProbeParticipant]) -> list[ProbeParticipant]:
     chosen = set(ranks[:MOST_MEMBERS])
-    return sorted((post for post in posts if post.number in chosen), key=lambda post: post.number)
+    return sorted(
+        (process for process in processes if process.number in chosen),
+        key=lambda process: process.number,
+    )
 
 
 def _usual(
-    question: TrialRequest, job: Job, posts: Sequence[ProbeParticipant]
+    question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]
 ) -> Generator[StageOrders, Sequence[ProbeParticipant], float | None]:
-    """What the controls bring in the same collective."""
-    controls = _members(question.controls, posts)
+    """Return the value of the controls in the same collective."""
+    controls = _members(question.controls, processes)
     if len(controls) < len(question.controls):
         return None
     outcome = yield from _Trials(question, job, controls, None).run(None)
@@ -114,13 +122,13 @@ def _usual(
 
 
 class _Trials:
-    """The same group again and again."""
+    """Repeated runs of the same group."""
 
     def __init__(
         self, question: TrialRequest, job: Job, members: Sequence[ProbeParticipant], usual: float | None
     ) -> None:
         device = "cuda" if "nccl" in question.backend else "cpu"
-        numbers = tuple(post.number for post in members)
+        numbers = tuple(process.number for process in members)
         course = AxisGroups(WORLD, question.bytes or BUCKET, (numbers,))
         self._job = job
         self._usual = usual
@@ -129,65 +137,70 @@ class _Trials:
         self._assembly = GroupAssembly(tuple(members), question.backend, device, (course,))
 
     def change(
-        self, knobs: Sequence[SettingVariant], before: GroupTrialOutcome
+        self, variants: Sequence[SettingVariant], before: GroupTrialOutcome
     ) -> Generator[StageOrders, Sequence[ProbeParticipant], tuple[Trial, ...]]:
-        """Each of ``knobs`` once, then those that helped once more beside the unchanged group."""
+        """Run each of ``variants`` once, then those that helped once more beside the unchanged group."""
         tried = {}
-        for knob in knobs:
-            tried[knob] = [(yield from self.run(knob))]
-        helping = [knob for knob in knobs if gains(before.value, tried[knob][0].value, self._usual)]
+        for variant in variants:
+            tried[variant] = [(yield from self.run(variant))]
+        helping = [variant for variant in variants if gains(before.value, tried[variant][0].value, self._usual)]
         again = (yield from self.run(None)) if helping else before
-        for knob in helping:
-            tried[knob].append((yield from self.run(knob)))
-        return tuple(self._trial(knob, (before, again), outcomes) for knob, outcomes in tried.items())
+        for variant in helping:
+            tried[variant].append((yield from self.run(variant)))
+        return tuple(self._trial(variant, (before, again), outcomes) for variant, outcomes in tried.items())
 
     def _trial(
-        self, knob: SettingVariant, befores: Sequence[GroupTrialOutcome], outcomes: Sequence[GroupTrialOutcome]
+        self, variant: SettingVariant, befores: Sequence[GroupTrialOutcome], outcomes: Sequence[GroupTrialOutcome]
     ) -> Trial:
         values = [outcome.value for outcome in outcomes]
         before = [outcome.value for outcome in befores[: len(values)]]
-        words, last = f"{knob.name}={knob.value}", outcomes[-1]
+        words, last = f"{variant.name}={variant.value}", outcomes[-1]
         restores = is_improvement(before, values, self._usual)
-        return self._told(words, knob.setting, befores[len(values) - 1].value, last, restores=restores)
+        return self._told(words, variant.setting, befores[len(values) - 1].value, last, restores=restores)
 
     def again(self, outcome: GroupTrialOutcome) -> Trial:
-        """It went well without any change."""
+        """Return the trial of a group that is healthy without any change."""
         return self._told(AGAIN, "", None, outcome)
 
     def _told(
         self, words: str, setting: str, before: float | None, after: GroupTrialOutcome, *, restores: bool = False
     ) -> Trial:
-        """Of small messages in seconds, else in bytes a second."""
+        """Return a trial; of small messages in seconds, else in bytes per second."""
         unit, was, came = "B/s", before, after.value
         if self._small:
             unit, was, came = "s", _seconds(self._small, before), _seconds(self._small, came)
         return Trial("collective", words, setting, restores, None, was, came, unit, after.error or None)
 
-    def run(self, knob: SettingVariant | None) -> Generator[StageOrders, Sequence[ProbeParticipant], GroupTrialOutcome]:
-        """New children, a store, and the group: the worst of what its ranks saw."""
-        first, experiment = self._assembly.first, knob.experiment if knob else None
-        what = f"{knob.name}={knob.value}" if knob else "nothing changed"
+    def run(
+        self, variant: SettingVariant | None
+    ) -> Generator[StageOrders, Sequence[ProbeParticipant], GroupTrialOutcome]:
+        """Run the group in new children with a new store; return the worst result of its ranks."""
+        first, experiment = self._assembly.first, variant.experiment if variant else None
+        what = f"{variant.name}={variant.value}" if variant else "nothing changed"
+        count = len(self._assembly.processes)
         words = (
-            f"why the collective is slow or breaks: {len(self._assembly.posts)} {self._which} once more with {what}, "
+            f"why the collective is slow or breaks: {count} {self._which} once more with {what}, "
             f"{PREPARE_SECONDS + RUN_SECONDS:.0f} s at most"
         )
-        prepares = {post.token: PrepareTrial(experiment, post.token == first.token) for post in self._assembly.posts}
-        posts = yield StageOrders.of(prepares, PREPARE_SECONDS, words)
-        note = next((post.note for post in posts if post.token == first.token), b"")
+        prepares = {
+            process.token: PrepareTrial(experiment, process.token == first.token)
+            for process in self._assembly.processes
+        }
+        processes = yield StageOrders.of(prepares, PREPARE_SECONDS, words)
+        note = next((process.note for process in processes if process.token == first.token), b"")
         if (port := port_of(note)) is None:
             return GroupTrialOutcome(error="no store for the group could be made")
         joins = self._assembly.join(self._job, port, SET_UP_SECONDS, PATIENCE, pairs=False)
-        posts = yield StageOrders.of({token: RunTrial(join) for token, join in joins.items()}, RUN_SECONDS)
-        return _worst([_outcome(post.note) for post in posts if post.token in joins])
+        processes = yield StageOrders.of({token: RunTrial(join) for token, join in joins.items()}, RUN_SECONDS)
+        return _worst([_outcome(process.note) for process in processes if process.token in joins])
 
 
 def _seconds(length: int, value: float | None) -> float | None:
-    """Of one message, by its bytes a second."""
     return length / value if value else None
 
 
 def _outcome(note: bytes) -> GroupTrialOutcome:
-    """Of a process that did not answer in time there is no note, or that of an earlier step."""
+    """Decode a note; a process that did not reply in time has none, or that of an earlier step."""
     try:
         return msgspec.msgpack.decode(note, type=prepared(GroupTrialOutcome))
     except msgspec.MsgspecError:
@@ -200,7 +213,7 @@ def _worst(outcomes: Sequence[GroupTrialOutcome]) -> GroupTrialOutcome:
 
 
 def changes_of(experiment: ExperimentRow | None) -> dict[str, str | None]:
-    """What an experiment changes in the environment, by this process's own table.
+    """Return the changes of an experiment to the environment, from the table of this process.
 
     Raises:
         Forbidden: its arguments do not fit, or this host lacks the interface.
@@ -209,26 +222,26 @@ def changes_of(experiment: ExperimentRow | None) -> dict[str, str | None]:
         return {}
     require_own_interfaces([experiment.interface] if experiment.interface else [])
     try:
-        knob = variant_of(experiment)
+        variant = variant_of(experiment)
     except ValueError as error:
         raise Forbidden(str(error)) from None
-    return {knob.name: knob.value}
+    return {variant.name: variant.value}
 
 
 class GroupTrials:
-    """One process's part: a child at a time."""
+    """The part of one process: one child at a time."""
 
     def __init__(self) -> None:
         self._child: TorchChild | None = None
 
-    def take_part(self, order: GroupOrder, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    def take_part(self, order: GroupOrder, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Start a child, or use it and end it."""
         limit = deadline.within(deadline.left() - MARGIN)
-        return self._prepare(order, bench, limit) if isinstance(order, PrepareTrial) else self._meet(order, limit)
+        return self._prepare(order, context, limit) if isinstance(order, PrepareTrial) else self._meet(order, limit)
 
-    def _prepare(self, order: PrepareTrial, bench: ProbeContext, limit: ProbeDeadline) -> StageResult:
+    def _prepare(self, order: PrepareTrial, context: ProbeContext, limit: ProbeDeadline) -> StageResult:
         self.close()
-        self._child = TorchChild(bench.surroundings.environ, changes=changes_of(order.experiment))
+        self._child = TorchChild(context.machine.environ, changes=changes_of(order.experiment))
         with suppress(ChildLost, WorkRefused):
             self._child.ask("load", {}, LoadedTorch, limit.left())
             if order.hosts:
@@ -253,8 +266,10 @@ class GroupTrials:
 
 
 def outcome_of(facts: CollectiveFacts, most: int) -> GroupTrialOutcome:
-    """What a rank found, in short: of the largest messages of ``most`` bytes and less, as small ones of several sizes
-    are timed anyway."""
+    """Summarize the results of a rank, of the largest messages of at most ``most`` bytes.
+
+    Small ones of several sizes are timed in any case.
+    """
     broken = facts.error or next((one.error for one in facts.timings if one.error), None)
     if broken:
         return GroupTrialOutcome(error=shortened(broken))

@@ -1,4 +1,4 @@
-"""Trials on one path: smaller packets, other interfaces, another family. Sockets with deadlines: nothing can block."""
+"""Trials on one path: smaller packets, other interfaces, another family. All sockets have deadlines."""
 
 from __future__ import annotations
 
@@ -34,37 +34,39 @@ from doctor.probes.runtime.tcp_connect import TRIES, TRY_SECONDS
 from doctor.probes.runtime.thread_pool import start_side_by_side, wait_for
 
 SIZES_AT_ONCE = 12
-"""Sizes of packets that are tried at the same time: three rounds find one of 2,000, four one of 28,000."""
+"""Sizes of packets that are tried concurrently: three rounds find one of 2,000, four one of 28,000."""
 
 MOST_SEARCHES = 5
 """Rounds that find one of 65,520, the largest MTU in use (InfiniBand in connected mode)."""
 
 LARGEST_SEGMENT = 32767
-"""What Linux takes for TCP_MAXSEG (MAX_TCP_WINDOW)."""
+"""Maximum of TCP_MAXSEG in Linux (MAX_TCP_WINDOW)."""
 
 CONNECT_SECONDS = 1.5
-"""Beyond a burst's own, where the connection opens: it did a moment ago."""
+"""In addition to the burst, because the connection has to open: it did a moment ago."""
 
 SPEED_SECONDS = ROUND_SECONDS + 1.0
-"""For one way in one round: both hosts learn of it at about the same time."""
+"""For one path in one round: both hosts receive their orders at about the same time."""
 
 PACKET_SECONDS = MOST_SEARCHES * (SMALL_BURST_SECONDS + CONNECT_SECONDS) + ROUNDS * (BURST_SECONDS + CONNECT_SECONDS)
 REACH_SECONDS = ROUNDS * (TRIES * TRY_SECONDS + GREETING_SECONDS)
 
 
 def most_packet_bytes(order: PacketOrder) -> int:
-    """Bytes of all bursts of an order, at most."""
+    """Return the bytes of all bursts of an order, at most."""
     return burst_of(order.largest) * (MOST_SEARCHES * SIZES_AT_ONCE + 1 + ROUNDS * (2 + len(order.peer.others)))
 
 
 def burst_of(largest: int) -> int:
-    """Bytes that hold several packets of that size."""
+    """Return the bytes that fill several packets of that size."""
     return min(LARGEST, max(SMALLEST_BURST, PACKETS * largest))
 
 
 def try_packets(order: PacketOrder, deadline: ProbeDeadline) -> tuple[Trial, ...]:
-    """Find the largest packets that arrive, then try these, full-size ones by other ways, and the unchanged case, all
-    at the same time."""
+    """Find the largest packets that arrive, then try these, full-size ones on other paths, and the unchanged case.
+
+    The last three run concurrently.
+    """
     peer, bursts = order.peer, _Bursts(order, deadline)
     size = bursts.largest()
     ways = [partial(bursts.value, peer.way, None), partial(bursts.value, peer.way, size)]
@@ -76,7 +78,7 @@ def try_packets(order: PacketOrder, deadline: ProbeDeadline) -> tuple[Trial, ...
 
 
 def try_connections(order: ReachOrder, deadline: ProbeDeadline) -> tuple[Trial, ...]:
-    """Connect by every way at the same time, the closed one among them."""
+    """Connect by every path at the same time, the closed one among them."""
     peer, probe = order.peer, PathProbe(deadline, time.time)
 
     def opens(way: AlternativePath) -> float | None:
@@ -87,8 +89,10 @@ def try_connections(order: ReachOrder, deadline: ProbeDeadline) -> tuple[Trial, 
 
 
 def try_speeds(order: SpeedOrder, backlog: ConnectionBacklog, deadline: ProbeDeadline) -> tuple[Trial, ...]:
-    """Send to the other host by each way in turn, the slow one first, and all of them again: two that send at the same
-    time would slow each other down. The other host makes no trials of it."""
+    """Send to the other host by each path in turn, the slow one first, and all of them again.
+
+    Concurrent transfers would slow each other down. The other host records no trials.
+    """
     sent = TransferWorker(order.itinerary, backlog, deadline).run()
     if not order.knobs:
         return ()
@@ -96,7 +100,7 @@ def try_speeds(order: SpeedOrder, backlog: ConnectionBacklog, deadline: ProbeDea
 
 
 def speed_trials(order: SpeedOrder, sent: Sequence[Transfer]) -> tuple[Trial, ...]:
-    """What the transfers of all rounds say, way by way as in the itinerary."""
+    """Return the trials of the transfers of all rounds, path by path as in the schedule."""
     every = [(whole(sample) if order.lossy else sample.bandwidth) or None for sample in sent]
     before, *changed = (every[place :: len(order.knobs) + 1] for place in range(len(order.knobs) + 1))
     peer, unit = order.itinerary.meetings[0].peer, "segments" if order.lossy else "B/s"
@@ -104,8 +108,7 @@ def speed_trials(order: SpeedOrder, sent: Sequence[Transfer]) -> tuple[Trial, ..
 
 
 def whole(sample: Transfer) -> float | None:
-    """Segments for each one that was sent again; where none was, all of them: it can't be told that more would have
-    been well. ``None`` of a transfer that hardly sent any."""
+    """Return the segments per retransmitted one, all of them if there is none; ``None`` if hardly any were sent."""
     sent = sample.segments_sent or 0
     return sent / max(1, sample.segments_retransmitted or 0) if sent >= LEAST_SEGMENTS else None
 
@@ -120,13 +123,13 @@ class _Bursts:
         self._burst = burst_of(order.largest)
 
     def value(self, way: AlternativePath, size: int | None) -> float | None:
-        """Bytes of the packets, where packets of ``size`` (``None``: full size) arrive by ``way``."""
+        """Return the bytes of the packets, if packets of ``size`` (``None``: full size) arrive by ``way``."""
         peer, segment = self._order.peer, None if size is None else size - headers_of(way.address)
         arrived = self._probe.arrives(way.address, peer.port, peer.word, self._burst, segment, way.source)
         return float(size or way.mtu or self._order.largest) if arrived else None
 
     def largest(self) -> int:
-        """Bytes of the largest packets that arrive; of the smallest ones where these do not arrive either."""
+        """Return the bytes of the largest packets that arrive; the smallest size if none do."""
         way = self._order.peer.way
         headers = headers_of(way.address)
         passes, fails = SEGMENT + headers, min(self._order.largest, LARGEST_SEGMENT + headers)
@@ -143,22 +146,22 @@ class _Bursts:
 
 
 def sizes_between(passes: int, fails: int) -> tuple[int, ...]:
-    """Sizes to try next, evenly between one that passes and one that does not; at most :data:`SIZES_AT_ONCE`."""
+    """Return sizes to try next, evenly between one that passes and one that does not; at most :data:`SIZES_AT_ONCE`."""
     parts = min(SIZES_AT_ONCE, fails - passes - 1) + 1
     return tuple(passes + (fails - passes) * step // parts for step in range(1, parts))
 
 
 def headers_of(address: str) -> int:
-    """Bytes of the headers of IP and TCP to that address, without options; those are taken from the data (RFC 6691)."""
+    """Return the bytes of IP and TCP headers for that address, without options; those count as data (RFC 6691)."""
     return 60 if ":" in address else 40
 
 
 _Values = list[float | None]
-"""What came of one way, a value a round; ``None`` where it failed."""
+"""Values of one path, one per round; ``None`` if it failed."""
 
 
 def _rounds(ways: Sequence[Callable[[], float | None]], deadline: ProbeDeadline) -> list[_Values]:
-    """For every way what came of it in each round; those of one round run at the same time."""
+    """Return the values of each path in each round; those of one round run concurrently."""
     rounds = [_side_by_side(ways, deadline) for _ in range(ROUNDS)]
     return [list(values) for values in zip(*rounds, strict=True)]
 
@@ -183,8 +186,10 @@ def _trials(
     unit: str,
     usual: float | None = None,
 ) -> Iterator[Trial]:
-    """A trial for each of ``knobs``, from the values of all rounds. Where it goes well unchanged, that is all there is
-    to tell: the fault comes and goes."""
+    """Yield a trial for each of ``knobs``, from the values of all rounds.
+
+    If the unchanged case succeeds, that is the only trial: the fault is intermittent.
+    """
     if any(value is not None and value >= USUAL_SHARE * (usual or 0.0) for value in before):
         yield _trial(subject, peer, AlternativePath(AGAIN, "", ""), [], before, unit)
         return
@@ -200,14 +205,14 @@ def _trials(
 
 
 def _missed(usual: float, unit: str) -> str:
-    """What it would have to be."""
+    """Format the value that it would have to reach."""
     if unit == "segments":
         return f"at most {100 / (USUAL_SHARE * usual):.2g} % are well"
     return f"usual is {usual / 1e6:.3g} MB/s"
 
 
 def _trial(subject: Subject, peer: str, way: AlternativePath, before: _Values, after: _Values, unit: str) -> Trial:
-    """What was seen with a change and without it, the medians of what did not fail."""
+    """Return the medians of the successful values with and without a change."""
     was, came = ([value for value in values if value is not None] for values in (before, after))
     return Trial(
         subject,

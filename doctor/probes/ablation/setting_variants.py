@@ -1,6 +1,6 @@
-"""Settings of NCCL and Gloo that may mend a collective, as far as they can apply to the ranks of a group.
+"""Settings of NCCL and Gloo that may fix a collective, as far as they apply to the ranks of a group.
 
-Ranks name an experiment to one another by its id; each looks up the variable and its value in this table.
+Ranks send each other the id of an experiment; each looks up the variable and its value in this table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from doctor.core.facts import EnvironmentFacts, GpuFacts, InterfaceFacts, NcclFa
 from doctor.core.job import Rank
 
 MOST_VARIANTS = 5
-"""That are tried for one collective: each costs every rank a new process that loads torch."""
+"""Variants per collective: each costs every rank a new process that loads torch."""
 
 ExperimentId = Literal[
     "p2p-off", "p2p-on", "shm-off", "shm-on", "ib-off", "ib-on", "algo-ring", "proto-simple",
@@ -27,7 +27,8 @@ ExperimentId = Literal[
 MOST_DEVICES = 64
 """GPUs of one host."""
 _INTERFACE = r"\A[^\s/,=^\0]{0,15}\Z"
-"""Names of the kernel (IFNAMSIZ, dev_valid_name in net/core/dev.c), without what separates names in the variables."""
+"""Names that the kernel allows (IFNAMSIZ, dev_valid_name in net/core/dev.c), without the separators of the variables.
+"""
 
 _FIXED: Mapping[str, tuple[str, str]] = {
     "p2p-off": ("NCCL_P2P_DISABLE", "1"),
@@ -43,12 +44,14 @@ _OF_INTERFACE: Mapping[str, tuple[str, str]] = {
     "nccl-interface": ("NCCL_SOCKET_IFNAME", "="),
     "gloo-interface": ("GLOO_SOCKET_IFNAME", ""),
 }
-"""The variable, and what stands before the name: NCCL takes a name with ``=`` as a whole one."""
+"""The variable, and the prefix of the name: NCCL takes a name with ``=`` as a whole one."""
 
 
 class ExperimentRow(msgspec.Struct, frozen=True):
-    """One row of the table. ``interface``: of a row that takes the name of a network interface; ``devices``: of the one
-    that takes a number of GPUs."""
+    """One row of the table.
+
+    ``interface``: for a row with the name of a network interface; ``devices``: for the one with a number of GPUs.
+    """
 
     id: ExperimentId
     interface: Annotated[str, Meta(pattern=_INTERFACE)] = ""
@@ -56,7 +59,7 @@ class ExperimentRow(msgspec.Struct, frozen=True):
 
     @property
     def setting(self) -> tuple[str, str] | None:
-        """The variable and its value; ``None`` where an argument is missing or does not belong there."""
+        """The variable and its value; ``None`` if an argument is missing or does not belong there."""
         if self.id in _FIXED:
             return None if self.interface or self.devices else _FIXED[self.id]
         if self.id == "devices-backwards":
@@ -67,7 +70,7 @@ class ExperimentRow(msgspec.Struct, frozen=True):
 
 
 class SettingVariant(NamedTuple):
-    """One variable that is set to another value, on all ranks; ``experiment``: the row that says so."""
+    """One variable that is set to another value, on all ranks; ``experiment``: its row."""
 
     experiment: ExperimentRow
     name: str
@@ -75,13 +78,13 @@ class SettingVariant(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """To be pasted."""
+        """The command to paste."""
         value = f"'{self.value}'" if self.value.startswith("=") else self.value
         return f"export {self.name}={value}  # for all ranks"
 
 
 def variant_of(experiment: ExperimentRow) -> SettingVariant:
-    """The knob of a row.
+    """Return the variant of a row.
 
     Raises:
         ValueError: its arguments do not fit.
@@ -92,8 +95,10 @@ def variant_of(experiment: ExperimentRow) -> SettingVariant:
 
 
 def variants_for(members: Sequence[Rank], backend: str, *, is_small: bool = False) -> tuple[SettingVariant, ...]:
-    """What can be changed for a group of these ranks, what is likeliest first; at most :data:`MOST_VARIANTS`.
-    ``is_small``: their messages are, and latency is what counts."""
+    """Return what can be changed for a group of these ranks, the likeliest first; at most :data:`MOST_VARIANTS`.
+
+    ``is_small``: their messages are small, so that latency counts.
+    """
     every = (
         _of_nccl(members, is_small)
         if "nccl" in backend
@@ -101,12 +106,12 @@ def variants_for(members: Sequence[Rank], backend: str, *, is_small: bool = Fals
         if "gloo" in backend
         else ()
     )
-    unset = (knob for knob in every if any(_value(member, knob.name) != knob.value for member in members))
+    unset = (variant for variant in every if any(_value(member, variant.name) != variant.value for member in members))
     return tuple(unset)[:MOST_VARIANTS]
 
 
 def _of_nccl(members: Sequence[Rank], is_small: bool) -> Iterator[SettingVariant]:
-    """One of each kind before a second one of any. Source: the environment variables of NCCL's user guide."""
+    """Yield one of each kind before a second one of any. Source: environment variables in the NCCL user guide."""
     hosts = {member.host.index for member in members}
     if len(hosts) < len(members):
         yield _toggled(members, "p2p-off", "p2p-on")
@@ -124,9 +129,9 @@ def _of_nccl(members: Sequence[Rank], is_small: bool) -> Iterator[SettingVariant
 
 
 def _toggled(members: Sequence[Rank], off: ExperimentId, on: ExperimentId) -> SettingVariant:
-    """What is switched off for one of them at least is switched on, else off."""
-    knob = variant_of(ExperimentRow(off))
-    return variant_of(ExperimentRow(on)) if any(_value(member, knob.name) == "1" for member in members) else knob
+    """Return the variant that enables what is disabled for at least one of them, else the one that disables it."""
+    variant = variant_of(ExperimentRow(off))
+    return variant_of(ExperimentRow(on)) if any(_value(member, variant.name) == "1" for member in members) else variant
 
 
 def _has_rdma(member: Rank) -> bool:
@@ -135,7 +140,7 @@ def _has_rdma(member: Rank) -> bool:
 
 
 def _interfaces(members: Sequence[Rank], row: ExperimentId) -> Iterator[SettingVariant]:
-    """Interfaces that all hosts have, and that one of them at least does not use now."""
+    """Yield interfaces that all hosts have, and that at least one of them does not use now."""
     common = [name for name in _usable(members[0]) if all(name in _usable(member) for member in members)]
     for name in common:
         if is_interface_name(name) and not all(_uses(member, name) for member in members):
@@ -143,7 +148,7 @@ def _interfaces(members: Sequence[Rank], row: ExperimentId) -> Iterator[SettingV
 
 
 def is_interface_name(name: str) -> bool:
-    """Whether it can be an argument of an experiment."""
+    """Return whether it can be an argument of an experiment."""
     return re.fullmatch(_INTERFACE, name) is not None
 
 
@@ -162,7 +167,7 @@ def _uses(member: Rank, name: str) -> bool:
 
 
 def _other_order(members: Sequence[Rank]) -> Iterator[SettingVariant]:
-    """The devices backwards, where all hosts have as many and nobody chose among them."""
+    """Yield the reversed devices if all hosts have as many and none are selected."""
     counts = {len(gpus.gpus) if (gpus := member.find(GpuFacts)) is not None else 0 for member in members}
     count = counts.pop()
     if (

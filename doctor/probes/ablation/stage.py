@@ -1,4 +1,4 @@
-"""What failed or is slow is measured again with one thing changed, as a stage: the last one."""
+"""Last stage: what failed or is slow is measured again with one change."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 GROUP_SECONDS = (1 + 2 * (1 + MOST_VARIANTS)) * (PREPARE_SECONDS + RUN_SECONDS)
 
 HELLO_BYTES = GREETING_BYTES + WELCOME_BYTES
-"""Of a connection that is opened and no more; one that gets no answer sends less."""
+"""Of a connection that is only opened; one without an answer sends less."""
 
 OwnOrder = PacketOrder | ReachOrder | SpeedOrder | DeviceOrder | RecordTrials
-"""What a process does by itself, or with one other."""
+"""Orders that a process executes by itself, or with one other."""
 
 
 class WhyStage:
-    """See :class:`doctor.probes.base.Stage`. One question after the other, so that no trial disturbs another."""
+    """Stage of the trials (:class:`doctor.probes.base.Stage`). One request after the other, so that no trial disturbs
+    another."""
 
     name: ClassVar[str] = "why"
     makes: ClassVar[tuple[type[Section], ...]] = (TrialFacts,)
@@ -58,23 +59,23 @@ class WhyStage:
         self._plan: TrialSequence | None = None
         self._groups = GroupTrials()
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """The next step of the question at hand, else the first one of the next."""
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Return the next step of the current request, else the first one of the next."""
         if self._questions is None:
             self._questions = deque(trial_requests(job))
-        orders = _sent(self._plan, posts)
+        orders = _sent(self._plan, processes)
         while orders is None and self._questions:
-            self._plan = _plan_of(self._questions.popleft(), job, posts)
+            self._plan = _plan_of(self._questions.popleft(), job, processes)
             orders = next(self._plan, None)
         return orders and orders._replace(words=_words(orders))
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Try what this process was asked to."""
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Run the trial of this process."""
         task = _read(order)
         require_peers(_ends(task), same_host=isinstance(task, RunTrial))
         if isinstance(task, PrepareTrial | RunTrial):
-            return self._groups.take_part(task, bench, deadline)
-        trials = _trials(task, bench, deadline)
+            return self._groups.take_part(task, context, deadline)
+        trials = _trials(task, context, deadline)
         return StageResult({TrialFacts.key: TrialFacts(trials=trials)} if trials else {})
 
 
@@ -86,7 +87,7 @@ def _read(order: bytes) -> OwnOrder | PrepareTrial | RunTrial:
 
 
 def _ends(task: OwnOrder | PrepareTrial | RunTrial) -> list[tuple[str | None, int]]:
-    """Addresses and ports that an order connects to."""
+    """Return addresses and ports that an order connects to."""
     if isinstance(task, PacketOrder | ReachOrder):
         return [(way.address, task.peer.port) for way in (task.peer.way, *task.peer.others)]
     if isinstance(task, SpeedOrder):
@@ -95,8 +96,10 @@ def _ends(task: OwnOrder | PrepareTrial | RunTrial) -> list[tuple[str | None, in
 
 
 def _words(orders: StageOrders) -> str:
-    """What a step costs: its own words, and what these leave open. Of :class:`RecordTrials` there are none: a process
-    puts down what others tried, and nothing is sent or started."""
+    """Format the cost of a step: its own text and what that leaves open.
+
+    :class:`RecordTrials` has none: a process records the trials of others, and nothing is sent or started.
+    """
     tasks = [_read(order) for order in orders.by_token.values()]
     joins = [task.join for task in tasks if isinstance(task, RunTrial)]
     if joins:
@@ -108,7 +111,7 @@ def _words(orders: StageOrders) -> str:
 
 
 def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
-    """How many at once, and the bytes where the words of an order do not name them; ``count``: who got one."""
+    """Format the concurrency, and the bytes unless the text of an order names them; ``count``: number of orders."""
     if isinstance(task, PrepareTrial):
         return f"{count} processes load torch at once"
     if isinstance(task, DeviceOrder):
@@ -123,40 +126,40 @@ def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
 
 
 def _copies(order: DeviceOrder) -> str:
-    """What all children copy to and from a GPU, each :data:`ROUNDS` times: unchanged, and with each change."""
+    """Format what all children copy to and from a GPU, each :data:`ROUNDS` times: unchanged, and with each change."""
     if not order.on_gpu:
         return ""
     children = 1 + bool(order.near) + (order.other is not None)
     return f", at most {in_bytes(ROUNDS * children * 2 * (COPIES + 1) * COPY_BYTES)} copied to and from the GPU"
 
 
-def _sent(plan: TrialSequence | None, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+def _sent(plan: TrialSequence | None, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
     """What a plan does next after these answers; ``None`` where it is at its end."""
     if plan is None:
         return None
     try:
-        return plan.send(posts)
+        return plan.send(processes)
     except StopIteration:
         return None
 
 
-def _plan_of(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipant]) -> TrialSequence:
+def _plan_of(question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]) -> TrialSequence:
     if question.subject == "collective":
-        yield from group_plan(question, job, posts)
+        yield from group_plan(question, job, processes)
         return
     is_device = question.subject == "device"
-    orders = device_orders(question, posts) if is_device else path_orders(question, job, posts)
+    orders = device_orders(question, processes) if is_device else path_orders(question, job, processes)
     if orders is not None:
         yield orders
 
 
-def _trials(task: OwnOrder, bench: ProbeContext, deadline: ProbeDeadline) -> tuple[Trial, ...]:
+def _trials(task: OwnOrder, context: ProbeContext, deadline: ProbeDeadline) -> tuple[Trial, ...]:
     if isinstance(task, RecordTrials):
         return task.trials
     if isinstance(task, DeviceOrder):
-        return try_device(task, bench, deadline)
+        return try_device(task, context, deadline)
     if isinstance(task, PacketOrder):
         return try_packets(task, deadline)
     if isinstance(task, ReachOrder):
         return try_connections(task, deadline)
-    return try_speeds(task, bench.responder.backlog, deadline) if bench.responder is not None else ()
+    return try_speeds(task, context.responder.backlog, deadline) if context.responder is not None else ()

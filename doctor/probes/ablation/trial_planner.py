@@ -1,4 +1,4 @@
-"""Who is to try what, for a question that a job raises."""
+"""Plan the trials of a request about a path."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from doctor.probes.reachability.connection_plan import USUAL_MTU
 PATH_SECONDS = max(PACKET_SECONDS, REACH_SECONDS, MOST_ROUNDS * (1 + MOST_WAYS) * SPEED_SECONDS)
 
 
-def path_orders(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-    """Orders to answer ``question`` about a path; ``None`` where those who could do not take part."""
-    own, there = (_speaker(posts, name) for name in (question.host, question.peer))
+def path_orders(question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+    """Return orders for a request about a path; ``None`` if the processes of its hosts do not take part."""
+    own, there = (_speaker(processes, name) for name in (question.host, question.peer))
     if own is None or there is None or there.port is None or question.address is None:
         return None
     others = alternative_paths(own.rank, there.rank, question.address)
@@ -54,8 +54,15 @@ def path_orders(question: TrialRequest, job: Job, posts: Sequence[ProbeParticipa
     return _for_connections(question, own, peer) if question.usual is None else _for_speed(question, own, there, peer)
 
 
-def _speaker(posts: Sequence[ProbeParticipant], name: str) -> ProbeParticipant | None:
-    return next((post for post in posts if post.speaks and post.port is not None and post.rank.host.name == name), None)
+def _speaker(processes: Sequence[ProbeParticipant], name: str) -> ProbeParticipant | None:
+    return next(
+        (
+            process
+            for process in processes
+            if process.speaks and process.port is not None and process.rank.host.name == name
+        ),
+        None,
+    )
 
 
 def _for_packets(question: TrialRequest, job: Job, own: ProbeParticipant, peer: TrialPeer) -> StageOrders:
@@ -75,7 +82,7 @@ def _ways(peer: TrialPeer) -> str:
 
 
 def _smaller_mtu(members: Mapping[str, Rank], hosts: Sequence[str]) -> str:
-    """How packets are made smaller on ``hosts``: a host that takes only small ones is sent no larger ones by TCP."""
+    """Return the commands that reduce the MTU of ``hosts``: TCP sends no larger packets to such a host."""
     lines: dict[str, list[str]] = {}
     for name in hosts:
         choice = choice_of(members[name]) if name in members else None
@@ -90,13 +97,13 @@ def _for_connections(question: TrialRequest, own: ProbeParticipant, peer: TrialP
 
 
 def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbeParticipant, peer: TrialPeer) -> StageOrders:
-    """An order for each end: who sends calls, as the address is what is tried."""
+    """Return an order for each end: the sender connects, because the address is what is tried."""
     ways = (peer.way, *peer.others) * MOST_ROUNDS
     survey = secrets.randbits(64)
-    calls = _itinerary(survey, 0, own.word, [_meeting(turn, 1, peer, way, calls=True) for turn, way in enumerate(ways)])
+    calls = _schedule(survey, 0, own.word, [_pairing(turn, 1, peer, way, calls=True) for turn, way in enumerate(ways)])
     caller = TrialPeer(question.host, own.port or peer.port, own.word, peer.way, ())
-    waits = _itinerary(
-        survey, 1, there.word, [_meeting(turn, 0, caller, way, calls=False) for turn, way in enumerate(ways)]
+    waits = _schedule(
+        survey, 1, there.word, [_pairing(turn, 0, caller, way, calls=False) for turn, way in enumerate(ways)]
     )
     seconds = len(ways) * SPEED_SECONDS
     what = f"packets get lost from {question.host} to" if question.lossy else f"{question.host} sends slowly to"
@@ -111,7 +118,7 @@ def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbePartic
     return StageOrders.of(orders, seconds, words)
 
 
-def _itinerary(survey: int, place: int, word: str, pairings: list[TransferPairing]) -> TransferSchedule:
+def _schedule(survey: int, place: int, word: str, pairings: list[TransferPairing]) -> TransferSchedule:
     return TransferSchedule(
         survey,
         place,
@@ -124,5 +131,5 @@ def _itinerary(survey: int, place: int, word: str, pairings: list[TransferPairin
     )
 
 
-def _meeting(turn: int, place: int, peer: TrialPeer, way: AlternativePath, *, calls: bool) -> TransferPairing:
+def _pairing(turn: int, place: int, peer: TrialPeer, way: AlternativePath, *, calls: bool) -> TransferPairing:
     return TransferPairing(turn, place, peer.name, way.address, peer.port, peer.word, calls, source=way.source)

@@ -1,4 +1,4 @@
-"""What is tried to find out why something fails: what a process is asked to try, and when a change counts as a cure."""
+"""Orders of trials, and the rule by which a change counts as a fix."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from doctor.probes.bandwidth.schedule import TransferSchedule
 from doctor.probes.base import ProbeParticipant, StageOrders
 
 ROUNDS = 2
-"""Times in a row that a change has to mend. Unchanged and changed are measured beside each other each time, so that a
-fault that went away by itself is not credited to a change."""
+"""Consecutive successes that a change needs. Unchanged and changed are measured beside each other, so that a fault that
+disappears by itself is not credited to a change."""
 
 MOST_ROUNDS = 3
-"""Where speeds are compared: other work on the hosts may spoil one of them."""
+"""For speeds: other load on the hosts may spoil one of them."""
 
 USUAL_SHARE = SLOW_SHARE
-"""Of what is usual among the others: a change that brings less than that does not mend."""
+"""Share of the usual value that a change has to reach."""
 
 Ways = Annotated[tuple[AlternativePath, ...], Meta(max_length=MOST_WAYS)]
 
 LEAST_GAIN = 1.5
-"""Times as much as without the change, in each round; less is the noise of a busy machine."""
+"""Times the value without the change, in each round; less is noise of a busy machine."""
 
 
 class TrialPeer(msgspec.Struct, frozen=True):
-    """The host called ``name``, which answers on ``port`` to who knows the ``word``: ``way`` leads there and is sick,
-    ``others`` lead there besides."""
+    """The host called ``name``, whose responder on ``port`` knows the ``word``.
+
+    ``way`` is the faulty path to it, ``others`` are alternatives.
+    """
 
     name: Name
     port: Port
@@ -44,8 +46,11 @@ class TrialPeer(msgspec.Struct, frozen=True):
 
 
 class PacketOrder(msgspec.Struct, frozen=True, tag="packet"):
-    """Try packets of several sizes to ``peer`` by its way, and full-size ones by the others. ``largest``: bytes of the
-    packets that are too large now; ``setting``: how they are made smaller for good, ``{}`` standing for their size."""
+    """Try packets of several sizes to ``peer`` on its path, and full-size ones on the others.
+
+    ``largest``: bytes of the packets that are too large; ``setting``: command that makes them smaller, ``{}`` for their
+    size.
+    """
 
     peer: TrialPeer
     largest: Mtu
@@ -53,15 +58,17 @@ class PacketOrder(msgspec.Struct, frozen=True, tag="packet"):
 
 
 class ReachOrder(msgspec.Struct, frozen=True, tag="reach"):
-    """Try to connect to ``peer`` by its way, which is closed, and by the others."""
+    """Try to connect to ``peer`` on its path, which is closed, and on the others."""
 
     peer: TrialPeer
 
 
 class SpeedOrder(msgspec.Struct, frozen=True, tag="speed"):
-    """Send to the host of all meetings of ``itinerary``: in each round the slow way first, then one meeting for each of
-    ``knobs``. Without ``knobs``: be the one that is sent to. ``usual``: bytes a second, of other pairs; with ``lossy``
-    the segments for each one that is sent again."""
+    """Send to the host of all pairings of ``itinerary``: in each round on the slow path, then on each of ``knobs``.
+
+    Without ``knobs``: be the receiver. ``usual``: bytes per second of other pairs; with ``lossy`` segments per
+    retransmitted one.
+    """
 
     itinerary: TransferSchedule
     knobs: Ways = ()
@@ -70,7 +77,7 @@ class SpeedOrder(msgspec.Struct, frozen=True, tag="speed"):
 
 
 class RecordTrials(msgspec.Struct, frozen=True, tag="tell"):
-    """Put down what several processes tried together."""
+    """Record the trials of several processes."""
 
     trials: Annotated[tuple[Trial, ...], Meta(max_length=64)]
 
@@ -81,25 +88,27 @@ OFFLOADS = "offloads of the interface, which root alone may change (`ethtool -K 
 
 
 def not_tried(subject: Subject, reason: str, peer: str | None = None) -> Trial:
-    """What stands in the place of a trial that could not be made."""
+    """Return the record of a trial that could not be made."""
     return Trial(subject, NOT_TRIED, "", restores=False, peer=peer, error=reason)
 
 
-def recording_orders(posts: Sequence[ProbeParticipant], trials: tuple[Trial, ...]) -> StageOrders:
-    """Orders by which ``posts`` put them down: all that had a part."""
-    return StageOrders.of({post.token: RecordTrials(trials) for post in posts}, RECORD_SECONDS)
+def recording_orders(processes: Sequence[ProbeParticipant], trials: tuple[Trial, ...]) -> StageOrders:
+    """Return orders by which all of ``processes`` record the trials."""
+    return StageOrders.of({process.token: RecordTrials(trials) for process in processes}, RECORD_SECONDS)
 
 
 def is_improvement(before: Sequence[float | None], after: Sequence[float | None], usual: float | None = None) -> bool:
-    """Whether a change mends :data:`ROUNDS` times in a row, from values of which more is better, ``None`` where it
-    failed; those of one place were measured beside each other. What does not fail without the change is mended by
-    nothing. ``usual``: the value of others."""
+    """Return whether a change fixes the fault :data:`ROUNDS` times in a row.
+
+    Of the values more is better, ``None`` is a failure; those of one index were measured beside each other. What
+    succeeds without the change is fixed by nothing. ``usual``: the value of others.
+    """
     good = [gains(one, other, usual) for one, other in zip(before, after, strict=True)]
     return any(all(good[place : place + ROUNDS]) for place in range(len(good) - ROUNDS + 1))
 
 
 def gains(before: float | None, after: float | None, usual: float | None) -> bool:
-    """Whether it is clearly better with a change than without, and about as good as is usual."""
+    """Return whether the value is clearly better with a change than without, and about as good as usual."""
     if after is None or after <= 0 or (usual is not None and after < USUAL_SHARE * usual):
         return False
     return before is None or after >= LEAST_GAIN * before

@@ -1,4 +1,4 @@
-"""The transfers that a host measures, and its peers."""
+"""Schedule of the transfers of one host."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from doctor.probes.bandwidth.transfer import MOST_BYTES, MOST_SECONDS
 from doctor.probes.reachability.assignments import Address
 
 MOST_PAIRINGS = 64
-"""Of one host in one step: 16 rounds of all hosts, or three of five ways between two."""
+"""Of one host in one step: 16 rounds of all hosts, or three of five paths between two."""
 MOST_ROUND_SECONDS = 10.0
 
 
 class TransferPairing(msgspec.Struct, frozen=True):
-    """Another host, in one round. ``place``: its number among the hosts; ``calls``: this host is the one that connects,
-    to ``address`` and ``port``, where the ``word`` is known, from ``source`` if the kernel is not to choose. ``pairs``:
-    that meet in this round."""
+    """Another host, in one round.
+
+    ``place``: its index among the hosts; ``calls``: this host connects to ``address`` and ``port``, whose responder
+    knows ``word``, from ``source`` if the kernel is not to choose. ``pairs``: number of pairs in this round.
+    """
 
     round: Number
     place: Number
@@ -33,9 +35,12 @@ class TransferPairing(msgspec.Struct, frozen=True):
 
 
 class TransferSchedule(msgspec.Struct, frozen=True):
-    """Whom one host meets, by rounds. ``survey``: a number that is the same for all hosts and no other measurement;
-    ``place``: this host's number. ``first``: the round with which all begin; ``round_seconds``: for each, from the end
-    of the one before it. ``bytes`` and ``seconds``: at most, one way."""
+    """Pairings of one host, by round.
+
+    ``survey``: a number that all hosts share and no other measurement has; ``place``: index of this host. ``first``:
+    the first round; ``round_seconds``: duration of each, from the end of the previous one. ``bytes`` and ``seconds``:
+    at most, one way.
+    """
 
     survey: Annotated[int, Meta(ge=0)]
     place: Number
@@ -48,6 +53,6 @@ class TransferSchedule(msgspec.Struct, frozen=True):
     confirms: bool = False
 
 
-def outgoing_connections(itinerary: TransferSchedule) -> list[tuple[str | None, int]]:
-    """Addresses and ports that the host connects to."""
-    return [(pairing.address, pairing.port) for pairing in itinerary.meetings if pairing.calls]
+def outgoing_connections(schedule: TransferSchedule) -> list[tuple[str | None, int]]:
+    """Return the addresses and ports that the host connects to."""
+    return [(pairing.address, pairing.port) for pairing in schedule.meetings if pairing.calls]

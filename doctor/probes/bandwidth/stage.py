@@ -1,4 +1,4 @@
-"""The bandwidth between hosts, as a stage: pairs in rounds, then once more whoever looks slow."""
+"""Stage that measures the bandwidth between hosts: pairs in rounds, then slow pairs again."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 MOST_STEPS = 1 + MOST_CONFIRMING
 
 MOST_ROUNDS = 16
-"""Of the first step: that many tell 65,536 hosts apart, and fewer do for fewer."""
+"""Of the first step: enough to distinguish 65,536 hosts."""
 
 PATIENCE = 8.0
-"""Seconds of all rounds after which none more is played for a host that may be slow at times: where rounds take long,
-those to come do, too."""
+"""Seconds of all rounds after which no more are planned for a host that is slow only at times: if rounds take long,
+later ones do, too."""
 
 LATE_START = 1.0
-"""Seconds by which the last host may learn of its order after the first."""
+"""Maximum delay in seconds between the first and the last host that receives its order."""
 
 
 class TransfersStage:
-    """See :class:`doctor.probes.base.Stage`. First all hosts in rounds, then again those that look slow, with
-    hosts that are well."""
+    """Stage of the transfers (:class:`doctor.probes.base.Stage`).
+
+    First all hosts in rounds, then those that look slow, paired with healthy hosts.
+    """
 
     name: ClassVar[str] = "transfers"
     makes: ClassVar[tuple[type[Section], ...]] = (TransferFacts,)
@@ -54,9 +56,9 @@ class TransfersStage:
         self._rounds = 0
         self._began = 0.0
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Rounds for all hosts that take part, then some for the suspects; none where fewer than two take part."""
-        nodes, tokens = _in_order(job, posts)
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Return rounds for all hosts, then some for the suspects; none for fewer than two hosts."""
+        nodes, tokens = _in_order(job, processes)
         if len(nodes) < 2:
             return None
         self._steps += 1
@@ -78,21 +80,23 @@ class TransfersStage:
         budget = budget_of_rounds(asked, confirms=again)
         return StageOrders.of(orders, budget.seconds + LATE_START, budget.words())
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Meet the other hosts that ``order`` names."""
-        itinerary = msgspec.msgpack.decode(order, type=prepared(TransferSchedule))
-        require_peers(outgoing_connections(itinerary))
-        if bench.responder is None:
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Run the transfers of ``order``."""
+        schedule = msgspec.msgpack.decode(order, type=prepared(TransferSchedule))
+        require_peers(outgoing_connections(schedule))
+        if context.responder is None:
             return StageResult({})
-        sent = TransferWorker(itinerary, bench.responder.backlog, deadline).run()
+        sent = TransferWorker(schedule, context.responder.backlog, deadline).run()
         return StageResult({TransferFacts.key: TransferFacts(samples=sent)})
 
 
-def _in_order(job: Job, posts: Sequence[ProbeParticipant]) -> tuple[list[ProbeNode], list[str]]:
-    """Those who speak for a host, in the order that follows the network, and their tokens."""
-    speakers = {post.host: post for post in posts if post.speaks and post.port is not None}
+def _in_order(job: Job, processes: Sequence[ProbeParticipant]) -> tuple[list[ProbeNode], list[str]]:
+    """Return the hosts in the order that follows the network, and the tokens of their processes."""
+    speakers = {process.host: process for process in processes if process.speaks and process.port is not None}
     agents = [
-        Agent(post.number, post.host, post.port, post.word) for post in speakers.values() if post.port is not None
+        Agent(process.number, process.host, process.port, process.word)
+        for process in speakers.values()
+        if process.port is not None
     ]
     named = {node.name: node for node in nodes_of(job, agents)}
     nodes = [named[name] for name in ordered_hosts(named, subnets_of(job))]
@@ -100,7 +104,7 @@ def _in_order(job: Job, posts: Sequence[ProbeParticipant]) -> tuple[list[ProbeNo
 
 
 def _to_confirm(job: Job, nodes: Sequence[ProbeNode], *, patient: bool) -> Rounds:
-    """Pairs of the places of ``stations``: whoever looks slow with hosts that do not."""
+    """Return pairs of places: slow hosts with healthy ones."""
     known = bandwidths(job)
     places = {node.name: place for place, node in enumerate(nodes)}
     asked = rounds_to_confirm(known, patient=patient)

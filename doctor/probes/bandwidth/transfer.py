@@ -1,4 +1,4 @@
-"""Bytes that flow over one TCP connection for a moment: the sender's side and the receiver's."""
+"""Transfer bytes over one TCP connection for a moment: the sides of the sender and of the receiver."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import ConnectionCut, receive_exactly
 
 MOST_BYTES = 64 << 20
-"""One way between two hosts: a fiftieth of a second at 25 Gb/s, which is long beside the round trips of a network."""
+"""One way between two hosts: 20 ms at 25 Gb/s, long compared with the round trips of a network."""
 
 MOST_SECONDS = 0.25
 """One way, from the first byte on: 10 Mb/s carry 300 KB, some 200 packets."""
 
 WARM_BYTES = 16 << 20
 WARM_SECONDS = 0.1
-"""What does not count, whichever is over first: TCP finds its pace in some ten round trips, and a token bucket that was
-full lets a burst pass."""
+"""Beginning that does not count, whichever limit comes first: TCP finds its rate in some ten round trips, and a full
+token bucket lets a burst pass."""
 
 FIRST_SECONDS = 1.0
-"""Until the first byte: a packet that was lost is sent again after 0.2 s, 0.4 s, 0.8 s."""
+"""Until the first byte: a lost packet is sent again after 0.2 s, 0.4 s, 0.8 s."""
 
 FAREWELL_SECONDS = 0.5
-"""For a report to arrive; one that is lost is sent again after 0.2 s."""
+"""For a report to arrive; a lost one is sent again after 0.2 s."""
 
 PIECE = 1 << 20
-"""Bytes of one call: few enough to stay in a processor's cache, so many that the calls themselves cost nothing."""
+"""Bytes of one call: few enough for the cache of a processor, enough to make the cost of the calls negligible."""
 
 
 class TransferLimit(NamedTuple):
-    """How much may flow one way."""
+    """Maximum of one way."""
 
     bytes: int = MOST_BYTES
     seconds: float = MOST_SECONDS
 
 
 class ReceiveSample(NamedTuple):
-    """``total`` bytes were there ``at`` seconds after the first of them came."""
+    """``total`` bytes had arrived ``at`` seconds after the first of them."""
 
     at: float
     total: int
 
 
 def send(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline) -> TransferReport:
-    """Send until the receiver has seen enough, and return what it saw; ``waited`` is of the one that waited longer.
+    """Send until the receiver has enough, and return its report; ``waited`` is that of the slower side.
 
     Raises:
         TimeoutError: no report within ``limit``.
-        Cut: the receiver closed or reset the connection.
+        ConnectionCut: the receiver closed or reset the connection.
     """
     # Random: a tunnel that compresses would carry more of anything else.
     piece = memoryview(os.urandom(PIECE))
@@ -76,16 +76,16 @@ def send(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline)
 
 
 def _wants_more(ready: select.poll, flow: ProbeDeadline) -> bool:
-    """Wait until more can be sent; ``False`` where a report comes first, the connection ends, or ``flow`` is over."""
+    """Wait until more can be sent; ``False`` on a report, the end of the connection, or the end of ``flow``."""
     events = ready.poll(flow.left() * 1000)
     return bool(events) and events[0][1] == select.POLLOUT
 
 
 def receive(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline) -> TransferReport:
-    """Take bytes until enough of them or the time is there, tell the sender what came, and return it.
+    """Receive until enough bytes or the time limit, send the report to the sender, and return it.
 
     Raises:
-        Cut: the sender closed or reset the connection.
+        ConnectionCut: the sender closed or reset the connection.
     """
     waiting = RunQueueDelay()
     arrivals, seconds = _arrivals(connection, amount, limit)
@@ -100,8 +100,7 @@ def receive(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadli
 
 
 def _await_end(connection: socket.socket, limit: ProbeDeadline) -> None:
-    """Until the sender, which has read the report, resets the connection: who resets it first might lose that on the
-    way. Nothing more is taken meanwhile."""
+    """Wait until the sender, which has read the report, resets the connection: a reset here might discard it."""
     ended = select.poll()
     ended.register(connection, select.POLLRDHUP)
     ended.poll(limit.left() * 1000)
@@ -110,7 +109,7 @@ def _await_end(connection: socket.socket, limit: ProbeDeadline) -> None:
 def _arrivals(
     connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline
 ) -> tuple[list[ReceiveSample], float]:
-    """What came when, and the seconds from the first byte until all was there or the time was over."""
+    """Return the samples, and the seconds from the first byte until all had arrived or the time was over."""
     buffer = bytearray(PIECE)
     arrivals: list[ReceiveSample] = []
     total, began = 0, 0.0
@@ -136,8 +135,10 @@ def _arrivals(
 
 
 def report_of(arrivals: Sequence[ReceiveSample], seconds: float) -> TransferReport:
-    """What ``arrivals`` come to, of which the last are ``seconds`` after the first: until then all counts, also that
-    nothing came. The first of them do not count, unless that would leave nothing."""
+    """Return the report of ``arrivals``, which ended ``seconds`` after the first.
+
+    Time without arrivals counts. The beginning does not, unless that would leave nothing.
+    """
     if not arrivals:
         return TransferReport(0, 0, 0.0, 0.0)
     last = arrivals[-1].total

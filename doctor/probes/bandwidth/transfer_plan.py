@@ -1,4 +1,4 @@
-"""Who meets whom in which round, and what that costs at most."""
+"""Plan the pairs of each round, and compute their maximum cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from doctor.probes.reachability.connection_plan import ProbeNode
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
 
 ROUND_SECONDS = 2.5
-"""For one pair, both ways: each may lose the first packet of its connection, which is sent again after a second. A pair
-that is well needs some hundredths of a second, so this is what a partner costs that does not come."""
+"""For one pair, both ways: each may lose the first packet of its connection, which is sent again after a second. A
+healthy pair needs some hundredths of a second, so this is the cost of an absent partner."""
 
 Rounds = Sequence[Sequence[tuple[int, int]]]
 
@@ -29,7 +29,7 @@ class TransferBudget(NamedTuple):
 
     @property
     def most_bytes(self) -> int:
-        """Of all pairs, both ways, without the headers of packets."""
+        """Of all pairs, both ways, without packet headers."""
         return 2 * MOST_BYTES * self.pairs
 
     @property
@@ -38,7 +38,7 @@ class TransferBudget(NamedTuple):
         return self.rounds * ROUND_SECONDS
 
     def words(self) -> str:
-        """Such as ``bandwidth: 8 hosts in 7 rounds, 4 pairs at once, at most 67 MB each way a pair, 3.8 GB in all and
+        """Format as ``bandwidth: 8 hosts in 7 rounds, 4 pairs at once, at most 67 MB each way a pair, 3.8 GB in all and
         18 s``."""
         again = " once more, to be sure" if self.confirms else ""
         return (
@@ -49,7 +49,7 @@ class TransferBudget(NamedTuple):
 
 
 def budget_of_rounds(rounds: Rounds, *, confirms: bool = False) -> TransferBudget:
-    """What ``rounds`` cost at most."""
+    """Return the maximum cost of ``rounds``."""
     hosts = {host for pairs in rounds for pair in pairs for host in pair}
     sizes = [len(pairs) for pairs in rounds]
     return TransferBudget(len(hosts), len(rounds), sum(sizes), max(sizes, default=0), confirms)
@@ -58,8 +58,10 @@ def budget_of_rounds(rounds: Rounds, *, confirms: bool = False) -> TransferBudge
 def transfer_schedules(
     nodes: Sequence[ProbeNode], rounds: Rounds, *, first: int = 0, confirms: bool = False
 ) -> Mapping[int, TransferSchedule]:
-    """What each of the ``stations`` that meets anybody has to do, by its place. ``first``: the number of the first
-    round. The one with the lower place calls."""
+    """Return the schedule of each of ``nodes`` that has a partner, by its place.
+
+    ``first``: number of the first round. The host with the lower place connects.
+    """
     pairings: dict[int, list[TransferPairing]] = {}
     for number, pairs in enumerate(rounds, first):
         for pair in pairs:
@@ -68,15 +70,15 @@ def transfer_schedules(
             pairings.setdefault(high, []).append(_pairing(nodes, number, low, len(pairs), calls=False))
     survey = secrets.randbits(64)
 
-    def itinerary(place: int) -> TransferSchedule:
+    def schedule(place: int) -> TransferSchedule:
         word, own = nodes[place].agent.word, tuple(pairings[place])
         return TransferSchedule(survey, place, word, own, first, ROUND_SECONDS, MOST_BYTES, MOST_SECONDS, confirms)
 
-    return {place: itinerary(place) for place in pairings}
+    return {place: schedule(place) for place in pairings}
 
 
 def _pairing(nodes: Sequence[ProbeNode], number: int, place: int, pairs: int, *, calls: bool) -> TransferPairing:
-    """With the host at ``place``, at the address that its library would tell others."""
+    """Return the pairing with the host at ``place``, at the address that its library would give to others."""
     peer = nodes[place]
     address = peer.dials[0].address if peer.dials else None
     return TransferPairing(number, place, peer.name, address, peer.agent.port, peer.agent.word, calls, pairs)

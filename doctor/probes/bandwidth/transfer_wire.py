@@ -1,8 +1,8 @@
-"""What two hosts say to each other before and after bytes flow between them.
+"""Messages between two hosts before and after a transfer.
 
-The caller sends the greeting of a transfer, which only the word makes, and the visit: what it came for. It then waits,
-for as long as the round lasts, until the other host has come to the same round and answers with the welcome. Bytes flow
-one way until the receiver has seen enough; its report comes back the other way, where nothing stands in a queue.
+The caller sends a greeting, which only holders of the word can make, and the handshake. It then waits, for as long as
+the round lasts, until the other host has reached the same round and answers with the welcome. Bytes flow one way until
+the receiver has enough; its report returns the other way, where the queues are empty.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ REPORT_BYTES = _REPORT.size
 
 
 class TransferHandshake(NamedTuple):
-    """What a caller came for. ``survey``: a number that tells this measurement from earlier ones; ``caller``: its place
-    among the hosts; ``sends``: the bytes flow from the caller."""
+    """The purpose of a connection.
+
+    ``survey``: a number that distinguishes this measurement from earlier ones; ``caller``: its place among the hosts;
+    ``sends``: the bytes flow from the caller.
+    """
 
     survey: int
     round: int
@@ -29,19 +32,22 @@ class TransferHandshake(NamedTuple):
     sends: bool
 
     def encode(self) -> bytes:
-        """As it goes over the wire."""
+        """Encode it."""
         return _VISIT.pack(self.survey, self.round, self.caller, self.sends)
 
     @classmethod
     def decode(cls, data: bytes) -> TransferHandshake:
-        """From :data:`HANDSHAKE_BYTES` bytes."""
+        """Decode :data:`HANDSHAKE_BYTES` bytes."""
         survey, turn, caller, sends = _VISIT.unpack(data)
         return cls(survey, turn, caller, bool(sends))
 
 
 class TransferReport(NamedTuple):
-    """What the receiver saw: ``size`` bytes in ``seconds``, and of these what counts, ``steady_size`` bytes in
-    ``steady_seconds``; ``waited``: the share of the time for which it had no processor."""
+    """What the receiver measured.
+
+    ``size`` bytes in ``seconds``; of these ``steady_size`` in ``steady_seconds`` count. ``waited``: share of the time
+    without a processor.
+    """
 
     size: int
     steady_size: int
@@ -51,24 +57,24 @@ class TransferReport(NamedTuple):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second; 0 where none came."""
+        """Bytes per second; 0 if none arrived."""
         return self.steady_size / self.steady_seconds if self.steady_seconds > 0 else 0.0
 
     def encode(self) -> bytes:
-        """As it goes over the wire."""
+        """Encode it."""
         return _REPORT.pack(*self)
 
     @classmethod
     def decode(cls, data: bytes) -> TransferReport:
-        """From :data:`REPORT_BYTES` bytes."""
+        """Decode :data:`REPORT_BYTES` bytes."""
         return cls(*_REPORT.unpack(data))
 
 
 def transfer_greeting(word: str) -> bytes:
-    """What a caller says first; as long as the greeting of a light probe."""
+    """Return the greeting of a caller, as long as that of a light probe."""
     return MAGIC + proof(b"transfer", word)
 
 
 def transfer_welcome(word: str) -> bytes:
-    """What the other host answers when it is ready; as long as the welcome of a light probe."""
+    """Return the answer of the other host when it is ready, as long as the welcome of a light probe."""
     return proof(b"ready", word)

@@ -1,4 +1,4 @@
-"""One host on its way through the rounds: it meets one other host in each, and bytes flow there and back."""
+"""Run the rounds of one host: one partner per round, with a transfer each way."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from doctor.probes.runtime.tcp_connect import ConnectionCut, connect_tcp, reset_
 RESOLVE_SECONDS = 1.0
 
 PACE = 0.35
-"""Seconds from the beginning of one round to that of the next, at least. A host that is slow now and then would be seen
-in the rounds of its good moments alone, which are over in no time."""
+"""Minimum seconds between the beginnings of two rounds: rounds without faults take no time, so a host that is slow at
+times would be measured in its good moments alone."""
 
 LEAST_SECONDS = 0.2
-"""That have to be left of a round, beside those of the bytes themselves, for them to begin to flow."""
+"""Time that must be left of a round, besides that of the bytes, for a transfer to begin."""
 
 
 class _Flow(NamedTuple):
-    """How one way went."""
+    """Result of one way."""
 
     outcome: TransferOutcome
     report: TransferReport | None = None
@@ -42,30 +42,30 @@ class _Flow(NamedTuple):
 
 
 class TransferWorker:
-    """Goes through the rounds of an ``itinerary``; callers come to ``guests``.
+    """Runs the rounds of a ``schedule``; callers are in ``backlog``.
 
-    Round *n* is over *n* times ``round_seconds`` after the beginning, wherever the others are: a host that waited in
-    vain comes to its next partner before that one has given it up.
+    Round *n* ends *n* times ``round_seconds`` after the beginning, whatever the others do: a host that waited in vain
+    reaches its next partner before that one gives up.
     """
 
-    def __init__(self, itinerary: TransferSchedule, backlog: ConnectionBacklog, deadline: ProbeDeadline) -> None:
-        self._itinerary = itinerary
+    def __init__(self, schedule: TransferSchedule, backlog: ConnectionBacklog, deadline: ProbeDeadline) -> None:
+        self._schedule = schedule
         self._backlog = backlog
         self._deadline = deadline
-        self._amount = TransferLimit(itinerary.bytes, itinerary.seconds)
+        self._amount = TransferLimit(schedule.bytes, schedule.seconds)
 
     def run(self) -> tuple[Transfer, ...]:
-        """Meet everybody, and say how what this host sent arrived."""
-        first, each, began = self._itinerary.first, self._itinerary.round_seconds, time.monotonic()
-        ends = [self._deadline.within((pairing.round - first + 1) * each) for pairing in self._itinerary.meetings]
+        """Run all rounds, and return how the data of this host arrived."""
+        first, each, began = self._schedule.first, self._schedule.round_seconds, time.monotonic()
+        ends = [self._deadline.within((pairing.round - first + 1) * each) for pairing in self._schedule.meetings]
         found = []
-        for pairing, end in zip(self._itinerary.meetings, ends, strict=True):
+        for pairing, end in zip(self._schedule.meetings, ends, strict=True):
             time.sleep(max(0.0, began + (pairing.round - first) * PACE - time.monotonic()))
             found.append(self._run_pairing(pairing, end))
         return tuple(found)
 
     def _run_pairing(self, pairing: TransferPairing, end: ProbeDeadline) -> Transfer:
-        """Both ways, the caller's first."""
+        """Transfer both ways, that of the caller first."""
         if pairing.calls and pairing.address is None:
             address = address_elsewhere(pairing.peer, end.left(RESOLVE_SECONDS), own_addresses())
             pairing = msgspec.structs.replace(pairing, address=address)
@@ -81,7 +81,7 @@ class TransferWorker:
             report.bandwidth if report else None,
             round=pairing.round,
             pairs=pairing.pairs,
-            confirms=self._itinerary.confirms,
+            confirms=self._schedule.confirms,
             address=pairing.address,
             bytes=report.size if report else 0,
             seconds=report.seconds if report else 0.0,
@@ -92,13 +92,13 @@ class TransferWorker:
         )
 
     def _call(self, pairing: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
-        """Connect, wait until the other host has come to this round, and let bytes flow; ``sends``: from here."""
+        """Connect, wait until the other host has reached this round, and transfer; ``sends``: from here."""
         address = pairing.address
         connection = connect_tcp(address, pairing.port, end, source=pairing.source).connection if address else None
         if connection is None:
             return _Flow("unreached")
-        visit = TransferHandshake(self._itinerary.survey, pairing.round, self._itinerary.place, sends)
-        greeting = transfer_greeting(pairing.word) + visit.encode()
+        handshake = TransferHandshake(self._schedule.survey, pairing.round, self._schedule.place, sends)
+        greeting = transfer_greeting(pairing.word) + handshake.encode()
 
         def begin(connection: socket) -> bool:
             return send_and_receive(connection, greeting, WELCOME_BYTES, end) == transfer_welcome(pairing.word)
@@ -106,22 +106,22 @@ class TransferWorker:
         return self._flow(connection, begin, sends, end)
 
     def _await(self, pairing: TransferPairing, end: ProbeDeadline, *, sends: bool) -> _Flow:
-        """Take the caller in, and let bytes flow; ``sends``: from here."""
-        visit = TransferHandshake(self._itinerary.survey, pairing.round, pairing.place, not sends)
-        connection = self._backlog.take(visit, end)
+        """Take the connection of the caller, and transfer; ``sends``: from here."""
+        handshake = TransferHandshake(self._schedule.survey, pairing.round, pairing.place, not sends)
+        connection = self._backlog.take(handshake, end)
         if connection is None:
             return _Flow("late")
 
         def begin(connection: socket) -> bool:
             if end.left() < LEAST_SECONDS + self._amount.seconds:
                 return False
-            send_and_receive(connection, transfer_welcome(self._itinerary.word), 0, end)
+            send_and_receive(connection, transfer_welcome(self._schedule.word), 0, end)
             return True
 
         return self._flow(connection, begin, sends, end)
 
     def _flow(self, connection: socket, begin: Callable[[socket], bool], sends: bool, end: ProbeDeadline) -> _Flow:
-        """What flows once both hosts are ready, which ``begin`` sees to."""
+        """Transfer once both hosts are ready, which ``begin`` ensures."""
         try:
             if not begin(connection):
                 return _Flow("late")

@@ -1,4 +1,4 @@
-"""What broke a process group, in one line of its own words."""
+"""Shorten the error of a process group to one line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LOST = re.compile(
     r"remote process exited",
     re.IGNORECASE,
 )
-"""What a rank says that waited for others in vain, or lost them: the fault is theirs (Gloo's transport/tcp/pair.cc and
-unbound_buffer.cc; NCCL's ncclRemoteError)."""
+"""Errors of a rank that waited for others in vain, or lost them: the fault is theirs (transport/tcp/pair.cc and
+unbound_buffer.cc of Gloo; ncclRemoteError of NCCL)."""
 MOST = 300
-"""Characters."""
+"""Maximum of characters."""
 _SOURCE = re.compile(r"^\[[^\]\s]+:\d+\]\s*")
 _ADVICE = re.compile(r"\.? This is typically caused by .*")
 _QUOTED = re.compile(r"Last error:\s*(\S.*)")
@@ -22,8 +22,7 @@ _WATCHDOG = re.compile(r"(Watchdog caught collective operation timeout: .*)")
 
 
 def error_text(error: Exception) -> str:
-    """What an error says: NCCL's own words where torch quotes them, without places in anybody's source and
-    without advice."""
+    """Return the text of an error: that of NCCL if torch quotes it, without source locations and advice."""
     text = str(error).strip()
     quoted = _QUOTED.search(text)
     first = text.splitlines()[0] if text else type(error).__name__
@@ -31,8 +30,8 @@ def error_text(error: Exception) -> str:
 
 
 def informative_line(error: str, lines: Iterable[str]) -> str:
-    """An error, with the last warning of NCCL or of torch's watchdog among the ``lines`` that the child wrote, where
-    that says more."""
+    """Return an error, with the last warning of NCCL or of the watchdog of torch in the output ``lines`` of the child
+    if that says more."""
     for line in reversed([*lines]):
         found = _WARNED.search(line) or _WATCHDOG.search(line)
         if found and found[1] not in error:

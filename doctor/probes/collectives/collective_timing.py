@@ -1,7 +1,7 @@
-"""Times collectives along one axis: small messages, whose time is latency, and messages as large as the job's.
+"""Time collectives along one axis: small messages, whose time is latency, and messages as large as those of the job.
 
-The groups of an axis run at the same time, as they do in a job. All ranks run as many and as large ones as the slowest
-group has time for, so that groups can be compared.
+The groups of an axis run concurrently, as in a job. All ranks run as many and as large ones as the slowest group has
+time for, so that groups can be compared.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     import torch
 
 SMALL = (8, 4096)
-"""Bytes: what a loss or a flag takes, and a small gradient."""
+"""Bytes of a loss or a flag, and of a small gradient."""
 SMALL_REPEATS = 20
 AT_FIRST = 2
-"""Small collectives after which all ask whether there is time for as many again: with 5 % of the packets lost every
-second one of 8 ranks takes 0.2 s, and the first says nothing of the next."""
+"""Small collectives after which all ranks agree whether there is time for as many again: with 5 % packet loss every
+second one of 8 ranks takes 0.2 s, and the first does not predict the next."""
 IN_A_ROW = 10
-"""Small collectives that are timed together on a GPU: the host hands them over faster than they run, and waits once."""
+"""Small collectives that are timed together on a GPU: the host enqueues them faster than they run, and synchronizes
+once."""
 SCOUT = 1 << 18
-"""Bytes of the message that tells how large a one there is time for: a third of a second at 10 Mb/s."""
+"""Bytes of the message that shows how large the others can be: a third of a second at 10 Mb/s."""
 SECONDS = 0.4
-"""For the large messages of one axis and turn; about twice as long with those that warm up."""
+"""For the large messages of one axis and turn; about twice as long with the warm-up."""
 SMALL_SECONDS = 0.2
-"""For the small messages of one length and turn: after that no more are begun."""
+"""For the small messages of one length and turn: no more are begun after that."""
 LEAST_REPEATS, MOST_REPEATS = 2, 5
 MEMORY_SHARE = 8
-"""Of the free memory of a GPU one part of so many is taken at most."""
+"""At most this fraction, one in so many, of the free memory of a GPU is used."""
 
 
 class TimingExtent(NamedTuple):
-    """How much is run along an axis: ``bytes`` of a large message, how often, and whether one more goes before, to
-    ``warm`` up."""
+    """Extent along an axis: ``bytes`` of a large message, repetitions, and whether one goes before as a ``warm``-up."""
 
     bytes: int
     repeats: int = 1
@@ -46,7 +46,7 @@ class TimingExtent(NamedTuple):
 
 
 class AxisTimer:
-    """An axis on which collectives are timed, with what the first turn found out."""
+    """Times collectives on an axis, with the extent that the first turn determined."""
 
     def __init__(self, members: GroupMembers, device: torch.device, length: int) -> None:
         self._members = members
@@ -55,7 +55,7 @@ class AxisTimer:
         self._extent: TimingExtent | None = None
 
     def timings(self) -> Iterator[CollectiveTiming]:
-        """The medians of small messages, then of a large one."""
+        """Return the medians of small messages, then of a large one."""
         extent = self._extent = self._extent or self._explored()
         calls = IN_A_ROW if self._device.type == "cuda" else 1
         for length in SMALL:
@@ -64,7 +64,7 @@ class AxisTimer:
             yield self._timing(extent.bytes, self._large(extent), 1)
 
     def _small(self, length: int, calls: int) -> list[float]:
-        """Seconds of as many as all have time for."""
+        """Return the seconds of as many as all ranks have time for."""
         message = self._message(length)
         took: list[float] = []
         while len(took) < SMALL_REPEATS:
@@ -85,8 +85,10 @@ class AxisTimer:
         return CollectiveTiming("all_reduce", backend, length, median(took), axis, ranks, len(took) * calls)
 
     def _explored(self) -> TimingExtent:
-        """From a message that all can afford. Where one takes longer than all should, as it does where packets are
-        lost, no warming up would show."""
+        """Determine the extent, starting with a message that all can afford.
+
+        If that takes longer than all should, as with packet loss, a warm-up would not help.
+        """
         least = min(SCOUT, self._length)
         first = self._worst(least)
         if first > SECONDS:
@@ -101,16 +103,15 @@ class AxisTimer:
         return TimingExtent(length, min(MOST_REPEATS, max(LEAST_REPEATS, int(SECONDS / longest))), warm=True)
 
     def _warm_worst(self, length: int) -> float:
-        """After one to warm up."""
         self._seconds(self._message(length), 1)
         return self._worst(length)
 
     def _worst(self, length: int) -> float:
-        """Seconds of a message where it took longest."""
+        """Return the seconds of a message on the slowest rank."""
         return _highest(self._seconds(self._message(length), 1), self._device)
 
     def _affordable(self) -> int:
-        """Bytes that all ranks have memory for."""
+        """Return the bytes that all ranks have memory for."""
         import torch
 
         if self._device.type != "cuda":
@@ -124,7 +125,7 @@ class AxisTimer:
         return torch.zeros(max(1, length // 4), dtype=torch.float32, device=self._device)
 
     def _seconds(self, message: torch.Tensor, calls: int) -> float:
-        """Of one of so many calls in a row."""
+        """Return the seconds of one of ``calls`` consecutive calls."""
         import torch.distributed as dist
 
         wait = _waiter(self._device)
@@ -143,7 +144,7 @@ def _waiter(device: torch.device) -> Callable[[], None]:
 
 
 def _highest(value: float, device: torch.device) -> float:
-    """Of the values of all ranks."""
+    """Return the maximum over all ranks."""
     import torch
     import torch.distributed as dist
 

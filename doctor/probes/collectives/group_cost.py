@@ -1,5 +1,7 @@
-"""What a rank of a group sends at most: by the limits of all that it runs there. What the store of the group, the
-set-up of a back end and the headers of packets take is not in it."""
+"""Maximum of bytes that a rank of a group sends, by the limits of all that it runs.
+
+It excludes the store of the group, the setup of a backend and packet headers.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from doctor.probes.collectives.group_steps import WORLD, JoinGroup
 from doctor.probes.collectives.known_values import ELEMENTS, MOST_GATHERED, SPANS
 
 RING_TIMES = 2
-"""Times a message that a rank sends in an all-reduce over a ring, the one that Gloo takes (gloo/allreduce.cc): once to
-add up, once to hand round."""
+"""Times that a rank sends a message in an all-reduce over a ring, the algorithm of Gloo (gloo/allreduce.cc): once to
+reduce, once to distribute."""
 TREE_TIMES = 4
-"""The same over a tree of NCCL, which is more than over its rings: to one above and three below (NCCL_MAX_TREE_ARITY in
+"""The same over a tree of NCCL, more than over its rings: to one parent and three children (NCCL_MAX_TREE_ARITY in
 src/include/device.h)."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 WORD_BYTES = 8
 """Of a number that ranks agree on, float64 or int64."""
 LOOKS = 6
-"""Times that ranks agree while they find out how large messages may be."""
+"""Times that ranks agree while they determine how large messages may be."""
 
 
 def most_sent(order: JoinGroup) -> int:
-    """Bytes that a rank sends in all that ``order`` asks for, at most."""
+    """Return the bytes that a rank sends for ``order``, at most."""
     groups = {WORLD: order.count, **{share.axis: len(share.members) for share in order.shares}}
     values = sum(_of_values(order, size) for size in groups.values())
     paces = sum(_of_pace(order, len(share.members), share.bytes) for share in order.shares)
@@ -33,13 +35,13 @@ def most_sent(order: JoinGroup) -> int:
 
 
 def _summed(order: JoinGroup, size: int, length: int) -> int:
-    """An all-reduce of ``length`` bytes in a group of that ``size``: one alone sends nothing."""
+    """Return the bytes of an all-reduce of ``length`` bytes in a group of ``size``: one rank alone sends none."""
     times = RING_TIMES if order.backend == pair_exchange.MEASURED else TREE_TIMES
     return times * length if size > 1 else 0
 
 
 def _of_values(order: JoinGroup, size: int) -> int:
-    """An all-reduce, an all-gather and an all-to-all for each type:
+    """Return the bytes of an all-reduce, an all-gather and an all-to-all for each type:
     :func:`doctor.probes.collectives.known_values.known_values`."""
     elements = ELEMENTS.get(order.device, ELEMENTS["cpu"])
     piece = max(1, min(elements // 4, MOST_GATHERED // size))
@@ -48,7 +50,7 @@ def _of_values(order: JoinGroup, size: int) -> int:
 
 
 def _of_pace(order: JoinGroup, size: int, length: int) -> int:
-    """All turns along an axis: :class:`doctor.probes.collectives.collective_timing.AxisTimer`."""
+    """Return the bytes of all turns along an axis: :class:`doctor.probes.collectives.collective_timing.AxisTimer`."""
     turns = TURNS if size < order.count else 1
     calls = collective_timing.IN_A_ROW if order.device == "cuda" else 1
     small = collective_timing.SMALL_REPEATS * calls * sum(collective_timing.SMALL)
@@ -60,7 +62,7 @@ def _of_pace(order: JoinGroup, size: int, length: int) -> int:
 
 
 def _of_pairs(order: JoinGroup) -> int:
-    """Messages to all partners, ever longer, and what is said in between:
+    """Return the bytes of messages to all partners, with the requests for them:
     :class:`doctor.probes.collectives.pair_exchange.PairExchange`."""
     lengths = [*_lengths(pair_exchange.MOST_BYTES.get(order.device, pair_exchange.MOST_BYTES["cpu"]))]
     repeats = pair_exchange.REPEATS

@@ -1,5 +1,7 @@
-"""A process leads its child through the steps of a group, one question each: what a step cost is known even where the
-child has to be killed in the next one."""
+"""Drive the child of one process through the steps of a group, one request each.
+
+The results of a step are kept even if the child has to be killed in the next one.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +25,33 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
 
 PATIENCE = 8.0
-"""Seconds for one collective, which takes one where all is slow, and to meet before a step."""
+"""Seconds for one collective, which takes one on a slow network, and to gather before a step."""
 STEP_PATIENCE = 2.5
-"""So many times that for a step in the child: to meet, to run, and to fail by itself before it is killed."""
+"""Factor of that for a step in the child: to gather, to run, and to fail by itself before it is killed."""
 LEAVE_SECONDS = 2.0
 TURNS = 3
-"""Each axis of several groups is timed so often, with the others in between: what is slow once only is no finding."""
+"""Each axis of several groups is timed so often, with the others in between: one slow turn is no finding."""
 MOST_AXES = 8
 AXIS_SECONDS = 16.0
-"""What one axis takes in all turns on a slow network; a second or two on a usual one."""
+"""For all turns of one axis on a slow network; a second or two on a usual one."""
 
 MEET_SECONDS = 10.0
-"""What messages of pairs take on a slow network."""
+"""For messages of pairs on a slow network."""
 
 
 def set_up_seconds(backend: str) -> float:
-    """NCCL looks at the machine first, and connects a thousand ranks in some ten seconds."""
+    """Return the time limit of the setup: NCCL inspects the machine, and connects 1,000 ranks in some 10 s."""
     return 30.0 if backend == "nccl" else 15.0
 
 
 def seconds_of(backend: str, axes: int) -> float:
-    """For all steps of a group along so many axes, and for messages of pairs: as long as they take on a slow network,
-    and one that breaks."""
+    """Return the time limit of all steps of a group along so many axes: their time on a slow network, and one failure."""
     steps = AXIS_SECONDS * (axes + 1) + (MEET_SECONDS if backend != MEASURED else 0.0)
     return set_up_seconds(backend) + steps + STEP_PATIENCE * PATIENCE + LEAVE_SECONDS
 
 
 class GroupDriver:
-    """What one rank does in the group of ``order``, and what it finds."""
+    """Runs the part of one rank in the group of ``order``."""
 
     def __init__(self, order: JoinGroup, child: TorchChild, deadline: ProbeDeadline) -> None:
         self._order = order
@@ -60,7 +61,7 @@ class GroupDriver:
         self._found = CollectiveFacts(backend=order.backend)
 
     def facts(self) -> CollectiveFacts:
-        """Set up, use, leave. After something broke the child is ended."""
+        """Set up, use and leave the group. After a failure the child is ended."""
         done = self._set_up()
         for step in self._steps():
             if done.error or done.over:
@@ -98,7 +99,7 @@ class GroupDriver:
 
     @property
     def _is_over(self) -> bool:
-        """Whether there is no time for a step and for what it takes to fail in it."""
+        """Whether there is too little time left for a step and its failure."""
         return self._deadline.left() < self._step_seconds + LEAVE_SECONDS
 
     def _step(self, step: VerifyCollectives | TimeCollectives) -> GroupStepResult:
@@ -113,7 +114,7 @@ class GroupDriver:
         return done
 
     def _met(self) -> GroupStepResult:
-        """Pair by pair, at last: whatever becomes of it, the rest is known."""
+        """Exchange messages pair by pair, last: its failure does not affect the other results."""
         try:
             done = self._ask(ExchangeMessages(self._is_over), self._step_seconds)
         except (ChildLost, WorkRefused) as error:
@@ -123,13 +124,14 @@ class GroupDriver:
         return done
 
     def _lost(self, axis: str, error: str) -> CollectiveTiming:
-        """A step of which nothing came back."""
+        """Return the timing of a step without a result."""
         members = next((share.members for share in self._order.shares if share.axis == axis), self._order.numbers)
         awaited = self._awaited(error, members)
         return CollectiveTiming("collective", self._order.backend, 0, None, axis, members, 1, error, awaited)
 
     def _awaited(self, error: str, members: tuple[int, ...]) -> tuple[int, ...]:
-        """The others, where the child's last words are that it lost them: NCCL's watchdog ends the process then."""
+        """Return the other members if the last output of the child says that it lost them: the watchdog of NCCL ends
+        the process then."""
         own = self._order.numbers[self._order.place]
         return tuple(rank for rank in members if rank != own) if LOST.search(error) else ()
 

@@ -1,4 +1,4 @@
-"""What a keeper tells the processes of a group, and these tell their children that have torch."""
+"""Messages from the coordinator to the processes of a group, and from these to their children with torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WORLD = "world"
 AxisName = Annotated[str, Meta(pattern=r"\A\w{1,64}\Z")]
 Backend = Annotated[str, Meta(pattern=r"\A[a-z0-9_:,]{1,64}\Z")]
 Patience = Annotated[float, Meta(ge=0.0, le=120.0)]
-"""Seconds of one step of a group."""
+"""Time limit in seconds of one step of a group."""
 MOST_AXES_SENT = 64
 
 
 class LoadTorch(msgspec.Struct, frozen=True, tag="Load"):
-    """Load torch. ``world``: how many ranks the job has."""
+    """Load torch. ``world``: number of ranks of the job."""
 
     world: Number
 
 
 class TorchCapabilities(msgspec.Struct, frozen=True):
-    """What came of it: CUDA devices that torch sees, whether it has NCCL, back ends that it knows for the CPU, and the
-    mesh that the launcher tells of."""
+    """The torch of a process: number of visible CUDA devices, support of NCCL, CPU backends, and the mesh in the
+    variables of the launcher."""
 
     devices: Number = 0
     nccl: bool = False
@@ -39,20 +39,20 @@ class TorchCapabilities(msgspec.Struct, frozen=True):
 
 
 class OpenStore(msgspec.Struct, frozen=True, tag="Open"):
-    """Make the store at which a group meets, at any port of this host. ``seconds``: what its requests may take."""
+    """Create the store of a group, at any port of this host. ``seconds``: timeout of its requests."""
 
     seconds: Patience
 
 
 class GroupsNotRun(msgspec.Struct, frozen=True, tag="Tell"):
-    """Nothing is to be run. ``error``: an illness of the job; ``reason``: why it can't be seen."""
+    """Nothing is run. ``error``: a fault of the job; ``reason``: why it cannot be tested."""
 
     error: Text = ""
     reason: Text = ""
 
 
 class AxisMembership(msgspec.Struct, frozen=True):
-    """One axis as a rank sees it: the ``members`` of its group, and the ``bytes`` of the job's messages along it."""
+    """One axis of a rank: the ``members`` of its group, and the ``bytes`` of the messages of the job along it."""
 
     axis: AxisName
     members: Ranks
@@ -62,10 +62,10 @@ class AxisMembership(msgspec.Struct, frozen=True):
 class JoinGroup(msgspec.Struct, frozen=True, tag="Join"):
     """Set up a process group of ``count`` ranks, of which this is the one at ``place``.
 
-    ``ranks``: their numbers in the job, empty where these are their places. ``addresses``: of the host of the store,
-    those to try first before others. ``device``: cuda or cpu; ``local_rank`` tells which one. ``shares``: all axes that
-    this rank lies on, in the order of the job. ``partners``: the places of the ranks with which it exchanges messages,
-    round by round, and NOBODY where it rests. ``seconds``: for the set-up, and ``patience`` for each collective.
+    ``ranks``: their numbers in the job, empty if these are their places. ``addresses``: of the host of the store, in
+    the order of attempts. ``device``: cuda or cpu; ``local_rank`` selects it. ``shares``: all axes of this rank, in the
+    order of the job. ``partners``: places of the ranks with which it exchanges messages, one per round, ``NO_PARTNER``
+    for none. ``seconds``: for the setup, ``patience``: for each collective.
     """
 
     addresses: Annotated[tuple[Name, ...], Meta(max_length=16)]
@@ -88,20 +88,19 @@ class JoinGroup(msgspec.Struct, frozen=True, tag="Join"):
 
 
 def ends_of(join: JoinGroup) -> list[tuple[str | None, int]]:
-    """Addresses and port of the store; a name, as MASTER_ADDR may be one, is looked up."""
+    """Return addresses and port of the store; a name, as MASTER_ADDR may be one, is looked up."""
     return [(address if is_address(address) else None, join.port) for address in join.addresses]
 
 
 class VerifyCollectives(msgspec.Struct, frozen=True, tag="Values"):
-    """Run collectives of known values along an axis. ``over``: there is no time left; the first rank's word counts."""
+    """Run collectives of known values along an axis. ``over``: no time is left; that of the first rank counts."""
 
     axis: str
     over: bool = False
 
 
 class TimeCollectives(msgspec.Struct, frozen=True, tag="Pace"):
-    """Time collectives along an axis; ``turn``: for the how manyth time, from 0. ``over`` as in
-    :class:`VerifyCollectives`."""
+    """Time collectives along an axis, in the ``turn`` counted from 0. ``over`` as in :class:`VerifyCollectives`."""
 
     axis: str
     turn: int
@@ -109,26 +108,31 @@ class TimeCollectives(msgspec.Struct, frozen=True, tag="Pace"):
 
 
 class ExchangeMessages(msgspec.Struct, frozen=True, tag="Meet"):
-    """Exchange messages with all partners, one after the other. ``over`` as in :class:`VerifyCollectives`."""
+    """Exchange messages with all partners, one by one. ``over`` as in :class:`VerifyCollectives`."""
 
     over: bool = False
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag="Leave"):
-    """Take the group down, unless it is ``broken``: then nobody knows in what state it is. Who has the store stays
-    until the others have left, or ``seconds`` are over."""
+    """Destroy the group, unless it is ``broken``: its state is unknown then.
+
+    The host of the store waits until the others have left, at most ``seconds``.
+    """
 
     seconds: float
     broken: bool = False
 
 
 GroupStep = OpenStore | JoinGroup | VerifyCollectives | TimeCollectives | ExchangeMessages | LeaveGroup
-"""What a child is asked to do."""
+"""Requests to a child."""
 
 
 class GroupStepResult(msgspec.Struct, frozen=True):
-    """What came of a step. ``error``: how it broke; ``awaited``: ranks that this one waited for or lost; ``over``:
-    nobody did it, for want of time; ``reason``: why a part was left out, of which nothing broke."""
+    """Result of a step.
+
+    ``error``: how it failed; ``awaited``: ranks that this one waited for or lost; ``over``: skipped because of the time
+    limit; ``reason``: why a part was skipped without a failure.
+    """
 
     results: tuple[CollectiveResult, ...] = ()
     timings: tuple[CollectiveTiming, ...] = ()
@@ -143,6 +147,6 @@ class GroupStepResult(msgspec.Struct, frozen=True):
 
 
 def port_of(note: bytes) -> int | None:
-    """The port of a store that a process has made, by its note."""
+    """Return the port of the store that a process has created, from its note."""
     port = int(note) if note.isdigit() and len(note) < 6 else 0
     return port if 0 < port < 1 << 16 else None

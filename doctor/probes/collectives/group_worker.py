@@ -1,5 +1,7 @@
-"""A process group on a store of its own, set up and used inside the child that has torch. MASTER_ADDR is not read: the
-job's own groups and its port are left alone."""
+"""Set up and use a process group on a store of its own, inside the child that has torch.
+
+MASTER_ADDR is not read: the groups of the job and its port are not affected.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,19 @@ if TYPE_CHECKING:
 
 
 class _State:
-    """Of this child: the store that it hosts, and the group that it is in."""
+    """State of this child: the store that it hosts, and the group that it is in."""
 
     hosted: Store | None = None
     session: ProcessGroupSession | None = None
 
 
 def work(argument: bytes) -> GroupStepResult:
-    """Do the step in ``argument`` (:data:`doctor.probes.collectives.group_steps.GroupStep`). What breaks a collective
-    is told in ``GroupStepResult.error``.
+    """Run the step in ``argument`` (:data:`doctor.probes.collectives.group_steps.GroupStep`).
+
+    A collective that fails is reported in ``GroupStepResult.error``.
 
     Raises:
-        Refused: there is no group to do it in, or no store can be made.
+        WorkRefused: there is no group to run it in, or no store can be created.
     """
     step = msgspec.json.decode(argument, type=prepared(GroupStep))
     if isinstance(step, OpenStore):
@@ -52,8 +55,8 @@ def work(argument: bytes) -> GroupStepResult:
         _State.session = _State.hosted = None
         return GroupStepResult()
     if isinstance(step, ExchangeMessages):
-        return _State.session.meet(step)
-    return _State.session.values(step) if isinstance(step, VerifyCollectives) else _State.session.pace(step)
+        return _State.session.exchange(step)
+    return _State.session.verify(step) if isinstance(step, VerifyCollectives) else _State.session.time(step)
 
 
 def _open(step: OpenStore) -> GroupStepResult:

@@ -1,8 +1,7 @@
-"""Collectives of known values: what each rank puts in, what must come out, and what did.
+"""Collectives of known values: input of each rank, expected and actual output.
 
-All values are integers that float32 and bfloat16 hold exactly, and so is every partial sum in whichever order they are
-added: the comparison is exact. A value depends on its rank and on its place, so that a part which is lost, doubled or
-swapped with another one shows.
+All values are integers that float32 and bfloat16 hold exactly, and so is every partial sum in any order: the comparison
+is exact. A value depends on its rank and on its index, so that a part which is lost, duplicated or swapped shows.
 """
 
 from __future__ import annotations
@@ -18,23 +17,25 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 ELEMENTS = {"cuda": 1 << 16, "cpu": 1 << 14}
-"""Of a sum, by the kind of device: 256 KiB of float32, which NCCL cuts into several chunks. Gloo, which cuts it in two
-for each rank, runs over networks on which four times as much takes seconds where packets are lost."""
+"""Of a sum, by the kind of device: 256 KiB of float32, which NCCL splits into several chunks. Gloo, which splits it in
+two for each rank, runs over networks where four times as much takes seconds with packet loss."""
 MOST_GATHERED = 1 << 22
-"""Elements that one rank gathers at most: 16 MiB of float32."""
+"""Maximum of elements that one rank gathers: 16 MiB of float32."""
 SPANS = {"float32": 8, "bfloat16": 2}
 """Addends are below this: a wrong one is a large part of the sum."""
 ADDENDS = {"float32": 1 << 20, "bfloat16": 256}
 """Ranks that add something: bfloat16 holds integers up to 256 exactly, float32 up to 2^24."""
 LACKING = ("support", "No backend type")
-"""What torch says where a back end does not have an operation: one in C++, and one in Python."""
+"""Errors of torch if a backend does not have an operation: one in C++, and one in Python."""
 LETTERS = 128
 """Values that are only moved are below this."""
 
 
 class GroupMembers(NamedTuple):
-    """A process group as one of its members sees it: its ``place`` among ``ranks``; ``handle`` is torch's, ``None`` for
-    the group of all."""
+    """A process group of which this process is the member at ``place`` of ``ranks``.
+
+    ``handle`` is that of torch, ``None`` for the default group.
+    """
 
     axis: str
     ranks: tuple[int, ...]
@@ -44,7 +45,7 @@ class GroupMembers(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of ranks."""
         return len(self.ranks)
 
 
@@ -87,7 +88,7 @@ def _gathered(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
 
 
 def _exchanged(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
-    """All-to-all, by pairs of sending and receiving where the back end has none."""
+    """Run an all-to-all, by pairs of sending and receiving if the backend has none."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -112,7 +113,7 @@ def _all_to_all(members: GroupMembers, received: torch.Tensor, sent: torch.Tenso
 
 
 def _by_pairs(members: GroupMembers, received: torch.Tensor, sent: torch.Tensor) -> None:
-    """At each distance along the ring one is sent and one received."""
+    """Send one and receive one at each distance along the ring."""
     import torch.distributed as dist
 
     group = members.handle or dist.distributed_c10d._get_default_group()
@@ -137,7 +138,7 @@ def _piece(members: GroupMembers, device: torch.device) -> int:
 def _compared(
     operation: str, dtype: str, members: GroupMembers, expected: torch.Tensor, received: torch.Tensor
 ) -> CollectiveResult:
-    """The first element that is wrong, else the first one."""
+    """Return the first wrong element, else the first one."""
     wrong = (expected != received).nonzero()
     place = int(wrong[0]) if len(wrong) else 0
     value = float(received[place])

@@ -1,4 +1,4 @@
-"""The mesh of a job: axes of process groups, outermost first, as torch's DeviceMesh numbers ranks."""
+"""Mesh of a job: axes of process groups, outermost first, as DeviceMesh of torch numbers ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from doctor.core.message_bounds import MOST_RANKS
 _AXIS = re.compile(r"([a-zA-Z]\w*)\s*=\s*(\d{1,9})(?:\s*:\s*(\d{1,12})\s*(B|KiB|MiB|GiB|kB|KB|MB|GB)?)?", re.ASCII)
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 LARGEST_MESSAGE = 1 << 30
-"""Bytes: the largest message that is probed."""
+"""Bytes of the largest message that is probed."""
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """One axis: its ``name`` (dp, tp, …), how many ranks lie along it, and the bytes of the messages that the job sends
-    along it, where these are known."""
+    """One axis: its ``name`` (dp, tp, …), number of ranks, and the bytes of the messages along it if known."""
 
     name: Annotated[str, Meta(pattern=r"\A\w{1,64}\Z")]
     size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
@@ -27,10 +26,10 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 def parse_mesh(text: str) -> tuple[Axis, ...]:
-    """The axes of ``dp=4,tp=2`` or ``dp=4:25MiB,tp=2:8MiB``.
+    """Parse ``dp=4,tp=2`` or ``dp=4:25MiB,tp=2:8MiB``.
 
     Raises:
-        ValueError: it is none; says why in one sentence.
+        ValueError: it is not a mesh; the message says why in one sentence.
     """
     axes = tuple(_axis(part.strip()) for part in text.split(","))
     names = [axis.name for axis in axes]
@@ -51,12 +50,12 @@ def _axis(text: str) -> Axis:
 
 
 def ranks_of(axes: tuple[Axis, ...]) -> int:
-    """How many ranks the mesh has."""
+    """Return the number of ranks of the mesh."""
     return prod(axis.size for axis in axes)
 
 
 def groups_along(axes: tuple[Axis, ...], place: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of ranks along the axis at ``place``, each in order; the last axis varies fastest."""
+    """Return the groups of ranks along the axis at ``place``, each in order; the last axis varies fastest."""
     stride = prod(axis.size for axis in axes[place + 1 :])
     size, world = axes[place].size, ranks_of(axes)
     starts = (rank for rank in range(world) if rank // stride % size == 0)

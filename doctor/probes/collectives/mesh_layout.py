@@ -1,4 +1,4 @@
-"""The axes along which a job's groups lie: as asked for, as its launcher says, else by its hosts."""
+"""Axes of the groups of a job: as requested, else from its launcher, else from its hosts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from doctor.probes.collectives.mesh import Axis, groups_along, ranks_of
 BUCKET = 25 << 20
 """Bytes: DistributedDataParallel reduces gradients in buckets of 25 MiB (its bucket_cap_mb)."""
 ACTIVATION = 8 << 20
-"""Bytes: 2,048 tokens of a hidden size of 2,048 in bfloat16, which tensor parallelism sums in each layer."""
+"""Bytes: 2,048 tokens of a hidden size of 2,048 in bfloat16, which tensor parallelism reduces in each layer."""
 FLAG = 4096
 """Bytes: on a mesh all ranks together share a loss, a norm or a flag."""
 DATA_PARALLEL = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "hosts", "local", WORLD)
-"""Beginnings of the names of axes along which gradients and parameters travel."""
+"""Prefixes of the names of axes along which gradients and parameters travel."""
 
 _ACCELERATE = "PARALLELISM_CONFIG_"
 _ACCELERATE_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
@@ -32,18 +32,18 @@ class AxisGroups(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How many groups of how many ranks, and the size of their messages."""
+        """Number and size of the groups, and the size of their messages."""
         largest = max(map(len, self.groups), default=0)
         size = f"{self.bytes / (1 << 20):.3g} MiB" if self.bytes >= 1 << 20 else f"{self.bytes / (1 << 10):.3g} KiB"
         return f"({len(self.groups)} of {largest}, messages up to {size})"
 
 
 def launcher_mesh(environ: Mapping[str, str], world: int) -> tuple[Axis, ...]:
-    """The mesh that variables of a launcher tell of, for ``world`` ranks; empty where none does.
+    """Return the mesh in the variables of a launcher, for ``world`` ranks; empty without any.
 
     ``accelerate launch`` sets ACCELERATE_USE_PARALLELISM_CONFIG with PARALLELISM_CONFIG_*_SIZE, or
     ACCELERATE_USE_MEGATRON_LM with MEGATRON_LM_TP_DEGREE and _PP_DEGREE (accelerate/utils/launch.py). Other frameworks
-    (Megatron-LM, torchtitan, NeMo) are told by arguments of the script, which are not read.
+    (Megatron-LM, torchtitan, NeMo) use arguments of the script, which are not read.
     """
     if environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         return _by_accelerate(environ)
@@ -60,8 +60,11 @@ def _by_accelerate(environ: Mapping[str, str]) -> tuple[Axis, ...]:
 
 
 def _by_megatron(environ: Mapping[str, str], world: int) -> tuple[Axis, ...]:
-    """Pipeline stages outermost, tensor parallelism innermost: the order tp-cp-ep-dp-pp of
-    megatron/core/parallel_state.py ``initialize_model_parallel``, whose first name varies fastest."""
+    """Return the axes with pipeline stages outermost and tensor parallelism innermost.
+
+    That is the order tp-cp-ep-dp-pp of megatron/core/parallel_state.py ``initialize_model_parallel``, whose first name
+    varies fastest.
+    """
     tensor, pipeline = _size(environ, "MEGATRON_LM_TP_DEGREE"), _size(environ, "MEGATRON_LM_PP_DEGREE")
     axes = (Axis("pp", pipeline), Axis("dp", max(1, world // (tensor * pipeline))), Axis("tp", tensor))
     return tuple(axis for axis in axes if axis.size > 1)
@@ -73,23 +76,26 @@ def _size(environ: Mapping[str, str], name: str) -> int:
 
 
 def mesh_text(axes: Iterable[Axis]) -> str:
-    """As it is written: ``dp=4,tp=2``."""
+    """Format the mesh as ``dp=4,tp=2``."""
     return ",".join(f"{axis.name}={axis.size}" for axis in axes)
 
 
 def misfit(axes: tuple[Axis, ...], world: int) -> str:
-    """Why a mesh can't be that of a job of ``world`` ranks; empty where it can."""
+    """Return why a mesh cannot be that of a job of ``world`` ranks; empty if it can."""
     if not axes or ranks_of(axes) == world:
         return ""
     return f"the mesh {mesh_text(axes)} has {ranks_of(axes)} ranks, the job {world}"
 
 
-def axis_groups(axes: tuple[Axis, ...], posts: Sequence[ProbeParticipant]) -> tuple[AxisGroups, ...]:
-    """The axes that are probed: those of the mesh, else hosts and local; that of all ranks comes first, unless another
-    one has them all. Of each group those who take part, were it one alone: all do every step of an axis."""
-    there = {post.number for post in posts}
+def axis_groups(axes: tuple[Axis, ...], processes: Sequence[ProbeParticipant]) -> tuple[AxisGroups, ...]:
+    """Return the axes to probe: those of the mesh, else hosts and local.
+
+    The axis of all ranks comes first, unless another one contains them all. Groups are reduced to the ranks that take
+    part, even to one: all ranks run every step of an axis.
+    """
+    there = {process.number for process in processes}
     kept = []
-    for course in _by_mesh(axes) if axes else _by_hosts(posts):
+    for course in _by_mesh(axes) if axes else _by_hosts(processes):
         cut = (tuple(rank for rank in group if rank in there) for group in course.groups)
         groups = tuple(group for group in cut if group)
         if any(len(group) > 1 for group in groups):
@@ -111,11 +117,11 @@ def _by_mesh(axes: tuple[Axis, ...]) -> list[AxisGroups]:
     ]
 
 
-def _by_hosts(posts: Sequence[ProbeParticipant]) -> list[AxisGroups]:
-    """Ranks of one host, and those in the same place of each host, where all hosts have equally many."""
+def _by_hosts(processes: Sequence[ProbeParticipant]) -> list[AxisGroups]:
+    """Return the ranks of each host, and those in the same place of each host, if all hosts have equally many."""
     by_host: dict[int, list[int]] = {}
-    for post in sorted(posts, key=lambda post: post.number):
-        by_host.setdefault(post.host, []).append(post.number)
+    for process in sorted(processes, key=lambda process: process.number):
+        by_host.setdefault(process.host, []).append(process.number)
     local = tuple(tuple(ranks) for ranks in by_host.values())
     if len({len(ranks) for ranks in local}) != 1 or len(local) == 1 or len(local[0]) == 1:
         return []

@@ -1,9 +1,9 @@
-"""Messages between two ranks at a time, over the back end of the job: the very cards, links and switches that it will
-use, which a probe over TCP does not touch.
+"""Messages between two ranks at a time, over the backend of the job.
 
-Before each round all ranks say whether they can go on: rounds begin together, and nobody waits for who can't. Of a pair
-the receiver asks for longer and longer messages until one takes so long that its latency does not matter, or is as long
-as there is room for; it asks for that three times, and the best one counts. Then the other way round.
+They use the same cards, links and switches as the job, which a probe over TCP does not. Before each round all ranks
+agree to go on, so that rounds begin together and no rank waits for one that cannot. The receiver of a pair requests
+longer and longer messages until the latency of one is negligible, or memory is exhausted; it requests that length three
+times and keeps the best time. Then the pair swaps roles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 MEASURED = "gloo"
-"""The back end that needs none of this: it sends over TCP, with which the bandwidth between hosts is measured."""
+"""The backend that needs none of this: it uses TCP, over which the bandwidth between hosts is measured."""
 LEAST_BYTES = 8
 """For the round trip."""
 FIRST_BYTES = 1 << 16
@@ -30,18 +30,18 @@ GROWTH = 8
 MOST_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
 """By the kind of device: 5 ms at 400 Gb/s."""
 MEMORY_SHARE = 8
-"""Of the free memory of a GPU one part of so many is taken at most."""
+"""At most this fraction, one in so many, of the free memory of a GPU is used."""
 ENOUGH_SECONDS = 0.02
 REPEATS = 3
 SECONDS = 4.0
-"""For all rounds; a few tenths on a usual network. After that no round begins. Far below the time-out of the group,
-for who rests waits for who is slow."""
+"""For all rounds, which take a few tenths on a usual network; no round begins later. Far below the timeout of the
+group, because a rank without partner waits for the slow ones."""
 
 NO_TIME = "no time was left for messages of pairs"
 
 
 class PairExchange:
-    """The exchanges of one rank, which has ``place`` among ``numbers``."""
+    """Exchanges of the rank at ``place`` among ``numbers``."""
 
     def __init__(self, place: int, numbers: Sequence[int], device: torch.device) -> None:
         self._place = place
@@ -50,19 +50,21 @@ class PairExchange:
         self.found: list[Exchange] = []
 
     def run(self, partners: Sequence[int]) -> str:
-        """Meet each of ``partners`` (places in the group) in its round; why that ended early, empty where it did
-        not. All ranks have as many rounds."""
+        """Exchange with each of ``partners`` (places in the group) in its round.
+
+        Returns why that ended early, empty if it did not. All ranks have the same number of rounds.
+        """
         end = time.monotonic() + SECONDS
         failure = self._prepare()
         for turn, partner in enumerate(partners):
-            if not self._all_go_on(not failure and time.monotonic() < end):
+            if not self._all_ready(not failure and time.monotonic() < end):
                 return failure or NO_TIME
             if partner != NO_PARTNER:
-                self._meet(turn, partner)
+                self._exchange(turn, partner)
         return ""
 
     def _prepare(self) -> str:
-        """Room for messages; what is in the way of it."""
+        """Allocate the messages; return the error, if any."""
         import torch
 
         try:
@@ -79,79 +81,81 @@ class PairExchange:
             return most
         return max(FIRST_BYTES, min(most, torch.cuda.mem_get_info(self._device)[0] // MEMORY_SHARE))
 
-    def _all_go_on(self, ready: bool) -> bool:
+    def _all_ready(self, ready: bool) -> bool:
         import torch.distributed as dist
 
-        word = self._word(not ready)
+        word = self._number(not ready)
         dist.all_reduce(word, op=dist.ReduceOp.MAX)
         return not word.item()
 
-    def _meet(self, turn: int, partner: int) -> None:
-        """Both ways; the lower one receives first. The shorter room of both counts."""
-        most = min(self._piece.numel(), self._told(partner, self._piece.numel()))
+    def _exchange(self, turn: int, partner: int) -> None:
+        """Measure both ways; the lower place receives first. The smaller buffer limits the messages."""
+        most = min(self._piece.numel(), self._swap_numbers(partner, self._piece.numel()))
         for receives in (self._place < partner, self._place > partner):
             if receives:
-                self.found.append(self._received(turn, partner, most))
+                self.found.append(self._measure(turn, partner, most))
             else:
-                self._sent(partner)
+                self._serve(partner)
 
-    def _told(self, partner: int, number: int) -> int:
-        """What the partner tells while it is told ``number``."""
+    def _swap_numbers(self, partner: int, number: int) -> int:
+        """Send ``number`` to the partner and return the one that it sends."""
         import torch.distributed as dist
 
-        own, other = self._word(number), self._word(0)
+        own, other = self._number(number), self._number(0)
         self._run(dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, other, partner))
         return int(other.item())
 
-    def _sent(self, partner: int) -> None:
-        """As many messages as it asks for, as long as it asks; then for which share there was no processor."""
+    def _serve(self, partner: int) -> None:
+        """Send the messages that the partner requests, then the share of time without a processor."""
         import torch.distributed as dist
 
         waiting = RunQueueDelay()
-        while length := self._heard(partner):
+        while length := self._receive_number(partner):
             self._run(dist.P2POp(dist.isend, self._piece[:length], partner))
-        self._say(partner, int(waiting.share() * 1e6))
+        self._send_number(partner, int(waiting.share() * 1e6))
 
-    def _received(self, turn: int, partner: int, most: int) -> Exchange:
-        round_trip = min(self._took(partner, LEAST_BYTES) for _ in range(REPEATS))
+    def _measure(self, turn: int, partner: int, most: int) -> Exchange:
+        round_trip = min(self._request(partner, LEAST_BYTES) for _ in range(REPEATS))
         waiting = RunQueueDelay()
         length = FIRST_BYTES
-        while (took := self._took(partner, length)) < ENOUGH_SECONDS and length < most:
+        while (took := self._request(partner, length)) < ENOUGH_SECONDS and length < most:
             length = min(length * GROWTH, most)
-        best = took if took >= ENOUGH_SECONDS else min(took, *(self._took(partner, length) for _ in range(REPEATS - 1)))
+        best = (
+            took if took >= ENOUGH_SECONDS else min(took, *(self._request(partner, length) for _ in range(REPEATS - 1)))
+        )
         own = waiting.share()
-        self._say(partner, 0)
-        waited = max(own, self._heard(partner) / 1e6)
+        self._send_number(partner, 0)
+        waited = max(own, self._receive_number(partner) / 1e6)
         return Exchange(self._numbers[partner], length, best, turn, round(waited, 3), round_trip)
 
-    def _took(self, partner: int, length: int) -> float:
-        """Seconds from the question for a message until it is there."""
+    def _request(self, partner: int, length: int) -> float:
+        """Request a message, and return the seconds until it has arrived."""
         import torch.distributed as dist
 
-        self._say(partner, length)
+        self._send_number(partner, length)
         began = time.perf_counter()
         self._run(dist.P2POp(dist.irecv, self._piece[:length], partner))
         return time.perf_counter() - began
 
-    def _say(self, partner: int, number: int) -> None:
+    def _send_number(self, partner: int, number: int) -> None:
         import torch.distributed as dist
 
-        self._run(dist.P2POp(dist.isend, self._word(number), partner))
+        self._run(dist.P2POp(dist.isend, self._number(number), partner))
 
-    def _heard(self, partner: int) -> int:
+    def _receive_number(self, partner: int) -> int:
         import torch.distributed as dist
 
-        word = self._word(0)
+        word = self._number(0)
         self._run(dist.P2POp(dist.irecv, word, partner))
         return int(word.item())
 
-    def _word(self, value: int) -> torch.Tensor:
+    def _number(self, value: int) -> torch.Tensor:
         import torch
 
         return torch.tensor([value], dtype=torch.int64, device=self._device)
 
     def _run(self, *operations: dist.P2POp) -> None:
-        """Batched, for NCCL would make a communicator for each pair otherwise; wait until it is done on the device."""
+        """Run the operations as a batch, since NCCL would create a communicator per pair otherwise, and synchronize."""
         import torch
         import torch.distributed as dist
 

@@ -1,7 +1,6 @@
-"""One process group as one of its ranks sees it: set up, used along each axis of the mesh, taken down.
+"""One process group as seen by one of its ranks: set up, used along each axis of the mesh, destroyed.
 
-Before each step all ranks meet at the store, so that who does not come is known by name: a collective that hangs says
-nothing of whom it waits for.
+Before each step all ranks gather at the store, which identifies a missing one: a collective that hangs does not.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 DIAL_SECONDS = 2.0
-"""For one address of the store's host."""
+"""For one address of the host of the store."""
 BREAKS = (RuntimeError, ValueError, AssertionError)
-"""What torch raises where a group or a collective breaks; errors of NCCL and of stores are RuntimeErrors."""
+"""Errors of torch if a group or a collective fails; those of NCCL and of stores are RuntimeErrors."""
 
 
 class ProcessGroupSession:
@@ -50,16 +49,16 @@ class ProcessGroupSession:
         self._numbers = order.numbers
         self._shares = {WORLD: AxisMembership(WORLD, self._numbers, 0), **{share.axis: share for share in order.shares}}
         self._groups: dict[str, GroupMembers] = {}
-        self._tracks: dict[str, AxisTimer] = {}
+        self._timers: dict[str, AxisTimer] = {}
 
     def set_up(self) -> GroupStepResult:
-        """Meet the others, and make the group of all."""
+        """Wait for the other ranks, and create the default group."""
         began = time.monotonic()
         self._device = _device(self._order)
         self._store = _store_at(self._order)
         device = str(self._device)
         if awaited := self._meet("set-up", self._order.seconds):
-            return GroupStepResult(error=_did_not_come(awaited), awaited=awaited, device=device)
+            return GroupStepResult(error=_absence(awaited), awaited=awaited, device=device)
         try:
             self._make()
         except BREAKS as error:
@@ -83,8 +82,8 @@ class ProcessGroupSession:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def values(self, step: VerifyCollectives) -> GroupStepResult:
-        """Known values along an axis."""
+    def verify(self, step: VerifyCollectives) -> GroupStepResult:
+        """Run collectives of known values along an axis."""
         results: list[CollectiveResult] = []
 
         def run(members: GroupMembers) -> Iterator[str]:
@@ -95,25 +94,28 @@ class ProcessGroupSession:
         done = self._run(f"values/{step.axis}", step, run)
         return msgspec.structs.replace(done, results=tuple(results))
 
-    def pace(self, step: TimeCollectives) -> GroupStepResult:
-        """Timings along an axis."""
+    def time(self, step: TimeCollectives) -> GroupStepResult:
+        """Time collectives along an axis."""
         timings: list[CollectiveTiming] = []
 
         def run(members: GroupMembers) -> Iterator[str]:
             yield "all_reduce"
-            track = self._tracks.setdefault(step.axis, AxisTimer(members, self._device, self._shares[step.axis].bytes))
-            timings.extend(track.timings())
+            timer = self._timers.setdefault(step.axis, AxisTimer(members, self._device, self._shares[step.axis].bytes))
+            timings.extend(timer.timings())
 
         done = self._run(f"pace/{step.axis}/{step.turn}", step, run)
         return msgspec.structs.replace(done, timings=(*timings, *done.timings))
 
-    def meet(self, step: ExchangeMessages) -> GroupStepResult:
-        """Messages from one rank to another. One that breaks is no collective that broke: a job may never send any."""
+    def exchange(self, step: ExchangeMessages) -> GroupStepResult:
+        """Exchange messages between pairs of ranks.
+
+        A failure is not that of a collective: a job may never send such messages.
+        """
         order = self._order
         pairs = PairExchange(order.place, self._numbers, self._device)
         try:
             if awaited := self._meet("meet", order.patience, "over" if step.over else ""):
-                return GroupStepResult(error=_did_not_come(awaited), awaited=awaited)
+                return GroupStepResult(error=_absence(awaited), awaited=awaited)
             if self._store.get("meet/0"):
                 return GroupStepResult(over=True)
             reason = pairs.run(order.partners)
@@ -124,11 +126,14 @@ class ProcessGroupSession:
     def _run(
         self, name: str, step: VerifyCollectives | TimeCollectives, run: Callable[[GroupMembers], Iterator[str]]
     ) -> GroupStepResult:
-        """How a step went, with the one collective that broke, if one did. ``run`` names each before it runs."""
+        """Return the result of a step, with the collective that failed, if any.
+
+        ``run`` yields the name of each before it runs.
+        """
         share, operation = self._shares[step.axis], "new_group"
         try:
             if awaited := self._meet(name, self._order.patience, "over" if step.over else ""):
-                return self._broken(operation, share, _did_not_come(awaited), awaited)
+                return self._broken(operation, share, _absence(awaited), awaited)
             if self._store.get(f"{name}/0"):
                 return GroupStepResult(over=True)
             for operation in run(self._group(share)):  # noqa: B007 - what was begun last is told
@@ -155,8 +160,10 @@ class ProcessGroupSession:
         return self._groups[share.axis]
 
     def _meet(self, step: str, seconds: float, word: str = "") -> tuple[int, ...]:
-        """Say that this rank is about to do a step, with a ``word``, and wait until all are; the ranks that do not
-        come. The store goes with the process of the first rank."""
+        """Announce a step with a ``word``, wait until all ranks have, and return the missing ones.
+
+        The store ends with the process of the first rank.
+        """
         keys = [f"{step}/{place}" for place in range(self._order.count)]
         try:
             self._store.set(keys[self._order.place], word)
@@ -173,12 +180,12 @@ class ProcessGroupSession:
         return ()
 
     def _lost(self, error: Exception, members: Sequence[int]) -> tuple[int, ...]:
-        """The others of a group, where one of them must be to blame."""
+        """Return the others of a group if one of them must be at fault."""
         own = self._numbers[self._order.place]
         return tuple(rank for rank in members if rank != own) if LOST.search(str(error)) else ()
 
     def leave(self, step: LeaveGroup, *, is_host: bool) -> None:
-        """Take the group down; who has the store goes last."""
+        """Destroy the group; the host of the store leaves last."""
         import torch.distributed as dist
 
         if not step.broken:
@@ -189,15 +196,15 @@ class ProcessGroupSession:
             self._store.set(f"leave/{self._order.place}", "")
 
 
-def _did_not_come(awaited: tuple[int, ...]) -> str:
+def _absence(awaited: tuple[int, ...]) -> str:
     return f"{ranks_in_words(awaited)} did not come"
 
 
 def _device(order: JoinGroup) -> torch.device:
-    """This rank's, made the current one of the process.
+    """Return the device of this rank and make it the current one of the process.
 
     Raises:
-        Refused: it can't be told, or there is none.
+        WorkRefused: it is unknown, or there is none.
     """
     import torch
 
@@ -212,10 +219,10 @@ def _device(order: JoinGroup) -> torch.device:
 
 
 def _store_at(order: JoinGroup) -> Store:
-    """A client of the store, at the first of its addresses that answers.
+    """Return a client of the store, at the first of its addresses that answers.
 
     Raises:
-        Refused: none does.
+        WorkRefused: none does.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Collectives of known values and their times, on the back end of the job, along the axes of its mesh."""
+"""Stage of the collectives: known values and timings, on the backend of the job, along the axes of its mesh."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LOAD_SECONDS = 60.0
 """To import torch from a shared file system that all ranks read at once."""
 OPEN_SECONDS = 5.0
 MARGIN = 1.0
-"""Seconds by which a child is killed before the step is over, so that there is time to say so."""
+"""Seconds by which a child is killed before the end of the step, so that there is time to report it."""
 
 
 class GroupsStage:
-    """See :class:`doctor.probes.base.Stage`. Three steps: all load torch; one makes a store; all join at it and use
-    the group. ``mesh``: the axes of the job, empty where they are to be found out."""
+    """Stage of the collectives (:class:`doctor.probes.base.Stage`). All load torch; one creates a store; all join and
+    use the group. ``mesh``: the axes of the job, empty if they are to be determined."""
 
     name: ClassVar[str] = "groups"
     makes: ClassVar[tuple[type[Section], ...]] = (CollectiveFacts,)
@@ -52,35 +52,38 @@ class GroupsStage:
         self._assembly: GroupAssembly | None = None
         self._plan: Callable[[Job, Sequence[ProbeParticipant]], StageOrders | None] = self._load
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Load, open, join; or tell everybody why there is nothing to join."""
-        return self._plan(job, posts)
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Load, open, join; or report to all why there is nothing to join."""
+        return self._plan(job, processes)
 
-    def _load(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def _load(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         self._plan = self._open
         order = LoadTorch(job.world_size)
-        who = "one process loads torch" if len(posts) == 1 else f"{len(posts)} processes load torch at once"
+        who = "one process loads torch" if len(processes) == 1 else f"{len(processes)} processes load torch at once"
         words = f"groups: {who}, at most {in_seconds(LOAD_SECONDS)}"
-        return StageOrders.of({post.token: order for post in posts}, LOAD_SECONDS, words)
+        return StageOrders.of({process.token: order for process in processes}, LOAD_SECONDS, words)
 
-    def _open(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def _open(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         self._plan = _nothing
-        found = assemble(job, posts, self._mesh)
+        found = assemble(job, processes, self._mesh)
         if isinstance(found, GroupsNotRun):
             # Without words: a process puts down what it was told, and nothing is sent or started.
-            known = [post for post in posts if post.note or found.error]
-            return StageOrders.of({post.token: found for post in known}, OPEN_SECONDS)
+            known = [process for process in processes if process.note or found.error]
+            return StageOrders.of({process.token: found for process in known}, OPEN_SECONDS)
         if found is None:
             return None
         self._plan, self._assembly = self._join, found
-        words = f"groups: one process, rank {found.first.number}, makes a store for {len(found.posts)} to meet at"
+        words = f"groups: one process, rank {found.first.number}, makes a store for {len(found.processes)} to meet at"
         costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
         return StageOrders.of({found.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
 
-    def _join(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def _join(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         self._plan = _nothing
         assembly = self._assembly
-        note = next((post.note for post in posts if assembly and post.token == assembly.first.token), b"")
+        note = next(
+            (process.note for process in processes if assembly and process.token == assembly.first.token),
+            b"",
+        )
         port = port_of(note)
         if assembly is None or port is None:
             return None
@@ -89,41 +92,41 @@ class GroupsStage:
         most = max(map(most_sent, orders.values()))
         return StageOrders.of(orders, seconds + MARGIN, assembly.words(seconds + MARGIN, most))
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Do what this process was asked to."""
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Run the order of this process."""
         task = msgspec.msgpack.decode(order, type=prepared(LoadTorch | OpenStore | JoinGroup | GroupsNotRun))
         if isinstance(task, LoadTorch):
-            return _loaded(task, bench, deadline)
+            return _loaded(task, context, deadline)
         if isinstance(task, GroupsNotRun):
             told = CollectiveFacts(error=task.error) if task.error else Missing(MissingReason.HIDDEN, task.reason)
             return StageResult({CollectiveFacts.key: told})
         if isinstance(task, OpenStore):
-            return _opened(task, bench, deadline)
+            return _opened(task, context, deadline)
         require_peers(ends_of(task), same_host=True)
-        driver = GroupDriver(task, bench.torch_child(), deadline.within(deadline.left() - MARGIN))
+        driver = GroupDriver(task, context.torch_child(), deadline.within(deadline.left() - MARGIN))
         return StageResult({CollectiveFacts.key: driver.facts()})
 
 
-def _nothing(job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+def _nothing(job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
     return None
 
 
-def _loaded(task: LoadTorch, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-    loaded = loaded_in(bench.torch_child(), deadline.left() - MARGIN)
+def _loaded(task: LoadTorch, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    loaded = loaded_in(context.torch_child(), deadline.left() - MARGIN)
     if isinstance(loaded, Missing):
         return StageResult({CollectiveFacts.key: loaded})
     if not loaded.distributed:
         reason = f"torch {loaded.version} is built without torch.distributed"
         return StageResult({CollectiveFacts.key: Missing(MissingReason.HIDDEN, reason)})
-    mesh = launcher_mesh(bench.surroundings.environ, task.world)
+    mesh = launcher_mesh(context.machine.environ, task.world)
     capabilities = TorchCapabilities(loaded.devices, loaded.nccl, loaded.backends, mesh)
     return StageResult({}, msgspec.msgpack.encode(capabilities))
 
 
-def _opened(task: OpenStore, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-    """The port of the store as the note, or nothing."""
+def _opened(task: OpenStore, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    """Return the port of the store as the note, or none."""
     try:
-        done = bench.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
+        done = context.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
     except (ChildLost, WorkRefused) as error:
         return StageResult(
             {CollectiveFacts.key: CollectiveFacts(error=f"no store for the group could be made: {error}")}

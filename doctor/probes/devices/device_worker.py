@@ -1,7 +1,7 @@
-"""Times matrix products on the device of one rank, and copies to and from it, inside the child that has torch.
+"""Time matrix products on the device of one rank, and copies to and from it, inside the child that has torch.
 
-On a CPU wall time counts, of one thread: a rank that shares its processor with others is slow there, and its processor
-time says why. On a GPU its own clock counts (torch.cuda.Event), so that a busy host does not make it look slow.
+On a CPU wall time of one thread counts: a rank that shares its processor is slow there, and its processor time says
+why. On a GPU the clock of the device counts (torch.cuda.Event), so that a busy host does not make it look slow.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP = 0.3
-"""Seconds of products before any is timed: clocks rise, and libraries choose their kernels."""
+"""Seconds of products before the timing: clocks rise, and libraries choose their kernels."""
 WINDOWS = 9
 WINDOW = 0.1
-"""Seconds of one window: some ten turns of the scheduler where four threads share a processor. Of nine windows four may
-be disturbed without moving the median."""
+"""Seconds of one window: some ten turns of the scheduler if four threads share a processor. Four of nine windows may be
+disturbed without moving the median."""
 MOST_SECONDS = 3.0
-"""Of all windows, each of which lasts until its last product is done, however long that waits for its processor."""
+"""For all windows, each of which lasts until its last product is done."""
 CPU_SIZE = 256
-"""0.5 to 1 ms a product and thread: a window holds many even at a tenth of a processor."""
+"""0.5 to 1 ms per product and thread: a window holds many even at a tenth of a processor."""
 GPU_SIZES = (8192, 4096)
 """The largest that fits: 1.1e12 operations take 1.5 ms on an H100, 17 ms on a T4."""
 GPU_WINDOWS = 5
@@ -45,9 +45,11 @@ MOST_WAIT = 10.0
 
 
 class DeviceTask(msgspec.Struct, frozen=True):
-    """Which device: that of ``local_rank`` among the visible ones, ``None`` where that is not known; with
-    ``processor`` the CPU in any case. ``pause``: seconds before everything; ``wait``: before the copies, so that ranks
-    of a host take turns."""
+    """The device to measure: that of ``local_rank`` among the visible ones, ``None`` if unknown.
+
+    ``processor``: the CPU in any case. ``pause``: seconds before all; ``wait``: before the copies, so that ranks of a
+    host take turns.
+    """
 
     local_rank: Number | None = None
     processor: bool = False
@@ -57,10 +59,10 @@ class DeviceTask(msgspec.Struct, frozen=True):
 
 
 def work(argument: bytes) -> DeviceSpeed:
-    """Measure as the :class:`DeviceTask` in ``argument`` says; about 1 s.
+    """Measure the :class:`DeviceTask` in ``argument``; about 1 s.
 
     Raises:
-        Refused: no device can be told to be this rank's.
+        WorkRefused: the device of this rank is unknown.
     """
     import torch
 
@@ -110,7 +112,7 @@ def _on_processor(task: DeviceTask) -> DeviceSpeed:
 
 
 def _product(device: torch.device, size: int, dtype: torch.dtype) -> Callable[[], object]:
-    """A product of two matrices, of a generator of its own: the global one belongs to the user."""
+    """Return a product of two matrices, from a separate generator: the global one belongs to the user."""
     import torch
 
     source = torch.Generator(device=device).manual_seed(0)
@@ -120,7 +122,7 @@ def _product(device: torch.device, size: int, dtype: torch.dtype) -> Callable[[]
 
 
 def _for_seconds(product: Callable[[], object], seconds: float) -> tuple[int, float]:
-    """How many products in so many seconds of wall time."""
+    """Return the number of products in that wall time."""
     count, began = 0, time.monotonic()
     while (spent := time.monotonic() - began) < seconds:
         product()
@@ -129,7 +131,7 @@ def _for_seconds(product: Callable[[], object], seconds: float) -> tuple[int, fl
 
 
 def _processor_name(path: Path = Path("/proc/cpuinfo")) -> str:
-    """As the kernel calls it; the architecture where it does not (most ARM machines)."""
+    """Return the name from the kernel; the architecture if it gives none (most ARM machines)."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
@@ -172,7 +174,7 @@ def _on_gpu(device: torch.device, task: DeviceTask) -> DeviceSpeed:
 
 
 def _size_that_fits(free: int) -> int:
-    """Three matrices of two bytes a number, and as much again for what the library wants."""
+    """Return the size for three matrices of two-byte numbers, and as much again for the library."""
     size = next((size for size in GPU_SIZES if 12 * size * size <= free), None)
     if size is None:
         raise WorkRefused(f"only {free >> 20} MiB of the device's memory are free")
@@ -180,7 +182,7 @@ def _size_that_fits(free: int) -> int:
 
 
 def _warm_up(product: Callable[[], object]) -> int:
-    """Compute for a while; how many products make a window."""
+    """Compute for a while; return the number of products of a window."""
     import torch
 
     product()
@@ -194,7 +196,7 @@ def _warm_up(product: Callable[[], object]) -> int:
 
 
 def _timed(act: Callable[[], object], count: int) -> float:
-    """Seconds of one of ``count`` calls, by the device's clock."""
+    """Return the seconds of one of ``count`` calls, by the clock of the device."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -207,7 +209,7 @@ def _timed(act: Callable[[], object], count: int) -> float:
 
 
 def _copies(device: torch.device) -> tuple[float, float]:
-    """Bytes a second from pinned memory to the device, and back; the median of a few copies each."""
+    """Return bytes per second from pinned memory to the device, and back; medians of a few copies."""
     import torch
 
     there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)

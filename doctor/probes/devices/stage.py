@@ -1,4 +1,4 @@
-"""How fast the device of every rank computes and copies, as a stage: load torch, measure, confirm what looks slow."""
+"""Stage of the devices: measure how fast each computes and copies, and confirm those that look slow."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ LOAD_SECONDS = 60.0
 MEASURE_SECONDS = 15.0
 """A measurement takes 1.5 s; the first CUDA context and kernels of a busy host may take ten."""
 USUAL_HOSTS = 7
-"""Hosts without suspects that measure again with those that have some: a median of seven is right when three of them
-are disturbed."""
+"""Hosts without suspects that measure again with those that have some: a median of seven is right if three of them are
+disturbed."""
 PAUSE = 2.0
-"""Seconds before the last measurement: what disturbs a processor from outside lasts longer than one."""
+"""Seconds before the last measurement: external load on a processor lasts longer than one measurement."""
 TURN = 0.3
-"""Seconds of one rank's copies."""
+"""Seconds of the copies of one rank."""
 MOST_TURNS = 16
 _LOADED = b"loaded"
 
 
 class DevicesOrder(msgspec.Struct, frozen=True):
-    """Load torch, or measure as ``task`` says."""
+    """Load torch, or measure ``task``."""
 
     act: Literal["load", "measure"]
     task: DeviceTask = DeviceTask()
 
 
 class DevicesStage:
-    """See :class:`doctor.probes.base.Stage`. All ranks measure at the same time, as the job will compute; where one is
-    slow, all ranks of its host measure once more, along with those of a few other hosts, and where it is still slow,
-    again after a pause."""
+    """Stage of the devices (:class:`doctor.probes.base.Stage`).
+
+    All ranks measure at the same time, as the job will compute; if one is slow, all ranks of its host measure again,
+    with those of a few other hosts, and if it is still slow, again after a pause.
+    """
 
     name: ClassVar[str] = "devices"
     makes: ClassVar[tuple[type[Section], ...]] = (DeviceSpeedFacts,)
@@ -55,19 +57,19 @@ class DevicesStage:
         self._step = 0
         self._ready: frozenset[str] = frozenset()
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Load; measure where torch is there; measure again, twice, where something is slow."""
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Load; measure if torch is available; measure again, twice, if something is slow."""
         self._step += 1
         if self._step == 1:
-            who = f"{counted(len(posts), 'rank')} at the same time"
+            who = f"{counted(len(processes), 'rank')} at the same time"
             words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
-            return StageOrders.of({post.token: DevicesOrder("load") for post in posts}, LOAD_SECONDS, words)
+            return StageOrders.of({process.token: DevicesOrder("load") for process in processes}, LOAD_SECONDS, words)
         if self._step == 2:
-            self._ready = frozenset(post.token for post in posts if post.note == _LOADED)
-        ready = [post for post in posts if post.token in self._ready]
+            self._ready = frozenset(process.token for process in processes if process.note == _LOADED)
+        ready = [process for process in processes if process.token in self._ready]
         if self._step == 2:
             words = f"devices: matrix products for a second on {counted(len(ready), 'rank')} at the same time"
-            return _orders([(post, _task(post)) for post in ready], words)
+            return _orders([(process, _task(process)) for process in ready], words)
         if self._step == 3:
             suspects = {slow.rank for slow in slow_devices(samples_of(job, 0))}
             return _to_confirm(suspects, ready)
@@ -75,29 +77,33 @@ class DevicesStage:
             return _to_confirm({slow.rank for slow in compare_devices(job).slow}, ready, PAUSE)
         return None
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Do it in the child that has torch."""
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Run the order in the child that has torch."""
         asked = msgspec.msgpack.decode(order, type=prepared(DevicesOrder))
         if asked.act == "measure":
-            return _measure(asked.task, bench, deadline)
-        loaded = loaded_in(bench.torch_child(), deadline.left())
+            return _measure(asked.task, context, deadline)
+        loaded = loaded_in(context.torch_child(), deadline.left())
         return StageResult({DeviceSpeedFacts.key: loaded}) if isinstance(loaded, Missing) else StageResult({}, _LOADED)
 
 
-def _to_confirm(suspects: Collection[int], posts: Sequence[ProbeParticipant], pause: float = 0.0) -> StageOrders | None:
-    """All ranks of hosts with suspects and of a few other hosts; copies by turns, so that ranks of a host that share a
-    PCIe switch do not slow each other down again."""
-    sick = {post.host for post in posts if post.number in suspects}
+def _to_confirm(
+    suspects: Collection[int], processes: Sequence[ProbeParticipant], pause: float = 0.0
+) -> StageOrders | None:
+    """Measure all ranks of hosts with suspects and of a few other hosts again.
+
+    Copies take turns, so that ranks of a host that share a PCIe switch do not slow each other down.
+    """
+    sick = {process.host for process in processes if process.number in suspects}
     if not sick:
         return None
-    well = list(dict.fromkeys(post.host for post in posts if post.host not in sick))[:USUAL_HOSTS]
-    chosen = [post for post in posts if post.host in sick or post.host in well]
+    well = list(dict.fromkeys(process.host for process in processes if process.host not in sick))[:USUAL_HOSTS]
+    chosen = [process for process in processes if process.host in sick or process.host in well]
     turns: Counter[int] = Counter()
     tasks = []
-    for post in chosen:
-        wait = TURN * min(turns[post.host], MOST_TURNS)
-        turns[post.host] += 1
-        tasks.append((post, msgspec.structs.replace(_task(post), confirms=True, pause=pause, wait=wait)))
+    for process in chosen:
+        wait = TURN * min(turns[process.host], MOST_TURNS)
+        turns[process.host] += 1
+        tasks.append((process, msgspec.structs.replace(_task(process), confirms=True, pause=pause, wait=wait)))
     words = (
         f"devices: {counted(len(suspects), 'rank')} may be slow, {counted(len(chosen), 'rank')} measured again at the "
         "same time"
@@ -105,28 +111,28 @@ def _to_confirm(suspects: Collection[int], posts: Sequence[ProbeParticipant], pa
     return _orders(tasks, words)
 
 
-def _task(post: ProbeParticipant) -> DeviceTask:
-    return DeviceTask(local_rank_of(post.rank), processor=processor_asked(post.rank) is not None)
+def _task(process: ProbeParticipant) -> DeviceTask:
+    return DeviceTask(local_rank_of(process.rank), processor=processor_asked(process.rank) is not None)
 
 
 def _orders(tasks: Sequence[tuple[ProbeParticipant, DeviceTask]], words: str) -> StageOrders | None:
-    orders = {post.token: DevicesOrder("measure", task) for post, task in tasks}
+    orders = {process.token: DevicesOrder("measure", task) for process, task in tasks}
     costs = f"{words}{_copies(tasks)}{in_seconds(MEASURE_SECONDS)}"
     return StageOrders.of(orders, MEASURE_SECONDS, costs) if orders else None
 
 
 def _copies(tasks: Iterable[tuple[ProbeParticipant, DeviceTask]]) -> str:
-    """What is copied where there are GPUs: once to warm up before :data:`COPIES`, each way. Seconds follow."""
-    if all(task.processor or post.rank.find(GpuFacts) is None for post, task in tasks):
+    """Format the copies if there are GPUs: one to warm up before :data:`COPIES`, each way. Seconds follow."""
+    if all(task.processor or process.rank.find(GpuFacts) is None for process, task in tasks):
         return ", at most "
     one, both = f"{COPIES + 1} copies of {COPY_BYTES >> 20} MiB to and from its GPU", 2 * (COPIES + 1) * COPY_BYTES
     return f", and {one}, at most {in_bytes(both)} a rank and "
 
 
-def _measure(task: DeviceTask, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-    """What a device does not manage is told of it, not of the doctor: a driver that hangs is what is looked for."""
+def _measure(task: DeviceTask, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    """Measure; a failure is reported as one of the device, because a driver that hangs is a fault to find."""
     try:
-        sample = bench.torch_child().ask("device", task, DeviceSpeed, deadline.left())
+        sample = context.torch_child().ask("device", task, DeviceSpeed, deadline.left())
     except (ChildLost, WorkRefused) as error:
         sample = DeviceSpeed("", confirms=task.confirms, error=str(error))
     return StageResult({DeviceSpeedFacts.key: DeviceSpeedFacts(samples=(sample,))})

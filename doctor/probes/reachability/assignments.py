@@ -1,4 +1,4 @@
-"""What the hosts of a job tell one another about probes. Whatever carries them: MessagePack or JSON."""
+"""Messages of the light probes, encoded as MessagePack or JSON."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from doctor.core.message_bounds import Name, Number, Port, Word
 from doctor.probes.responder.wire_format import LARGEST
 
 MOST_TARGETS = 256
-"""Ways from one host: those that :func:`doctor.probes.reachability.connection_plan.partners` gives the largest job,
-by two libraries."""
+"""Paths from one host: those of :func:`doctor.probes.reachability.connection_plan.partners` in the largest job, for two
+libraries."""
 Library = Annotated[str, Meta(max_length=32)]
 Address = Annotated[str, Meta(max_length=64)]
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """The process that answers for a host and probes from it. ``host`` is the host's place in ``Job.hosts``; ``port``
-    and ``word`` are those of its :class:`~doctor.probes.responder.listener.Responder`."""
+    """The process that answers and probes for a host.
+
+    ``host``: index of the host in ``Job.hosts``; ``port`` and ``word``: of its
+    :class:`~doctor.probes.responder.listener.Responder`.
+    """
 
     rank: int
     host: int
@@ -29,8 +32,10 @@ class Agent(msgspec.Struct, frozen=True):
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):
-    """Somebody to connect to: the host called ``peer``. Without an ``address`` its name is looked up. ``library`` is
-    the one that would dial this address; ``measured`` is false where the connection alone is of interest."""
+    """A connection to the host called ``peer``, whose name is looked up without an ``address``.
+
+    ``library``: the one that would connect to this address; ``measured``: false if the connection alone is of interest.
+    """
 
     peer: Name
     address: Address | None
@@ -41,8 +46,8 @@ class ProbeTarget(msgspec.Struct, frozen=True):
 
 
 class MasterTarget(msgspec.Struct, frozen=True):
-    """MASTER_ADDR and MASTER_PORT as this agent was told them. ``peer``: the host of rank 0, empty where it is not
-    known. ``held``: somebody is to listen there."""
+    """MASTER_ADDR and MASTER_PORT of this agent. ``peer``: the host of rank 0, empty if unknown. ``held``: a listener
+    is expected there."""
 
     address: Name
     port: Port
@@ -51,11 +56,10 @@ class MasterTarget(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What one agent has to do.
+    """The light probes of one agent.
 
-    ``host`` is the name of its own host. ``reference``: the host whose clock its own is compared with; ``None`` for
-    whoever is the reference. ``hold_port``: listen there meanwhile. ``burst``: bytes that hold several packets of full
-    size.
+    ``host``: name of its host. ``reference``: the host whose clock its own is compared with; ``None`` for the reference
+    itself. ``hold_port``: listen there meanwhile. ``burst``: bytes that fill several packets of full size.
     """
 
     rank: Number
@@ -68,7 +72,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class LightProbeResult(msgspec.Struct, frozen=True):
-    """What one agent found. ``clock`` is ``None`` where the reference gave no answer."""
+    """Results of one agent. ``clock`` is ``None`` if the reference did not answer."""
 
     reach: ReachFacts
     paths: PathFacts

@@ -1,4 +1,4 @@
-"""Which hosts connect, and at which address: the same on every host, from the facts of the job."""
+"""Plan which hosts connect, and at which address: the same on every host, from the facts of the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from doctor.probes.reachability.assignments import Agent, Assignment, MasterTarg
 from doctor.probes.responder.wire_format import LARGEST
 
 ALL_PAIRS = 32
-"""Hosts up to which everybody connects to everybody: 992 ways. Beyond that each has about 2 log2(hosts)."""
+"""Number of hosts up to which all pairs connect: 992 paths. In larger jobs each has about 2 log2(hosts)."""
 
 PACKETS = 2
 """Packets of full size that a burst fills."""
@@ -29,20 +29,20 @@ PACKETS = 2
 SMALLEST_BURST = 8 << 10
 
 USUAL_MTU = 9000
-"""Bytes, where the MTU is not known: the largest that is usual."""
+"""Bytes, if the MTU is unknown: the largest usual one."""
 
 PORTS = range(1, 65536)
 
 
 class ConnectAddress(NamedTuple):
-    """An address of a host that others would dial, and the library that would; ``None`` where it is not known."""
+    """An address of a host, and the library that would connect to it; ``None`` if unknown."""
 
     address: str | None
     library: str | None = None
 
 
 class ProbeNode(NamedTuple):
-    """A host that takes part: its agent, and the ways to it; the first is the one that carries the training."""
+    """A host that takes part: its agent, and its addresses; the first is the one that carries the training."""
 
     agent: Agent
     member: Rank
@@ -50,14 +50,14 @@ class ProbeNode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The host's name."""
+        """Name of the host."""
         return self.member.host.name
 
 
 def plan_light(job: Job, agents: Iterable[Agent]) -> tuple[Assignment, ...]:
-    """An assignment for the agent of every host, in the order of ``agents``; none where fewer than two take part.
+    """Return an assignment for the agent of every host, in the order of ``agents``; none for fewer than two hosts.
 
-    Of several agents of one host only the first has one, and that of a host that the job does not have has none.
+    Of several agents of one host only the first has one, and that of a host outside the job has none.
     """
     agents = tuple(agents)
     nodes = [*nodes_of(job, agents)]
@@ -82,17 +82,17 @@ def plan_light(job: Job, agents: Iterable[Agent]) -> tuple[Assignment, ...]:
 
 
 def _zero(job: Job) -> Rank | None:
-    """Rank 0; of several that claim to be, one on the host to which MASTER_ADDR leads, where the others look for it."""
+    """Return rank 0; of several that claim to be, one on the host to which MASTER_ADDR leads."""
     claimants = [rank for rank in job.ranks if rank.number == 0]
     at_home = (rank for rank in claimants if (facts := rank.find(MasterFacts)) is not None and facts.is_local)
     return next(at_home, claimants[0] if claimants else None)
 
 
 def partners(place: int, count: int) -> list[int]:
-    """The places that ``place`` of ``count`` connects to, those that follow it first.
+    """Return the places that ``place`` of ``count`` connects to, those that follow it first.
 
-    In a large job those whose distance along the ring is a power of two (the chords of Stoica et al., 2001): everybody
-    has at most 2 log2(count) partners, is a partner of all of them, and is at most log2(count) steps from anybody.
+    In a large job those whose distance along the ring is a power of two (the chords of Stoica et al., 2001): each place
+    has at most 2 log2(count) partners, is a partner of all of them, and is at most log2(count) steps from any other.
     """
     if count <= ALL_PAIRS:
         return [(place + step) % count for step in range(1, count)]
@@ -102,13 +102,15 @@ def partners(place: int, count: int) -> list[int]:
 
 
 def reference_of(place: int, count: int) -> int:
-    """Whose clock ``place`` compares its own with: the first's; in a large job that of a partner nearer to it, so that
-    not thousands ask one. The partner's place is that of ``place`` without its lowest bit."""
+    """Return the place whose clock ``place`` compares its own with: the first.
+
+    In a large job it is a nearer partner, the place without its lowest bit, so that not thousands ask one.
+    """
     return 0 if count <= ALL_PAIRS else place & (place - 1)
 
 
 def nodes_of(job: Job, agents: Iterable[Agent]) -> Iterator[ProbeNode]:
-    """The hosts of ``job`` for which an agent speaks, in the order of the job; of several agents the first counts."""
+    """Return the hosts of ``job`` that have an agent, in the order of the job; of several agents the first counts."""
     local = job.by_host()
     by_host: dict[int, Agent] = {}
     for agent in agents:
@@ -121,8 +123,10 @@ def nodes_of(job: Job, agents: Iterable[Agent]) -> Iterator[ProbeNode]:
 
 
 def _dials(member: Rank) -> Iterator[ConnectAddress]:
-    """Where NCCL or Gloo on other hosts would dial this rank; an address of its host where that can't be told or would
-    lead nowhere. Gloo's counts besides NCCL's where settings ask for it."""
+    """Return the addresses at which NCCL or Gloo on other hosts would reach this rank.
+
+    If they are unknown or unusable it is an address of its host. Gloo follows NCCL if settings ask for it.
+    """
     choice = choice_of(member)
     chosen = _dialled(choice.endpoints) if choice is not None else None
     main = (
@@ -137,7 +141,7 @@ def _dials(member: Rank) -> Iterator[ConnectAddress]:
 
 
 def _dialled(endpoints: Sequence[InterfaceEndpoint]) -> str | None:
-    """The address that others are told; ``None`` for one that nobody else can use, which is an illness of its own."""
+    """Return the address that others are given; ``None`` for one that no other host can use, a fault of its own."""
     address = endpoints[0].address if endpoints else None
     return None if address is None or is_loopback(address.address) or needs_zone(address) else address.address
 
@@ -151,7 +155,7 @@ def _gloo_address(member: Rank) -> str | None:
 
 
 def _any_address(member: Rank) -> str | None:
-    """An address of the host's best interface, or what its name stands for there."""
+    """Return an address of the best interface, or one that the host name resolves to there."""
     interfaces, host = member.find(InterfaceFacts), member.find(HostFacts)
     for interface in good_interfaces(interfaces) if interfaces else ():
         for address in interface.addresses:
@@ -169,7 +173,7 @@ def _targets(nodes: Sequence[ProbeNode], place: int, *, main: bool) -> Iterator[
 
 
 def _master(member: Rank, zero: Rank | None, held: bool) -> MasterTarget | None:
-    """The master as this rank is told it; ``held``: somebody is to listen there."""
+    """Return the master of this rank; ``held``: a listener is expected there."""
     facts = member.find(MasterFacts)
     if facts is None or not facts.address or facts.port is None or facts.port not in PORTS:
         return None
@@ -177,7 +181,7 @@ def _master(member: Rank, zero: Rank | None, held: bool) -> MasterTarget | None:
 
 
 def _port_to_hold(node: ProbeNode, zero: Rank | None) -> int | None:
-    """MASTER_PORT on the host of rank 0, unless somebody was seen to listen there."""
+    """Return MASTER_PORT on the host of rank 0, unless a listener was seen there."""
     if zero is None or node.member.host is not zero.host or _is_listened_to(zero):
         return None
     facts = zero.find(MasterFacts)
@@ -190,7 +194,7 @@ def _is_listened_to(zero: Rank | None) -> bool:
 
 
 def _burst(member: Rank) -> int:
-    """Bytes that fill several packets of this host's largest MTU; loopback's does not count."""
+    """Return the bytes that fill several packets of the largest MTU of this host, loopback aside."""
     interfaces = member.find(InterfaceFacts)
     sizes = [one.mtu or 0 for one in (interfaces.interfaces if interfaces else ()) if one.kind != "loopback" and one.up]
     return min(LARGEST, max(SMALLEST_BURST, PACKETS * (max(sizes, default=0) or USUAL_MTU)))

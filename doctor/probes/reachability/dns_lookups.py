@@ -1,4 +1,4 @@
-"""How long it takes to look up the names of other hosts, and backwards the addresses that they are reached at."""
+"""Measure forward lookups of the names of other hosts, and reverse lookups of their addresses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ LIMIT = 2.5
 """Seconds for an answer. A resolver waits 5 s before it asks again or asks the next server (resolv.conf(5))."""
 
 TRIES = 2
-"""A name server's answer may get lost once in a while; twice in a row it is no chance."""
+"""One lost answer of a name server is normal, two in a row are not."""
 
 AT_ONCE = 4
-"""Look-ups under way at the same time: all hosts of a job ask the same name server now."""
+"""Concurrent lookups: all hosts of a job ask the same name server at this time."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class Lookups:
-    """Seconds of the look-ups that belong to one peer; an error where there was no answer, or none that names it."""
+    """Seconds of the lookups for one peer; an error if there was no answer, or none with a name."""
 
     forward: float | None = None
     forward_error: str | None = None
@@ -35,7 +35,7 @@ class Lookups:
 
 
 class NameProbe:
-    """Looks up peers one after another. Once one look-up got no answer at all the others are spared the same wait."""
+    """Looks up peers one by one. After one lookup without any answer the rest is skipped."""
 
     def __init__(self, deadline: ProbeDeadline) -> None:
         self._deadline = deadline
@@ -54,7 +54,7 @@ class NameProbe:
                 found.reverse_address = text if text != address else None
 
     def _asked(self, call: Callable[[], Answer]) -> tuple[float, str | None] | None:
-        """Seconds and error of a look-up; without any answer the seconds waited. ``None`` where it was not made."""
+        """Return seconds and error of a lookup, the waiting time without an answer; ``None`` if it was not made."""
         waited = 0.0
         for _ in range(TRIES):
             if self._unanswered.is_set() or self._deadline.left() < LIMIT:

@@ -1,4 +1,4 @@
-"""Everything that one agent does in a light probe, within its seconds."""
+"""Run the light probe of one agent within its time limit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SECONDS = 8.0
 """For one agent; 10 s with the messages before and after."""
 
 FINISH = 0.3
-"""Seconds of these that are kept for threads to come to their end."""
+"""Seconds of these that are reserved for threads to end."""
 
 MOST_AT_ONCE = 64
-"""Ways that are tried at the same time, a thread and a connection each: all that a host has, silent ones included."""
+"""Concurrent paths, with a thread and a connection each: all paths of a host, silent ones included."""
 
 RESOLVE_SECONDS = 3.0
 
 MOST_ADDRESSES = 4
-"""Addresses of the master's name that are tried."""
+"""Addresses of the master that are tried."""
 
 
 def probe_light(
@@ -40,28 +40,28 @@ def probe_light(
     responder: Responder | None = None,
     *,
     seconds: float = SECONDS,
-    surroundings: Machine | None = None,
+    machine: Machine | None = None,
     clock: Callable[[], float] = time.time,
 ) -> LightProbeResult:
-    """Do what ``assignment`` says, all of it side by side, and come back within ``seconds``.
+    """Run ``assignment``, all parts concurrently, and return within ``seconds``.
 
-    What could not be finished in time is missing from the facts. ``responder`` holds the port that is to be held;
-    ``clock`` gives this host's time, seconds since 1970.
+    Facts lack what could not be finished in time. ``responder`` holds the requested port; ``clock`` is the time of this
+    host in seconds since 1970.
     """
     end = ProbeDeadline(seconds)
     if responder is not None and assignment.hold_port is not None:
         responder.hold(assignment.hold_port)
-    surroundings = surroundings or Machine()
+    machine = machine or Machine()
     probe = _LightProbe(assignment, ProbeDeadline(max(0.0, seconds - FINISH)), clock)
     used = probe.interfaces()
-    before = read_interface_errors(surroundings, used)
+    before = read_interface_errors(machine, used)
     probe.run(end)
-    after = read_interface_errors(surroundings, used)
+    after = read_interface_errors(machine, used)
     return probe.measured(None if before is None or after is None else max(0, after - before))
 
 
 class _LightProbe:
-    """One probe under way. What it finds appears in its tables as each step is complete."""
+    """A running probe; results appear in its tables as each step completes."""
 
     def __init__(self, assignment: Assignment, deadline: ProbeDeadline, clock: Callable[[], float]) -> None:
         self._assignment = assignment
@@ -73,13 +73,13 @@ class _LightProbe:
         self._master: list[Reach] = []
 
     def interfaces(self) -> set[str]:
-        """The interfaces by which the kernel goes to the targets."""
+        """Return the interfaces by which the kernel reaches the targets."""
         addresses = {found.address for found in self._found if found.address is not None}
         routes = (route_to((address,), self._own) for address in addresses)
         return {route.interface for route in routes if route.interface is not None}
 
     def run(self, end: ProbeDeadline) -> None:
-        """Start everything, and wait until it is done or ``end`` has come."""
+        """Start all parts, and wait until they are done or ``end`` has passed."""
         master = self._assignment.master
         ways = [partial(self._try_master, master)] if master else []
         ways += [partial(self._try, found) for found in self._found]
@@ -92,7 +92,7 @@ class _LightProbe:
         wait_for(threads + start_side_by_side(names, AT_ONCE, self._deadline), end)
 
     def measured(self, errors: int | None) -> LightProbeResult:
-        """What is known by now. ``errors``: what the interfaces counted meanwhile."""
+        """Return the results so far. ``errors``: counted by the interfaces meanwhile."""
         peers = (peer_reach(found, self._own) for found in self._found)
         attempts = (*self._master, *(reach for reach in peers if reach is not None))
         return LightProbeResult(

@@ -1,4 +1,4 @@
-"""Whether the master's port is open: a connection, and not a byte on it."""
+"""Test whether the port of the master is open: a connection without data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import connect_tcp
 
 PATIENCE = 2.0
-"""Seconds for whoever is to hold the port: all agents begin at about the same time."""
+"""Seconds for the listener to start: all agents begin at about the same time."""
 
 PAUSE = 0.1
 
@@ -17,10 +17,10 @@ PAUSE = 0.1
 def try_master_port(
     address: str, port: int, deadline: ProbeDeadline, *, patient: bool
 ) -> tuple[ReachOutcome | None, float]:
-    """The outcome of a connection to ``port``, and the seconds that it took to open.
+    """Return the outcome of a connection to ``port``, and the seconds that it took to open.
 
-    ``patient``: somebody is to listen there, so a refusal counts only if it lasts. Otherwise a refusal is no outcome:
-    the address was reached, and nobody had to be there yet.
+    ``patient``: a listener is expected, so a refusal counts only if it lasts. Otherwise a refusal is no outcome: the
+    address was reached, and no listener was required.
     """
     patience = deadline.within(PATIENCE)
     while True:

@@ -1,4 +1,4 @@
-"""One way from this host to another: who answers there, how far it is, what its clock says, do large packets arrive."""
+"""Probe one path between hosts: identity of the peer, round trip, clock, arrival of large packets."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from doctor.probes.runtime.tcp_connect import (
 )
 
 GREETING_SECONDS = 3.0
-"""For the welcome: two losses are mended within this time, and a process that computes gets its turn."""
+"""Time limit of the welcome: enough for two lost packets, or for a busy process to be scheduled."""
 
 ECHOES = 8
 ECHO_SECONDS = 2.5
-"""For all echoes together; 8 of 100 ms pass."""
+"""For all echoes together; 8 of 100 ms fit."""
 
 ECHO_GAP = 0.01
-"""Seconds between echoes, so that they do not all meet the crowd at the beginning."""
+"""Seconds between echoes, so that not all meet the load at the beginning."""
 
 BURST_SECONDS = 2.0
-"""For one burst. A link of 1 Mb/s carries 128 KB in 1.05 s, and four losses in a row are mended within 1.4 s."""
+"""For one burst. A link of 1 Mb/s carries 128 KB in 1.05 s, and four losses in a row are recovered in 1.4 s."""
 
 SMALL_BURST_SECONDS = 1.2
 
 BURSTS_AT_ONCE = 8
-"""So that the bursts of all hosts do not arrive at one at the same moment and overflow a switch's buffer."""
+"""So that the bursts of all hosts do not overflow the buffer of a switch."""
 
 
 class ClockSample(NamedTuple):
-    """A clock seen from afar: seconds that the other one is ahead, and the round trip by which that was learnt."""
+    """The clock of a peer: seconds that it is ahead, and the round trip of the measurement."""
 
     ahead: float
     round_trip: float
@@ -51,7 +51,7 @@ class ClockSample(NamedTuple):
 
 @dataclass
 class PathResult:
-    """What was found on one way. ``outcome`` is ``None`` where nothing was learnt; ``seconds``: until it was open."""
+    """Results of one path. ``outcome`` is ``None`` if nothing was learned; ``seconds``: until it was open."""
 
     outcome: ReachOutcome | None = None
     seconds: float | None = None
@@ -62,7 +62,7 @@ class PathResult:
 
 
 class PathProbe:
-    """Probes ways with one ``clock`` and a common limit on bursts that are under way."""
+    """Probes paths with one ``clock`` and a common limit on concurrent bursts."""
 
     def __init__(self, deadline: ProbeDeadline, clock: Callable[[], float]) -> None:
         self._deadline = deadline
@@ -70,7 +70,7 @@ class PathProbe:
         self._turn = threading.BoundedSemaphore(BURSTS_AT_ONCE)
 
     def reach(self, address: str, port: int, word: str, source: str | None = None) -> PathResult:
-        """Connect and greet, no more. ``source``: the address of this host, if the kernel is not to choose."""
+        """Connect and greet only. ``source``: local address, if the kernel is not to choose."""
         path, connection = self._open(address, port, word, source=source)
         if connection is not None:
             reset_connection(connection)
@@ -95,8 +95,10 @@ class PathProbe:
     def arrives(
         self, address: str, port: int, word: str, burst: int, segment: int | None, source: str | None = None
     ) -> bool | None:
-        """Whether a burst in packets of so many bytes of data (``segment``; ``None``: as large as TCP makes them) gets
-        there on a connection of its own; ``None`` where there is no time or no connection for it."""
+        """Return whether a burst arrives on a connection of its own; ``None`` without time or connection for it.
+
+        ``segment``: bytes of data per packet; ``None``: as large as TCP makes them.
+        """
         seconds = SMALL_BURST_SECONDS if segment else BURST_SECONDS
         _, connection = self._open(address, port, word, segment, source)
         if connection is None:
@@ -130,7 +132,8 @@ class PathProbe:
         return moments
 
     def _echo(self, connection: socket, limit: ProbeDeadline) -> ClockSample:
-        """The clock filter of NTP (RFC 5905, section 8): the offset from four times, and the round trip between."""
+        """Return a sample by the clock filter of NTP (RFC 5905, section 8): the offset from four times, and the round
+        trip."""
         sent, began = self._clock(), time.perf_counter()
         answer = send_and_receive(connection, LENGTH.pack(0), TIMES.size, limit)
         trip = time.perf_counter() - began
@@ -140,8 +143,11 @@ class PathProbe:
         return ClockSample(ahead, max(0.0, trip - max(0.0, answered - arrived)))
 
     def _full_size(self, connection: socket, address: str, port: int, word: str, burst: int) -> bool | None:
-        """Whether a burst of large packets arrives. ``False`` only where, in this order, it does not, the same in small
-        packets does, and it does not a second time: a peer that stands still or a lossy way is something else."""
+        """Return whether a burst of large packets arrives.
+
+        ``False`` only if it does not, then the same in small packets does, and a second one in large packets does not:
+        a stopped peer or a lossy path is another fault.
+        """
         if not self._turn.acquire(timeout=self._deadline.left()):
             return None
         try:
@@ -155,7 +161,7 @@ class PathProbe:
             self._turn.release()
 
     def _burst(self, connection: socket, size: int, seconds: float) -> bool | None:
-        """Whether it arrives in time; ``None`` where the connection was cut."""
+        """Return whether it arrives in time; ``None`` if the connection was cut."""
         # Random bytes: a tunnel that compresses would make small packets of anything else.
         question = LENGTH.pack(size) + os.urandom(size)
         try:
@@ -168,13 +174,13 @@ class PathProbe:
 
 
 def _shortest(moments: list[ClockSample], info: TcpInfo | None) -> float | None:
-    """The shortest round trip: the kernel's own where it has one, as a busy processor lengthens the others."""
+    """Return the shortest round trip, that of the kernel included: a busy processor lengthens the others."""
     seen = [moment.round_trip for moment in moments]
     return min([*seen, info.round_trip] if info is not None and info.round_trip is not None else seen, default=None)
 
 
 def _greet(connection: socket, word: str, limit: ProbeDeadline) -> Literal["open", "stranger", "unanswered"]:
-    """Whether who answers knows the word as well."""
+    """Return whether the peer knows the word."""
     try:
         answer = send_and_receive(connection, greeting(word), WELCOME_BYTES, limit)
     except TimeoutError:

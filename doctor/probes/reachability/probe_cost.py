@@ -14,12 +14,15 @@ LIMIT_SECONDS = 10.0
 """For all light probes of a job, from the first connection to the last answer."""
 
 BURSTS = 3
-"""Of one way: a second and a third only where the first did not arrive."""
+"""Of one path: a second and a third only if the first did not arrive."""
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """``connections``: ways that are tried; one that fails is tried again. ``most_bytes``: data of all hosts, without
-    the headers of packets. ``seconds``: at most."""
+    """Maximum cost of the light probes.
+
+    ``connections``: paths that are tried, again if one fails. ``most_bytes``: data of all hosts, without packet
+    headers. ``seconds``: at most.
+    """
 
     hosts: int
     connections: int
@@ -27,7 +30,7 @@ class Budget(msgspec.Struct, frozen=True):
     seconds: float
 
     def words(self) -> str:
-        """Such as ``light probes: 8 hosts, 64 connections, at most 3.0 MB in all and 10 s``."""
+        """Format as ``light probes: 8 hosts, 64 connections, at most 3.0 MB in all and 10 s``."""
         return (
             f"light probes: {self.hosts} hosts, {self.connections} connections, "
             f"at most {self.most_bytes / 1e6:.1f} MB in all and {self.seconds:g} s"
@@ -35,7 +38,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def budget_of(assignments: Iterable[Assignment]) -> Budget:
-    """The sum of all ``assignments``."""
+    """Return the sum of all ``assignments``."""
     every = tuple(assignments)
     connections = sum(len(one.targets) + (one.master is not None) for one in every)
     return Budget(len(every), connections, sum(map(_most_bytes, every)), LIMIT_SECONDS)

@@ -1,4 +1,4 @@
-"""Facts from what one agent found."""
+"""Convert the results of one agent to facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from doctor.probes.reachability.tcp_info import TcpInfo
 
 @dataclass
 class TargetResult:
-    """What is known about one target so far. ``address``: the one that was dialled."""
+    """Results for one target so far. ``address``: the one that was connected to."""
 
     target: ProbeTarget
     address: str | None
@@ -27,13 +27,13 @@ class TargetResult:
 def master_reach(
     master: MasterTarget, address: str, outcome: ReachOutcome, seconds: float | None, own: Addresses
 ) -> Reach:
-    """An attempt to reach the master; ``own``: this host's addresses."""
+    """Return an attempt to reach the master; ``own``: addresses of this host."""
     interface, source, _ = route_to((address,), own)
     return Reach(master.peer, address, master.port, outcome, "master", _rounded(seconds), interface, source)
 
 
 def peer_reach(found: TargetResult, own: Addresses) -> Reach | None:
-    """The attempt to reach a peer; ``None`` where nothing was learnt."""
+    """Return the attempt to reach a peer; ``None`` if nothing was learned."""
     target, address, outcome = found.target, found.address or "", found.path.outcome
     if outcome is None:
         return None
@@ -46,7 +46,7 @@ def peer_reach(found: TargetResult, own: Addresses) -> Reach | None:
 
 
 def path_facts(every: Sequence[TargetResult], errors: int | None) -> PathFacts:
-    """The paths that were measured. ``errors``: what the interfaces counted meanwhile."""
+    """Return the measured paths. ``errors``: counted by the interfaces meanwhile."""
     samples = tuple(_sample(found) for found in every if found.target.measured)
     infos: list[TcpInfo] = [found.path.info for found in every if found.path.info is not None]
     return PathFacts(
@@ -73,7 +73,7 @@ def _sample(found: TargetResult) -> PathSample:
 
 
 def clock_facts(assignment: Assignment, every: Sequence[TargetResult]) -> ClockFacts | None:
-    """This host's clock against the reference's; ``None`` where that one gave no answer."""
+    """Return the clock of this host against that of the reference; ``None`` if that did not answer."""
     if assignment.reference is None:
         return ClockFacts(reference=assignment.host)
     moments = (

@@ -21,7 +21,7 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 
 
 class LightStage:
-    """See :class:`doctor.probes.base.Stage`. One step: everybody who speaks for a host, at the same time."""
+    """Stage of the light probes (:class:`doctor.probes.base.Stage`). One step: all hosts at the same time."""
 
     name: ClassVar[str] = "light"
     makes: ClassVar[tuple[type[Section], ...]] = ()  # a host that falls silent here is told as such (LastSeen)
@@ -30,27 +30,31 @@ class LightStage:
         self.most_seconds = LIMIT_SECONDS
         self._planned = False
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Assignments for all hosts, once; none where fewer than two take part."""
-        speakers = [post for post in posts if post.speaks and post.port is not None]
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Return assignments for all hosts, once; none for fewer than two hosts."""
+        speakers = [process for process in processes if process.speaks and process.port is not None]
         if self._planned or len(speakers) < 2:
             return None
         self._planned = True
-        agents = [Agent(post.number, post.host, post.port, post.word) for post in speakers if post.port is not None]
+        agents = [
+            Agent(process.number, process.host, process.port, process.word)
+            for process in speakers
+            if process.port is not None
+        ]
         assignments = plan_light(job, agents)
-        orders = {post.token: assignment for post, assignment in zip(speakers, assignments, strict=True)}
+        orders = {process.token: assignment for process, assignment in zip(speakers, assignments, strict=True)}
         return StageOrders.of(orders, LIMIT_SECONDS, _words(assignments)) if orders else None
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Measure what this host was asked to."""
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Run the assignment of this host."""
         task = msgspec.msgpack.decode(order, type=prepared(Assignment))
         for target in task.targets:
             require_peer(target.address, target.port)
         if task.master is not None:
-            require_own_master(task.master.address, task.master.port, bench.surroundings)
+            require_own_master(task.master.address, task.master.port, context.machine)
         if task.hold_port is not None:
-            require_own_port(task.hold_port, bench.surroundings)
-        found = probe_light(task, bench.responder, seconds=max(1.0, deadline.left()), surroundings=bench.surroundings)
+            require_own_port(task.hold_port, context.machine)
+        found = probe_light(task, context.responder, seconds=max(1.0, deadline.left()), machine=context.machine)
         sections: dict[str, Section] = {ReachFacts.key: found.reach, found.paths.key: found.paths}
         if found.clock is not None:
             sections[found.clock.key] = found.clock
@@ -58,8 +62,6 @@ class LightStage:
 
 
 def _words(assignments: Sequence[Assignment]) -> str:
-    """Such as ``light probes: 8 hosts, 64 connections, at most 3.0 MB in all and 10 s; all hosts at once, up to 8
-    connections each``."""
     ways = max(len(one.targets) + (one.master is not None) for one in assignments)
     each = counted(min(ways, MOST_AT_ONCE), "connection")
     return f"{budget_of(assignments).words()}; all hosts at once, up to {each} each"

@@ -1,4 +1,4 @@
-"""What the kernel knows of one TCP connection: ``struct tcp_info`` of include/uapi/linux/tcp.h."""
+"""Read the state of a TCP connection in the kernel: ``struct tcp_info`` of include/uapi/linux/tcp.h."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ _LOADED, _RETRANSMITTED, _SENT, _ROUND_TRIP, _DUPLICATES = 68, 100, 136, 148, 21
 
 
 class TcpInfo(NamedTuple):
-    """``round_trip``: the shortest that the kernel saw, seconds. In the first one, of the handshake, no program has a
-    part, so a busy processor does not lengthen it. ``retransmitted``: segments that were sent again, less those that
-    the peer reports as not needed. ``loaded``: the round trip at last, smoothed, seconds: with what stood in queues."""
+    """Counters of a connection.
+
+    ``round_trip``: the shortest, in seconds; the first, of the handshake, involves no process, so a busy processor does
+    not lengthen it. ``retransmitted``: segments sent again, less those that the peer reports as duplicates. ``loaded``:
+    the last smoothed round trip, in seconds, with time in queues.
+    """
 
     round_trip: float | None
     sent: int
@@ -23,7 +26,7 @@ class TcpInfo(NamedTuple):
 
 
 def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
-    """The kernel's record of ``connection``, or ``None`` where this system keeps none."""
+    """Return the state of ``connection``, or ``None`` if this system does not provide it."""
     try:
         record = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except (OSError, AttributeError):

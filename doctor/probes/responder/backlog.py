@@ -1,4 +1,4 @@
-"""Connections of callers that wait until this host has time for them."""
+"""Accepted connections that wait until this host is ready for their transfer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import affordable, reset_connection
 
 MOST_WAITING = 64
-"""That wait at the same time: a host has one caller a round, and a job of 4,096 hosts has a dozen rounds."""
+"""Maximum of waiting connections: a host has one caller per round, and a job of 4,096 hosts has a dozen rounds."""
 
 
 class ConnectionBacklog:
-    """A waiting room: the responder's thread brings callers in, and the program asks for the one that is due."""
+    """Waiting connections by handshake: the thread of the responder adds them, the transfer worker takes them."""
 
     def __init__(self) -> None:
         self._waiting: dict[TransferHandshake, socket.socket] = {}
@@ -22,28 +22,31 @@ class ConnectionBacklog:
         self._most = affordable(MOST_WAITING)
         self._closed = False
 
-    def bring(self, visit: TransferHandshake, connection: socket.socket) -> None:
-        """Let a caller wait. One that came for the same before is sent away, and of too many who came first."""
+    def add(self, handshake: TransferHandshake, connection: socket.socket) -> None:
+        """Keep the connection until it is taken.
+
+        An earlier connection with the same handshake is reset; if too many wait, the oldest is.
+        """
         with self._changed:
-            former = self._waiting.pop(visit, None)
+            former = self._waiting.pop(handshake, None)
             if former is None and len(self._waiting) >= self._most:
                 former = self._waiting.pop(next(iter(self._waiting)))
             if self._closed:
                 former = connection
             else:
-                self._waiting[visit] = connection
+                self._waiting[handshake] = connection
             self._changed.notify_all()
         if former is not None:
             reset_connection(former)
 
-    def take(self, visit: TransferHandshake, deadline: ProbeDeadline) -> socket.socket | None:
-        """The connection of who came for ``visit``; ``None`` where nobody does before ``deadline``."""
+    def take(self, handshake: TransferHandshake, deadline: ProbeDeadline) -> socket.socket | None:
+        """Return the connection of ``handshake``; ``None`` if there is none before ``deadline``."""
         with self._changed:
-            self._changed.wait_for(lambda: visit in self._waiting or self._closed, deadline.left())
-            return self._waiting.pop(visit, None)
+            self._changed.wait_for(lambda: handshake in self._waiting or self._closed, deadline.left())
+            return self._waiting.pop(handshake, None)
 
     def close(self) -> None:
-        """Send all away, and everybody who comes from now on."""
+        """Reset all waiting connections, and those that are added later."""
         with self._changed:
             self._closed = True
             left = [*self._waiting.values()]

@@ -1,4 +1,4 @@
-"""Listens on every address of this host and answers the probes of other hosts; nothing that comes in is executed."""
+"""Listen on every address of this host and answer the probes of other hosts; no input is executed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from doctor.probes.responder.server import Server
 from doctor.probes.responder.wire_format import new_word
 
 BACKLOG = 256
-"""Connections that the kernel keeps ready: all hosts come at once."""
+"""Length of the queue of the kernel: all hosts connect at the same time."""
 
 
 class Responder:
-    """Answers who knows its ``word`` on ``port``, from a daemon thread, until it is closed.
+    """Answer callers that know its ``word`` on ``port``, from a daemon thread, until closed.
 
-    ``clock``: the time of this host, seconds since 1970. ``backlog``: accepted connections that wait for a
-    transfer. Raises ``OSError`` if no port or no thread is available.
+    ``clock``: time of this host in seconds since 1970. ``backlog``: accepted connections that wait for a transfer.
+    Raises ``OSError`` if no port or no thread is available.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -36,7 +36,7 @@ class Responder:
         self._server.serve(listener, lambda: ResponderProtocol(self.word, clock))
 
     def hold(self, port: int) -> bool:
-        """Listen on ``port`` besides, saying nothing; ``False`` where that port can't be had."""
+        """Listen on a second ``port`` without answering; return ``False`` if the port is not available."""
         try:
             listener = _listen(port)
         except (OSError, OverflowError):
@@ -44,13 +44,13 @@ class Responder:
         return self._server.serve(listener, SilentProtocol)
 
     def close(self) -> None:
-        """Close all that is open; the ports are free again when this returns."""
+        """Close all sockets; the ports are free when this returns."""
         self._server.close()
         self.backlog.close()
 
 
 def _listen(port: int) -> socket.socket:
-    """A listening socket for both families, or for IPv4 alone where the kernel has no IPv6."""
+    """Return a listening socket for both families, or for IPv4 if the kernel has no IPv6."""
     try:
         listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     except (OSError, ValueError):

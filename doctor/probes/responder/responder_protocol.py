@@ -1,4 +1,4 @@
-"""The responder's side of one connection, without any socket: bytes in, bytes out."""
+"""Protocol of the responder for one connection, without a socket: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from doctor.probes.responder.wire_format import GREETING_BYTES, LARGEST, LENGTH,
 
 
 class ProtocolViolation(Exception):
-    """The other side is no prober of this job, or breaks the rules: the connection is to be closed."""
+    """The caller is not a probe of this job, or violates the protocol; the connection is to be closed."""
 
 
 class ResponderProtocol:
-    """Greets who knows the ``word``, then answers every message with ``clock``'s times (seconds since 1970).
+    """Welcome callers that know the ``word``, then answer each message with two times of ``clock``.
 
-    ``visit`` is what a caller came for who wants to transfer bytes: the rest of that talk is not held here.
+    ``handshake`` is set if the caller wants a transfer; the connection then leaves this protocol.
     """
 
-    visit: TransferHandshake | None = None
+    handshake: TransferHandshake | None = None
 
     def __init__(self, word: str, clock: Callable[[], float]) -> None:
         self._word = word
         self._clock = clock
-        self._begun = bytearray()
+        self._header_bytes = bytearray()
         self._body = 0
-        self._taken = 0
-        self._visits = False
+        self._received = 0
+        self._expects_handshake = False
         self.greeted = False
 
     def receive(self, data: bytes) -> bytes:
-        """The answers to ``data``, which may end anywhere.
+        """Return the answers to ``data``, which may end anywhere.
 
         Raises:
-            Unwelcome: wrong word, or more bytes than a probe sends.
+            ProtocolViolation: wrong word, or more bytes than a probe sends.
         """
         arrived = self._clock()
-        self._taken += len(data)
-        if self._taken > MOST_BYTES:
+        self._received += len(data)
+        if self._received > MOST_BYTES:
             raise ProtocolViolation
         answers = []
         while data:
@@ -46,37 +46,37 @@ class ResponderProtocol:
         return b"".join(answers)
 
     def _step(self, data: bytes, arrived: float) -> tuple[bytes, bytes]:
-        """The answer to the beginning of ``data``, and what is left of it."""
+        """Return the answer to the beginning of ``data``, and the rest of it."""
         if self._body:
             skipped = min(self._body, len(data))
             self._body -= skipped
             return (b"" if self._body else self._times(arrived)), data[skipped:]
-        wanted = self._header - len(self._begun)
-        self._begun += data[:wanted]
+        wanted = self._header - len(self._header_bytes)
+        self._header_bytes += data[:wanted]
         if len(data) < wanted:
             return b"", b""
-        whole = bytes(self._begun)
-        self._begun.clear()
-        return self._take(whole, arrived), data[wanted:]
+        whole = bytes(self._header_bytes)
+        self._header_bytes.clear()
+        return self._handle(whole, arrived), data[wanted:]
 
     @property
     def _header(self) -> int:
-        """Bytes of what has to come next."""
-        if self._visits:
+        """Number of bytes of the next header."""
+        if self._expects_handshake:
             return HANDSHAKE_BYTES
         return LENGTH.size if self.greeted else GREETING_BYTES
 
-    def _take(self, whole: bytes, arrived: float) -> bytes:
-        if self.visit is not None:  # Nothing follows before the welcome.
+    def _handle(self, whole: bytes, arrived: float) -> bytes:
+        if self.handshake is not None:  # Nothing follows before the welcome.
             raise ProtocolViolation
-        if self._visits:
-            self.visit = TransferHandshake.decode(whole)
+        if self._expects_handshake:
+            self.handshake = TransferHandshake.decode(whole)
             return b""
         return self._open(whole, arrived) if self.greeted else self._greet(whole)
 
     def _greet(self, words: bytes) -> bytes:
         if words == transfer_greeting(self._word):
-            self._visits = True
+            self._expects_handshake = True
             return b""
         if words != greeting(self._word):
             raise ProtocolViolation
@@ -94,11 +94,11 @@ class ResponderProtocol:
 
 
 class SilentProtocol:
-    """Says nothing and takes nothing: on a port that is only held so that others can be seen to reach it."""
+    """Accept connections without answering: for a port that is only held so that others can test it."""
 
     greeted = False
-    visit: TransferHandshake | None = None
+    handshake: TransferHandshake | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """Nobody has anything to say here: :class:`ProtocolViolation`."""
+        """Raise :class:`ProtocolViolation`: no data is expected here."""
         raise ProtocolViolation

@@ -1,4 +1,4 @@
-"""One thread that serves all connections of a responder, with limits on their number, age and silence."""
+"""Serve all connections of a responder in one thread, with limits on their number, age and inactivity."""
 
 from __future__ import annotations
 
@@ -16,54 +16,53 @@ from doctor.probes.responder.responder_protocol import ProtocolViolation, Respon
 from doctor.probes.runtime.tcp_connect import affordable, reset_connection
 
 MOST_CONNECTIONS = 256
-"""At the same time, on all ports together; others wait in the kernel's backlog."""
+"""Maximum of concurrent connections on all ports; further ones wait in the queue of the kernel."""
 
 STRANGER_SECONDS = 4.0
-"""Until who has connected has to have said the word. A lost packet is sent again after 1 s, then 2 s (RFC 6298)."""
+"""Time limit for the greeting. A lost packet is sent again after 1 s, then 2 s (RFC 6298)."""
 
 IDLE_SECONDS = 6.0
 LIFE_SECONDS = 20.0
 
 PAUSE = 0.1
-"""Seconds between two looks at the age of connections; also those without taking any, where there are too many."""
+"""Seconds between two checks for stale connections, and for which a socket accepts none if there are too many."""
 
 
 @dataclass(eq=False)
 class _ListeningSocket:
-    """A listening socket, and who answers there. ``shut_until``: no connection is taken before; 0 where it is open."""
+    """A listening socket and its protocol. ``paused_until``: no connection is accepted before; 0 if active."""
 
     socket: socket.socket
-    talk: Callable[[], ResponderProtocol | SilentProtocol]
-    shut_until: float = 0.0
+    protocol: Callable[[], ResponderProtocol | SilentProtocol]
+    paused_until: float = 0.0
 
 
 @dataclass(eq=False)
 class _ServedConnection:
-    """An accepted connection, and when it was last heard of."""
+    """An accepted connection and the time of its last data."""
 
     socket: socket.socket
-    talk: ResponderProtocol | SilentProtocol
+    protocol: ResponderProtocol | SilentProtocol
     opened: float = field(default_factory=time.monotonic)
     last_received: float = field(default_factory=time.monotonic)
 
     def is_stale(self, now: float) -> bool:
-        patience = IDLE_SECONDS if self.talk.greeted else STRANGER_SECONDS
+        patience = IDLE_SECONDS if self.protocol.greeted else STRANGER_SECONDS
         return now - self.last_received > patience or now - self.opened > LIFE_SECONDS
 
 
 class Server:
-    """Takes connections and lets a conversation answer each, in a daemon thread. Who wants to transfer bytes is sent
-    to ``guests``."""
+    """Accept connections and run a protocol for each, in a daemon thread; transfers are moved to ``backlog``."""
 
     def __init__(self, backlog: ConnectionBacklog) -> None:
         self._backlog = backlog
         self._selector = selectors.DefaultSelector()
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ)
-        self._doors: list[_ListeningSocket] = []
-        self._to_open: deque[_ListeningSocket] = deque()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._listeners: list[_ListeningSocket] = []
+        self._to_resume: deque[_ListeningSocket] = deque()
         self._connections: set[_ServedConnection] = set()
         self._most = affordable(MOST_CONNECTIONS)
         self._closed = False
@@ -71,83 +70,83 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="doctor-responder", daemon=True)
         self._thread.start()
 
-    def serve(self, listener: socket.socket, talk: Callable[[], ResponderProtocol | SilentProtocol]) -> bool:
-        """Take connections from ``listener``, which is closed with this server; ``False`` where that has happened."""
+    def serve(self, listener: socket.socket, protocol: Callable[[], ResponderProtocol | SilentProtocol]) -> bool:
+        """Accept connections from ``listener``, which is closed with this server; ``False`` if it is closed already."""
         with self._lock:
             if self._closed:
                 listener.close()
                 return False
-            door = _ListeningSocket(listener, talk)
-            self._doors.append(door)
-            self._to_open.append(door)
+            entry = _ListeningSocket(listener, protocol)
+            self._listeners.append(entry)
+            self._to_resume.append(entry)
         self._wake()
         return True
 
     def close(self) -> None:
-        """Close all sockets, and wait for the thread."""
+        """Close all sockets and wait for the thread."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            for door in self._doors:
+            for entry in self._listeners:
                 # Here and not in the thread: the ports are free however long that may take to notice.
-                door.socket.close()
+                entry.socket.close()
         self._wake()
         self._thread.join(2.0)
 
     def _wake(self) -> None:
         with suppress(OSError):  # A full pipe wakes as well; a closed one has no thread any more.
-            self._mouth.send(b"\0")
+            self._wake_sender.send(b"\0")
 
     def _run(self) -> None:
         try:
             while not self._closed:
-                busy = self._connections or any(door.shut_until for door in self._doors)
+                busy = self._connections or any(entry.paused_until for entry in self._listeners)
                 for key, _ in self._selector.select(PAUSE if busy else None):
-                    self._attend(key.data)
-                self._tend(time.monotonic())
+                    self._dispatch(key.data)
+                self._maintain(time.monotonic())
         finally:
             for connection in self._connections:
                 connection.socket.close()
             self._selector.close()
-            self._ear.close()
-            self._mouth.close()
+            self._wake_receiver.close()
+            self._wake_sender.close()
 
-    def _attend(self, whom: object) -> None:
+    def _dispatch(self, source: object) -> None:
         if self._closed:
             return
-        if isinstance(whom, _ListeningSocket):
-            self._accept(whom)
-        elif isinstance(whom, _ServedConnection):
-            self._answer(whom)
+        if isinstance(source, _ListeningSocket):
+            self._accept(source)
+        elif isinstance(source, _ServedConnection):
+            self._answer(source)
         else:
-            self._ear.recv(4096)
+            self._wake_receiver.recv(4096)
 
-    def _tend(self, now: float) -> None:
-        """Open doors that are new or were shut for a while, and drop connections that went stale."""
-        for door in self._doors:
-            if door.shut_until and now >= door.shut_until:
-                door.shut_until = 0.0
-                self._to_open.append(door)
-        while self._to_open:
-            door = self._to_open.popleft()
+    def _maintain(self, now: float) -> None:
+        """Register sockets that are new or no longer paused, and drop stale connections."""
+        for entry in self._listeners:
+            if entry.paused_until and now >= entry.paused_until:
+                entry.paused_until = 0.0
+                self._to_resume.append(entry)
+        while self._to_resume:
+            entry = self._to_resume.popleft()
             with suppress(OSError, ValueError):  # It may have been closed meanwhile.
-                self._selector.register(door.socket, selectors.EVENT_READ, door)
+                self._selector.register(entry.socket, selectors.EVENT_READ, entry)
         for connection in [one for one in self._connections if one.is_stale(now)]:
             self._drop(connection)
 
-    def _accept(self, door: _ListeningSocket) -> None:
+    def _accept(self, entry: _ListeningSocket) -> None:
         if len(self._connections) >= self._most:
-            self._shut(door)
+            self._pause(entry)
             return
         try:
-            accepted, _ = door.socket.accept()
+            accepted, _ = entry.socket.accept()
         except BlockingIOError:
             return
         except OSError:
-            self._shut(door)
+            self._pause(entry)
             return
-        connection = _ServedConnection(accepted, door.talk())
+        connection = _ServedConnection(accepted, entry.protocol())
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,11 +156,11 @@ class Server:
             return
         self._connections.add(connection)
 
-    def _shut(self, door: _ListeningSocket) -> None:
-        """No more from there for a while: too many connections, or no file descriptors left."""
+    def _pause(self, entry: _ListeningSocket) -> None:
+        """Stop accepting for a while: too many connections, or no file descriptors left."""
         with suppress(OSError, ValueError, KeyError):
-            self._selector.unregister(door.socket)
-        door.shut_until = time.monotonic() + PAUSE
+            self._selector.unregister(entry.socket)
+        entry.paused_until = time.monotonic() + PAUSE
 
     def _answer(self, connection: _ServedConnection) -> None:
         try:
@@ -169,21 +168,21 @@ class Server:
             if not data:
                 self._drop(connection, at_once=False)
                 return
-            answer = connection.talk.receive(data)
+            answer = connection.protocol.receive(data)
             connection.last_received = time.monotonic()
         except BlockingIOError:
             return
         except (OSError, ProtocolViolation):
             self._drop(connection)
             return
-        if connection.talk.visit is not None:
+        if connection.protocol.handshake is not None:
             self._forget(connection)
-            self._backlog.bring(connection.talk.visit, connection.socket)
+            self._backlog.add(connection.protocol.handshake, connection.socket)
         else:
             self._send(connection, answer)
 
     def _send(self, connection: _ServedConnection, answer: bytes) -> None:
-        """Answers are few and short: whoever lets them pile up does not read them."""
+        """Send an answer; a caller that does not read the few short answers is dropped."""
         try:
             sent = connection.socket.send(answer) if answer else 0
         except OSError:

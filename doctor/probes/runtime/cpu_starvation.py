@@ -1,7 +1,7 @@
-"""How long a thread had something to do and no processor to do it on: what was slow meanwhile tells of no network.
+"""Time in which a thread was runnable but had no processor: what was slow meanwhile says nothing about the network.
 
 Sources: Documentation/scheduler/sched-stats.rst (the second number of /proc/PID/schedstat: nanoseconds spent waiting on
-a run queue) and proc_stat(5) (``steal``: ticks in which the hypervisor ran somebody else).
+a run queue) and proc_stat(5) (``steal``: ticks in which the hypervisor ran another guest).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 OWN = Path("/proc/thread-self/schedstat")
 MACHINE = Path("/proc/stat")
 STEAL = 8
-"""The column of /proc/stat."""
+"""Column of /proc/stat."""
 
 
 class RunQueueDelay:
-    """Starts to count for the thread that makes it."""
+    """Measures the calling thread from its creation on."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -25,8 +25,8 @@ class RunQueueDelay:
         self._stolen = _stolen()
 
     def share(self) -> float:
-        """Of the time since then in which this thread waited for a processor, or its processors were taken from the
-        machine: 0 to 1, and 0 where the kernel does not tell."""
+        """Return the share of the time, 0 to 1, that the thread waited for a processor; 0 if the kernel does not report
+        it."""
         seconds = time.perf_counter() - self._began
         if seconds <= 0:
             return 0.0
@@ -34,7 +34,7 @@ class RunQueueDelay:
 
 
 def _queued() -> float:
-    """Seconds that this thread has stood in a run queue."""
+    """Return the seconds that this thread has waited in a run queue."""
     try:
         return int(OWN.read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -42,7 +42,7 @@ def _queued() -> float:
 
 
 def _stolen() -> float:
-    """Seconds that the hypervisor has taken from one processor, on average."""
+    """Return the seconds that the hypervisor has taken from one processor, on average."""
     try:
         with MACHINE.open("rb") as lines:
             ticks = int(lines.readline().split()[STEAL])

@@ -1,4 +1,4 @@
-"""A point in time that nothing may go beyond."""
+"""Deadlines of probes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 
 
 class ProbeDeadline:
-    """So many ``seconds`` from now."""
+    """A deadline ``seconds`` from now."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self, most: float = math.inf) -> float:
-        """Seconds until then: ``most`` at most, 0 once it is over."""
+        """Return the seconds left, at most ``most``; 0 after the deadline."""
         return min(most, max(0.0, self._end - time.monotonic()))
 
     def within(self, seconds: float) -> ProbeDeadline:
-        """This one, or the one that is ``seconds`` away if that is earlier."""
+        """Return this deadline, or one in ``seconds`` if that is earlier."""
         return ProbeDeadline(self.left(seconds))
 
     @property

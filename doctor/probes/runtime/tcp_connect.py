@@ -1,4 +1,4 @@
-"""Opens TCP connections, each within a deadline, and says how that went."""
+"""Open TCP connections within a deadline and classify the outcome."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 
 TRIES = 3
 TRY_SECONDS = 1.6
-"""A try holds the first packet and one more a second later (RFC 6298). Three tries are six packets: where 5 of 100 get
-lost each way, one connection in a million looks silent; and a host that is off is reported by the kernel after 3 s."""
+"""Seconds of one attempt: the first packet and one more a second later (RFC 6298). Three attempts are six packets: if 5
+% get lost each way, one connection in a million looks silent; the kernel reports a host that is off after 3 s."""
 
 SILENT_SECONDS = 1.5
-"""Less than this without an answer says nothing: one lost packet needs a second."""
+"""A shorter time without an answer is inconclusive: one lost packet costs a second."""
 
 _NO_WAY = frozenset(
     {
@@ -35,11 +35,11 @@ _NO_WAY = frozenset(
 )
 
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""For SO_LINGER: linger, for no time."""
+"""Value of SO_LINGER: linger for 0 s."""
 
 
 class ConnectResult(NamedTuple):
-    """``outcome`` is ``None`` where nothing was learnt: no time or no file descriptor. ``seconds``: of all tries."""
+    """``outcome`` is ``None`` if nothing was learned: no time or no file descriptor. ``seconds``: of all attempts."""
 
     outcome: ReachOutcome | None
     connection: socket.socket | None
@@ -49,8 +49,10 @@ class ConnectResult(NamedTuple):
 def connect_tcp(
     address: str, port: int, deadline: ProbeDeadline, *, segment: int | None = None, source: str | None = None
 ) -> ConnectResult:
-    """Connect to a numeric ``address``, again where no answer comes. ``segment``: bytes of data in a packet at most;
-    ``source``: the address of this host to connect from, if the kernel is not to choose."""
+    """Connect to a numeric ``address``, again if no answer arrives.
+
+    ``segment``: maximum bytes of data in a packet; ``source``: local address, if the kernel is not to choose.
+    """
     started = time.monotonic()
     outcome: ReachOutcome | None = None
     for _ in range(TRIES):
@@ -102,30 +104,31 @@ def _outcome(error: OSError | OverflowError) -> ReachOutcome | None:
 
 
 def affordable(most: int) -> int:
-    """``most``, or a quarter of the open files that this process is allowed where that is less: probing takes one
-    quarter, answering another, and the rest is for whatever else the process does."""
+    """Return ``most``, or a quarter of the open-file limit of this process if that is less.
+
+    Probing uses one quarter, answering another, and the rest is for the process itself.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 4))
 
 
 def reset_connection(connection: socket.socket) -> None:
-    """Close without a farewell: what a sick path has not delivered is not sent again for minutes, and neither side
-    remembers the port."""
+    """Close with a reset: undelivered data is not sent again for minutes, and neither side keeps the port."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
     connection.close()
 
 
 class ConnectionCut(Exception):
-    """The connection ended where an answer was due."""
+    """The connection ended before the answer."""
 
 
 def send_and_receive(connection: socket.socket, question: bytes, size: int, deadline: ProbeDeadline) -> bytes:
-    """Send ``question`` and read an answer of ``size`` bytes.
+    """Send ``question`` and return an answer of ``size`` bytes.
 
     Raises:
         TimeoutError: not in time.
-        Cut: the other side closed or reset the connection.
+        ConnectionCut: the peer closed or reset the connection.
     """
     try:
         connection.settimeout(max(0.01, deadline.left()))
@@ -138,11 +141,11 @@ def send_and_receive(connection: socket.socket, question: bytes, size: int, dead
 
 
 def receive_exactly(connection: socket.socket, size: int, deadline: ProbeDeadline) -> bytes:
-    """The next ``size`` bytes that come.
+    """Return the next ``size`` bytes.
 
     Raises:
         TimeoutError: not in time.
-        Cut: the other side closed or reset the connection.
+        ConnectionCut: the peer closed or reset the connection.
     """
     try:
         answer = b""

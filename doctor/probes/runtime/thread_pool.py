@@ -1,4 +1,4 @@
-"""Runs tasks side by side in a limited number of threads, and comes back in time whatever they do."""
+"""Run tasks concurrently in a limited number of threads, and return in time even if they block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 def start_side_by_side(
     tasks: Iterable[Callable[[], None]], workers: int, deadline: ProbeDeadline
 ) -> list[threading.Thread]:
-    """Start ``tasks`` in their order, ``workers`` at a time; none begins after ``deadline``.
+    """Start ``tasks`` in order, ``workers`` at a time; none begins after ``deadline``.
 
-    The threads are fewer where no more can be had: a container may allow few (pids.max, RLIMIT_NPROC).
+    There are fewer threads if the container allows no more (pids.max, RLIMIT_NPROC).
     """
     waiting = deque(tasks)
     threads: list[threading.Thread] = []

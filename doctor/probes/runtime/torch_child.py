@@ -1,4 +1,4 @@
-"""A child process that has torch loaded and does what may block or touch a driver: it can be killed at any moment."""
+"""A child process with torch loaded, for calls that may block or use a driver: it can be killed at any time."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from doctor.core.process import abandon_child, start_python
 R = TypeVar("R")
 
 KEPT_LINES = 40
-"""Lines of what the child wrote, kept to tell why it ended."""
+"""Lines of the output of the child that are kept to explain its end."""
 
 
 class ChildLost(Exception):
-    """The child ended, does not answer, or could not be started; says why."""
+    """The child ended, does not answer, or could not be started; the message says why."""
 
 
 class WorkRefused(Exception):
-    """The child is well and could not do what it was asked to; says why in one line."""
+    """The child is alive and could not do the work; the message says why in one line."""
 
 
 class WorkRequest(msgspec.Struct, frozen=True):
-    """What the child is asked to do: a ``work`` of :mod:`doctor.probes.runtime.torch_child_main`, and its argument."""
+    """Work for the child: a name of :data:`doctor.probes.runtime.torch_child_main.WORKS`, and its argument."""
 
     work: str
     argument: msgspec.Raw
 
 
 class WorkReply(msgspec.Struct, frozen=True):
-    """What came of it: ``error`` is empty where ``result`` is one."""
+    """Result of the work; ``error`` is empty if there is a ``result``."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
 
 
 class TorchChild:
-    """A fresh interpreter, one question at a time. ``environ``: what it starts from; ``changes`` are laid over it,
-    ``None`` takes a variable away. ``processors``: those that it may use, if not all of this process's.
+    """A fresh interpreter that does one work at a time.
 
-    It is killed with this interpreter, and with :meth:`close`.
+    ``environ``: its environment, with ``changes`` applied (``None`` removes a variable). ``processors``: those that it
+    may use, if not all of this process. It is killed with this interpreter, and by :meth:`close`.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class TorchChild:
         self._lines.append(line.decode("utf-8", "replace").rstrip())
 
     def ask(self, work: str, argument: object, kind: type[R], seconds: float) -> R:
-        """What the child's ``work`` gives for ``argument`` (a msgspec Struct or plain data), as ``kind``.
+        """Return the result of ``work`` for ``argument`` (a msgspec Struct or plain data), decoded as ``kind``.
 
         Raises:
-            ChildLost: it ended or did not answer in time; it is killed then, and every later question raises this.
-            Refused: it could not do it.
+            ChildLost: it ended or did not answer in time; it is killed then, and later calls raise this too.
+            WorkRefused: it could not do it.
         """
         if self.is_lost or self._child is None or self._child.stdin is None:
             raise ChildLost(self.last_words)
@@ -130,14 +130,14 @@ class TorchChild:
 
     @property
     def last_words(self) -> str:
-        """The last line that it wrote to stderr, or how it ended."""
+        """The last line that it wrote to stderr, or its exit status."""
         code = self._child.poll() if self._child is not None else None
         last_line = next((line for line in reversed(self._lines) if line.strip()), "")
         return last_line or (f"the process ended with {code}" if code is not None else "the process is gone")
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The last lines that it wrote to stderr and, besides its answers, to stdout: NCCL warns there."""
+        """Its last lines on stderr, and on stdout besides the answers: NCCL warns there."""
         return tuple(self._lines)
 
     def close(self) -> None:

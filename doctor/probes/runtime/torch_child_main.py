@@ -1,7 +1,7 @@
-"""The other end of :class:`doctor.probes.runtime.torch_child.TorchChild`: reads an order a line, answers a line,
-until stdin ends.
+"""Main program of :class:`doctor.probes.runtime.torch_child.TorchChild`: one request and one reply per line, until
+stdin ends.
 
-What torch, NCCL and drivers print goes to stderr, so that stdout carries answers alone.
+Output of torch, NCCL and drivers goes to stderr, so that stdout carries replies alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORKS = {
 
 
 def main() -> None:
-    """Answer until there is nobody to answer: then this process ends, whatever it is doing."""
+    """Reply until stdin ends; the process exits then, even during a call."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -45,7 +45,7 @@ def _listen(orders: queue.SimpleQueue[bytes]) -> None:
 
 
 def _answer(line: bytes) -> WorkReply:
-    """Errors of torch and of drivers are answers too: they are what is looked for."""
+    """Return the result; errors of torch and drivers are results too, because the probe looks for them."""
     order = msgspec.json.decode(line, type=prepared(WorkRequest))
     try:
         result = importlib.import_module(WORKS[order.work]).work(bytes(order.argument))

@@ -1,4 +1,4 @@
-"""Loads torch in the child, so that what is measured later does not wait for it."""
+"""Load torch in the child before anything is measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ NOT_INSTALLED = "torch is not installed here"
 
 
 class LoadedTorch(msgspec.Struct, frozen=True):
-    """The torch that was loaded: its version, the CUDA devices that it sees, whether it has distributed and NCCL.
-    ``backends``: those of torch and of its plug-ins that take tensors of the CPU."""
+    """The torch that was loaded: version, number of visible CUDA devices, support of distributed and NCCL.
+
+    ``backends``: those of torch and of its plugins that accept CPU tensors.
+    """
 
     version: str
     devices: int = 0
@@ -22,7 +24,7 @@ class LoadedTorch(msgspec.Struct, frozen=True):
 
 
 def loaded_in(child: TorchChild, seconds: float) -> LoadedTorch | Missing:
-    """The torch of ``child``, or why there is none: it is not installed, can't be imported, or does not come up."""
+    """Return the torch of ``child``, or why there is none: not installed, not importable, or no answer."""
     try:
         return child.ask("load", {}, LoadedTorch, seconds)
     except WorkRefused as refusal:
@@ -35,7 +37,7 @@ def work(argument: bytes) -> LoadedTorch:
     """Import torch. ``argument`` is not read.
 
     Raises:
-        Refused: it is not installed (:data:`NOT_INSTALLED`), or can't be imported.
+        WorkRefused: it is not installed (:data:`NOT_INSTALLED`), or cannot be imported.
     """
     try:
         import torch

@@ -1,9 +1,9 @@
-"""Writes or reads one file of known bytes; run as a script, in a process that can be given up when a mount does not
-answer. Only the standard library, so that it starts in milliseconds.
+"""Write or read one file of known bytes; run as a script, in a process that can be abandoned if a mount does not
+answer.
 
-``write FOLDER NAME BYTES SECONDS`` prints what it took as a line of JSON and keeps the file until its input ends;
-``read FOLDER NAME BYTES`` prints what it saw. The file never stays: a second process waits for the end of the one that
-wrote, however that comes, and removes it.
+Only the standard library, so that it starts in milliseconds. ``write FOLDER NAME BYTES SECONDS`` prints its timing as a
+line of JSON and keeps the file until its input ends; ``read FOLDER NAME BYTES`` prints what it found. A second process
+waits for the end of the writer, however that ends, and removes the file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 CHUNK = 1 << 20
 PATIENCE = 2.0
-"""Seconds in which a new file is seen by another host: clients of NFS keep what they know of a directory for some time
-(nfs(5), acdirmin), though names that were never asked for are asked at once."""
+"""Seconds until another host sees a new file: NFS clients cache directories for some time (nfs(5), acdirmin), though
+names that were never looked up are looked up at once."""
 
 FileRecord = dict[str, Any]
 
 
 def chunk(name: str, number: int) -> bytes:
-    """A piece of the file: other bytes in every file and place, so that nothing compresses or shares them."""
+    """Return a piece of the file, unique in every file and position, so that nothing compresses or deduplicates it."""
     return number.to_bytes(8, "big") + _noise(name)[8:]
 
 
@@ -39,8 +39,11 @@ def _noise(name: str) -> bytes:
 
 
 def write(folder: str, name: str, size: int, seconds: float) -> None:
-    """Write the file, within ``seconds`` as many bytes as go; say it, hold the file until stdin ends, and remove it.
-    What exists already is left as it is."""
+    """Write as many bytes of the file as fit into ``seconds``, print the result, keep the file until stdin ends, remove
+    it.
+
+    An existing file is left as it is.
+    """
     path = Path(folder, _own_name(name))
     keeper, pipe = _start_keeper(path)
     try:
@@ -80,8 +83,10 @@ def _write_all(descriptor: int, data: bytes) -> int:
 
 
 def _start_keeper(path: Path) -> tuple[int, int]:
-    """A process that removes ``path`` once the pipe, whose other end is returned, has ended without a word. It is in a
-    session of its own, so that whoever kills this one does not kill both."""
+    """Start a process that removes ``path`` once the pipe, whose other end is returned, closes without data.
+
+    It has its own session, so that killing this process group does not kill both.
+    """
     inner, outer = os.pipe()
     ready, say_ready = os.pipe()
     child = os.fork()
@@ -112,7 +117,7 @@ def _remove(keeper: int, pipe: int) -> None:
 
 
 def read(folder: str, name: str, size: int) -> None:
-    """Say whether the file that another host wrote is here, whole."""
+    """Print whether the file of another host is here and complete."""
     began = time.monotonic()
     while True:
         seen = _look(Path(folder, _own_name(name)), name, size)
@@ -137,7 +142,7 @@ def _look(path: Path, name: str, size: int) -> FileRecord:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor of a regular file. No link is followed, and nothing is waited for."""
+    """Return a descriptor of a regular file, without following links or blocking."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -146,7 +151,7 @@ def _opened(path: Path) -> int:
 
 
 def _own_name(name: str) -> str:
-    """The name, which another host may have chosen: only such a file is ever made and removed."""
+    """Return the name, which another host may have chosen; others than probe files are refused."""
     if re.fullmatch(r"\.rankdoctor-probe-[A-Za-z0-9._-]{1,128}", name) is None:
         raise SystemExit(2)
     return name

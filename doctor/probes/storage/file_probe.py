@@ -1,4 +1,4 @@
-"""Writes a file into directories of the job and reads those of other hosts, by children that may be given up."""
+"""Write a file into directories of the job and read those of other hosts, in children that may be abandoned."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 
 COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
 WRITE_SHARE = 0.5
-"""Of the time for one file: writing ends then, and what is left is for the disk to have it all."""
+"""Share of the time for one file in which it is written; the rest is for fsync."""
 REMOVE_SECONDS = 2.0
 MOST_BYTES = 8 << 20
-"""Of one file: 2 s at 4 MB/s, which is slow, and more than a disk takes into its own cache at once."""
+"""Of one file: 2 s at 4 MB/s, which is slow, and more than the cache of a disk."""
 
 
 class ProbeDirectory(msgspec.Struct, frozen=True):
-    """A directory, what it is for, and the ``name`` of the file and its size in bytes. ``writer``: the host whose file
-    that is."""
+    """A directory, its role, and name and size of the file. ``writer``: the host whose file that is."""
 
     path: message_bounds.Path
     role: message_bounds.Name
@@ -42,7 +41,7 @@ class ProbeDirectory(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What :mod:`doctor.probes.storage.file_child` says."""
+    """Output of :mod:`doctor.probes.storage.file_child`."""
 
     bytes: int = 0
     write: float | None = None
@@ -53,8 +52,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class WrittenFile:
-    """A file that a child of this process writes, and holds until it is ordered to remove it, or until it or
-    this process ends."""
+    """A file that a child writes and keeps until it is told to remove it, or until it or this process ends."""
 
     def __init__(self, place: ProbeDirectory, seconds: float, command: Sequence[str] = COMMAND) -> None:
         self.place = place
@@ -62,7 +60,7 @@ class WrittenFile:
         self._child = _start((*command, *arguments), stdin=subprocess.PIPE)
 
     def trial(self, deadline: ProbeDeadline) -> StorageTrial:
-        """What came of it. A child that has not answered by then is left to itself."""
+        """Return the result. A child that has not answered in time is abandoned."""
         seconds = deadline.left()
         answer = _read_answer(self._child, deadline)
         error = f"{NO_ANSWER} within {seconds:.0f} s" if answer is None else answer.error
@@ -73,7 +71,7 @@ class WrittenFile:
         return StorageTrial(self.place.path, self.place.role, answer.bytes, answer.write, answer.sync)
 
     def remove(self, deadline: ProbeDeadline) -> None:
-        """Have it removed, waited for as long as ``deadline`` leaves."""
+        """Have it removed, and wait for that until ``deadline``."""
         if self._child is None:
             return
         with suppress(OSError):
@@ -84,7 +82,7 @@ class WrittenFile:
         self.give_up()
 
     def give_up(self) -> None:
-        """Kill the child; its own keeper removes the file once it is gone."""
+        """Kill the child; its keeper then removes the file."""
         if self._child is not None:
             abandon_child(self._child)
             self._child = None
@@ -93,7 +91,7 @@ class WrittenFile:
 def read_files(
     places: Sequence[ProbeDirectory], deadline: ProbeDeadline, command: Sequence[str] = COMMAND
 ) -> list[StorageReading]:
-    """What this host sees of the files of others, as far as a child could be started to look."""
+    """Return what this host sees of the files of others, if a child could be started."""
     children = [_start((*command, "read", _absolute(place), place.name, str(place.size))) for place in places]
     readings = []
     for place, child in zip(places, children, strict=True):
@@ -108,7 +106,7 @@ def read_files(
 
 
 def _absolute(place: ProbeDirectory) -> str:
-    """As this process means it: children run elsewhere."""
+    """Return the absolute path: children run in another directory."""
     return str(Path.cwd() / place.path)
 
 
@@ -120,7 +118,7 @@ def _start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subproces
 
 
 def _read_answer(child: subprocess.Popen[bytes] | None, deadline: ProbeDeadline) -> _Answer | None:
-    """The line of a child, ``None`` where there is none in time."""
+    """Return the output of a child, ``None`` without any in time."""
     if child is None or child.stdout is None:
         return _Answer(error=f"{UNTRIED}: no process can be started")
     ready, _, _ = select.select([child.stdout], [], [], deadline.left())

@@ -1,4 +1,4 @@
-"""Whether the directories of the job can be written, how fast, and whether all hosts see the same files there."""
+"""Stage of the storage: can the directories of the job be written, how fast, and do all hosts share them?"""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.storage.file_probe import COMMAND, MOST_BYTES, ProbeDirectory, WrittenFile, read_files
 
 ROLES = ("checkpoint", "flight-recorder", "nccl-debug")
-"""Of directories that the job writes to. Caches and temporary folders are each host's own matter."""
+"""Directories that the job writes to. Caches and temporary folders are local to each host."""
 SHARED = ("checkpoint",)
-"""Of these, the ones that all hosts have to share."""
+"""Those that all hosts have to share."""
 LEAST_BYTES = 1 << 20
 ALL_BYTES = 2 << 30
 """Of all hosts together in one directory: a second of a good file system."""
 RESERVE = 64 << 20
-"""Bytes that are left free: a directory with less is full without us."""
+"""Bytes that are left free: a directory with less counts as full."""
 MOST_PLACES = 4
 """Directories of one host."""
 MOST_ASKED = 32
-"""Files of one order: what all neighbours of a host wrote that were not seen, in each directory."""
+"""Files of one order: those of all neighbors of a host that were not seen, in each directory."""
 MOST_MISSED = 8
-"""Files that were not seen, about which a second look can tell more: where there are more, nobody shares anything."""
+"""Files that were not seen, for which a second read is useful: with more, the directory is not shared."""
 WRITE_SECONDS = 20.0
 READ_SECONDS = 15.0
 CLEAR_SECONDS = 5.0
@@ -44,7 +44,7 @@ USUAL_HOSTS = 3
 
 
 class StorageOrder(msgspec.Struct, frozen=True):
-    """Write files and hold them where ``hold``, read those of others, or remove what is held."""
+    """Write files, and keep them if ``hold``; read those of others; or remove those that are kept."""
 
     act: Literal["write", "read", "clear"]
     places: Annotated[tuple[ProbeDirectory, ...], Meta(max_length=MOST_ASKED)] = ()
@@ -52,8 +52,11 @@ class StorageOrder(msgspec.Struct, frozen=True):
 
 
 class StorageStage:
-    """See :class:`doctor.probes.base.Stage`. Whoever speaks for a host writes a file into each directory; then each
-    reads what the next host wrote to the same path; then all files are removed, and slow hosts write again."""
+    """Stage of the storage (:class:`doctor.probes.base.Stage`).
+
+    One process of each host writes a file into each directory; each reads the file of the next host in the same path;
+    then all files are removed, and slow hosts write again.
+    """
 
     name: ClassVar[str] = "storage"
     makes: ClassVar[tuple[type[Section], ...]] = (StorageSpeedFacts,)
@@ -73,20 +76,20 @@ class StorageStage:
         self._places: dict[int, tuple[ProbeDirectory, ...]] = {}
         self._held: list[WrittenFile] = []
 
-    def plan(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """The next step that has something to do."""
-        speakers = [post for post in posts if post.speaks]
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Return the orders of the next step that has any."""
+        speakers = [process for process in processes if process.speaks]
         while self._steps:
             if orders := self._steps.pop(0)(job, speakers):
                 return orders
         return None
 
-    def _plan_writing(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        folders = {post.host: folders for post in posts if (folders := _folders(post))}
+    def _plan_writing(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        folders = {process.host: folders for process in processes if (folders := _folders(process))}
         self._places = {
-            post.host: places
-            for post in posts
-            if (places := _places(post, folders.get(post.host, ()), len(folders), self._word))
+            process.host: places
+            for process in processes
+            if (places := _places(process, folders.get(process.host, ()), len(folders), self._word))
         }
         if not self._places:
             return None
@@ -97,19 +100,21 @@ class StorageStage:
             " and removed again"
         )
         tasks: dict[int, _Task] = {host: ("write", places, True) for host, places in self._places.items()}
-        return _orders(posts, tasks, words, WRITE_SECONDS)
+        return _orders(processes, tasks, words, WRITE_SECONDS)
 
-    def _plan_reading(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """A ring over the hosts that wrote to the same path."""
+    def _plan_reading(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Read along a ring of the hosts that wrote to the same path."""
         pairs = []
         for path in self._shared_paths():
             ring = [host for host, _ in self._written(job, path)]
             pairs += [(host, writer, path) for host, writer in zip(ring, ring[1:] + ring[:1], strict=True)]
-        return self._to_read(posts, pairs, "what others wrote")
+        return self._to_read(processes, pairs, "what others wrote")
 
-    def _plan_reading_again(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Where one host did not see the file of another: is it the reader or the writer? The neighbours of both in
-        the ring tell."""
+    def _plan_reading_again(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Read again if one host did not see the file of another, with the neighbors of both in the ring.
+
+        That shows whether the reader or the writer is at fault.
+        """
         pairs = []
         for path in self._shared_paths():
             ring = [host for host, _ in self._written(job, path)]
@@ -117,17 +122,17 @@ class StorageStage:
             for reader, writer, _ in missed if len(missed) <= MOST_MISSED and len(ring) > 2 else ():
                 after, before = (ring[(ring.index(writer) + 1) % len(ring)], ring[ring.index(reader) - 1])
                 pairs += [(after, writer, path), (reader, before, path)]
-        return self._to_read(posts, pairs, "what was not seen, and what its neighbours wrote")
+        return self._to_read(processes, pairs, "what was not seen, and what its neighbours wrote")
 
     def _shared_paths(self) -> dict[str, None]:
         places = (place for places in self._places.values() for place in places)
         return dict.fromkeys(place.path for place in places if place.role in SHARED)
 
     def _to_read(
-        self, posts: Sequence[ProbeParticipant], pairs: Iterable[tuple[int, int, str]], what: str
+        self, processes: Sequence[ProbeParticipant], pairs: Iterable[tuple[int, int, str]], what: str
     ) -> StageOrders | None:
-        """``pairs``: who reads, who wrote, and where."""
-        names = {post.host: post.rank.host.name for post in posts}
+        """``pairs``: reader, writer, and path."""
+        names = {process.host: process.rank.host.name for process in processes}
         tasks: dict[int, tuple[ProbeDirectory, ...]] = {}
         for reader, writer, path in dict.fromkeys(pairs):
             wrote = next(place for place in self._places[writer] if place.path == path)
@@ -135,7 +140,7 @@ class StorageStage:
                 addressed = replace(wrote, writer=names.get(writer, ""))
                 tasks[reader] = (*tasks.get(reader, ()), addressed)
         orders: dict[int, _Task] = {host: ("read", places, False) for host, places in tasks.items()}
-        return _orders(posts, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
+        return _orders(processes, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
 
     def _written(self, job: Job, path: str) -> Iterable[tuple[int, ProbeDirectory]]:
         for local in job.by_host():
@@ -145,12 +150,12 @@ class StorageStage:
                 if place.path == path and path in whole:
                     yield local.hosts[0].index, place
 
-    def _plan_clearing(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def _plan_clearing(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         words = f"what {counted(len(self._places), 'host')} wrote is removed"
-        return _orders(posts, dict.fromkeys(self._places, _CLEAR), words, CLEAR_SECONDS)
+        return _orders(processes, dict.fromkeys(self._places, _CLEAR), words, CLEAR_SECONDS)
 
-    def _plan_again(self, job: Job, posts: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Hosts that were slow somewhere, and a few others, write there again."""
+    def _plan_again(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Write again on hosts that were slow somewhere, and on a few others."""
         tasks: dict[int, tuple[ProbeDirectory, ...]] = {}
         for slow in slow_storage(job):
             usual = [host for host, _ in self._written(job, slow.path) if host not in slow.places][:USUAL_HOSTS]
@@ -163,13 +168,13 @@ class StorageStage:
                 tasks[host] = (*tasks.get(host, ()), *again)
         words = f"what was slow once more, from {_each(len(tasks))}"
         orders: dict[int, _Task] = {host: ("write", places, False) for host, places in tasks.items()}
-        return _orders(posts, orders, words, WRITE_SECONDS)
+        return _orders(processes, orders, words, WRITE_SECONDS)
 
-    def take_part(self, order: bytes, bench: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Write, read or clear, in children."""
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Write, read or remove, in children."""
         asked = msgspec.msgpack.decode(order, type=prepared(StorageOrder))
         for place in asked.places:
-            require_own_directory(place.path, place.role, place.name, bench.surroundings)
+            require_own_directory(place.path, place.role, place.name, context.machine)
         if asked.act == "write":
             return self._write(asked, deadline)
         if asked.act == "read":
@@ -191,9 +196,9 @@ class StorageStage:
             self._held.pop().remove(deadline)
 
 
-def _folders(post: ProbeParticipant) -> list[Directory]:
-    """The directories of a host that are there and may be written, each path once."""
-    storage = post.rank.find(StorageFacts)
+def _folders(process: ProbeParticipant) -> list[Directory]:
+    """Return the directories of a host that exist and may be written, each path once."""
+    storage = process.rank.find(StorageFacts)
     found = {
         folder.path: folder
         for folder in reversed(storage.directories if storage else ())
@@ -202,10 +207,12 @@ def _folders(post: ProbeParticipant) -> list[Directory]:
     return list(found.values())[::-1][:MOST_PLACES]
 
 
-def _places(post: ProbeParticipant, folders: Sequence[Directory], hosts: int, word: str) -> tuple[ProbeDirectory, ...]:
-    """What a host writes, where there is room for what all hosts write."""
+def _places(
+    process: ProbeParticipant, folders: Sequence[Directory], hosts: int, word: str
+) -> tuple[ProbeDirectory, ...]:
+    """Return what a host writes, if there is room for the files of all hosts."""
     size = max(LEAST_BYTES, min(MOST_BYTES, ALL_BYTES // max(1, hosts)))
-    name = f".rankdoctor-probe-{word}-{post.host}-{re.sub(r'[^A-Za-z0-9.-]', '_', post.rank.host.name)[:64]}"
+    name = f".rankdoctor-probe-{word}-{process.host}-{re.sub(r'[^A-Za-z0-9.-]', '_', process.rank.host.name)[:64]}"
     return tuple(
         ProbeDirectory(folder.path, folder.role, name, size)
         for folder in folders
@@ -222,16 +229,19 @@ _CLEAR: _Task = ("clear", (), False)
 
 
 def _orders(
-    posts: Sequence[ProbeParticipant], tasks: dict[int, _Task], words: str, seconds: float
+    processes: Sequence[ProbeParticipant], tasks: dict[int, _Task], words: str, seconds: float
 ) -> StageOrders | None:
-    orders = {post.token: StorageOrder(*tasks[post.host]) for post in posts if post.host in tasks}
-    files = [place.size for post in posts for place in tasks.get(post.host, _CLEAR)[1]]
+    orders = {process.token: StorageOrder(*tasks[process.host]) for process in processes if process.host in tasks}
+    files = [place.size for process in processes for place in tasks.get(process.host, _CLEAR)[1]]
     return StageOrders.of(orders, seconds, _costs(words, files, seconds)) if orders else None
 
 
 def _costs(words: str, files: Sequence[int], seconds: float) -> str:
-    """``files``: the bytes of all that are written or read, each by a child of its own at the same time; none where
-    they are removed, which all hosts do at once."""
+    """Format the cost.
+
+    ``files``: bytes of all that are written or read, each by a child of its own at the same time; none if they are
+    removed, which all hosts do at once.
+    """
     if not files:
         return f"storage: {words}, all at once, at most {in_seconds(seconds)}"
     each = counted(len(files), "file")
