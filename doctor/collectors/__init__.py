@@ -23,10 +23,10 @@ MODULES: dict[str, str] = {
     "storage": "storage.directories",
     "kernel-log": "host.kernel_log",
 }
-"""The module of each section; imported only when its section is asked for."""
+"""Module of each section; imported only when its section is collected."""
 
 
 def collector_for(key: str) -> Collector:
-    """The collector of the section ``key``; ``KeyError`` for a section without a collector."""
+    """Return the collector of the section ``key``; ``KeyError`` for a section without one."""
     importlib.import_module(f"doctor.collectors.{MODULES[key]}")
     return COLLECTORS[key]

@@ -12,11 +12,11 @@ from doctor.core.facts import Section
 
 
 class NotPresent(Exception):
-    """The machine does not have what the collector reads: the section is absent, and checks that need it skip."""
+    """The machine lacks what the collector reads: the section is absent, and checks that need it skip."""
 
 
 class NotVisible(Exception):
-    """It is there, but this process may not see it: checks that need it end as unknown."""
+    """It exists, but this process may not read it: checks that need it end as unknown."""
 
     def __init__(self, reason: str, unhide: str = "") -> None:
         super().__init__(reason)
@@ -26,11 +26,11 @@ class NotVisible(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where collectors read. Tests pass recorded trees; nothing below is read through any other path.
+    """The trees and variables that collectors read; tests pass recorded ones.
 
-    ``directories``: pairs of role and path that the user's settings name (``checkpoint``, ``/data/runs``).
-    ``outputs``: the same of a run that makes them itself when it first writes there.
-    ``commands``: whether the arguments of other users' processes may become facts.
+    ``directories``: pairs of role and path from the user's settings (``checkpoint``, ``/data/runs``). ``outputs``: the
+    same for directories that a run creates on its first write. ``commands``: arguments of other users' processes may
+    become facts.
     """
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -45,11 +45,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Collector:
-    """One section, the function that reads it, and the seconds it may take.
+    """A section, the function that reads it, and its time limit in seconds.
 
-    ``isolated``: the call can block where no signal of Python reaches it (a driver), so it runs in a process of its
-    own that is killed at the deadline. ``present`` is asked first, cheaply and in this process, to spare that process
-    on machines that have nothing to read; it raises :class:`NotPresent`.
+    ``isolated``: the call may block in a driver, so it runs in a process that is killed at the deadline. ``present``
+    runs first, in this process, and raises :class:`NotPresent` if there is nothing to read.
     """
 
     section: type[Section]
@@ -60,11 +59,11 @@ class Collector:
 
     @property
     def key(self) -> str:
-        """The key of its section."""
+        """Key of its section."""
         return self.section.key
 
     def within(self, seconds: float) -> Collector:
-        """The same collector with no more than ``seconds``."""
+        """Return the same collector with a deadline of at most ``seconds``."""
         return replace(self, deadline=min(self.deadline, seconds))
 
 
@@ -91,7 +90,7 @@ def collector(
 
 
 def listed(folder: Path) -> list[str]:
-    """The sorted names in ``folder``; none where it is missing or may not be read."""
+    """Return the sorted names in ``folder``; none if it is missing or may not be read."""
     try:
         return sorted(entry.name for entry in folder.iterdir())
     except OSError:
@@ -99,7 +98,7 @@ def listed(folder: Path) -> list[str]:
 
 
 def link_target(path: Path) -> str | None:
-    """What the symbolic link ``path`` holds, or ``None``."""
+    """Return the target of the symbolic link ``path``, or ``None``."""
     try:
         return str(path.readlink())
     except OSError:
@@ -107,7 +106,7 @@ def link_target(path: Path) -> str | None:
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str | None:
-    """The stripped text of a small file, or ``None`` where it is missing or may not be read."""
+    """Return the stripped text of a small file, or ``None`` if it is missing or may not be read."""
     try:
         with path.open("rb") as stream:
             return stream.read(limit).decode("utf-8", "replace").strip()
@@ -116,12 +115,12 @@ def read_text(path: Path, limit: int = 1 << 20) -> str | None:
 
 
 def read_rows(path: Path, limit: int = 1 << 20) -> list[list[str]]:
-    """The lines of a file, split at blanks; none if it cannot be read."""
+    """Return the lines of a file, split at blanks; none if it cannot be read."""
     return [line.split() for line in (read_text(path, limit) or "").splitlines()]
 
 
 def read_pairs(path: Path, separator: str, limit: int = 1 << 20) -> dict[str, str]:
-    """The lines ``name<separator>value`` of a file, stripped; of several with one name the first."""
+    """Return the lines ``name<separator>value`` of a file, stripped; of several with one name the first."""
     found: dict[str, str] = {}
     for line in (read_text(path, limit) or "").splitlines():
         name, _, value = line.partition(separator)
@@ -130,18 +129,18 @@ def read_pairs(path: Path, separator: str, limit: int = 1 << 20) -> dict[str, st
 
 
 def first_known(*numbers: int | None) -> int | None:
-    """The first of ``numbers`` that is not ``None``."""
+    """Return the first of ``numbers`` that is not ``None``."""
     return next((number for number in numbers if number is not None), None)
 
 
 def read_int(path: Path) -> int | None:
-    """The whole number in a file, or ``None`` where there is none."""
+    """Return the integer in a file, or ``None``."""
     return parse_int(read_text(path))
 
 
 def parse_int(text: str | None) -> int | None:
-    """A decimal number in ``text``, or ``None``. More digits than fit into 64 bits count as no number: counters of the
-    kernel are no larger, and captures hold no more."""
+    """Return the decimal integer in ``text``, or ``None``; also for more than 18 digits, which no counter of the kernel
+    has."""
     if text is None or len(text.strip()) > 18:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The other end of an isolated collector: a fresh interpreter that reads one section and writes it to stdout."""
+"""Main program of an isolated collector: collect one section and write it to stdout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from doctor.collectors.base import Machine
 
 
 def main(key: str) -> None:
-    """Read the section ``key`` and write its outcome to stdout as bytes."""
+    """Collect the section ``key`` and write its encoded outcome to stdout."""
     from doctor.collectors import collector_for
     from doctor.collectors.runner import encode_outcome, run_collector
 

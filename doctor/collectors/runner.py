@@ -1,7 +1,6 @@
-"""Runs collectors side by side, each with its deadline; what breaks becomes a fact about itself.
+"""Run collectors concurrently, each with its deadline; a failure becomes a :class:`~doctor.core.facts.Missing` section.
 
-One of the few places that forgive every exception: a collector that raises, blocks or dies leaves a
-:class:`~doctor.core.facts.Missing` in the place of its section.
+One of the few places that catch every exception: a collector may raise, block or die.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Outcome = Section | Missing
 
 
 PATIENCE = 1.0
-"""Seconds after which ``announce`` names the collectors that still run."""
+"""Seconds after which ``announce`` lists the collectors that still run."""
 
 
 def collect_facts(
@@ -36,8 +35,10 @@ def collect_facts(
     timeout: float = math.inf,
     announce: Callable[[str], None] | None = None,
 ) -> dict[str, Outcome]:
-    """The outcome of the collectors of ``keys``; none may take more than ``timeout`` seconds. A collector whose
-    module can't even be loaded is broken like any other."""
+    """Return the outcome of the collectors of ``keys``, each within ``timeout`` seconds.
+
+    A collector whose module cannot be imported counts as failed.
+    """
     collectors: list[Collector] = []
     broken: dict[str, Outcome] = {}
     for key in keys:
@@ -55,9 +56,9 @@ def _broken(key: str, error: Exception) -> Missing:
 def collect_sections(
     collectors: Iterable[Collector], machine: Machine, *, announce: Callable[[str], None] | None = None
 ) -> dict[str, Outcome]:
-    """The outcome of every collector by key. Takes no longer than the largest deadline and a little more.
+    """Return the outcome of every collector by key, soon after the largest deadline.
 
-    ``announce`` is told once, after :data:`PATIENCE`, which ones are still at work.
+    ``announce`` is called once, after :data:`PATIENCE`, with the collectors that still run.
     """
     started = time.monotonic()
     outcomes: dict[str, Outcome] = {}
@@ -89,7 +90,7 @@ def _start(collector: Collector, machine: Machine, outcomes: dict[str, Outcome])
 
 
 def run_collector(collector: Collector, machine: Machine, *, here: bool = False) -> Outcome:
-    """The outcome of one collector, without a deadline unless it is isolated; ``here`` overrides the isolation."""
+    """Return the outcome of one collector, with a deadline if it is isolated; ``here`` overrides the isolation."""
     try:
         if collector.present is not None:
             collector.present(machine)
@@ -113,7 +114,7 @@ def _overdue(collector: Collector) -> Missing:
 
 
 def _run_isolated(collector: Collector, machine: Machine) -> Outcome:
-    """Run the collector in a fresh interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
+    """Run the collector in a new interpreter: no fork of a process that may hold CUDA or pinned RDMA memory."""
     child = start_python("doctor.collectors.isolated_child", [collector.key], env=dict(machine.environ))
     try:
         output, _ = child.communicate(timeout=collector.deadline * 0.9)
@@ -128,12 +129,12 @@ def _run_isolated(collector: Collector, machine: Machine) -> Outcome:
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """An outcome as bytes for the way between processes."""
+    """Encode an outcome for another process."""
     return msgspec.msgpack.encode((isinstance(outcome, Missing), outcome))
 
 
 def decode_outcome(key: str, data: bytes) -> Outcome:
-    """The inverse of :func:`encode_outcome` for the section ``key``."""
+    """Decode an outcome of the section ``key``."""
     is_missing, raw = msgspec.msgpack.decode(data, type=prepared(tuple[bool, msgspec.Raw]))
     if is_missing:
         return msgspec.msgpack.decode(raw, type=prepared(Missing))

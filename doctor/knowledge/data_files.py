@@ -1,4 +1,4 @@
-"""Reads the data files beside this module. Who reads one keeps it: a file is read when asked, and once."""
+"""Read the data files of this package. Callers cache the result."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ T = TypeVar("T")
 
 
 def read(name: str, shape: type[T]) -> T:
-    """The JSON file ``name`` of this package as ``shape``. ``msgspec.ValidationError`` where it does not fit."""
+    """Return the JSON file ``name`` of this package as ``shape``. ``msgspec.ValidationError`` if it does not fit."""
     text = resources.files("doctor.knowledge").joinpath(name).read_bytes()
     return msgspec.json.decode(text, type=prepared(shape))

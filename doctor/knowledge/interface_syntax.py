@@ -1,4 +1,4 @@
-"""How NCCL and Gloo read the settings that name interfaces and devices.
+"""Syntax of the settings of NCCL and Gloo that name interfaces and devices.
 
 Sources: NCCL ``src/misc/utils.cc`` (parseStringList, matchIfList), ``src/misc/socket.cc`` (ncclFindInterfaces,
 ncclEnvSocketFamily), ``src/os/linux.cc`` (ncclOsFindInterfaces), ``src/transport/net_ib/init.cc`` (NCCL_IB_HCA),
@@ -26,10 +26,10 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True)
 class NcclList:
-    """A list of names as NCCL reads NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
+    """A list of names as NCCL parses NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
 
-    ``exclude``: it began with ``^`` and names what is not wanted. ``exact``: it began with ``=`` (or ``^=``) and the
-    entries are whole names, otherwise prefixes. ``entries``: names with their port, ``None`` where none is given.
+    ``exclude``: it begins with ``^`` and lists what to exclude. ``exact``: it begins with ``=`` (or ``^=``) and the
+    entries are whole names, otherwise prefixes. ``entries``: names with their port, ``None`` without one.
     """
 
     exclude: bool
@@ -37,27 +37,27 @@ class NcclList:
     entries: tuple[Entry, ...]
 
     def names(self, name: str, port: int | None = None) -> bool:
-        """Whether an entry stands for ``name``; a list without entries stands for everything."""
+        """Return whether an entry matches ``name``; a list without entries matches everything."""
         return not self.entries or any(self.entry_matches(entry, name, port) for entry in self.entries)
 
     def entry_matches(self, entry: Entry, name: str, port: int | None = None) -> bool:
-        """Whether this entry stands for ``name``. Ports count only where both sides give one."""
+        """Return whether this entry matches ``name``. Ports count only if both have one."""
         prefix, wanted = entry
         alike = name == prefix if self.exact else name.startswith(prefix)
         return alike and (wanted is None or port is None or wanted == port)
 
     def selects(self, name: str, port: int | None = None) -> bool:
-        """Whether NCCL would take the interface or device ``name`` (and its ``port``)."""
+        """Return whether NCCL would use the interface or device ``name`` (and its ``port``)."""
         return self.names(name, port) != self.exclude
 
 
 @lru_cache(maxsize=64)
 def parse_nccl_list(text: str, limit: int = MAX_INTERFACES) -> NcclList:
-    """Read a list of interfaces or devices as NCCL does.
+    """Parse a list of interfaces or devices as NCCL does.
 
-    One ``^`` and then one ``=`` may stand at the very start and hold for the whole list; entries are separated by
-    commas and nothing is trimmed, so `` eth0`` begins with a space and case counts. Empty entries are passed over;
-    entries after the first ``limit`` are not read.
+    One ``^`` and then one ``=`` may precede the list and apply to all of it; entries are separated by commas and not
+    trimmed, so `` eth0`` begins with a space, and case counts. Empty entries are skipped; entries after the first
+    ``limit`` are not read.
     """
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
@@ -67,7 +67,7 @@ def parse_nccl_list(text: str, limit: int = MAX_INTERFACES) -> NcclList:
 
 
 def _read_entry(text: str) -> Entry:
-    """A name and its port. A port of -1 is NCCL's word for any; text after the colon that is no number is 0 (atoi)."""
+    """Return a name and its port. Port -1 means any in NCCL; text after the colon that is not a number is 0 (atoi)."""
     name, colon, rest = text.partition(":")
     number = rest.partition(":")[0]
     if not colon or not number:
@@ -78,24 +78,27 @@ def _read_entry(text: str) -> Entry:
 
 
 def nccl_interface_list(text: str | None) -> NcclList | None:
-    """NCCL_SOCKET_IFNAME as a list, or ``None`` where NCCL picks by itself: it is unset or shorter than two characters
+    """Return NCCL_SOCKET_IFNAME as a list, or ``None`` if NCCL selects by itself: unset or shorter than two characters
     (ncclFindInterfaces)."""
     return parse_nccl_list(text) if text is not None and len(text) > 1 else None
 
 
 def nccl_device_list(text: str | None) -> NcclList:
-    """NCCL_IB_HCA as a list; unset and empty stand for all devices."""
+    """Return NCCL_IB_HCA as a list; unset and empty mean all devices."""
     return parse_nccl_list(text or "", MAX_RDMA_DEVICES)
 
 
 def nccl_socket_family(text: str | None) -> str | None:
-    """NCCL_SOCKET_FAMILY as ``inet`` or ``inet6``; ``None`` where it forces nothing, which any other text does not."""
+    """Return NCCL_SOCKET_FAMILY as ``inet`` or ``inet6``; ``None`` for any other text, which has no effect."""
     return {"AF_INET": "inet", "AF_INET6": "inet6"}.get(text or "")
 
 
 def parse_nccl_integer(text: str | None, default: int) -> int:
-    """An integer setting as NCCL reads it: ``strtoll`` with base 0, so ``0x10`` is 16, ``010`` is 8, and text without
-    a number in front (``true``, ``yes``) is 0. Unset, empty or out of range is ``default``."""
+    """Return an integer setting as NCCL parses it.
+
+    ``strtoll`` with base 0, so ``0x10`` is 16, ``010`` is 8, and text without a leading number (``true``, ``yes``) is
+    0. Unset, empty or out of range is ``default``.
+    """
     if not text:
         return default
     match = _LEADING_NUMBER.match(text)
@@ -108,11 +111,10 @@ def parse_nccl_integer(text: str | None, default: int) -> int:
 
 
 def gloo_names(text: str | None) -> tuple[str, ...]:
-    """GLOO_SOCKET_IFNAME as Gloo's exact names; empty where Gloo goes by the host's own name.
+    """Return GLOO_SOCKET_IFNAME as exact names; empty if Gloo uses the host name.
 
-    A value shorter than two characters counts as unset. Names are separated by commas, nothing is trimmed, and each
-    one must be an interface with an address: an empty name between commas is an error too (one comma at the end is
-    none).
+    A value shorter than two characters counts as unset. Names are separated by commas and not trimmed, and each must be
+    an interface with an address: an empty name between commas is an error too (one comma at the end is not).
     """
     if text is None or len(text) < 2:
         return ()
@@ -121,5 +123,5 @@ def gloo_names(text: str | None) -> tuple[str, ...]:
 
 
 def looks_like_nccl_syntax(text: str) -> bool:
-    """Whether a value for Gloo is written in NCCL's grammar: an entry begins with ``^`` or ``=``."""
+    """Return whether a value for Gloo has the syntax of NCCL: an entry begins with ``^`` or ``=``."""
     return any(entry.startswith(("^", "=")) for entry in text.split(","))

@@ -1,7 +1,8 @@
-"""Arguments and strategy names of Lightning's Trainer over its releases, and hooks, methods and imports that are gone.
+"""Arguments and strategy names of the Trainer of Lightning by release, and hooks, methods and imports that were
+removed.
 
-Source: the signature of ``Trainer.__init__`` (src/lightning/pytorch/trainer/trainer.py) at every tag from 1.5.0 on,
-the upgrade guide (docs/source-pytorch/upgrade), and the modules of the wheels of 1.9.5, 2.0.0 and 2.6.6.
+Source: the signature of ``Trainer.__init__`` (src/lightning/pytorch/trainer/trainer.py) at every tag from 1.5.0 on, the
+upgrade guide (docs/source-pytorch/upgrade), and the modules of the wheels of 1.9.5, 2.0.0 and 2.6.6.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from doctor.knowledge.releases import release
 
 
 class ArgumentInfo(msgspec.Struct, frozen=True):
-    """A Trainer argument or strategy name. ``since`` is ``None`` where 1.5.0 had it already; ``removed``: the first
-    release without it, ``None`` while it lives; ``replacement``: what to write instead."""
+    """A Trainer argument or strategy name.
+
+    ``since`` is ``None`` if 1.5.0 had it; ``removed``: the first release without it, ``None`` if it exists;
+    ``replacement``: what to write instead.
+    """
 
     since: str | None = None
     removed: str | None = None
     replacement: str = ""
 
     def is_taken_by(self, lightning: str) -> bool:
-        """Whether the release ``lightning`` takes it; true where that is no version."""
+        """Return whether the release ``lightning`` accepts it; true if that is not a version."""
         numbers = release(lightning)
         if not numbers:
             return True
@@ -46,29 +50,31 @@ def _trainer() -> _Trainer:
 
 
 def argument(name: str) -> ArgumentInfo | None:
-    """What is known of the Trainer argument ``name``; ``None`` for one that no release from 1.5.0 on had."""
+    """Return the Trainer argument ``name``; ``None`` for one that no release from 1.5.0 on had."""
     return _trainer().arguments.get(name)
 
 
 def strategy(name: str) -> ArgumentInfo | None:
-    """What is known of the strategy ``name``, where it was removed or renamed; ``None`` for every other name: plug-ins
-    register their own."""
+    """Return the strategy ``name`` if it was removed or renamed; ``None`` for all others, because plugins register
+    their own."""
     return _trainer().strategies.get(name)
 
 
 def hook(name: str) -> ArgumentInfo | None:
-    """What is known of the method ``name`` of a LightningModule, where Lightning no longer calls it."""
+    """Return the method ``name`` of a LightningModule if Lightning no longer calls it."""
     return _trainer().hooks.get(name)
 
 
 def method(name: str) -> ArgumentInfo | None:
-    """What is known of the method ``name`` of a Trainer, where it was removed."""
+    """Return the method ``name`` of a Trainer if it was removed."""
     return _trainer().methods.get(name)
 
 
 def imported(name: str) -> ArgumentInfo | None:
-    """What is known of a module or name below ``lightning.pytorch``, or of the module that it stood in, where it was
-    removed: ``plugins.DDPPlugin``, ``utilities.seed.seed_everything``."""
+    """Return a module or name below ``lightning.pytorch``, or its module, if it was removed.
+
+    Such as ``plugins.DDPPlugin``, ``utilities.seed.seed_everything``.
+    """
     parts = name.split(".")
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((_trainer().imports[head] for head in heads if head in _trainer().imports), None)

@@ -1,6 +1,6 @@
-"""Which versions of the plug-in interfaces an NCCL release can load.
+"""Versions of the plugin interfaces that each NCCL release can load.
 
-Read from the tags of NVIDIA/nccl: the ``getNcclNet_v…`` and ``ncclTunerPlugin_v…`` symbols under ``src``.
+From the tags of NVIDIA/nccl: the ``getNcclNet_v…`` and ``ncclTunerPlugin_v…`` symbols under ``src``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _RANGES: dict[str, tuple[tuple[Release, Range], ...]] = {
 
 
 def readable_interfaces(kind: str, release: Release | None) -> Range | None:
-    """The oldest and the newest interface version of ``kind`` (``net`` or ``tuner``) that NCCL ``release`` reads;
-    ``None`` where the release is unknown or older than the table."""
+    """Return the oldest and newest interface version of ``kind`` (``net`` or ``tuner``) that ``release`` reads, or
+    ``None``."""
     if release is None:
         return None
     return next((span for first, span in _RANGES.get(kind, ()) if release >= first), None)

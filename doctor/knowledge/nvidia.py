@@ -1,4 +1,4 @@
-"""Values of NVML that nvidia-smi prints as well, by the names that facts have for them."""
+"""Values of NVML that nvidia-smi prints too, by their names in facts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CLOCK_REASONS = {
 
 
 def reason_names(mask: int) -> tuple[str, ...]:
-    """The names of the bits of a mask of clock event reasons; an unknown bit is named by its value."""
+    """Return the names of the bits of a mask of clock event reasons; an unknown bit is named by its value."""
     return tuple(CLOCK_REASONS.get(1 << bit, f"0x{1 << bit:x}") for bit in range(64) if mask >> bit & 1)
 
 
 def kernel_bus_id(bus_id: str) -> str:
-    """NVML's ``00000000:3B:00.0`` as the kernel, lspci and Xid lines write it: ``0000:3b:00.0``."""
+    """Return ``0000:3b:00.0``, as in the kernel, lspci and Xid lines, for ``00000000:3B:00.0`` of NVML."""
     domain, _, rest = bus_id.strip().lower().partition(":")
     return f"{domain[-4:] if len(domain) == 8 and domain.startswith('0000') else domain}:{rest}"

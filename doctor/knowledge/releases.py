@@ -18,7 +18,7 @@ Release = tuple[int, ...]
 
 
 class LightningRelease(msgspec.Struct, frozen=True):
-    """A Lightning release: the torch that it requires, a specifier, and the newest ``x.y`` it was tested with."""
+    """A Lightning release: the torch that it requires, as a specifier, and the newest ``x.y`` it was tested with."""
 
     torch: str
     tested: str
@@ -40,15 +40,19 @@ _NUMBERS = re.compile(r"\s*[vVrR]?(\d{1,9}(?:\.\d{1,9})*)")
 
 @lru_cache(maxsize=4096)
 def release(text: str) -> Release:
-    """The leading numbers of a version, for comparisons: ``2.27.3+cuda12.8`` is (2, 27, 3), ``570.124.06`` is
-    (570, 124, 6). Empty where there is none."""
+    """Return the leading numbers of a version: ``2.27.3+cuda12.8`` is (2, 27, 3), ``570.124.06`` is (570, 124, 6).
+
+    Empty without any.
+    """
     match = _NUMBERS.match(text)
     return tuple(map(int, match.group(1).split("."))) if match else ()
 
 
 def is_older(one: str, other: str) -> bool | None:
-    """Whether ``one`` is older than ``other`` over the numbers that both have: ``2.27`` is not older than ``2.27.3``.
-    ``None`` where one of them is no version."""
+    """Return whether ``one`` is older than ``other`` over the numbers that both have.
+
+    ``2.27`` is not older than ``2.27.3``. ``None`` if one of them is not a version.
+    """
     first, second = release(one), release(other)
     if not first or not second:
         return None
@@ -57,7 +61,7 @@ def is_older(one: str, other: str) -> bool | None:
 
 
 def within(version: str, first: str | None = None, before: str | None = None) -> bool:
-    """Whether ``first`` <= ``version`` < ``before``, each end open where it is ``None``; never for no version."""
+    """Return whether ``first`` <= ``version`` < ``before``, each end open if ``None``; false without a version."""
     numbers = release(version)
     if not numbers:
         return False
@@ -65,25 +69,24 @@ def within(version: str, first: str | None = None, before: str | None = None) ->
 
 
 def minimum_driver(cuda: str) -> str | None:
-    """The oldest Linux driver for a CUDA release (``12.8``), under minor-version compatibility; ``None`` where that is
-    not known."""
+    """Return the oldest Linux driver for a CUDA release (``12.8``) under minor-version compatibility, if known."""
     return _table().minimum_driver.get(cuda.partition(".")[0])
 
 
 def minimum_nccl(compute_capability: str) -> str | None:
-    """The first NCCL with code for a GPU of this compute capability (``9.0``); ``None`` where that is not known."""
+    """Return the first NCCL with code for a GPU of this compute capability (``9.0``); ``None`` if unknown."""
     return _table().minimum_nccl.get(compute_capability.partition(".")[0])
 
 
 class LightningMatch(NamedTuple):
-    """The line of the table that holds for a Lightning release."""
+    """The entry of the table for a Lightning release."""
 
     since: str
     release: LightningRelease
 
 
 def lightning_release(version: str) -> LightningMatch | None:
-    """What Lightning ``version`` requires: the newest line of its ``x.y`` that is not newer than it."""
+    """Return the newest entry of the ``x.y`` of ``version`` that is not newer than it."""
     numbers = release(version)
     fitting = [
         LightningMatch(since, line)

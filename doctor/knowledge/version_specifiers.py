@@ -1,4 +1,4 @@
-"""Versions against version specifiers, as pip compares them (the packaging library)."""
+"""Compare versions with version specifiers, as pip does (the packaging library)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from packaging.version import InvalidVersion, Version
 
 
 def fits(version: str, specifier: str) -> bool | None:
-    """Whether ``version`` is in the range of ``specifier`` (``>=2.1.0,<4.0``); ``None`` where one can't be parsed.
+    """Return whether ``version`` is in the range of ``specifier`` (``>=2.1.0,<4.0``); ``None`` if one cannot be parsed.
 
-    A pre-release or vendor build such as ``2.6.0a0+ecf3bae40a.nv25.01`` also fits where its release does: it is built
-    from that release's sources.
+    A pre-release or vendor build such as ``2.6.0a0+ecf3bae40a.nv25.01`` also fits if its release does: it is built from
+    the sources of that release.
     """
     try:
         allowed, parsed = SpecifierSet(specifier), Version(version)
@@ -20,7 +20,7 @@ def fits(version: str, specifier: str) -> bool | None:
 
 
 def minor_release(version: str) -> tuple[int, int] | None:
-    """The first two numbers of a version, ``None`` where it can't be parsed."""
+    """Return the first two numbers of a version, ``None`` if it cannot be parsed."""
     try:
         parsed = Version(version)
     except InvalidVersion:

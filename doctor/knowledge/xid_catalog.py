@@ -1,7 +1,7 @@
-"""What an Xid of the NVIDIA kernel driver means, and what to do about it.
+"""Meaning of the Xids of the NVIDIA kernel driver, and what to do about them.
 
-Sources: NVIDIA "Xid Errors" (Xid catalogue, immediate and investigatory actions) and nverror.h of NVIDIA's open kernel
-modules. Meanings are in our own words.
+Sources: NVIDIA "Xid Errors" (Xid catalog, immediate and investigatory actions) and nverror.h of the open kernel modules
+of NVIDIA. Meanings are in our own words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ XidAction = Literal["restart", "reset", "reboot", "replace", "none"]
 
 
 class Xid(msgspec.Struct, frozen=True):
-    """One code. ``kind``: ``application`` faults come from the program's own GPU code, ``notice`` asks for nothing;
+    """One code. ``kind``: ``application`` faults come from GPU code of the program, ``notice`` requires nothing;
     ``action``: restart the job, reset the GPU, reboot the host, replace the GPU."""
 
     meaning: str
@@ -32,10 +32,10 @@ ACTIONS: dict[str, str] = {
     "reboot": "drain the host and reboot it; if it comes back, have the card, its seat and its power checked",
     "replace": "drain the host, run NVIDIA's field diagnostics and have the card replaced",
 }
-"""What each action means, for a finding's fix."""
+"""Text of each action, for the fix of a finding."""
 
 
 def xid(code: int) -> Xid | None:
-    """What ``code`` means, or ``None`` for one that is not in the table."""
+    """Return the entry of ``code``, or ``None``."""
     table: dict[int, Xid] = read("xids.json", dict[int, Xid])
     return table.get(code)

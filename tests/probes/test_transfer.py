@@ -132,16 +132,16 @@ def test_a_connection_that_ends_is_told_from_one_that_is_slow() -> None:
             receive(other, TransferLimit(), ProbeDeadline(5))
 
 
-def test_guests_wait_until_somebody_has_time() -> None:
-    guests = ConnectionBacklog()
+def test_a_connection_waits_until_it_is_taken() -> None:
+    backlog = ConnectionBacklog()
     with joined() as (one, other):
-        threading.Timer(0.05, guests.bring, (TransferHandshake(1, 0, 2, True), other)).start()
-        assert guests.take(TransferHandshake(1, 0, 3, True), ProbeDeadline(0.01)) is None
-        assert guests.take(TransferHandshake(1, 0, 2, True), ProbeDeadline(5)) is other
-        guests.add(TransferHandshake(1, 1, 2, True), other)
-        guests.close()
+        threading.Timer(0.05, backlog.add, (TransferHandshake(1, 0, 2, True), other)).start()
+        assert backlog.take(TransferHandshake(1, 0, 3, True), ProbeDeadline(0.01)) is None
+        assert backlog.take(TransferHandshake(1, 0, 2, True), ProbeDeadline(5)) is other
+        backlog.add(TransferHandshake(1, 1, 2, True), other)
+        backlog.close()
         assert is_reset(one)
-        assert guests.take(TransferHandshake(1, 1, 2, True), ProbeDeadline(5)) is None
+        assert backlog.take(TransferHandshake(1, 1, 2, True), ProbeDeadline(5)) is None
 
 
 def is_reset(connection: socket.socket) -> bool:

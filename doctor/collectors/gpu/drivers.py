@@ -1,4 +1,4 @@
-"""What the system shows of the NVIDIA and InfiniBand drivers: files, modules, daemons. The driver is not asked."""
+"""Files, modules and daemons of the NVIDIA and InfiniBand drivers. The drivers themselves are not called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from doctor.core.facts import DriverFacts, HiddenField, Service
 
 NVIDIA = "0x10de"
 BRIDGE_OTHER = "0x0680"
-"""The PCI class of an NVSwitch."""
+"""PCI class of an NVSwitch."""
 
 MODULES = re.compile(
     r"nvidia\w*|nv_peer_mem|nvidia_peermem|gdrdrv|gdrcopy|nouveau|amdgpu|dmabuf\w*|efa|irdma|bnxt_re|rdma_\w+|ib_\w+|mlx[45]_\w+"
@@ -24,7 +24,7 @@ SERVICES = {
     "imex": ("nvidia-imex", "nvidia-imex"),
     "persistenced": ("nvidia-persistenced", "nvidia-persistenced"),
 }
-"""Each service with the name of its process, cut to 15 characters as the kernel does, and of its Debian package."""
+"""Process name of each service, truncated to 15 characters as in the kernel, and its Debian package."""
 
 DEVICE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband")
 COMPAT = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)")
@@ -33,7 +33,7 @@ _STATUS_LIMIT = 64 << 20
 
 @collector(DriverFacts)
 def collect_drivers(machine: Machine) -> DriverFacts:
-    """The files around the drivers. Raises :class:`NotPresent` where nothing of NVIDIA or InfiniBand is there."""
+    """Collect the files of the drivers. Raises :class:`NotPresent` without any of NVIDIA or InfiniBand."""
     gpus, switches = nvidia_on_pci(machine.sys)
     kernel_driver = read_kernel_driver(machine.proc)
     files = _device_files(machine.dev)
@@ -55,14 +55,14 @@ def collect_drivers(machine: Machine) -> DriverFacts:
 
 
 def read_kernel_driver(proc: Path) -> str | None:
-    """The release of the loaded kernel driver (``570.124.06``), open or proprietary, ``None`` without one."""
+    """Return the release of the loaded kernel driver (``570.124.06``), open or proprietary, ``None`` without one."""
     text = read_text(proc / "driver/nvidia/version") or ""
     match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text + "\n", re.MULTILINE)
     return match[1] if match else None
 
 
 def nvidia_on_pci(sys: Path) -> tuple[list[str], list[str]]:
-    """Bus ids of NVIDIA's display controllers and of its NVSwitches."""
+    """Return the bus ids of display controllers of NVIDIA and of its NVSwitches."""
     gpus: list[str] = []
     switches: list[str] = []
     folder = sys / "bus/pci/devices"
@@ -78,7 +78,7 @@ def nvidia_on_pci(sys: Path) -> tuple[list[str], list[str]]:
 
 
 def _device_files(dev: Path) -> tuple[str, ...]:
-    """Paths as a process would write them, ``/dev/nvidia0``, whatever tree is read."""
+    """Return paths as a process would use them, ``/dev/nvidia0``, whatever tree is read."""
     found = [name for name in listed(dev) if name.startswith("nvidia") and name not in DEVICE_FOLDERS]
     for folder in DEVICE_FOLDERS:
         found.extend(f"{folder}/{name}" for name in listed(dev / folder))
@@ -90,7 +90,7 @@ def _modules(proc: Path) -> tuple[str, ...]:
 
 
 def _is_telling(module: str) -> bool:
-    """Whether a module alone says that there is such a device; several of InfiniBand are loaded on every host."""
+    """Return whether a module proves such a device; several of InfiniBand are loaded on every host."""
     return module.startswith(("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re"))
 
 
@@ -113,7 +113,7 @@ def _notes(services: tuple[Service, ...]) -> tuple[HiddenField, ...]:
 
 
 def _package_versions(etc: Path) -> dict[str, str]:
-    """Upstream versions of the driver's packages by dpkg's list; empty on a system with another package manager."""
+    """Return upstream versions of the driver packages from the list of dpkg; empty with other package managers."""
     text = read_text(etc.parent / "var/lib/dpkg/status", _STATUS_LIMIT) or ""
     pattern = r"^Package: (nvidia-(?:fabricmanager|imex|persistenced)\S*)\n(?:.+\n)*?Version: (?:\d+:)?([0-9.]+)"
     stanzas = re.finditer(pattern, text, re.MULTILINE)
@@ -121,7 +121,7 @@ def _package_versions(etc: Path) -> dict[str, str]:
 
 
 def _imex_channels(machine: Machine) -> int | None:
-    """Channels that this process could open, ``None`` where no driver is loaded that has them."""
+    """Return the number of channels that this process could open, ``None`` without a driver that has them."""
     folder = machine.dev / "nvidia-caps-imex-channels"
     if folder.is_dir():
         return sum(1 for name in listed(folder) if name.startswith("channel"))
@@ -130,7 +130,7 @@ def _imex_channels(machine: Machine) -> int | None:
 
 
 def _forward_compatibility(machine: Machine) -> str | None:
-    """The release of the libcuda that the loader takes, where it lies in a compat folder of a CUDA toolkit."""
+    """Return the release of the libcuda that the loader finds, if it is in a compat folder of a CUDA toolkit."""
     path = DynamicLoader(machine.environ, machine.etc).find("libcuda.so.1")
     if path is None or "compat" not in path.resolve().parent.parts:
         return None

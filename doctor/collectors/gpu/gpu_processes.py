@@ -13,12 +13,14 @@ from doctor.core.facts import GpuProcess
 
 KINDS = (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute"))
 UNKNOWN_SIZE = 1 << 63
-"""NVML answers all bits set where it can't tell the memory of a process; no GPU has this many bytes."""
+"""NVML returns all bits set if the memory of a process is unknown; no GPU has this many bytes."""
 
 
 def read_processes(nvml: Nvml, handles: Iterable[Any], index: int, proc: Path) -> tuple[GpuProcess, ...] | None:
-    """The processes of a GPU and of its MIG slices (``handles``), by pid; ``None`` where NVML refuses the list of
-    compute processes, for the others alone would look like an idle GPU."""
+    """Return the processes of a GPU and of its MIG devices (``handles``), by pid.
+
+    ``None`` if NVML refuses the list of compute processes, because the others alone would look like an idle GPU.
+    """
     found: dict[int, GpuProcess] = {}
     answered = False
     for handle in handles:
@@ -33,7 +35,7 @@ def read_processes(nvml: Nvml, handles: Iterable[Any], index: int, proc: Path) -
 
 
 def _running(nvml: Nvml, handle: Any, name: str, index: int) -> Any:
-    """The list of the newest interface that the driver has: v3 since driver 510, v2 since 450."""
+    """Return the list of the newest interface that the driver has: v3 since driver 510, v2 since 450."""
     for version in ("_v3", "_v2"):
         function = f"nvmlDeviceGet{name}RunningProcesses{version}"
         listed = nvml.ask(function, handle, field="processes", index=index)

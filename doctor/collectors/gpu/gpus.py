@@ -1,4 +1,4 @@
-"""GPUs as NVML shows them. Runs in a process of its own: a sick driver blocks inside a call for ever."""
+"""GPUs as reported by NVML. Runs in a separate process: a faulty driver can block inside a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclu
 
 @collector(GpuFacts, deadline=10.0, isolated=True, present=require_library)
 def collect_gpus(machine: Machine) -> GpuFacts:
-    """Every GPU that the driver shows. Raises ``NotPresent`` without a driver and ``NotVisible`` where NVML refuses."""
+    """Collect every GPU of the driver. Raises ``NotPresent`` without a driver and ``NotVisible`` if NVML refuses."""
     nvml = _start(machine)
     count, code = nvml.call("nvmlDeviceGetCount")
     if code:
@@ -47,7 +47,7 @@ def collect_gpus(machine: Machine) -> GpuFacts:
 
 
 def _start(machine: Machine) -> Nvml:
-    """NVML; a driver that is installed and not loaded hides GPUs where the PCI bus has some."""
+    """Start NVML; if the driver is installed but not loaded, GPUs on the PCI bus are not visible."""
     try:
         return start_nvml()
     except NotPresent:
@@ -62,7 +62,7 @@ def _start(machine: Machine) -> Nvml:
 
 
 def cuda_release(number: int | None) -> str | None:
-    """``12080``, as CUDA counts, is ``12.8``."""
+    """Return ``12.8`` for ``12080``, the number of CUDA."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
@@ -81,7 +81,7 @@ def _read_gpu(nvml: Nvml, index: int, machine: Machine) -> tuple[Gpu, Any]:
 
 
 def _parts(nvml: Nvml, handle: Any, index: int, machine: Machine) -> Iterator[dict[str, Any]]:
-    """The values of one GPU, part by part, so that a GPU that is lost half-way keeps what was read before."""
+    """Yield the values of one GPU part by part, so that a GPU that is lost meanwhile keeps those read before."""
 
     def ask(field: str, function: str, *arguments: Any) -> Any:
         return nvml.ask(function, handle, *arguments, field=field, index=index)
@@ -190,7 +190,7 @@ def _locality(ask: Ask, sys: Path, bus_id: str | None) -> dict[str, Any]:
 
 
 def set_bits(words: Any) -> tuple[int, ...]:
-    """The numbers of the bits that are set in a sequence of 64-bit words; nothing for ``None``."""
+    """Return the indices of the bits that are set in a sequence of 64-bit words; none for ``None``."""
     return tuple(
         64 * position + bit for position, word in enumerate(words or ()) if word for bit in range(64) if word >> bit & 1
     )

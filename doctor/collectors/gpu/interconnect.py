@@ -1,4 +1,4 @@
-"""What connects GPUs: NVLinks, the NVSwitch fabric, and the path between each pair."""
+"""Interconnect of GPUs: NVLinks, the NVSwitch fabric, and the path between each pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from doctor.collectors.gpu.nvml import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, LOS
 from doctor.core.facts import Fabric, NvLink, PeerLink
 
 MAX_LINKS = 36
-"""NVML_NVLINK_MAX_LINKS of nvml.h in CUDA 13; a driver answers "invalid argument" beyond its own."""
+"""NVML_NVLINK_MAX_LINKS of nvml.h in CUDA 13; a driver returns "invalid argument" beyond its own."""
 
 REMOTE_TYPES = {0: "gpu", 1: "cpu", 2: "switch"}
 """nvml.h nvmlIntNvLinkDeviceType_t; 1 is the IBM POWER processor."""
@@ -49,7 +49,7 @@ PEER_STATUS = {
 
 
 def read_nvlinks(nvml: Nvml, handle: Any, index: int) -> tuple[NvLink, ...] | None:
-    """The NVLinks of a GPU: empty for a card without any, ``None`` where the driver can't say."""
+    """Return the NVLinks of a GPU: empty for a card without any, ``None`` if unknown."""
     links: list[NvLink] = []
     for link in range(MAX_LINKS):
         active, code = nvml.call("nvmlDeviceGetNvLinkState", handle, link)
@@ -76,7 +76,7 @@ def _nvlink(nvml: Nvml, handle: Any, link: int, active: bool, index: int) -> NvL
 
 
 def _link_errors(nvml: Nvml, handle: Any, link: int, index: int) -> tuple[int | None, int | None]:
-    """All errors and the recoveries alone: by the counters of NVLink 1 to 4, else by the fields of NVLink 5."""
+    """Return all errors and the recoveries alone: from the counters of NVLink 1 to 4, else the fields of NVLink 5."""
     counters = [
         nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, counter, field="nvlinks.errors", index=index)
         for counter in (REPLAY, RECOVERY, CRC_FLIT, CRC_DATA)
@@ -95,7 +95,7 @@ def _link_errors(nvml: Nvml, handle: Any, link: int, index: int) -> tuple[int | 
 
 
 def read_fabric(nvml: Nvml, handle: Any) -> Fabric | None:
-    """The state of the fabric by the newest structure that bindings and driver share; ``None`` where they have none."""
+    """Return the state of the fabric from the newest structure that bindings and driver share; ``None`` without one."""
     for name in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         structure = nvml.constant(name)
         if structure is None:
@@ -129,7 +129,7 @@ def _fabric(info: Any) -> Fabric:
 
 
 def read_peer_links(nvml: Nvml, handles: Mapping[int, Any]) -> Iterator[PeerLink]:
-    """Each pair of the GPUs in ``handles`` (by index) once, the lower index first; a GPU lost meanwhile is left out."""
+    """Yield each pair of GPUs in ``handles`` (by index) once, the lower index first, without GPUs lost meanwhile."""
     for first, second in combinations(sorted(handles), 2):
         try:
             yield _peer_link(nvml, first, handles[first], second, handles[second])

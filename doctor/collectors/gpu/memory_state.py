@@ -1,4 +1,4 @@
-"""Memory of a GPU, its errors, and what the driver wants done about them."""
+"""Memory of a GPU, its errors, and the recovery action that the driver requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECOVERY_ACTIONS = {
 
 
 def read_memory(nvml: Nvml, handle: Any, index: int) -> dict[str, Any]:
-    """Total, used and free bytes. ``used`` leaves out what the driver reserves, where the driver can tell it apart."""
+    """Return total, used and free bytes. ``used`` excludes the reserve of the driver, if that is reported."""
     version = nvml.constant("nvmlMemory_v2")
     memory = None
     if version is not None:
@@ -38,7 +38,7 @@ def read_memory(nvml: Nvml, handle: Any, index: int) -> dict[str, Any]:
 
 
 def read_memory_errors(nvml: Nvml, handle: Any, index: int) -> dict[str, Any]:
-    """ECC mode and counters, retired pages (before Ampere) and remapped rows (since Ampere)."""
+    """Return ECC mode and counters, retired pages (before Ampere) and remapped rows (since Ampere)."""
 
     def ask(field: str, function: str, *arguments: Any) -> Any:
         return nvml.ask(function, handle, *arguments, field=field, index=index)
@@ -88,7 +88,7 @@ def _rows(rows: Any) -> dict[str, Any]:
 
 
 def recovery_action(nvml: Nvml, handle: Any, index: int) -> str | None:
-    """What the driver asks for to recover this GPU; ``none`` for a healthy one, ``None`` where it can't say."""
+    """Return the recovery action that the driver requests; ``none`` for a healthy GPU, ``None`` if unknown."""
     field_id = nvml.constant("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
     if field_id is None:
         return None
@@ -97,7 +97,7 @@ def recovery_action(nvml: Nvml, handle: Any, index: int) -> str | None:
 
 
 def read_fields(nvml: Nvml, handle: Any, fields: list[Any], *, field: str, index: int) -> list[int | None]:
-    """Values of NVML fields, each an id or a pair of id and scope; ``None`` for each one that the GPU lacks."""
+    """Return values of NVML fields, each an id or a pair of id and scope; ``None`` for each that the GPU lacks."""
     values = nvml.ask("nvmlDeviceGetFieldValues", handle, fields, field=field, index=index)
     if values is None:
         return [None] * len(fields)
@@ -105,7 +105,7 @@ def read_fields(nvml: Nvml, handle: Any, fields: list[Any], *, field: str, index
 
 
 def _field_number(value: Any) -> int | None:
-    """A whole number in the member of the union that the value's type names (nvml.h nvmlValueType_t)."""
+    """Return the integer in the union member that the type of the value names (nvml.h nvmlValueType_t)."""
     member = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}.get(value.valueType)
     if value.nvmlReturn or member is None:
         return None

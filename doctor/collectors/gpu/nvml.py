@@ -1,4 +1,4 @@
-"""Access to NVML that reads each value on its own: one refusal costs one value, never the section."""
+"""Access to NVML, one value at a time: a refusal costs one value, never the section."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
 UNSUPPORTED = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, NOT_FOUND, INVALID_ARGUMENT})
-"""Codes that say "this card or driver does not have it": the value is ``None`` and nothing is hidden."""
+"""Codes for what this card or driver does not have: the value is ``None`` and nothing is hidden."""
 
 LOST = frozenset({GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND})
-"""Codes after which nothing more can be had from a GPU."""
+"""Codes after which a GPU returns no more values."""
 
 
 class DeviceLost(Exception):
-    """The driver no longer reaches this GPU, or will not use it before a reset."""
+    """The driver no longer reaches this GPU, or requires a reset before its use."""
 
 
 class Nvml:
-    """An initialised NVML. ``ask`` answers ``None`` where a value can't be had and remembers refusals as notes."""
+    """Initialized NVML. ``ask`` returns ``None`` for a value that is not available and records refusals as notes."""
 
     def __init__(self, bindings: ModuleType) -> None:
         self.bindings = bindings
@@ -72,11 +72,11 @@ class Nvml:
         return answer
 
     def words(self, code: int) -> str:
-        """What NVML calls a return code."""
+        """Return the text of NVML for a return code."""
         return f"{self.bindings.NVMLError(code)} (NVML code {code})"
 
     def hidden(self) -> tuple[HiddenField, ...]:
-        """A note for each refused value; GPUs with the same refusal share one."""
+        """Return a note for each refused value; GPUs with the same refusal share one."""
         return tuple(
             HiddenField(field, f"{_gpus(indices)}{reason}", _UNHIDE if "ermission" in reason else "")
             for (field, reason), indices in self._refusals.items()
@@ -92,7 +92,7 @@ def _gpus(indices: set[int]) -> str:
 
 
 def require_library(machine: Machine) -> None:
-    """Raise :class:`NotPresent` where a process with its environment can't load NVML; loading calls no driver."""
+    """Raise :class:`NotPresent` if this environment has no NVML library; loading it calls no driver."""
     for directory in machine.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if directory and Path(directory, LIBRARY).exists():
             return
@@ -103,8 +103,10 @@ def require_library(machine: Machine) -> None:
 
 
 def start_nvml() -> Nvml:
-    """An initialised NVML. Raises :class:`NotPresent` without a loaded driver and :class:`NotVisible` where it
-    refuses."""
+    """Return initialized NVML.
+
+    Raises :class:`NotPresent` without a loaded driver and :class:`NotVisible` if it refuses.
+    """
     import pynvml
 
     nvml = Nvml(pynvml)

@@ -1,6 +1,6 @@
-"""What the control groups, version 1 and 2, grant this process: processors, memory, number of processes.
+"""Limits of the control groups, version 1 and 2, on this process: processors, memory, number of processes.
 
-Sources: the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst; proc(5) for mountinfo and cgroup.
+Sources: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of the kernel; proc(5) for mountinfo and cgroup.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from doctor.core.facts import HiddenField
 
 _UNHIDE = "mount the control groups read-only at /sys/fs/cgroup in the container"
 UNLIMITED_BYTES = 1 << 60
-"""Version 1 says "no limit" with a page-rounded LONG_MAX; no machine has an exbibyte."""
+"""Version 1 reports "no limit" as a page-rounded LONG_MAX; no machine has an exbibyte."""
 
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """The tightest limit of each kind between the process's group and the visible root, and the use of that group.
+    """The lowest limit of each kind between the group of the process and the visible root, and the use of that group.
 
-    ``cpu_periods`` and ``cpu_throttled`` are those of the group that sets the quota, or of the process's own group
-    without one. ``memory_used`` leaves out the page cache that can be dropped (inactive_file), as the kubelet does.
+    ``cpu_periods`` and ``cpu_throttled`` are those of the group with the quota, or of the own group without one.
+    ``memory_used`` excludes page cache that can be dropped (inactive_file), as the kubelet does.
     """
 
     cpu_quota: float | None = None
@@ -38,14 +38,14 @@ class CgroupLimits:
 
 @dataclass(frozen=True)
 class Grant:
-    """One controller's limit in one group."""
+    """Limit of one controller in one group."""
 
     limit: float
     folder: Path
 
 
 def read_cgroup(machine: Machine) -> CgroupLimits:
-    """The limits of this process. What cannot be seen because no group is mounted here is in ``hidden``."""
+    """Return the limits of this process; limits of groups that are not mounted here are in ``hidden``."""
     cpu, cpu_folders = _tightest(machine, "cpu")
     memory, memory_folders = _tightest(machine, "memory")
     pids, pids_folders = _tightest(machine, "pids")
@@ -72,14 +72,15 @@ def read_cgroup(machine: Machine) -> CgroupLimits:
 
 
 def _tightest(machine: Machine, controller: str) -> tuple[Grant | None, list[Path]]:
-    """The smallest limit of ``controller``, and the folders that were looked at, the process's own first."""
+    """Return the lowest limit of ``controller``, and the folders that were read, that of the process first."""
     version, folders = _folders(machine, controller)
     grants = [Grant(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
     return min(grants, key=lambda grant: grant.limit, default=None), folders
 
 
 def _folders(machine: Machine, controller: str) -> tuple[int, list[Path]]:
-    """The version that holds ``controller`` and its folders, from this process's group up to the mount's root."""
+    """Return the version that has ``controller`` and its folders, from the group of this process up to the mounted
+    root."""
     groups = list(_own_groups(machine))
     mounts = read_mounts(machine)
     for version, names in ((1, controller), (2, "")):
@@ -93,7 +94,7 @@ def _folders(machine: Machine, controller: str) -> tuple[int, list[Path]]:
 
 
 def _own_groups(machine: Machine) -> Iterator[tuple[list[str], str]]:
-    """The controllers and the path of every line of /proc/self/cgroup; version 2 has one empty name."""
+    """Return controllers and path of every line of /proc/self/cgroup; version 2 has one empty name."""
     for line in (read_text(machine.proc / "self" / "cgroup") or "").splitlines():
         _, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
@@ -108,10 +109,10 @@ def _mount(mounts: tuple[Mount, ...], version: int, controller: str) -> Mount | 
 
 
 def _upwards(machine: Machine, mount: Mount, path: str) -> Iterator[Path]:
-    """Folders from the process's group up to the mount's root.
+    """Return folders from the group of the process up to the mounted root.
 
-    Where the path does not lie under what is mounted (a container that sees only its own group, or ``/../..`` from
-    outside a namespace), the mount's root is this process's group or a parent of it.
+    If the path is not below what is mounted (a container that sees only its own group, or ``/../..`` from outside a
+    namespace), the mounted root is the group of this process or a parent of it.
     """
     top = outside_view(machine, mount.point)
     inside = path[len(mount.root.rstrip("/")) :].strip("/") if is_below(path, mount.root) and ".." not in path else ""
@@ -123,7 +124,7 @@ def _upwards(machine: Machine, mount: Mount, path: str) -> Iterator[Path]:
 
 
 def _limit(folder: Path, controller: str, version: int) -> float | None:
-    """The limit that a group sets itself: processors, bytes or processes."""
+    """Return the limit of one group: processors, bytes or processes."""
     if controller == "pids":
         return read_int(folder / "pids.max")
     if controller == "memory":
@@ -146,5 +147,5 @@ def _memory_used(folder: Path) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Return the lines of a name and a number."""
     return {row[0]: value for row in read_rows(path) if len(row) == 2 and (value := parse_int(row[1])) is not None}

@@ -1,4 +1,4 @@
-"""Whether this is a container or a virtual machine, which kind, and from which image."""
+"""Kind of the container or virtual machine, and the image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_WORD = {
     "singularity": "apptainer",
     "enroot": "enroot",
 }
-"""Values of the variable ``container`` that container managers set for the first process (systemd's interface)."""
+"""Values of the variable ``container`` that container managers set for the first process (interface of systemd)."""
 
 _IMAGE_VARIABLES = (
     "APPTAINER_CONTAINER",
@@ -49,7 +49,7 @@ _BY_DMI = (
 
 
 def read_container(machine: Machine) -> str | None:
-    """The kind of container, ``unknown`` for one whose kind is not told, ``None`` where nothing speaks of one."""
+    """Return the kind of container, ``unknown`` if only its existence is known, ``None`` without any sign."""
     return next(_container_signs(machine), None)
 
 
@@ -68,13 +68,13 @@ def _container_signs(machine: Machine) -> Iterator[str]:
 
 
 def _owns_machine(machine: Machine) -> bool:
-    """Whether processes and host name are the machine's own: one booted from a container's image keeps its marks."""
+    """Return whether namespaces are those of the machine: one booted from a container image keeps its marks."""
     proc = machine.proc
     return is_initial(proc, "pid", INITIAL_PID_NAMESPACE) and is_initial(proc, "uts", INITIAL_UTS_NAMESPACE)
 
 
 def _is_enroot(machine: Machine) -> bool:
-    """Enroot leaves no variable; its root file system lies in its data folder, which Pyxis names after itself."""
+    """Return whether the root file system is in the data folder of Enroot or Pyxis; Enroot sets no variable."""
     mount = mount_of("/", read_mounts(machine))
     words = "" if mount is None else f"{mount.root} {mount.options} {mount.source}"
     return "enroot" in words or "pyxis" in words
@@ -88,7 +88,7 @@ def _container_words(machine: Machine) -> Iterator[str]:
 
 
 def read_image(machine: Machine) -> str | None:
-    """What names the image: a file or reference from the container's manager, else the vendor's product and build."""
+    """Return the image: a file or reference from the container manager, else product and build of the vendor."""
     environ = machine.environ
     named = next((environ[name] for name in _IMAGE_VARIABLES if environ.get(name)), None)
     return named or _podman_image(machine) or _nvidia_image(machine)
@@ -99,7 +99,7 @@ def _podman_image(machine: Machine) -> str | None:
 
 
 def _nvidia_image(machine: Machine) -> str | None:
-    """Variables that NVIDIA's own images carry: product, its version, number of the build."""
+    """Return the variables in images of NVIDIA: product, its version, number of the build."""
     environ = machine.environ
     product = environ.get("NVIDIA_PRODUCT_NAME")
     version = environ.get(f"NVIDIA_{product.upper()}_VERSION") if product else None
@@ -109,10 +109,10 @@ def _nvidia_image(machine: Machine) -> str | None:
 
 
 def read_hypervisor(machine: Machine) -> str | None:
-    """kvm, xen, hyper-v, vmware, nitro, google, virtualbox or ``unknown``; ``None`` on bare metal.
+    """Return kvm, xen, hyper-v, vmware, nitro, google, virtualbox or ``unknown``; ``None`` on bare metal.
 
-    x86 guests have the ``hypervisor`` flag (CPUID leaf 1); without it, as on ARM, only the firmware's tables and
-    /sys/hypervisor speak, and makers that also sell bare metal under the same name are not believed.
+    x86 guests have the ``hypervisor`` flag (CPUID leaf 1); without it, as on ARM, only firmware tables and
+    /sys/hypervisor show it, and vendors that also sell bare metal under the same name are ignored.
     """
     if (kind := read_text(machine.sys / "hypervisor" / "type")) is not None:
         return kind or "unknown"
@@ -124,7 +124,7 @@ def read_hypervisor(machine: Machine) -> str | None:
 
 
 def _has_flag(machine: Machine) -> bool | None:
-    """Whether the processor says that it is virtual; ``None`` where it has no such flag (not x86)."""
+    """Return whether the processor reports a hypervisor; ``None`` if it has no such flag (not x86)."""
     flags = read_pairs(machine.proc / "cpuinfo", ":", 1 << 16).get("flags")
     return None if flags is None else "hypervisor" in flags.split()
 

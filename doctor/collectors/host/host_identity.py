@@ -1,4 +1,4 @@
-"""What tells one host from another: the id of its boot, of its machine, and its name."""
+"""Identity of a host: the id of its boot, of its machine, and its name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Identity = tuple[str | None, str | None, str]
 
 
 def host_identity(machine: Machine) -> Identity:
-    """Who this host is, as :class:`doctor.core.job.Host` tells hosts apart."""
+    """Return the identity of this host, by which :class:`doctor.core.job.Host` distinguishes hosts."""
     return read_boot_id(machine), read_machine_id(machine), socket.gethostname()
 
 
 def read_boot_id(machine: Machine) -> str | None:
-    """The id of this boot of the kernel, which containers of one machine share."""
+    """Return the id of this boot of the kernel, which containers of one machine share."""
     return read_text(machine.proc / "sys" / "kernel" / "random" / "boot_id") or None
 
 
 def read_machine_id(machine: Machine) -> str | None:
-    """The machine's id; images carry the word ``uninitialized`` until their first boot (machine-id(5))."""
+    """Return the machine id; images have ``uninitialized`` until their first boot (machine-id(5))."""
     text = read_text(machine.etc / "machine-id")
     return None if text in (None, "", "uninitialized") else text

@@ -1,4 +1,4 @@
-"""Whether the kernel's clock is disciplined, read with adjtimex(2) in its read-only mode."""
+"""Whether the clock of the kernel is synchronized, by adjtimex(2) in read-only mode."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from doctor.core.facts import HiddenField
 
 STA_UNSYNC = 0x0040
-"""Status bit of include/uapi/linux/timex.h: nothing disciplines the clock."""
+"""Status bit of include/uapi/linux/timex.h: the clock is not synchronized."""
 
 
 class _Timex(ctypes.Structure):
-    """The head of ``struct timex``, and room for the rest of it."""
+    """The first fields of ``struct timex``, and space for the others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -27,7 +27,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ClockState:
-    """``error``: the kernel's bound on the deviation, seconds; ``None`` while nothing disciplines the clock."""
+    """``error``: the kernel's bound on the deviation, in seconds; ``None`` if the clock is not synchronized."""
 
     synchronised: bool | None
     error: float | None
@@ -35,7 +35,7 @@ class ClockState:
 
 
 def read_clock() -> ClockState:
-    """Ask the kernel; ``modes`` 0 changes nothing."""
+    """Return the state of the clock; ``modes`` 0 changes nothing."""
     state = _Timex(modes=0)
     try:
         library = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""The kernel log: GPU faults, processes killed for memory, PCIe errors."""
+"""The kernel log: GPU faults, processes killed by the OOM killer, PCIe errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from doctor.core.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.launcher_index import PROCESSES
 
 EVENTS = 200
-"""Events of one kind that are kept, the latest: a failing link can write thousands of lines."""
+"""Events of one kind that are kept, the latest: a failing link can log thousands of lines."""
 
 _BYTES = 32 << 20
 _TEXT = 300
@@ -36,20 +36,20 @@ _PCIE = re.compile(
 _PATTERNS = (("sxid", _SXID), ("xid", _XID), ("oom", _OOM), ("pcie", _PCIE))
 
 _STARTERS = (*PROCESSES, "doctor", "rankdoctor")
-"""Beginnings of the names of processes that belong to a job."""
+"""Prefixes of the names of processes that belong to a job."""
 
 
 @collector(KernelLogFacts)
 def collect_kernel_log(machine: Machine) -> KernelLogFacts:
-    """The events in the log. :class:`NotVisible` where the log is not there (containers) or may not be read."""
+    """Collect the events. :class:`NotVisible` if the log is missing (containers) or may not be read."""
     lines = _records(_read(machine.dev / "kmsg"))
     return KernelLogFacts(events=tuple(parse_events(lines)), job_started=job_started(machine))
 
 
 def _read(path: Path) -> str:
-    """All of the ring buffer, without waiting for more: reads give one record each, until none is left.
+    """Return the ring buffer without blocking: each read returns one record, until none is left.
 
-    See the kernel's Documentation/ABI/testing/dev-kmsg.
+    See Documentation/ABI/testing/dev-kmsg of the kernel.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -82,7 +82,7 @@ def _chunks(handle: int) -> Iterator[bytes]:
 
 
 def _records(text: str) -> Iterator[tuple[float | None, str]]:
-    """Time in seconds since boot and message of each record; lines that begin with a blank continue a record."""
+    """Return time in seconds since boot and message of each record; lines that begin with a blank continue a record."""
     for line in text.splitlines():
         head, semicolon, message = line.partition(";")
         fields = head.split(",")
@@ -92,7 +92,7 @@ def _records(text: str) -> Iterator[tuple[float | None, str]]:
 
 
 def parse_events(records: Iterable[tuple[float | None, str]]) -> list[KernelEvent]:
-    """The records that matter, in their order, the latest :data:`EVENTS` of each kind."""
+    """Return the relevant records in order, the latest :data:`EVENTS` of each kind."""
     kept: dict[str, deque[tuple[int, KernelEvent]]] = {kind: deque(maxlen=EVENTS) for kind, _ in _PATTERNS}
     for order, (time, message) in enumerate(records):
         event = parse_event(time, message)
@@ -102,7 +102,7 @@ def parse_events(records: Iterable[tuple[float | None, str]]) -> list[KernelEven
 
 
 def parse_event(time: float | None, message: str) -> KernelEvent | None:
-    """The event that a message reports, or ``None``."""
+    """Return the event in a message, or ``None``."""
     for kind, pattern in _PATTERNS:
         if match := pattern.search(message):
             found = match.groupdict()
@@ -118,11 +118,10 @@ def parse_event(time: float | None, message: str) -> KernelEvent | None:
 
 
 def job_started(machine: Machine) -> float | None:
-    """Seconds since boot when the job began: the start of the oldest launcher above this process.
+    """Return the start of the job in seconds since boot: that of the oldest launcher above this process.
 
-    Goes up from this process as long as the parent is a launcher, a Python interpreter, or a shell right below one
-    (a batch step's script). An interactive shell ends the way, so that a check started by hand counts as a job that
-    has just begun.
+    Follows parents that are a launcher, a Python interpreter, or a shell directly below one (the script of a batch
+    step). An interactive shell ends the search, so that a check started by hand counts as a job that has just begun.
     """
     ticks = os.sysconf("SC_CLK_TCK")
     started, pending = None, parse_int((read_text(machine.proc / "self" / "stat") or "").partition(" ")[0])
@@ -139,7 +138,8 @@ def job_started(machine: Machine) -> float | None:
 
 
 def _stat(folder: Path) -> tuple[str, int | None, int | None]:
-    """Name, parent and start (clock ticks since boot) of a process; the name may hold blanks and brackets (proc(5))."""
+    """Return name, parent and start (clock ticks since boot) of a process; the name may hold blanks and parentheses
+    (proc(5))."""
     head, _, tail = (read_text(folder / "stat") or "").rpartition(")")
     fields = tail.split()
     if len(fields) < 20:

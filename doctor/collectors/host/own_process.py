@@ -1,4 +1,4 @@
-"""This process: limits, CPUs, namespaces, and whether stdin is a TTY."""
+"""This process: limits, CPU affinity, namespaces, and whether stdin is a TTY."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from doctor.collectors.base import (
 from doctor.core.facts import UNLIMITED, HiddenField, Limit, Namespace, ProcessFacts
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-"""The kinds of namespaces(7) that decide what two ranks of a machine share."""
+"""Namespaces (namespaces(7)) that decide what two ranks of a machine share."""
 
 INITIAL_USER_NAMESPACE = "user:[4026531837]"
-"""The inode number that Linux fixes for it (include/linux/proc_ns.h)."""
+"""Its fixed inode number (include/linux/proc_ns.h)."""
 
 CAP_IPC_LOCK = 14
-"""The bit of the capability (include/uapi/linux/capability.h)."""
+"""Bit of the capability (include/uapi/linux/capability.h)."""
 
 LIMITS = {
     "locked_memory": resource.RLIMIT_MEMLOCK,
@@ -32,12 +32,12 @@ LIMITS = {
     "processes": resource.RLIMIT_NPROC,
     "stack": resource.RLIMIT_STACK,
 }
-"""The limits of getrlimit(2) that stop training."""
+"""Limits of getrlimit(2) that can stop training."""
 
 
 @collector(ProcessFacts)
 def collect_process(machine: Machine) -> ProcessFacts:
-    """What the kernel and the interpreter say of this process."""
+    """Collect the state of this process in the kernel and the interpreter."""
     links = ((kind, link_target(machine.proc / "self" / "ns" / kind)) for kind in NAMESPACES)
     spaces = tuple(Namespace(kind, identity) for kind, identity in links if identity is not None)
     device = _device_of(machine.dev / "shm")
@@ -57,10 +57,10 @@ def collect_process(machine: Machine) -> ProcessFacts:
 
 
 def is_interactive() -> bool:
-    """Whether a prompt reads what comes next: a Python prompt, ``python -i``, or a live IPython or Jupyter shell.
+    """Return whether a prompt reads the input: a Python prompt, ``python -i``, or a live IPython or Jupyter shell.
 
-    IPython in ``sys.modules`` alone says nothing (libraries import it), and neither does JPY_PARENT_PID: a terminal in
-    Jupyter inherits it. ``sys.ps1`` is also what Lightning goes by (lightning/fabric/utilities/imports.py).
+    IPython in ``sys.modules`` proves nothing (libraries import it), nor does JPY_PARENT_PID: a terminal in Jupyter
+    inherits it. Lightning uses ``sys.ps1`` too (lightning/fabric/utilities/imports.py).
     """
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return True
@@ -69,14 +69,16 @@ def is_interactive() -> bool:
 
 
 def threads_asked(environ: Mapping[str, str]) -> int | None:
-    """OMP_NUM_THREADS, the outermost level of a list such as ``4,2`` (OpenMP 5.2, section 21.1.2)."""
+    """Return OMP_NUM_THREADS, the outermost level of a list such as ``4,2`` (OpenMP 5.2, section 21.1.2)."""
     threads = parse_int(environ.get("OMP_NUM_THREADS", "").partition(",")[0])
     return threads if threads is not None and 0 < threads < 1 << 31 else None
 
 
 def can_lock_memory(proc: Path) -> bool | None:
-    """Whether RLIMIT_MEMLOCK does not bind this process: it has CAP_IPC_LOCK, and in the first user namespace, the
-    only one that can_do_mlock() of the kernel asks. ``None`` where /proc does not tell."""
+    """Return whether RLIMIT_MEMLOCK does not apply to this process; ``None`` if /proc does not show it.
+
+    It has CAP_IPC_LOCK in the initial user namespace, the only one that can_do_mlock() of the kernel checks.
+    """
     namespace = link_target(proc / "self" / "ns" / "user")
     mask = read_pairs(proc / "self" / "status", ":", limit=8192).get("CapEff")
     if namespace is None or mask is None:
@@ -88,7 +90,7 @@ def can_lock_memory(proc: Path) -> bool | None:
 
 
 def forked_after_cuda() -> bool | None:
-    """What torch says where this process has loaded it (torch/cuda/__init__.py); torch is not imported for this."""
+    """Return the state in torch if this process has imported it (torch/cuda/__init__.py)."""
     asked = getattr(sys.modules.get("torch.cuda"), "_is_in_bad_fork", None)
     return None if asked is None else bool(asked())
 

@@ -1,4 +1,4 @@
-"""What stands between devices that talk to one another over PCIe: IOMMU groups and access control (ACS)."""
+"""PCIe isolation between devices: IOMMU groups and access control (ACS)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IOMMU_WORDS = ("intel_iommu=", "amd_iommu=", "iommu=", "iommu.passthrough=", "i
 
 
 def count_iommu_groups(machine: Machine) -> int | None:
-    """The groups of devices that an IOMMU keeps apart; 0 without an active one, ``None`` where sysfs is not shown."""
+    """Return the number of IOMMU groups; 0 without an active IOMMU, ``None`` without sysfs."""
     try:
         return sum(1 for _ in (machine.sys / "kernel" / "iommu_groups").iterdir())
     except FileNotFoundError:
@@ -35,15 +35,15 @@ def count_iommu_groups(machine: Machine) -> int | None:
 
 
 def read_iommu_setting(machine: Machine) -> str | None:
-    """The IOMMU options on the kernel's command line."""
+    """Return the IOMMU options on the kernel command line."""
     words = (read_text(machine.proc / "cmdline") or "").split()
     return " ".join(word for word in words if word.startswith(_IOMMU_WORDS)) or None
 
 
 def read_access_control(machine: Machine) -> tuple[bool | None, tuple[HiddenField, ...]]:
-    """Whether a PCIe switch redirects traffic between its devices; ``None`` and why where that may not be read.
+    """Return whether a PCIe switch redirects traffic between its devices; ``None`` and the reason if unreadable.
 
-    Only root sees the extended configuration space, in which the control bits lie.
+    Only root can read the extended configuration space with the control bits.
     """
     folder = machine.sys / "bus" / "pci" / "devices"
     try:
@@ -65,7 +65,7 @@ def _is_bridge(device: Path) -> bool:
 
 
 def _redirects(device: Path) -> bool | None:
-    """Whether this bridge is a switch port that redirects; ``None`` if its configuration is cut off or unreadable."""
+    """Return whether this bridge is a switch port that redirects; ``None`` if its configuration is unreadable."""
     try:
         data = (device / "config").read_bytes()
         size = (device / "config").stat().st_size
@@ -80,7 +80,7 @@ def _redirects(device: Path) -> bool | None:
 
 
 def _port_type(data: bytes) -> int | None:
-    """The kind of port from the PCI Express capability: 4 root port, 5 and 6 switch ports; ``None`` without one."""
+    """Return the port type of the PCI Express capability: 4 root port, 5 and 6 switch ports; ``None`` without one."""
     at, steps = data[_CAPABILITY_LIST] & 0xFC, 0
     while 0x40 <= at < 0xFC and steps < 48:
         if data[at] == _CAPABILITY_EXPRESS:
@@ -90,7 +90,7 @@ def _port_type(data: bytes) -> int | None:
 
 
 def _extended(data: bytes) -> Iterator[int]:
-    """Offsets of the extended capabilities."""
+    """Return the offsets of the extended capabilities."""
     at, seen = _EXTENDED_START, set[int]()
     while _EXTENDED_START <= at <= len(data) - 8 and at not in seen and _word(data, at) not in (0, 0xFFFF):
         seen.add(at)
@@ -103,7 +103,7 @@ def _word(data: bytes, at: int) -> int:
 
 
 def pci_address(folder: Path) -> str | None:
-    """The PCI bus id that a device link such as /sys/class/net/eth0/device leads to, over virtio and the like."""
+    """Return the PCI bus id of a device link such as /sys/class/net/eth0/device, through virtio and the like."""
     try:
         parts = folder.resolve(strict=True).parts
     except (OSError, RuntimeError):
@@ -119,12 +119,12 @@ def _is_address(name: str) -> bool:
 
 
 def numa_node(folder: Path) -> int | None:
-    """The NUMA node of a device folder; ``None`` where the firmware names none (-1)."""
+    """Return the NUMA node of a device folder; ``None`` if the firmware names none (-1)."""
     node = read_int(folder / "numa_node")
     return node if node is not None and node >= 0 else None
 
 
 def driver_name(folder: Path) -> str | None:
-    """The name of the driver that is bound to a device folder."""
+    """Return the name of the driver bound to a device folder."""
     target = link_target(folder / "driver")
     return None if target is None else Path(target).name

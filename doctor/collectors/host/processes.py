@@ -11,13 +11,13 @@ from doctor.collectors.base import link_target, listed, parse_int, read_pairs
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 INITIAL_IPC_NAMESPACE = "ipc:[4026531839]"
 INITIAL_UTS_NAMESPACE = "uts:[4026531838]"
-"""Inode numbers that Linux fixes for the first namespaces (include/linux/proc_ns.h)."""
+"""Inode numbers that Linux fixes for the initial namespaces (include/linux/proc_ns.h)."""
 DEEPEST = 64
-"""Parents that are followed. Real chains have about ten."""
+"""Maximum of parents that are followed. Real chains have about ten."""
 
 
 class ParentProcess(NamedTuple):
-    """A process in /proc: its number, its name (at most 15 characters, comm in proc(5)), the number of its parent."""
+    """A process in /proc: pid, name (at most 15 characters, comm in proc(5)), pid of its parent."""
 
     pid: int
     name: str
@@ -25,14 +25,14 @@ class ParentProcess(NamedTuple):
 
 
 def read_process(proc: Path, pid: int | str) -> ParentProcess | None:
-    """What ``proc/<pid>/status`` says, or ``None`` where it is gone or may not be read (hidepid in proc(5))."""
+    """Return the process from ``proc/<pid>/status``, or ``None`` if it may not be read (hidepid in proc(5))."""
     rows = read_pairs(proc / str(pid) / "status", ":", limit=4096)
     number, parent = parse_int(rows.get("Pid")), parse_int(rows.get("PPid"))
     return None if number is None or parent is None else ParentProcess(number, rows.get("Name", ""), parent)
 
 
 def ancestors_of(proc: Path, pid: int | str = "self") -> Iterator[ParentProcess]:
-    """The parents of ``pid``, nearest first, up to process 1 or the first that may not be read.
+    """Return the parents of ``pid``, nearest first, up to process 1 or the first that may not be read.
 
     A parent outside the PID namespace shows as 0 (pid_namespaces(7)) and ends the chain.
     """
@@ -46,17 +46,17 @@ def ancestors_of(proc: Path, pid: int | str = "self") -> Iterator[ParentProcess]
 
 
 def is_initial(proc: Path, kind: str, initial: str) -> bool:
-    """Whether this process lives in the machine's first namespace of ``kind``; ``False`` where that is not shown."""
+    """Return whether this process is in the initial namespace of ``kind``; ``False`` if that is not shown."""
     return link_target(proc / "self" / "ns" / kind) == initial
 
 
 def process_folders(proc: Path) -> Iterator[Path]:
-    """The folder of every visible process."""
+    """Return the folder of every visible process."""
     yield from (proc / name for name in listed(proc) if name.isdecimal())
 
 
 def held_files(process: Path) -> set[str] | None:
-    """Paths that a process has open or mapped; ``None`` where this user may not see that."""
+    """Return the paths that a process has open or mapped; ``None`` if this user may not see that."""
     try:
         held = {link for handle in (process / "fd").iterdir() if (link := link_target(handle)) is not None}
         with (process / "maps").open("rb") as maps:
@@ -70,7 +70,7 @@ def held_files(process: Path) -> set[str] | None:
 
 
 def owner(path: Path) -> int | None:
-    """The user id that owns ``path``."""
+    """Return the user id that owns ``path``."""
     try:
         return path.stat().st_uid
     except OSError:
@@ -78,9 +78,9 @@ def owner(path: Path) -> int | None:
 
 
 def files_held_open(proc: Path, users: Collection[int]) -> tuple[set[str], bool]:
-    """Paths that the visible processes of ``users`` hold, root's included, and whether that is all there is to see.
+    """Return the paths that visible processes of ``users`` and root hold, and whether that is complete.
 
-    Process 1 may refuse to be read even by its own user; it starts others and holds none of the job's files.
+    Process 1 may be unreadable even for its own user; it starts others and holds no files of the job.
     """
     held: set[str] = set()
     complete = True

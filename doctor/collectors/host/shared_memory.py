@@ -1,4 +1,4 @@
-"""Shared memory: its size, and what earlier jobs left there."""
+"""Shared memory: its size, and segments left by earlier jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFIX = "nccl-"
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Sizes in bytes. ``left_files`` are segments that no process holds; ``None`` where holders can be out of sight."""
+    """Sizes in bytes. ``left_files``: segments that no process holds; ``None`` if holders may be invisible."""
 
     filesystem: Filesystem | None
     left_files: int | None
@@ -33,7 +33,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class SharedMemoryFile:
-    """A file of NCCL in shared memory."""
+    """A segment of NCCL in shared memory."""
 
     path: str
     size: int
@@ -41,7 +41,7 @@ class SharedMemoryFile:
 
 
 def read_shared_memory(machine: Machine) -> SharedMemory:
-    """The state of /dev/shm."""
+    """Return the state of /dev/shm."""
     folder = machine.dev / "shm"
     try:
         sizes = os.statvfs(folder)
@@ -66,7 +66,7 @@ def read_shared_memory(machine: Machine) -> SharedMemory:
 
 
 def _segment(path: Path) -> SharedMemoryFile | None:
-    """A regular file as a segment; ``None`` for others, and for one that was removed in the meantime."""
+    """Return a regular file as a segment; ``None`` for others, and for one that was removed meanwhile."""
     try:
         state = path.lstat()
     except FileNotFoundError:
@@ -76,9 +76,9 @@ def _segment(path: Path) -> SharedMemoryFile | None:
 
 
 def left_over(machine: Machine, segments: list[SharedMemoryFile]) -> list[SharedMemoryFile] | None:
-    """The segments that nobody has open or mapped; ``None`` if some process that could hold one cannot be seen.
+    """Return the segments that no process has open or mapped; ``None`` if a possible holder is not visible.
 
-    That is so for other users' processes, and in a container that shares the host's IPC but not its process table.
+    Processes of other users are not, nor those outside a container that shares only the IPC namespace of the host.
     """
     if not segments:
         return []

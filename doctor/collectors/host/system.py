@@ -29,19 +29,19 @@ from doctor.collectors.network.interfaces import seen_interfaces
 from doctor.core.facts import HostFacts
 
 REVERSED = 4
-"""Own addresses that are looked up backwards: enough to notice a silent name server, few enough not to burden it."""
+"""Own addresses with a reverse lookup: enough to detect a silent name server without load on it."""
 
 
 @collector(HostFacts, deadline=8.0)
 def collect_host(machine: Machine) -> HostFacts:
-    """The host as this process sees it; the name look-ups take three seconds at most."""
+    """Collect the host as seen by this process; name lookups take at most three seconds."""
     return read_host(machine, socket.gethostname(), own_addresses())
 
 
 def own_addresses() -> list[str]:
-    """Addresses that a peer could look up, at most :data:`REVERSED`, IPv4 first.
+    """Return addresses that a peer could look up, at most :data:`REVERSED`, IPv4 first.
 
-    Loopback, link-local addresses and those of container bridges are left out.
+    Loopback, link-local addresses and those of container bridges are excluded.
     """
     try:
         seen = seen_interfaces()
@@ -55,7 +55,7 @@ def own_addresses() -> list[str]:
 
 
 def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> HostFacts:
-    """The facts about a host called ``hostname`` with those ``addresses``."""
+    """Return the facts about a host called ``hostname`` with those ``addresses``."""
     own = look_up(hostname, addresses)
     groups = read_cgroup(machine)
     memory = _memory(machine)
@@ -104,7 +104,7 @@ def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> Host
 
 
 def _cpu_count(machine: Machine) -> int | None:
-    """The processors that are online, from a list of ranges such as ``0-63,128-191``."""
+    """Return the number of online processors, from ranges such as ``0-63,128-191``."""
     text = read_text(machine.sys / "devices" / "system" / "cpu" / "online") or ""
     count = 0
     for part in text.split(","):
@@ -117,13 +117,13 @@ def _cpu_count(machine: Machine) -> int | None:
 
 
 def _frequency(machine: Machine, name: str) -> str | None:
-    """What all processors say, with commas between where they differ."""
+    """Return the value of all processors, separated by commas if they differ."""
     folders = (machine.sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq")
     return ",".join(sorted({text for folder in folders if (text := read_text(folder / name))})) or None
 
 
 def _memory(machine: Machine) -> dict[str, int]:
-    """/proc/meminfo in bytes; its ``kB`` are units of 1024 bytes."""
+    """Return /proc/meminfo in bytes; its ``kB`` are units of 1024 bytes."""
     rows = read_rows(machine.proc / "meminfo")
     numbers = ((row[0].rstrip(":"), parse_int(row[1])) for row in rows if len(row) == 3 and row[2] == "kB")
     return {name: value * 1024 for name, value in numbers if value is not None}

@@ -1,6 +1,6 @@
-"""Who launched this process, and whether it is one of several that run now.
+"""The launcher of this process, and whether it is one of several that run now.
 
-The decisions are pure functions of a mapping of environment variables.
+All decisions are pure functions of environment variables.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from doctor.knowledge.launcher_index import (
 from doctor.knowledge.launchers import Launcher
 
 PORTS = range(1, 65536)
-"""Ports that a peer can connect to."""
+"""Valid ports."""
 
 
 def is_launch_variable(name: str) -> bool:
-    """Whether the variable ``name`` belongs to a launcher."""
+    """Return whether the variable ``name`` belongs to a launcher."""
     return name in VARIABLES or name.startswith(PREFIXES)
 
 
 def launcher_of(environ: Environ) -> str:
-    """The innermost launcher that started this process, or ``none``; a value of the report's ``launcher``.
+    """Return the innermost launcher that started this process, or ``none``: the ``launcher`` of the report.
 
-    torchrun comes first because its workers inherit the variables of the srun or mpirun around it. A batch script and
-    a shell of salloc were started by SLURM, but not as ranks.
+    torchrun comes first because its workers inherit the variables of the srun or mpirun around it. SLURM starts batch
+    scripts and shells of salloc too, but not as ranks.
     """
     return next((row.name for row in BY_PRECEDENCE if _is_detected(row, environ)), "none")
 
@@ -63,10 +63,10 @@ def _is_detected(row: Launcher, environ: Environ) -> bool:
 
 
 def running_together(environ: Environ) -> str:
-    """The variable that shows that this process is one of several that run now; empty for a lone process.
+    """Return the variable that shows that this process is one of several that run now; empty for a single process.
 
-    Left-over variables, a batch script, a shell of salloc and a rank outside the world count as a lone process. The
-    count of an agent such as torchrun is final: a world of 1 is a lone process whatever step it runs in. A Ray worker
+    Stale variables, a batch script, a shell of salloc and a rank outside the world count as a single process. The count
+    of an agent such as torchrun is final: a world of 1 is a single process whatever step it runs in. A Ray worker
     inherits the step in which ``ray start`` ran, which does not describe the worker.
     """
     for _, count in COUNTED:
@@ -82,8 +82,11 @@ def running_together(environ: Environ) -> str:
 
 
 def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFacts:
-    """Everything that the variables say. RANK, WORLD_SIZE and the like come before the launcher's own names, since
-    torch goes by them (``env://`` in torch/distributed/rendezvous.py)."""
+    """Return the launch facts of these variables.
+
+    RANK, WORLD_SIZE and the like precede the variables of the launcher, because torch reads them (``env://`` in
+    torch/distributed/rendezvous.py).
+    """
     launcher, claims = launcher_of(environ), claims_of(environ)
     own = _own_claim(launcher, claims)
     return LaunchFacts(
@@ -102,13 +105,13 @@ def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFac
 
 @collector(LaunchFacts)
 def collect_launch(machine: Machine) -> LaunchFacts:
-    """The launch of this process, from its environment and the names of its parents."""
+    """Collect the launch of this process from its environment and the names of its parents."""
     ancestors = tuple(readable(parent.name) for parent in ancestors_of(machine.proc))
     return launch_facts(machine.environ, ancestors)
 
 
 def _own_claim(launcher: str, claims: tuple[Claim, ...]) -> Claim:
-    """The launcher's claim about this process; only the node's rank if the launcher counts hosts."""
+    """Return the claim of the launcher about this process; only the node rank if the launcher counts hosts."""
     row = BY_NAME.get(launcher)
     if row is None:
         return Claim(launcher)
@@ -117,7 +120,7 @@ def _own_claim(launcher: str, claims: tuple[Claim, ...]) -> Claim:
 
 
 def _is_one_of(environ: Environ, rank_name: str, size: int | None) -> bool:
-    """Whether the size is above 1 and the rank, where one is stated, is a number within it."""
+    """Return whether the size is above 1 and the rank, if set, is within it."""
     if size is None or size < 2:
         return False
     rank = whole_number(environ, rank_name)

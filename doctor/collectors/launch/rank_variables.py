@@ -1,4 +1,4 @@
-"""Claims about this process: rank, world size, place on the host. Pure functions of variables."""
+"""Claims of launchers about this process: rank, world size, local rank. Pure functions of variables."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP
 Environ = Mapping[str, str]
 
 RANK_VARIABLES = tuple(dict.fromkeys(("RANK", "LOCAL_RANK", *(counts.rank for _, counts in COUNTED))))
-"""Variables by which launchers number the processes that run now."""
+"""Variables with the rank of a running process."""
 
 
 def whole_number(environ: Environ, *names: str) -> int | None:
-    """The first of ``names`` that holds a whole number, read as Python and so torch reads it."""
+    """Return the first of ``names`` that holds an integer, parsed as Python and so torch does."""
     numbers = (parse_int(environ.get(name)) for name in names)
     return next((number for number in numbers if number is not None), None)
 
 
 def claim_from(row: Launcher, environ: Environ) -> Claim | None:
-    """What a launcher states in its own variables, or ``None`` if none of its marks is set."""
+    """Return the claim of a launcher by its own variables, or ``None`` if none of its marks is set."""
     if not any_set(environ, row.marks):
         return None
     fields = (row.rank, row.world_size, row.local_rank, row.local_world_size, row.node_rank, row.node_count)
@@ -39,9 +39,10 @@ def claim_from(row: Launcher, environ: Environ) -> Claim | None:
 
 
 def task_counts(text: str) -> list[tuple[int, int]] | None:
-    """Tasks a node and how many nodes in a row have them: ``4(x2),3`` is 4 on two nodes, then 3 on one.
+    """Parse ``4(x2),3``: pairs of the tasks per node and the number of consecutive nodes, here 4 on two nodes, 3 on
+    one.
 
-    ``None`` where the text is none of the kind (SLURM_TASKS_PER_NODE in srun(1)).
+    ``None`` if the text has another form (SLURM_TASKS_PER_NODE in srun(1)).
     """
     counts: list[tuple[int, int]] = []
     for part in text.split(",") if text else []:
@@ -54,7 +55,7 @@ def task_counts(text: str) -> list[tuple[int, int]] | None:
 
 
 def tasks_on_node(text: str, node: int) -> int | None:
-    """How many tasks run on the node with that number, counted from 0; see :func:`task_counts`."""
+    """Return the number of tasks on the node with that index; see :func:`task_counts`."""
     for tasks, nodes in task_counts(text) or ():
         if 0 <= node < nodes:
             return tasks
@@ -63,8 +64,10 @@ def tasks_on_node(text: str, node: int) -> int | None:
 
 
 def kubeflow_claim(row: Launcher, environ: Environ) -> Claim | None:
-    """What Kubeflow says of this pod. Its RANK and WORLD_SIZE count pods, not processes
-    (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go); PET_* are defaults of torchrun's arguments.
+    """Return the claim of Kubeflow about this pod.
+
+    Its RANK and WORLD_SIZE count pods, not processes (kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go);
+    PET_* are defaults of the arguments of torchrun.
     """
     configured, is_pod = any_set(environ, row.marks), is_pod_of_kubeflow(environ)
     if not configured and not is_pod:
@@ -78,7 +81,7 @@ def kubeflow_claim(row: Launcher, environ: Environ) -> Claim | None:
 
 
 def sagemaker_claim(row: Launcher, environ: Environ) -> Claim | None:
-    """What SageMaker says of this host: its place among SM_HOSTS (sagemaker-training-toolkit)."""
+    """Return the claim of SageMaker about this host: its index in SM_HOSTS (sagemaker-training-toolkit)."""
     if not any_set(environ, row.marks):
         return None
     hosts = _texts(environ.get("SM_HOSTS", ""))
@@ -92,7 +95,7 @@ def sagemaker_claim(row: Launcher, environ: Environ) -> Claim | None:
 
 
 def llamafactory_claim(row: Launcher, environ: Environ) -> Claim | None:
-    """What LLaMA-Factory passes to the torchrun that it starts (its src/llamafactory/launcher.py)."""
+    """Return what LLaMA-Factory passes to the torchrun that it starts (its src/llamafactory/launcher.py)."""
     if "FORCE_TORCHRUN" not in environ and not {"NNODES", "NPROC_PER_NODE"} <= environ.keys():
         return None
     return _claim_of_nodes(
@@ -104,9 +107,9 @@ def llamafactory_claim(row: Launcher, environ: Environ) -> Claim | None:
 
 
 def lightning_claim(row: Launcher, environ: Environ) -> Claim | None:
-    """What Lightning passes to the processes that it starts.
+    """Return the claim of Lightning about a process that it started.
 
-    It sets no RANK: a rank is the node's rank times the devices of a node, plus the local rank
+    It sets no RANK: a rank is the node rank times the devices per node, plus the local rank
     (lightning/fabric/strategies/launchers/subprocess_script.py).
     """
     if not is_started_by_lightning(row, environ):
@@ -121,7 +124,7 @@ def lightning_claim(row: Launcher, environ: Environ) -> Claim | None:
 
 
 def claims_of(environ: Environ) -> tuple[Claim, ...]:
-    """The claims of all sources in the order of the table, without the sources that state nothing."""
+    """Return the claims of all sources in the order of the table."""
     found = [claim_from(ENVIRONMENT, environ)]
     for row in LAUNCHERS:
         read = function_of(row.claim_reader) if row.claim_reader else claim_from
@@ -130,26 +133,26 @@ def claims_of(environ: Environ) -> tuple[Claim, ...]:
 
 
 def is_slurm_step(environ: Environ) -> bool:
-    """Whether the variables are those of a task of srun, and not of a batch script, salloc or an interactive step."""
+    """Return whether this is a task of srun, not a batch script, salloc or an interactive step."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isascii() and step.isdecimal() and len(step) <= 10 and int(step) < FIRST_SPECIAL_STEP
 
 
 def is_pod_of_kubeflow(environ: Environ) -> bool:
-    """Whether the plain variables are those that the training operator gives a pod, with no launcher inside it."""
+    """Return whether the training operator set the plain variables, without a launcher inside the pod."""
     wanted = {"KUBERNETES_SERVICE_HOST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     return wanted <= environ.keys() and not any_set(environ, ("LOCAL_RANK", *PLAIN_MARKS))
 
 
 def is_started_by_kubeflow(row: Launcher, environ: Environ) -> bool:
-    """Whether the training operator started this pod, and no launcher inside it."""
+    """Return whether the training operator started this pod, without a launcher inside it."""
     return is_pod_of_kubeflow(environ) or (any_set(environ, row.marks) and "KUBERNETES_SERVICE_HOST" in environ)
 
 
 def is_started_by_lightning(row: Launcher, environ: Environ) -> bool:
-    """Whether the variables are those that Lightning's own launcher sets: all but RANK.
+    """Return whether the variables are those of the launcher of Lightning: all but RANK.
 
-    Several tasks of srun do not need that launcher: a batch script exported these.
+    With several tasks of srun that launcher is not used: a batch script exported the variables.
     """
     wanted = {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     tasks = whole_number(environ, *STEP.world_size) if is_slurm_step(environ) else None
@@ -158,7 +161,7 @@ def is_started_by_lightning(row: Launcher, environ: Environ) -> bool:
 
 
 def has_all_marks(row: Launcher, environ: Environ) -> bool:
-    """Whether all marks of the launcher are set."""
+    """Return whether all marks of the launcher are set."""
     return all(name in environ for name in row.marks)
 
 
@@ -177,5 +180,5 @@ def _texts(text: str) -> list[str]:
 
 
 def any_set(environ: Environ, names: Iterable[str]) -> bool:
-    """Whether one of ``names`` is set, even if it is empty."""
+    """Return whether one of ``names`` is set, even if it is empty."""
     return any(name in environ for name in names)

@@ -1,4 +1,4 @@
-"""What SLURM says about this job: its record (``scontrol show job``), and the environment for what that lacks."""
+"""The SLURM job: its record (``scontrol show job``), and the environment for what that lacks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Environ = Mapping[str, str]
 JobRecord = dict[str, str]
 
 LIMIT = 4.0
-"""Seconds for scontrol, which goes on trying for a minute and more where the controller does not answer."""
+"""Seconds for scontrol, which retries for over a minute if the controller does not answer."""
 
 LARGEST_OUTPUT = 1 << 20
-"""Bytes of its output that are read. A record has about two thousand, and an array prints one for each task."""
+"""Bytes of its output that are read. A record has about two thousand, and an array prints one per task."""
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)")
 _FREE_TEXT = ("JobId=", "Command=", "WorkDir=", "Std", "Comment=", "AdminComment=", "SystemComment=", "SubmitLine=")
-"""Lines that hold a user's words, which may look like fields."""
+"""Prefixes of lines with text of the user, which may look like fields."""
 
 _EMPTY = frozenset({"", "(null)", "N/A", "None", "Unknown", "UNKNOWN"})
 _TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
@@ -34,14 +34,14 @@ _GPUS = re.compile(
     r"(?:^|[,:/])gpu(?::(?!\d+(?:[,(]|$))[^,:=]+)?(?:[:=](\d{1,6})(?:\([^)]*\))?)?(?=,|$)",
     re.ASCII,
 )
-"""``gpu``, a type that is no number (``a100``, ``1g.5gb``), a count, the sockets in brackets."""
+"""``gpu``, a type that is not a number (``a100``, ``1g.5gb``), a count, the sockets in parentheses."""
 
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"\d{1,12}", re.ASCII)
 
 
 class ScontrolResult(NamedTuple):
-    """The record of the job, or why there is none and how to get it."""
+    """The record of the job, or the reason for its absence and how to get it."""
 
     record: JobRecord
     reason: str = ""
@@ -50,8 +50,10 @@ class ScontrolResult(NamedTuple):
 
 @collector(SlurmFacts)
 def collect_slurm(machine: Machine) -> SlurmFacts:
-    """The job's facts. Raises ``NotPresent`` outside SLURM; without an answer of scontrol, what the environment
-    says."""
+    """Collect the facts of the job, from the environment if scontrol does not answer.
+
+    Raises ``NotPresent`` outside SLURM.
+    """
     environ = machine.environ
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not job_id:
@@ -63,7 +65,7 @@ def collect_slurm(machine: Machine) -> SlurmFacts:
 
 
 def ask_scontrol(environ: Environ, job_id: str, limit: float = LIMIT) -> ScontrolResult:
-    """Ask ``scontrol show job`` for at most ``limit`` seconds. As text: ``--json`` differs from release to release."""
+    """Run ``scontrol show job`` for at most ``limit`` seconds. As text: ``--json`` differs between releases."""
     unhide = f"scontrol show job {readable(job_id)}"
     if not _JOB_ID.fullmatch(job_id):
         return ScontrolResult({}, "SLURM_JOB_ID is no number")
@@ -100,9 +102,9 @@ def _text(output: bytes) -> str:
 
 
 def read_record(text: str, job_id: str) -> JobRecord:
-    """The fields of the job ``job_id`` in the output of ``scontrol show job``; empty where it is not there.
+    """Return the fields of the job ``job_id`` in the output of ``scontrol show job``; empty if it is not there.
 
-    The job id of an array's last task is that of the array, for which scontrol prints every task.
+    The job id of the last task of an array is that of the array, for which scontrol prints every task.
     """
     for block in re.split(r"\n\s*\n", text):
         if re.match(rf"\s*JobId={job_id}\b", block):
@@ -122,9 +124,9 @@ def _fields(block: str) -> JobRecord:
 
 
 def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmFacts:
-    """The facts of a record, with the environment's word where the record has none; a note for each that is lacking.
+    """Return the facts of a record, and of the environment for what it lacks; a note for each missing field.
 
-    ``time_limit`` and ``time_left`` are ``None`` without a note where the job has no limit.
+    ``time_limit`` and ``time_left`` are ``None`` without a note if the job has no limit.
     """
     record = answer.record
     # The environment never has the state and the times; the rest it has, or the job has none.
@@ -151,7 +153,7 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
 
 
 def read_duration(text: str | None) -> int | None:
-    """Seconds of ``[days-][hours:]minutes:seconds`` (scontrol(1)); ``None`` for UNLIMITED and Partition_Limit."""
+    """Parse ``[days-][hours:]minutes:seconds`` (scontrol(1)) as seconds; ``None`` for UNLIMITED and Partition_Limit."""
     found = _TIME.fullmatch(text or "")
     if found is None:
         return None
@@ -160,9 +162,10 @@ def read_duration(text: str | None) -> int | None:
 
 
 def gpu_count(text: str | None) -> int | None:
-    """GPUs in a request: ``gres:gpu:2``, ``gres/gpu:a100:4,gres/gpu:v100:1``, ``a100:2``, ``2``; without a number 1.
+    """Return the GPUs in a request: ``gres:gpu:2``, ``gres/gpu:a100:4,gres/gpu:v100:1``, ``a100:2``, ``2``; 1 without a
+    number.
 
-    ``None`` where the text names none.
+    ``None`` if the text names none.
     """
     if not text:
         return None
@@ -182,9 +185,9 @@ def _gpus_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> in
 
 
 def _tasks_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> int | None:
-    """The job's tasks on each node where all have the same; ``None`` where they differ.
+    """Return the tasks of the job on each node if all have the same; ``None`` if they differ.
 
-    In a step SLURM_TASKS_PER_NODE speaks of the step, which may be a helper of one task.
+    In a step SLURM_TASKS_PER_NODE describes the step, which may be a helper of one task.
     """
     asked = _count(record.get("NtasksPerN:B:S:C", "").partition(":")[0])
     if not asked and nodes == 1:
@@ -196,20 +199,22 @@ def _tasks_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> i
 
 
 def _gpu_binding(record: JobRecord, environ: Environ) -> str | None:
-    """How GPUs are bound to tasks, such as ``closest`` or ``single:1`` (--gpu-bind in srun(1))."""
+    """Return how GPUs are bound to tasks, such as ``closest`` or ``single:1`` (--gpu-bind in srun(1))."""
     stated = environ.get("SLURM_GPU_BIND") or environ.get("SLURMD_TRES_BIND") or record.get("TresBind")
     return _words(re.sub(r"^(?:gres[:/])?gpu:", "", stated)) if stated else None
 
 
 def _time_left(limit: int | None, record: JobRecord) -> int | None:
-    """Limit less run time: the difference of two durations, so that no clock of another host is needed."""
+    """Return the limit minus the run time: a difference of durations needs no clock of another host."""
     spent = read_duration(record.get("RunTime"))
     return None if limit is None or spent is None else max(0, limit - spent)
 
 
 def _is_batch(record: JobRecord, environ: Environ) -> bool | None:
-    """Whether the job is a batch job; without a record, whether this process is none of a step but a batch script's,
-    which alone knows its task without a step."""
+    """Return whether the job is a batch job.
+
+    Without a record, whether this process is in a batch script, the only place that has a task without a step.
+    """
     if "BatchFlag" in record:
         return record["BatchFlag"] != "0"
     return True if "SLURM_PROCID" in environ and not is_slurm_step(environ) else None

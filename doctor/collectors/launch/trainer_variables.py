@@ -1,4 +1,4 @@
-"""Arguments of the Trainer or Fabric that environment variables set before it runs."""
+"""Arguments of the Trainer or Fabric in environment variables."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from doctor.core.facts import TrainerFacts, Variable
 from doctor.core.masking import mask_value, readable
 
 TRAINER = "PL_TRAINER_"
-"""Defaults of the Trainer's arguments (lightning/pytorch/utilities/argparse.py)."""
+"""Defaults of the arguments of the Trainer (lightning/pytorch/utilities/argparse.py)."""
 
 FABRIC = "LT_"
-"""Arguments that ``fabric run`` hands to Fabric, with or without LT_CLI_USED (lightning/fabric/connector.py)."""
+"""Arguments that ``fabric run`` passes to Fabric, with or without LT_CLI_USED (lightning/fabric/connector.py)."""
 
 FABRIC_ARGUMENTS = ("accelerator", "devices", "num_nodes", "precision", "strategy")
-"""What Fabric reads; other LT_ names are not its own."""
+"""Arguments that Fabric reads; other LT_ names are not its own."""
 
 
 @collector(TrainerFacts)
 def collect_trainer(machine: Machine) -> TrainerFacts:
-    """The arguments that variables set; those of the Trainer where both kinds are there. Raises ``NotPresent``."""
+    """Collect the arguments, those of the Trainer if both are set. Raises ``NotPresent``."""
     arguments = arguments_from(machine.environ, TRAINER)
     source = f"{TRAINER}*" if arguments else f"{FABRIC}*"
     if not arguments:
@@ -41,7 +41,7 @@ def collect_trainer(machine: Machine) -> TrainerFacts:
 
 
 def arguments_from(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The variables that begin with ``prefix``, by the rest of their names in lower case, secrets replaced."""
+    """Return the variables that begin with ``prefix`` by the lower-case rest of their names, with secrets masked."""
     return {
         readable(name[len(prefix) :].lower()): mask_value(name, value)
         for name, value in environ.items()
@@ -50,9 +50,9 @@ def arguments_from(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def device_count(text: str | None) -> int | None:
-    """How many devices an argument ``devices`` asks for: ``4`` is a count, ``0,1`` and ``[0, 1]`` are lists.
+    """Return the number of devices of an argument ``devices``: ``4`` is a count, ``0,1`` and ``[0, 1]`` are lists.
 
-    ``None`` for ``auto``, ``-1`` (all), and what is neither; ``0,`` is a list of one
+    ``None`` for ``auto``, ``-1`` (all), and other text; ``0,`` is a list of one
     (lightning/fabric/utilities/device_parser.py).
     """
     text = (text or "").strip()

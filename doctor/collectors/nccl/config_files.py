@@ -1,4 +1,4 @@
-"""NCCL's configuration files, and the files that settings name."""
+"""Configuration files of NCCL, and the files that settings name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from doctor.core.facts import HiddenField, Layer, ReferencedFile, SettingsFile
 
 LONGEST_LINE = 4095
 LONGEST_VALUE = 1023
-"""Bytes that NCCL's buffers hold (src/misc/param.cc): the rest of a line counts as another line."""
+"""Bytes of the buffers of NCCL (src/misc/param.cc): the rest of a line counts as another line."""
 
 CONF_LIMIT = 1 << 20
 XML_LIMIT = 4 << 20
@@ -37,9 +37,9 @@ class ConfEntry:
 
 
 def conf_paths(machine: Machine) -> Iterator[tuple[Path, Layer, bool]]:
-    """The files that NCCL reads, the strongest first, each with its layer and whether the user asked for it by name.
+    """Yield the files that NCCL reads, highest priority first, with layer and whether the user named it.
 
-    NCCL_CONF_FILE takes the place of the file in the home folder (since NCCL 2.23) and is not expanded.
+    NCCL_CONF_FILE replaces the file in the home folder (since NCCL 2.23) and is not expanded.
     """
     asked = machine.environ.get("NCCL_CONF_FILE")
     in_homes = home_files(machine.environ)
@@ -51,13 +51,13 @@ def conf_paths(machine: Machine) -> Iterator[tuple[Path, Layer, bool]]:
 
 
 def home_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where the user's file can be: in the home of the user database, or since NCCL 2.30 in that of HOME."""
+    """Return the places of the user's file: the home of the user database, or since NCCL 2.30 that of HOME."""
     homes = (_home(), environ.get("HOME"))
     return tuple(dict.fromkeys(Path(home, ".nccl.conf") for home in homes if home))
 
 
 def ambiguous_home(machine: Machine) -> tuple[HiddenField, ...]:
-    """A note where it depends on the release of NCCL which user file counts."""
+    """Return a note if the user file depends on the release of NCCL."""
     files = home_files(machine.environ)
     if machine.environ.get("NCCL_CONF_FILE") or len(files) < 2 or not any(path.exists() for path in files):
         return ()
@@ -73,7 +73,7 @@ def _home() -> str | None:
 
 
 def read_conf(path: Path, layer: Layer) -> tuple[SettingsFile, tuple[ConfEntry, ...]]:
-    """A configuration file and its entries, in the file's order."""
+    """Return a configuration file and its entries, in the order of the file."""
     try:
         with path.open("rb") as stream:
             data = stream.read(CONF_LIMIT)
@@ -86,10 +86,10 @@ def read_conf(path: Path, layer: Layer) -> tuple[SettingsFile, tuple[ConfEntry, 
 
 
 def parse_conf(data: bytes) -> Iterator[ConfEntry]:
-    """The entries of a configuration file as NCCL understands it (src/misc/param.cc setEnvFile).
+    """Yield the entries of a configuration file as NCCL parses it (src/misc/param.cc setEnvFile).
 
-    ``#`` starts a comment in the first column only; a line without ``=`` is no entry; blanks belong to the name or to
-    the value that they touch; the first of two entries with one name counts.
+    ``#`` starts a comment in the first column only; a line without ``=`` is not an entry; blanks belong to the adjacent
+    name or value; the first of two entries with one name counts.
     """
     for number, line in enumerate(data.split(b"\n"), 1):
         for start in range(0, len(line), LONGEST_LINE):
@@ -104,7 +104,7 @@ def _text(data: bytes) -> str:
 
 
 def read_references(settings: Mapping[str, str], machine: Machine) -> Iterator[ReferencedFile]:
-    """The files that settings name, and the topology file that a cloud's virtual machine provides unasked."""
+    """Yield the files that settings name, and the default topology file of a cloud virtual machine."""
     for variable in NAMED_FILES:
         if settings.get(variable):
             yield read_reference(variable, Path(settings[variable]))
@@ -114,7 +114,7 @@ def read_references(settings: Mapping[str, str], machine: Machine) -> Iterator[R
 
 
 def read_reference(variable: str, path: Path) -> ReferencedFile:
-    """Whether a named file is there and readable, and what a topology file describes."""
+    """Return whether a named file exists and is readable, and the content of a topology file."""
     try:
         with path.open("rb") as stream:
             data = stream.read(XML_LIMIT + 1)
@@ -138,7 +138,7 @@ def read_reference(variable: str, path: Path) -> ReferencedFile:
 
 @dataclass
 class Topology:
-    """What a topology file names: bus ids of GPUs, network devices; and why it could not be read to its end."""
+    """Bus ids of GPUs and network devices in a topology file; and why it could not be read to its end."""
 
     gpus: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Topology:
     _bus_ids: list[str] = field(default_factory=list)
 
     def opened(self, tag: str, attributes: dict[str, str]) -> None:
-        """An element starts. A GPU is a PCI device of a display class or one that holds a ``gpu`` element."""
+        """Handle the start of an element. A GPU is a PCI device of a display class or one with a ``gpu`` element."""
         if tag == "pci":
             bus_id = attributes.get("busid", "").lower()
             self._bus_ids.append(bus_id)
@@ -158,17 +158,18 @@ class Topology:
             self.devices.append(attributes["name"])
 
     def closed(self, tag: str) -> None:
-        """An element ends."""
+        """Handle the end of an element."""
         if tag == "pci" and self._bus_ids:
             self._bus_ids.pop()
 
 
 class _RefusedXml(Exception):
-    """The document has a declaration of types, which NCCL's files never have and which could expand without end."""
+    """The document has a document type declaration, which files of NCCL never have and which could expand without
+    limit."""
 
 
 def parse_topology(data: bytes) -> Topology:
-    """The GPUs and network devices of a topology file (NCCL src/graph/xml.cc)."""
+    """Return the GPUs and network devices of a topology file (NCCL src/graph/xml.cc)."""
     topology = Topology()
     if len(data) > XML_LIMIT:
         topology.error = f"larger than {XML_LIMIT} bytes: no topology file"

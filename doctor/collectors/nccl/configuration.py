@@ -1,4 +1,4 @@
-"""NCCL's effective settings: the environment over the user's file over the system's file."""
+"""Effective settings of NCCL: the environment overrides the file of the user, which overrides that of the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "NCCL_"
 
 @collector(NcclFacts)
 def collect_nccl(machine: Machine) -> NcclFacts:
-    """The settings that NCCL would find when it starts in this process, and the files and plug-ins they name."""
+    """Collect the settings that NCCL would find in this process, and the files and plugins they name."""
     files: list[SettingsFile] = []
     layers: list[tuple[SettingsFile, tuple[ConfEntry, ...]]] = []
     for path, layer, asked in conf_paths(machine):
@@ -38,10 +38,10 @@ def collect_nccl(machine: Machine) -> NcclFacts:
 def effective_settings(
     environ: Mapping[str, str], layers: Iterable[tuple[SettingsFile, tuple[ConfEntry, ...]]]
 ) -> Iterator[Setting]:
-    """Each setting once, by name. ``layers``: files with their entries, the strongest first.
+    """Yield each setting once, by name. ``layers``: files with their entries, highest priority first.
 
-    NCCL hands every entry to setenv() without overwriting: a variable that the environment has, even an empty one,
-    and an entry that was read before stay as they are.
+    NCCL passes every entry to setenv() without overwriting: a variable of the environment, even an empty one, and an
+    entry that was read before keep their value.
     """
     from_files = _by_name(layers)
     names = {name for name in environ if name.startswith(PREFIX)}

@@ -1,4 +1,4 @@
-"""Every NCCL that this process could load, and the one that torch would get."""
+"""Every NCCL that this process could load, and the one that torch would load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
 
 @dataclass(frozen=True)
 class NcclSearch:
-    """What decides which NCCL is loaded. ``paths`` is sys.path; ``maps`` the text of /proc/self/maps."""
+    """The inputs that determine which NCCL is loaded. ``paths`` is sys.path; ``maps`` the text of /proc/self/maps."""
 
     loader: DynamicLoader
     torch: TorchFiles | None
@@ -31,14 +31,14 @@ class NcclSearch:
     maps: str = ""
 
     def libraries(self) -> tuple[NcclLibrary, ...]:
-        """All libraries that could be loaded, once each, in the order in which they would be found."""
+        """Return all libraries that could be loaded, once each, in the order in which they would be found."""
         built_in = self._built_in()
         if built_in is not None:
             return built_in, *self._shared(None)
         return tuple(self._shared(self.chosen()))
 
     def chosen(self) -> Path | None:
-        """The file that torch gets: what is loaded already, else what would be."""
+        """Return the file that torch uses: the loaded one, else the one it would load."""
         mapped = _mapped(self.maps)
         user = self.torch.nccl_user() if self.torch else None
         if mapped or self.torch is None or user is None:
@@ -87,7 +87,8 @@ class NcclSearch:
         ]
 
     def _version(self, path: Path, origin: str) -> str | None:
-        """By the name of the file that a link leads to, by the wheel if only one owns the file, else by its text."""
+        """Return the version from the name of the link target, from the wheel if only one owns the file, else from its
+        text."""
         match = _NUMBERED.fullmatch(path.resolve().name)
         if match:
             return match[1]
@@ -107,10 +108,10 @@ class NcclSearch:
         return NcclLibrary(path, version, origin="torch", chosen=True) if version else None
 
     def _loaded_by_torch(self) -> Path | None:
-        """What torch/__init__.py loads by its path before its own libraries, from the first entry of sys.path.
+        """Return what torch/__init__.py loads by path before its own libraries, from the first entry of sys.path.
 
-        Since 2.9 it does so whenever libtorch_global_deps.so found a libcudart; before, only when that library could
-        not be loaded. It goes through a list and gives up at the first library that is not there.
+        Since 2.9 it does so whenever libtorch_global_deps.so found a libcudart; before, only if that library could not
+        be loaded. It processes a list and stops at the first missing library.
         """
         if self.torch is None:
             return None
@@ -125,7 +126,7 @@ class NcclSearch:
         return None
 
     def _first_match(self, folder: str, pattern: str) -> Path | None:
-        """The file that torch/__init__.py finds for a library, by the places where wheels put it."""
+        """Return the file that torch/__init__.py finds for a library, by the folders of wheels."""
         release = (self.torch.cuda if self.torch else None) or ""
         places = (f"nvidia/{folder}/lib", f"nvidia/cu{release.split('.')[0]}/lib", f"{folder}/lib")
         for path in self.paths:
@@ -136,26 +137,26 @@ class NcclSearch:
         return None
 
     def _finds_needs_of_torch(self) -> bool:
-        """Whether libtorch_global_deps.so, which torch loads first, would find the CUDA libraries that it needs."""
+        """Return whether libtorch_global_deps.so, which torch loads first, would find its CUDA libraries."""
         dependencies = self.torch.read("libtorch_global_deps.so") if self.torch else None
         needed = [name for name in dependencies.needed if name.startswith(("libcu", "libnv"))] if dependencies else []
         return all(self.loader.find(name, dependencies) is not None for name in needed)
 
 
 def nccl_release(path: Path) -> str | None:
-    """The release that a libnccl carries in its read-only data."""
+    """Return the release in the read-only data of a libnccl."""
     match = search_read_only(path, NCCL_VERSION)
     return match[1].decode() if match else None
 
 
 def _search_path(user: ElfLibrary, loader: DynamicLoader) -> Iterable[Path]:
-    """The places of DT_RPATH or DT_RUNPATH of a library of torch."""
+    """Return the places of DT_RPATH or DT_RUNPATH of a library of torch."""
     only_own = replace(loader, environ={}, etc=Path("/nonexistent"), executable=user.path, defaults=())
     return only_own.candidates(SONAME, user)
 
 
 def _is_nccl(path: Path) -> bool:
-    """Whether the loader would take an already loaded library for libnccl.so.2: by its DT_SONAME."""
+    """Return whether the loader would use a loaded library as libnccl.so.2: by its DT_SONAME."""
     try:
         return read_library(path).soname == SONAME
     except (ElfError, OSError):
@@ -163,12 +164,12 @@ def _is_nccl(path: Path) -> bool:
 
 
 def _mapped(maps: str) -> Path | None:
-    """The libnccl that this process has already loaded, where it is exactly one."""
+    """Return the libnccl that this process has loaded, if it is exactly one."""
     rows = (line.split(None, 5) for line in maps.splitlines() if "libnccl.so" in line)
     found = {row[5] for row in rows if len(row) == 6 and Path(row[5]).name.startswith("libnccl.so")}
     return Path(found.pop()) if len(found) == 1 else None
 
 
 def read_maps(proc: Path) -> str:
-    """The memory map of this process; empty where it may not be read."""
+    """Return the memory map of this process; empty if it may not be read."""
     return read_text(proc / "self/maps", _MAPS_LIMIT) or ""

@@ -1,4 +1,4 @@
-"""NCCL's plug-in libraries: which are asked for, and which the loader would find."""
+"""Plugin libraries of NCCL: which are requested, and which the loader would find."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KINDS = {
     "profiler": "NCCL_PROFILER_PLUGIN",
     "env": "NCCL_ENV_PLUGIN",
 }
-"""The variable of each kind; the library of a kind is called libnccl-<kind>.so (src/plugin/plugin_open.cc)."""
+"""Variable of each kind; the library of a kind is called libnccl-<kind>.so (src/plugin/plugin_open.cc)."""
 
 INTERFACES = re.compile(rb"nccl(?:(?:Net|CollNet|Gin|Tuner|Env)Plugin|Profiler)_v\d+")
-"""The symbols that NCCL looks for in a plug-in (src/plugin/*/*_v*.cc)."""
+"""Symbols that NCCL looks up in a plugin (src/plugin/*/*_v*.cc)."""
 
 
 def read_plugins(settings: Mapping[str, str], loader: DynamicLoader) -> Iterator[NcclPlugin]:
-    """The plug-ins that settings ask for, found or not, and those that NCCL takes unasked where they are found."""
+    """Yield the plugins that settings request, found or not, and those that NCCL loads by default if found."""
     for kind, variable in KINDS.items():
         requested = settings.get(variable)
         if requested is None:
@@ -36,7 +36,7 @@ def read_plugins(settings: Mapping[str, str], loader: DynamicLoader) -> Iterator
 
 
 def _is_library(name: str) -> bool:
-    """Whether a name stands for a file: ``none`` switches plug-ins off, STATIC_PLUGIN is linked into the program."""
+    """Return whether a name is that of a file: ``none`` disables plugins, STATIC_PLUGIN is linked into the program."""
     return name.lower() not in ("none", "static_plugin")
 
 
@@ -51,9 +51,9 @@ def _plugin(kind: str, requested: str, loader: DynamicLoader) -> NcclPlugin:
 
 
 def library_names(kind: str, requested: str) -> tuple[str, ...]:
-    """What NCCL gives to dlopen, in its order (src/plugin/plugin_open.cc openPluginLib; 2.27 and newer).
+    """Return what NCCL passes to dlopen, in order (src/plugin/plugin_open.cc openPluginLib; 2.27 and newer).
 
-    Older releases try the name with prefix and suffix first, which finds the same library unless both are there.
+    Older releases try the name with prefix and suffix first, which finds the same library unless both exist.
     """
     prefix = f"libnccl-{kind}"
     if not requested:

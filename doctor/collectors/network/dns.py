@@ -1,6 +1,6 @@
-"""Name look-ups that a silent name server cannot hold up: each runs in a thread of its own and has a limit.
+"""Name lookups with a time limit, each in its own thread, so that a silent name server cannot block.
 
-The calls are those that torch and Gloo make: ``getaddrinfo`` of the host's own name, ``socket.getfqdn`` for what
+The calls are those of torch and Gloo: ``getaddrinfo`` of the host name, ``socket.getfqdn`` for the address that
 torchrun advertises (torch/distributed/elastic/rendezvous/api.py), and ``getnameinfo`` for the peers of a store.
 """
 
@@ -18,22 +18,24 @@ from doctor.core.background import start_thread
 from doctor.core.facts import HiddenField, NameLookup, ReverseLookup
 
 LIMIT = 2.5
-"""Seconds for an answer. The resolver itself waits 5 s a try and server by default (resolv.conf(5))."""
+"""Seconds for an answer. The resolver itself waits 5 s per attempt and server (resolv.conf(5))."""
 
 TOTAL = 3.0
-"""Seconds for everything, the look-up of a full name after it was learnt included."""
+"""Seconds for everything, including the lookup of a full name after it was found."""
 
 SURPRISING = 0.5
-"""Seconds of a look-up that make it worth another one: a name server that is slow is slow again. A crowded processor,
-or a thread that holds the interpreter while it loads a library, looks like one only once."""
+"""Seconds after which a lookup is repeated: a slow name server is slow again, but a busy processor, or a thread that
+holds the interpreter while it loads a library, is slow only once."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class TimedLookup(Generic[Answer]):
-    """A call in a thread, made again where it took long: the shorter time counts. ``wait`` gives the answer or the
-    error, and the seconds that passed."""
+    """A call in a thread, repeated if it took long: the shorter time counts.
+
+    ``wait`` returns the answer or the error, and the seconds.
+    """
 
     call: Callable[[], Answer]
     started: float = field(default_factory=time.monotonic)
@@ -42,7 +44,7 @@ class TimedLookup(Generic[Answer]):
     error: str | None = None
 
     def __post_init__(self) -> None:
-        """Ask at once."""
+        """Start the lookup."""
         self._thread = start_thread("doctor-look-up", self._ask)
 
     def _ask(self) -> None:
@@ -58,7 +60,7 @@ class TimedLookup(Generic[Answer]):
             self.seconds = min(self.seconds, time.monotonic() - began)
 
     def wait(self, limit: float) -> tuple[Answer | None, str | None, float]:
-        """Answer, error, seconds. Without an answer after ``limit`` seconds since the start that is the error."""
+        """Return answer, error, seconds; without an answer ``limit`` seconds after the start that is the error."""
         self._thread.join(max(0.0, self.started + limit - time.monotonic()))
         if self.seconds is None:
             return None, f"no answer within {limit:.1f} s", limit
@@ -73,7 +75,7 @@ def _words(error: OSError | UnicodeError) -> str:
 
 @dataclass(frozen=True)
 class OwnNames:
-    """What the look-ups of one host gave. ``fqdn`` is ``None`` where it could not be had in time."""
+    """Results of the lookups of one host. ``fqdn`` is ``None`` if it was not found in time."""
 
     fqdn: str | None
     names: tuple[NameLookup, ...]
@@ -82,10 +84,9 @@ class OwnNames:
 
 
 def look_up(hostname: str, addresses: Iterable[str], limit: float = LIMIT, total: float = TOTAL) -> OwnNames:
-    """Look up ``hostname``, the full name that it stands for, and the names of ``addresses`` as torch's store asks for
-    them, all side by side.
+    """Look up ``hostname``, its full name, and the names of ``addresses`` as the store of torch does, concurrently.
 
-    Takes ``limit`` seconds at most, or ``total`` where the full name was learnt late.
+    Takes at most ``limit`` seconds, or ``total`` if the full name was found late.
     """
     started = time.monotonic()
     own = TimedLookup(lambda: _forward(hostname))
@@ -117,8 +118,11 @@ def _forward(name: str) -> tuple[str, ...]:
 
 
 def peer_name_of(address: str) -> str:
-    """The address as torch's store sees a client of it: its socket serves both families, so an IPv4 address is mapped
-    into IPv6 (torch/csrc/distributed/c10d/socket.cpp), which /etc/hosts seldom holds."""
+    """Return the address as the store of torch sees a client.
+
+    Its socket serves both families, so an IPv4 address is mapped into IPv6 (torch/csrc/distributed/c10d/socket.cpp),
+    which /etc/hosts seldom contains.
+    """
     return f"::ffff:{address}" if ":" not in address and _has_both_families() else address
 
 

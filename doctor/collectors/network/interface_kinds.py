@@ -1,4 +1,4 @@
-"""What kind of interface a name in /sys/class/net stands for."""
+"""Kind of a network interface in /sys/class/net."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from doctor.collectors.base import listed, read_int, read_pairs
 
 CARRIERS = frozenset({"bond", "vlan", "bridge", "other"})
-"""Kinds that may carry a physical device's traffic under their own name (``other``: macvlan and ipvlan)."""
+"""Kinds that may carry the traffic of a physical device under their own name (``other``: macvlan and ipvlan)."""
 
 _CONTAINER_BRIDGE = re.compile(
     r"docker(\d|_gwbridge)|br-[0-9a-f]{12}$|cni|cbr|lxdbr|lxcbr|podman|nerdctl|kube-bridge|weave"
@@ -35,7 +35,7 @@ _DEVICE_TYPES = {
     "macvlan": "other",
     "hsr": "other",
 }
-"""DEVTYPE in an interface's uevent, as drivers set it with SET_NETDEV_DEVTYPE."""
+"""DEVTYPE in the uevent of an interface, as drivers set it with SET_NETDEV_DEVTYPE."""
 
 _DRIVERS = {
     "veth": "veth",
@@ -52,11 +52,11 @@ _DRIVERS = {
     "macvlan": "other",
     "ipvlan": "other",
 }
-"""Drivers of virtual interfaces, as ethtool's ioctl names them."""
+"""Drivers of virtual interfaces, as the ioctl of ethtool names them."""
 
 
 def kind_of(folder: Path | None, name: str, driver: str | None) -> str:
-    """The kind of the interface ``name``; ``folder`` is ``None`` where sysfs does not describe it."""
+    """Return the kind of the interface ``name``; ``folder`` is ``None`` if sysfs does not describe it."""
     kind = _DRIVERS.get(driver or "") or (_by_name(name) if folder is None else _by_folder(folder, name))
     return _named_bridge(name) if kind == "bridge" else kind
 
@@ -98,9 +98,9 @@ def _by_folder(folder: Path, name: str) -> str:
 
 
 def _ethernet(folder: Path, name: str) -> str:
-    """An interface of Ethernet's type: a device, or one of the virtual kinds that sysfs does not name.
+    """Return the kind of an Ethernet interface: a device, or a virtual kind that sysfs does not name.
 
-    The two ends of a veth name each other's index in ``iflink`` and have no interface below them.
+    The two ends of a veth name the index of each other in ``iflink`` and have no interface below them.
     """
     if (folder / "device").exists():
         return "ethernet"
@@ -113,5 +113,5 @@ def _ethernet(folder: Path, name: str) -> str:
 
 
 def lower_interfaces(folder: Path) -> list[str]:
-    """The interfaces directly below the one that ``folder`` describes."""
+    """Return the interfaces directly below the one of ``folder``."""
     return [name[len("lower_") :] for name in listed(folder) if name.startswith("lower_")]

@@ -31,10 +31,10 @@ _ETHTOOL_GDRVINFO = 0x3
 
 @dataclass(frozen=True)
 class KernelInterface:
-    """An interface as the process's own system calls show it; ``None`` where they were not asked.
+    """An interface as reported by system calls of this process; ``None`` for what was not requested.
 
-    System calls answer for the network namespace of this process; /sys may have been mounted in another one, which a
-    differing ``index`` gives away.
+    System calls report the network namespace of this process; /sys may have been mounted in another one, which a
+    differing ``index`` shows.
     """
 
     addresses: tuple[Address, ...] = ()
@@ -55,7 +55,7 @@ class InterfaceTree:
 
 @collector(InterfaceFacts)
 def collect_interfaces(machine: Machine) -> InterfaceFacts:
-    """The interfaces of this process's network namespace; :class:`NotVisible` where the kernel lists none."""
+    """Collect the interfaces of this network namespace; :class:`NotVisible` if the kernel lists none."""
     try:
         seen = seen_interfaces()
     except OSError as error:
@@ -64,7 +64,7 @@ def collect_interfaces(machine: Machine) -> InterfaceFacts:
 
 
 def read_interfaces(machine: Machine, seen: Mapping[str, KernelInterface]) -> InterfaceFacts:
-    """The interfaces ``seen``, in that order, then those that have no address, with what ``machine`` add."""
+    """Return the interfaces ``seen``, in that order, then those without an address, with details from ``machine``."""
     folder = machine.sys / "class" / "net"
     shown = _names(folder)
     tree = InterfaceTree(folder, frozenset(name for name in shown if not _is_foreign(folder / name, seen.get(name))))
@@ -90,25 +90,25 @@ def _hidden(machine: Machine, unknown: list[str]) -> tuple[HiddenField, ...]:
 
 
 def _names(folder: Path) -> list[str]:
-    """The interfaces in /sys/class/net by index; ``bonding_masters`` and the like are files."""
+    """Return the interfaces in /sys/class/net by index; ``bonding_masters`` and the like are files."""
     names = [name for name in listed(folder) if (folder / name).is_dir()]
     return sorted(names, key=lambda name: (read_int(folder / name / "ifindex") or 0, name))
 
 
 def _is_foreign(folder: Path, seen: KernelInterface | None) -> bool:
-    """Whether /sys shows another namespace's interface of the same name."""
+    """Return whether /sys shows an interface of the same name in another namespace."""
     index = read_int(folder / "ifindex")
     return seen is not None and None not in (seen.index, index) and seen.index != index
 
 
 def _device_names(machine: Machine, shown: list[str]) -> list[str]:
-    """Names in /proc/net/dev, which belongs to the namespace of the process; else those that sysfs shows."""
+    """Return the names in /proc/net/dev, which belongs to the namespace of the process; else those of sysfs."""
     lines = (read_text(machine.proc / "net" / "dev") or "").splitlines()
     return [line.partition(":")[0].strip() for line in lines if ":" in line] or shown
 
 
 def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interface:
-    """One interface; what is neither seen nor in ``tree`` is ``None``, or guessed by name (its kind)."""
+    """Return one interface; what is neither seen nor in ``tree`` is ``None``, or guessed by name (its kind)."""
     described = name in tree.names
     folder = tree.folder / name if described else Path(os.devnull)
     flags = seen.flags if seen.flags is not None else _hexadecimal(folder / "flags")
@@ -136,7 +136,7 @@ def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interfa
 
 
 def _has_carrier(folder: Path, flags: int | None) -> bool:
-    """What IFF_RUNNING says: the ``flags`` of sysfs lack it, and ``carrier`` is an error while the device is down."""
+    """Return IFF_RUNNING: the ``flags`` of sysfs lack it, and ``carrier`` is an error while the device is down."""
     return bool((flags or 0) & _IFF_UP) and read_text(folder / "carrier") == "1"
 
 
@@ -148,7 +148,7 @@ def _hexadecimal(path: Path) -> int | None:
 
 
 def _speed(seen: int | None, folder: Path) -> int | None:
-    """Mb/s; drivers without an idea say -1, and some 4294967295 (SPEED_UNKNOWN without its sign) or 65535."""
+    """Return Mb/s; drivers without a value report -1, and some 4294967295 (unsigned SPEED_UNKNOWN) or 65535."""
     for speed in (read_int(folder / "speed"), seen):
         if speed is not None and speed > 0 and speed not in (0xFFFF, 0xFFFFFFFF):
             return speed
@@ -156,7 +156,7 @@ def _speed(seen: int | None, folder: Path) -> int | None:
 
 
 def _is_physical(tree: InterfaceTree, name: str, kind: str, depth: int = 4) -> bool:
-    """Whether a device stands behind it, directly or below a bond, VLAN or ordinary bridge."""
+    """Return whether it is a device, or a bond, VLAN or ordinary bridge above one."""
     folder = tree.folder / name
     if (folder / "device").exists():
         return True
@@ -167,7 +167,7 @@ def _is_physical(tree: InterfaceTree, name: str, kind: str, depth: int = 4) -> b
 
 
 def _parent(folder: Path, kind: str) -> str | None:
-    """The bond or bridge that it is part of; for a VLAN the interface that carries it."""
+    """Return the bond or bridge that it is part of; for a VLAN the interface that carries it."""
     master = link_target(folder / "master")
     if master is not None:
         return Path(master).name
@@ -175,11 +175,10 @@ def _parent(folder: Path, kind: str) -> str | None:
 
 
 def seen_interfaces() -> dict[str, KernelInterface]:
-    """What system calls show, in the order in which getifaddrs yields their first addresses.
+    """Return what system calls report, in the order in which getifaddrs yields their first addresses.
 
     psutil sorts the list of getifaddrs by family and keeps its order otherwise: interfaces with IPv4 come first, then
-    those with IPv6 alone. That is the order in which NCCL meets them (src/os/linux.cc). ``OSError`` where the kernel
-    gives no list.
+    those with IPv6 alone. NCCL finds them in that order (src/os/linux.cc). ``OSError`` if the kernel returns no list.
     """
     states = _states()
     indices = {name: index for index, name in socket.if_nameindex()}
@@ -203,7 +202,7 @@ def seen_interfaces() -> dict[str, KernelInterface]:
 
 
 def _states() -> dict[str, Any]:
-    """Flags, sizes and speeds; none where /proc/net/dev is missing, as in some sandboxes."""
+    """Return flags, sizes and speeds; none without /proc/net/dev, as in some sandboxes."""
     try:
         return dict(psutil.net_if_stats())
     except OSError:
@@ -225,7 +224,7 @@ def _addresses(entries: Iterable[tuple[int, str, str | None]]) -> tuple[Address,
 
 
 def prefix_length(mask: str | None) -> int | None:
-    """The number of leading ones of a mask such as ``255.255.255.0`` or ``ffff:ffff::``; ``None`` if it has gaps."""
+    """Return the leading ones of a mask such as ``255.255.255.0`` or ``ffff:ffff::``; ``None`` if it has gaps."""
     if mask is None:
         return None
     if (length := parse_int(mask)) is not None:
@@ -238,7 +237,7 @@ def prefix_length(mask: str | None) -> int | None:
 
 
 def _driver(ask: socket.socket, name: str) -> str | None:
-    """The driver by ethtool's ioctl, which needs no privilege and is the one sign of a veth or dummy."""
+    """Return the driver from the ioctl of ethtool, which needs no privilege and is the only sign of a veth or dummy."""
     answer = array.array("B", struct.pack("I192x", _ETHTOOL_GDRVINFO))
     request = struct.pack("16sP8x", name.encode()[:15], answer.buffer_info()[0])
     try:

@@ -1,4 +1,4 @@
-"""Who listens on a TCP port of this host, and whether the process comes from the launcher of this one."""
+"""The listener on a TCP port of this host, and whether it belongs to the launcher of this process."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from doctor.core.masking import mask_command, readable
 from doctor.knowledge.launcher_index import PROCESSES
 
 LISTEN = "0A"
-"""TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/net/tcp writes it."""
+"""TCP_LISTEN of include/net/tcp_states.h, as in /proc/net/tcp."""
 
 SEARCH_SECONDS = 1.5
-"""How long open files are searched for the owner of a socket."""
+"""Seconds in which open files are searched for the owner of a socket."""
 
 
 class ListeningSocket(NamedTuple):
-    """A listening socket: its local address, and the inode by which its owner is found; 0 where that is hidden."""
+    """A listening socket: its local address, and the inode that identifies its owner; 0 if hidden."""
 
     address: str
     inode: int
 
 
 def listening(proc: Path, port: int) -> list[ListeningSocket] | None:
-    """The sockets that listen on ``port`` in this network namespace, wildcard addresses first.
+    """Return the sockets that listen on ``port`` in this network namespace, wildcard addresses first.
 
-    Any address counts: a store binds the wildcard, which clashes with each. ``None`` where no table can be read.
+    Any address counts: a store binds the wildcard, which conflicts with each. ``None`` if no table can be read.
     """
     tables = [read_text(proc / "net" / name, limit=16 << 20) for name in ("tcp", "tcp6")]
     if tables == [None, None]:
@@ -44,7 +44,7 @@ def listening(proc: Path, port: int) -> list[ListeningSocket] | None:
 
 
 def _listening_socket(row: list[str], port: int) -> ListeningSocket | None:
-    """A row of /proc/net/tcp (proc(5)) that listens on ``port``."""
+    """Return the socket of a row of /proc/net/tcp (proc(5)) that listens on ``port``."""
     if len(row) < 10 or row[3] != LISTEN:
         return None
     host, _, number = row[1].partition(":")
@@ -57,7 +57,7 @@ def _listening_socket(row: list[str], port: int) -> ListeningSocket | None:
 
 
 def decode_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address of /proc/net/tcp: 32-bit words in hexadecimal, each in this machine's byte order. ``ValueError``."""
+    """Decode an address of /proc/net/tcp: 32-bit words in hexadecimal and native byte order. ``ValueError``."""
     if len(text) not in (8, 32):
         raise ValueError(text)
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
@@ -65,9 +65,11 @@ def decode_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, commands: bool = False) -> Listener | None:
-    """Who listens on ``port``, or ``None`` where nobody does or no table can be read. The process stays ``None`` where
-    it may not be seen: another user's, another PID namespace, or not found within ``seconds``. Its arguments are told
-    where it is this user's, and with ``commands``."""
+    """Return the listener on ``port``, or ``None`` if there is none or no table can be read.
+
+    Its process is ``None`` if it may not be seen: another user, another PID namespace, or not found within ``seconds``.
+    Its arguments are included if it belongs to this user, and with ``commands``.
+    """
     sockets = listening(proc, port)
     if not sockets:
         return None
@@ -88,7 +90,7 @@ def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, comma
 
 
 def owner_of(proc: Path, inode: int, seconds: float = SEARCH_SECONDS) -> int | None:
-    """The process that holds the socket ``inode``. This process and its parents are asked first."""
+    """Return the process that holds the socket ``inode``; this process and its parents are checked first."""
     wanted, until = f"socket:[{inode}]", time.monotonic() + seconds
     for pid in _candidates(proc):
         if _holds(proc / str(pid) / "fd", wanted, until):
@@ -99,14 +101,16 @@ def owner_of(proc: Path, inode: int, seconds: float = SEARCH_SECONDS) -> int | N
 
 
 def own_ancestry(proc: Path) -> list[int]:
-    """This process and its parents, nearest first."""
+    """Return this process and its parents, nearest first."""
     own = read_process(proc, "self")
     return [own.pid, *(parent.pid for parent in ancestors_of(proc))] if own else []
 
 
 def shares_launcher(proc: Path, pid: int) -> bool:
-    """Whether ``pid`` and this process were started by one launcher, or ``pid`` by this process: their nearest common
-    parent is a launcher. So rank 0 of the same job, which opens the store, is not taken for a stranger."""
+    """Return whether one launcher, or this process, started ``pid``: the nearest common parent is one of them.
+
+    Rank 0 of the same job, which opens the store, is thus not reported as an unrelated process.
+    """
     line = own_ancestry(proc)
     common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in line), None)
     return common is not None and (common.pid == line[0] or common.name.startswith(PROCESSES))
@@ -130,7 +134,7 @@ def _holds(folder: Path, wanted: str, until: float) -> bool:
 
 
 def _is_own(proc: Path, pid: int) -> bool:
-    """Whether the process runs as this user; root reads those of all users."""
+    """Return whether the process runs as this user; root reads those of all users."""
     try:
         return (proc / str(pid)).stat().st_uid == os.geteuid()
     except OSError:

@@ -1,4 +1,4 @@
-"""MASTER_ADDR as this process resolves it, the way to it, and who listens on MASTER_PORT of this host."""
+"""MASTER_ADDR as this process resolves it, the route to it, and the listener on MASTER_PORT of this host."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from doctor.core.facts import HiddenField, Listener, MasterFacts
 from doctor.core.masking import mask_text, readable
 
 LIMIT = 3.0
-"""Seconds for the look-up. The resolver's own patience is longer: 5 s a try and server (resolv.conf(5))."""
+"""Seconds for the lookup. The resolver itself waits longer: 5 s per attempt and server (resolv.conf(5))."""
 
 Addresses = dict[str, str]
-"""The interface of each address of this host."""
+"""Interface of each address of this host."""
 
 
 class SelectedRoute(NamedTuple):
-    """What the kernel would use: interface and source address, or why there is none."""
+    """The choice of the kernel: interface and source address, or why there is none."""
 
     interface: str | None = None
     source: str | None = None
@@ -34,9 +34,9 @@ class SelectedRoute(NamedTuple):
 
 @collector(MasterFacts)
 def collect_master(machine: Machine) -> MasterFacts:
-    """Look up MASTER_ADDR and look at MASTER_PORT. Raises ``NotPresent`` where MASTER_ADDR is not set.
+    """Look up MASTER_ADDR and inspect MASTER_PORT. Raises ``NotPresent`` if MASTER_ADDR is not set.
 
-    Nothing is sent to the master: the route is asked for with an unused UDP socket.
+    Nothing is sent to the master: the route is determined with an unused UDP socket.
     """
     address = machine.environ.get("MASTER_ADDR")
     if address is None:
@@ -64,7 +64,7 @@ def collect_master(machine: Machine) -> MasterFacts:
 
 
 def resolve(name: str, limit: float = LIMIT) -> tuple[tuple[str, ...], str | None, float]:
-    """Addresses of ``name`` in the resolver's order without repeats, or an error; and the seconds that passed."""
+    """Return the addresses of ``name`` in the order of the resolver without repeats, or an error; and the seconds."""
     if not name.strip() or "\0" in name:
         return (), "MASTER_ADDR is empty" if not name.strip() else "MASTER_ADDR is no name", 0.0
     if numeric := _numeric(name):
@@ -74,7 +74,7 @@ def resolve(name: str, limit: float = LIMIT) -> tuple[tuple[str, ...], str | Non
 
 
 def _numeric(name: str) -> tuple[str, ...]:
-    """The address that ``name`` already is; empty if it has to be looked up."""
+    """Return the address that ``name`` is already; empty if it has to be looked up."""
     with contextlib.suppress(OSError, UnicodeError):
         return _addresses_of(name, socket.AI_NUMERICHOST)
     return ()
@@ -86,7 +86,7 @@ def _addresses_of(name: str, flags: int = 0) -> tuple[str, ...]:
 
 
 def own_addresses() -> Addresses:
-    """The addresses of this host and their interfaces; empty where they can't be listed."""
+    """Return the addresses of this host and their interfaces; empty if they cannot be listed."""
     try:
         listed = psutil.net_if_addrs()
     except OSError:
@@ -101,13 +101,13 @@ def own_addresses() -> Addresses:
 
 
 def address_elsewhere(name: str, limit: float, own: Addresses) -> str | None:
-    """An address of ``name`` that does not lead back to this host, whose addresses are ``own``."""
+    """Return an address of ``name`` that does not lead back to this host, whose addresses are ``own``."""
     addresses, _, _ = resolve(name, limit)
     return next((address for address in addresses if not belongs_here(address, own)), None)
 
 
 def belongs_here(address: str, own: Addresses) -> bool:
-    """Whether an address is loopback, the wildcard (which connects to this host) or one of this host's."""
+    """Return whether an address is loopback, the wildcard (which connects to this host) or one of this host."""
     plain = _plain(address)
     try:
         parsed = ipaddress.ip_address(plain)
@@ -127,7 +127,7 @@ def _plain(address: str) -> str:
 
 
 def route_to(addresses: tuple[str, ...], own: Addresses) -> SelectedRoute:
-    """The way to the first address that has one. Interface: the one that bears the source address."""
+    """Return the route to the first address that has one. Interface: the one that has the source address."""
     troubles = []
     for address in addresses:
         source, trouble = _source_towards(address)
@@ -150,7 +150,7 @@ def _source_towards(address: str) -> tuple[str | None, str | None]:
 
 
 def inspect_port(machine: Machine, port: int | None) -> tuple[Listener | None, tuple[HiddenField, ...]]:
-    """Who listens on ``port`` of this host, with a note where that can't be told."""
+    """Return the listener on ``port`` of this host, with a note if it is unknown."""
     if port is None:
         return None, ()
     if listening(machine.proc, port) is None:

@@ -23,13 +23,13 @@ req_rnr_retries_exceeded resp_cqe_error resp_local_length_error resp_remote_acce
 rp_cnp_handled np_ecn_marked_roce_packets
 """
 COUNTERS = frozenset(_COUNTERS.split())
-"""Counters that speak of errors, retransmission or congestion; see the kernel's sysfs-class-infiniband and the
-vendor's list of mlx5 hardware counters. Plain traffic counters are left out."""
+"""Counters of errors, retransmission or congestion; see sysfs-class-infiniband of the kernel and the list of mlx5
+hardware counters of the vendor. Traffic counters are excluded."""
 
 PEER_MEMORY_MODULES = ("nvidia_peermem", "nv_peer_mem")
 
 _DMA_BUF_KERNEL = (5, 12)
-"""Verbs over dma-buf came with Linux 5.12 (drivers/infiniband/core/umem_dmabuf.c)."""
+"""Linux 5.12 introduced verbs over dma-buf (drivers/infiniband/core/umem_dmabuf.c)."""
 
 _GID_LIMIT = 1024
 _LIBRARY = re.compile(rb"(?<![^\0])/[^\0]*/libibverbs\.so(?:\.1)?(?=\0)")
@@ -38,7 +38,7 @@ _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"
 
 @collector(RdmaFacts)
 def collect_rdma(machine: Machine) -> RdmaFacts:
-    """All RDMA devices. :class:`NotPresent` without one; :class:`NotVisible` where sysfs is not shown."""
+    """Collect all RDMA devices. :class:`NotPresent` without one; :class:`NotVisible` without sysfs."""
     folder = machine.sys / "class" / "infiniband"
     try:
         names = sorted((entry.name for entry in folder.iterdir()), key=natural_key)
@@ -82,14 +82,14 @@ def _device(machine: Machine, folder: Path) -> RdmaDevice:
 
 
 def _has_uverbs(machine: Machine, folder: Path) -> bool:
-    """Whether a character device of this RDMA device exists and this user may open it for reading and writing."""
+    """Return whether this user may open a character device of this RDMA device for reading and writing."""
     nodes = [machine.dev / "infiniband" / name for name in _in_order(folder / "device" / "infiniband_verbs")]
     nodes = [node for node in nodes if _belongs(machine, node.name, folder.name)]
     return any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
 
 
 def _belongs(machine: Machine, node: str, device: str) -> bool:
-    """A PCI function can carry several RDMA devices; ``ibdev`` says whose node it is."""
+    """Return whether ``ibdev`` names this device: a PCI function can have several RDMA devices."""
     owner = read_text(machine.sys / "class" / "infiniband_verbs" / node / "ibdev")
     return owner is None or owner == device
 
@@ -109,12 +109,12 @@ def _port(folder: Path) -> RdmaPort:
 
 
 def _after_colon(text: str | None) -> str | None:
-    """``ACTIVE`` of ``4: ACTIVE``."""
+    """Return ``ACTIVE`` of ``4: ACTIVE``."""
     return (text or "").rpartition(":")[2].strip() or None
 
 
 def _rate(text: str | None) -> float | None:
-    """Gb/s of ``400 Gb/sec (4X NDR)``."""
+    """Return Gb/s of ``400 Gb/sec (4X NDR)``."""
     match = re.match(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec", text or "")
     return None if match is None else float(match[1])
 
@@ -125,7 +125,7 @@ def _lid(text: str | None) -> int | None:
 
 
 def _gids(folder: Path, link_layer: str | None) -> Iterator[Gid]:
-    """The entries of the GID table that are in use; empty ones are all zero or an error to read."""
+    """Yield the used entries of the GID table; unused ones are all zero or unreadable."""
     numbers = sorted(index for name in _in_order(folder / "gids") if (index := parse_int(name)) is not None)
     for index in numbers[:_GID_LIMIT]:
         gid = read_text(folder / "gids" / str(index)) or ""
@@ -136,7 +136,7 @@ def _gids(folder: Path, link_layer: str | None) -> Iterator[Gid]:
 
 
 def _gid_kind(text: str | None, link_layer: str | None) -> str | None:
-    """The kernel prints ``IB/RoCE v1`` on both link layers (drivers/infiniband/core/cache.c)."""
+    """Return the kind; the kernel prints ``IB/RoCE v1`` on both link layers (drivers/infiniband/core/cache.c)."""
     if text == "IB/RoCE v1":
         return "RoCE v1" if link_layer == "Ethernet" else "IB"
     return text or None
@@ -165,7 +165,7 @@ def _dma_buf(machine: Machine) -> bool | None:
 
 
 def _verbs_library(machine: Machine) -> bool:
-    """Whether the loader would find libibverbs, told by files alone: loading it would run its code in this process.
+    """Return whether the loader would find libibverbs, from files alone: loading it would run its code.
 
     NCCL opens ``libibverbs.so`` and then ``libibverbs.so.1`` (src/misc/ibvsymbols.cc).
     """
@@ -177,7 +177,7 @@ def _verbs_library(machine: Machine) -> bool:
 
 
 def _cached(cache: Path) -> list[str]:
-    """Paths of the library in the loader's cache, a table of strings that end with a zero byte."""
+    """Return the paths of the library in the cache of the loader, a table of strings that end with a zero byte."""
     try:
         data = cache.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""The main routing tables of IPv4 and IPv6, and the counters of TCP."""
+"""Main routing tables of IPv4 and IPv6, and TCP counters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _METRIC_MAX = 0xFFFFFFFF
 _TABLE = 8 << 20
 
 LIMIT = 1000
-"""Routes that are kept of each family; a host that speaks BGP can have a million."""
+"""Routes that are kept per family; a host with BGP can have a million."""
 
 
 def read_routes(machine: Machine) -> tuple[Route, ...]:
-    """Usable routes, IPv4 first; without rejecting, multicast and local ones."""
+    """Return usable routes, IPv4 first; without rejecting, multicast and local ones."""
     folder = machine.proc / "net"
     routes = [*_routes4(read_rows(folder / "route", _TABLE))][:LIMIT]
     routes += [*_routes6(read_rows(folder / "ipv6_route", _TABLE))][:LIMIT]
@@ -33,7 +33,7 @@ def read_routes(machine: Machine) -> tuple[Route, ...]:
 
 
 def _routes4(rows: list[list[str]]) -> Iterator[Route]:
-    """Rows of /proc/net/route: interface, destination, gateway, flags, references, use, metric, mask."""
+    """Yield rows of /proc/net/route: interface, destination, gateway, flags, references, use, metric, mask."""
     for row in rows:
         try:
             flags, metric = int(row[3], 16), int(row[6])
@@ -46,12 +46,13 @@ def _routes4(rows: list[list[str]]) -> Iterator[Route]:
 
 
 def _address4(text: str) -> IPv4Address:
-    """An address as the kernel prints it: the number in the machine's own byte order."""
+    """Return an address as printed by the kernel: the number in native byte order."""
     return IPv4Address(int(text, 16).to_bytes(4, sys.byteorder) if len(text) == 8 else text)
 
 
 def _routes6(rows: list[list[str]]) -> Iterator[Route]:
-    """Rows of /proc/net/ipv6_route: destination, length, source, length, gateway, metric, two counts, flags, name."""
+    """Yield rows of /proc/net/ipv6_route: destination, length, source, length, gateway, metric, two counts, flags,
+    name."""
     for row in rows:
         try:
             network = IPv6Network((int(row[0], 16), int(row[1], 16)))
@@ -65,7 +66,7 @@ def _routes6(rows: list[list[str]]) -> Iterator[Route]:
 
 
 def read_segments(machine: Machine) -> tuple[int | None, int | None]:
-    """TCP segments sent and sent again since boot, in this network namespace, from /proc/net/snmp."""
+    """Return TCP segments sent and retransmitted since boot in this network namespace, from /proc/net/snmp."""
     rows = [row for row in read_rows(machine.proc / "net" / "snmp") if row and row[0] == "Tcp:"]
     if len(rows) != 2:
         return None, None

@@ -1,6 +1,6 @@
 """Where the dynamic loader of glibc would find a library, without loading it.
 
-The order is that of ld.so(8): DT_RPATH of the object that asks and of its loaders (unless it has a DT_RUNPATH),
+The order is that of ld.so(8): DT_RPATH of the requesting object and of its loaders (unless it has a DT_RUNPATH),
 LD_LIBRARY_PATH, DT_RUNPATH, /etc/ld.so.cache, the default directories.
 """
 
@@ -26,7 +26,7 @@ DEFAULT_DIRECTORIES = (
     "/lib",
     "/usr/lib",
 )
-"""The built-in directories of the distributions' loaders, Debian's and Red Hat's together."""
+"""Built-in directories of the loaders of Debian and Red Hat."""
 
 CACHE_LIMIT = 16 << 20
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
@@ -38,7 +38,7 @@ _CACHE_ENTRY = struct.Struct("<iIIIQ")
 class DynamicLoader:
     """The search of a process that was started with ``environ``.
 
-    ``etc`` holds ld.so.cache; ``executable`` is the program, whose DT_RPATH counts for everything it loads.
+    ``etc`` contains ld.so.cache; ``executable`` is the program, whose DT_RPATH applies to everything it loads.
     """
 
     environ: Mapping[str, str]
@@ -48,30 +48,30 @@ class DynamicLoader:
 
     @cached_property
     def library_path(self) -> tuple[Path, ...]:
-        """The directories of LD_LIBRARY_PATH; an empty entry is the working directory."""
+        """Directories of LD_LIBRARY_PATH; an empty entry is the working directory."""
         value = self.environ.get("LD_LIBRARY_PATH", "")
         return tuple(Path(entry or ".") for entry in re.split("[:;]", value)) if value else ()
 
     @cached_property
     def preloads(self) -> tuple[Path, ...]:
-        """The libraries of LD_PRELOAD that would be found."""
+        """Libraries of LD_PRELOAD that would be found."""
         names = re.split("[ :]", self.environ.get("LD_PRELOAD", ""))
         found = (self.find(name) for name in names if name)
         return tuple(path for path in found if path is not None)
 
     @cached_property
     def cache(self) -> dict[str, tuple[Path, ...]]:
-        """The paths of each name in ld.so.cache, in its order; empty where there is none."""
+        """Paths of each name in ld.so.cache, in its order; empty without one."""
         return read_cache(self.etc / "ld.so.cache")
 
     def find(self, name: str, asking: ElfLibrary | None = None) -> Path | None:
-        """The file that ``name`` would be, asked for by the library ``asking`` (by dlopen of the program without)."""
+        """Return the file of ``name``, requested by the library ``asking`` (by dlopen of the program without)."""
         if "/" in name:
             return Path(name) if Path(name).is_file() else None
         return next((path for path in self.candidates(name, asking) if self._fits(path)), None)
 
     def candidates(self, name: str, asking: ElfLibrary | None = None) -> Iterator[Path]:
-        """Every place where the loader would look for ``name``, in its order."""
+        """Yield every place where the loader would look for ``name``, in its order."""
         askers = [one for one in (asking, self._program) if one is not None]
         if asking is None or not asking.runpath:
             for one in askers:
@@ -90,7 +90,7 @@ class DynamicLoader:
             return None
 
     def _fits(self, path: Path) -> bool:
-        """Whether the loader would take the file: it passes over those for another machine, but not over rubbish."""
+        """Return whether the loader would use the file: it skips those for another machine, but not corrupt ones."""
         if not path.is_file():
             return False
         machine = machine_of(path)
@@ -105,7 +105,7 @@ def _expanded(directories: tuple[str, ...], origin: Path) -> Iterator[Path]:
 
 
 def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
-    """The names and paths of an ld.so.cache (glibc sysdeps/generic/dl-cache.h, new format); empty where unreadable."""
+    """Return names and paths of an ld.so.cache (glibc sysdeps/generic/dl-cache.h, new format); empty if unreadable."""
     try:
         with path.open("rb") as stream:
             data = stream.read(CACHE_LIMIT)

@@ -1,4 +1,4 @@
-"""Reads what the dynamic loader reads from a shared library: its needs, search paths and exported names.
+"""Read from a shared library what the dynamic loader reads: dependencies, search paths and exported names.
 
 By bounded reads and never by mapping: a mapped file on a network mount that shrinks kills the process with SIGBUS.
 Little-endian ELF, 32 and 64 bit (System V ABI, "Dynamic Linking").
@@ -29,12 +29,12 @@ MAX_TEXT = 64 << 20
 
 
 class ElfError(ValueError):
-    """The file is no ELF library of a kind that this machine could load, or it is cut short."""
+    """The file is not an ELF library that this machine could load, or it is truncated."""
 
 
 @dataclass(frozen=True)
 class ElfSegment:
-    """A loadable part: where it lies in memory and in the file."""
+    """A loadable part: its position in memory and in the file."""
 
     address: int
     offset: int
@@ -54,7 +54,7 @@ class ElfSectionHeader:
 
 @dataclass(frozen=True)
 class ElfLibrary:
-    """The dynamic section of a library. ``rpath`` is empty where ``runpath`` is not: the loader then ignores it."""
+    """The dynamic section of a library. ``rpath`` is empty if ``runpath`` is not: the loader then ignores it."""
 
     path: Path
     machine: tuple[int, int]
@@ -66,7 +66,7 @@ class ElfLibrary:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the ELF class (32 or 64 bit) puts the fields that are read here."""
+    """Layout of the fields that are read, by ELF class (32 or 64 bit)."""
 
     word: str
     header: str
@@ -100,7 +100,7 @@ class ElfFile:
         self._programs, self._sections, self._names = header[9], header[11], header[12]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly ``size`` bytes from ``offset``."""
+        """Return exactly ``size`` bytes from ``offset``."""
         if size > MAX_TEXT:
             raise ElfError(f"a part of {size} bytes is larger than any real one")
         data = self._up_to(offset, size)
@@ -115,14 +115,14 @@ class ElfFile:
         return self._stream.read(size)
 
     def _string(self, offset: int) -> str:
-        """The text at ``offset``. Read one by one: the names of a large library fill megabytes."""
+        """Return the text at ``offset``. Read one by one: the names of a large library fill megabytes."""
         data = self._up_to(offset, MAX_STRING)
         if b"\0" not in data:
             raise ElfError("a name without an end")
         return _text(data, 0)
 
     def library(self) -> ElfLibrary:
-        """The dynamic section, which every shared library has."""
+        """Return the dynamic section, which every shared library has."""
         segments, dynamic = self._segments()
         if dynamic is None:
             raise ElfError("no dynamic section")
@@ -145,7 +145,7 @@ class ElfFile:
         )
 
     def sections(self) -> Iterator[ElfSectionHeader]:
-        """The sections; a stripped library keeps those that matter here."""
+        """Yield the sections; a stripped library keeps the relevant ones."""
         layout, name, kind, offset, size, link = (self.layout.section, *self.layout.section_fields)
         step = struct.calcsize(layout)
         table = self.read(self._section_table, step * self._sections)
@@ -157,7 +157,7 @@ class ElfFile:
             yield ElfSectionHeader(_text(names, row[name]), row[kind], row[offset], row[size], row[link])
 
     def exported(self, pattern: re.Pattern[bytes]) -> tuple[str, ...]:
-        """Names of the dynamic symbol table that match ``pattern`` and are defined in this library."""
+        """Return names of the dynamic symbol table that match ``pattern`` and are defined in this library."""
         sections = list(self.sections())
         table = next((section for section in sections if section.kind == SHT_DYNSYM), None)
         if table is None or table.link >= len(sections):
@@ -168,7 +168,7 @@ class ElfFile:
         return tuple(sorted({name.decode("ascii", "replace") for name in found if pattern.fullmatch(name)}))
 
     def search(self, pattern: re.Pattern[bytes], section: str = ".rodata") -> re.Match[bytes] | None:
-        """The first match of ``pattern`` in a section of read-only data."""
+        """Return the first match of ``pattern`` in a section of read-only data."""
         for header in self.sections():
             if header.name == section and header.size <= MAX_TEXT:
                 return pattern.search(self.read(header.offset, header.size))
@@ -198,7 +198,7 @@ class ElfFile:
             yield tag, value
 
     def _defined(self, symbols: bytes) -> Iterator[int]:
-        """Offsets of the names of symbols that have a section (st_shndx is not SHN_UNDEF)."""
+        """Yield offsets of the names of symbols that have a section (st_shndx is not SHN_UNDEF)."""
         size = self.layout.symbol
         index_at = 14 if size == 16 else 6
         for start in range(0, len(symbols) // size * size, size):
@@ -207,19 +207,19 @@ class ElfFile:
 
 
 def read_library(path: Path) -> ElfLibrary:
-    """The dynamic section of the library at ``path``. Raises :class:`ElfError` or ``OSError``."""
+    """Return the dynamic section of the library at ``path``. Raises :class:`ElfError` or ``OSError``."""
     with path.open("rb") as stream:
         return ElfFile(stream, path).library()
 
 
 def exported_symbols(path: Path, pattern: re.Pattern[bytes]) -> tuple[str, ...]:
-    """The exported names of a library that match ``pattern``. Raises :class:`ElfError` or ``OSError``."""
+    """Return the exported names of a library that match ``pattern``. Raises :class:`ElfError` or ``OSError``."""
     with path.open("rb") as stream:
         return ElfFile(stream, path).exported(pattern)
 
 
 def search_read_only(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-    """The first match in the read-only data of a library, ``None`` also where that can't be read."""
+    """Return the first match in the read-only data of a library, ``None`` also if that cannot be read."""
     try:
         with path.open("rb") as stream:
             return ElfFile(stream, path).search(pattern)
@@ -228,7 +228,7 @@ def search_read_only(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] 
 
 
 def machine_of(path: Path) -> tuple[int, int] | None:
-    """ELF class and machine number of a file, ``None`` where it is no ELF file or can't be read."""
+    """Return ELF class and machine number of a file, ``None`` if it is not an ELF file or unreadable."""
     try:
         with path.open("rb") as stream:
             return ElfFile(stream, path).machine

@@ -1,4 +1,4 @@
-"""The environment variables that steer training and are no launcher's: NCCL, torch, Gloo, CUDA, threads, libraries."""
+"""Environment variables that affect training and belong to no launcher: NCCL, torch, Gloo, CUDA, threads, libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PREFIXES = (
     "OMPI_MCA_btl_",
     "OMPI_MCA_oob_",
 )
-"""Beginnings of the names that torch and the libraries below it read."""
+"""Prefixes of the names that torch and the libraries below it read."""
 
 NAMES = frozenset(
     {
@@ -65,19 +65,19 @@ NAMES = frozenset(
         "XDG_CACHE_HOME",
     }
 )
-"""The single names: threads, caches, libraries, interpreters."""
+"""Single names: threads, caches, libraries, interpreters."""
 
 
 _SLIPPED = re.compile(r"N+[CL]{1,4}_[A-Z]")
-"""``NCLL_DEBUG``, ``NCL_DEBUG``: meant for NCCL, which does not read them."""
+"""``NCLL_DEBUG``, ``NCL_DEBUG``: misspelled variables of NCCL, which does not read them."""
 
 
 def is_setting(name: str) -> bool:
-    """Whether the variable ``name`` steers training, or was meant to, and is not a launcher's."""
+    """Return whether the variable ``name`` affects training, or was meant to, and belongs to no launcher."""
     return name in NAMES or name.startswith(PREFIXES) or _SLIPPED.match(name) is not None
 
 
 @collector(EnvironmentFacts)
 def collect_environment(machine: Machine) -> EnvironmentFacts:
-    """The settings of this process by name; a variable that is set and empty has an empty value."""
+    """Collect the settings of this process by name; a variable that is set and empty has an empty value."""
     return EnvironmentFacts(variables=mask_variables(machine.environ, is_setting))

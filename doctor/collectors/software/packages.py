@@ -1,7 +1,7 @@
 """Installed distributions by the names of their metadata folders; the metadata itself is read for few of them.
 
-``importlib.metadata`` would open a file for each of the several hundred distributions of a training image, on a
-network mount and on every rank.
+``importlib.metadata`` would open a file for each of the several hundred distributions of a training image, on a network
+mount and on every rank.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NAMES = frozenset(
         "xformers",
     }
 )
-"""Distributions that can matter to a distributed training run."""
+"""Distributions that can be relevant to a distributed training run."""
 
 PREFIXES = ("nvidia-nccl", "nvidia-cuda-runtime", "nvidia-cudnn", "nvidia-nvshmem", "nvidia-cublas")
 
@@ -73,7 +73,7 @@ _FOLDER = re.compile(r"(?P<name>[^-]+)-(?P<version>[0-9][^-]*)(?:-.*)?\.(?:dist|
 
 @dataclass(frozen=True)
 class Distribution:
-    """An installed distribution: its normalised name, its version, and the folder or file with its metadata."""
+    """An installed distribution: its normalized name, its version, and the folder or file with its metadata."""
 
     name: str
     version: str
@@ -81,21 +81,21 @@ class Distribution:
 
     @property
     def location(self) -> Path:
-        """The entry of sys.path that it was found in."""
+        """The entry of sys.path that contains it."""
         return self.metadata.parent
 
     def text(self) -> str:
-        """The headers of its METADATA or PKG-INFO; empty where that can't be read."""
+        """Return the headers of its METADATA or PKG-INFO; empty if unreadable."""
         return _metadata_text(self.metadata)
 
 
-def normalised(name: str) -> str:
-    """The name of a distribution as indexes compare it (PEP 503)."""
+def normalized(name: str) -> str:
+    """Return the name of a distribution as indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def find_distributions(paths: Iterable[str]) -> dict[str, Distribution]:
-    """The distributions of interest on a sys.path; of several with one name the first counts, as in Python itself."""
+    """Return the relevant distributions on a sys.path; of several with one name the first, as in Python."""
     found: dict[str, Distribution] = {}
     for path in dict.fromkeys(paths):
         for distribution in _in_folder(Path(path or ".")):
@@ -115,15 +115,15 @@ def _in_folder(folder: Path) -> Iterator[Distribution]:
 def _distribution(metadata: Path) -> Distribution | None:
     match = _FOLDER.fullmatch(metadata.name)
     name = match["name"] if match else metadata.name.rsplit(".", 1)[0]
-    if not _matters(normalised(name)):
+    if not _matters(normalized(name)):
         return None
     text = _metadata_text(metadata)
     if not text:  # an interrupted uninstall leaves the folder without its METADATA: Python does not see it either
         return None
     if match:
-        return Distribution(normalised(name), match["version"], metadata)
+        return Distribution(normalized(name), match["version"], metadata)
     version = _header(text, "Version")
-    return Distribution(normalised(_header(text, "Name") or name), version, metadata) if version else None
+    return Distribution(normalized(_header(text, "Name") or name), version, metadata) if version else None
 
 
 def _matters(name: str) -> bool:
@@ -142,17 +142,17 @@ def _header(text: str, name: str) -> str | None:
 
 
 def requirements_of(distribution: Distribution, wanted: tuple[str, ...]) -> Iterator[Requirement]:
-    """What a distribution requires, here and without extras, of distributions whose names start with ``wanted``."""
+    """Yield requirements, here and without extras, on distributions whose names start with ``wanted``."""
     from packaging.requirements import InvalidRequirement
     from packaging.requirements import Requirement as Parsed
 
     for line in re.findall(r"^Requires-Dist:[ \t]*(.+)$", distribution.text(), re.MULTILINE):
-        if not normalised(line).startswith(wanted):
+        if not normalized(line).startswith(wanted):
             continue
         try:
             parsed = Parsed(line.strip())
         except InvalidRequirement:
             continue
-        name = normalised(parsed.name)
+        name = normalized(parsed.name)
         if _matters(name) and (parsed.marker is None or parsed.marker.evaluate({"extra": ""})):
             yield Requirement(distribution.name, name, str(parsed.specifier))

@@ -1,4 +1,4 @@
-"""The Python environment of this process, by its files: nothing is imported but the interpreter's own modules."""
+"""The Python environment of this process, from its files: only modules of the interpreter are imported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOUND_TO_TORCH = (
 
 @collector(SoftwareFacts, deadline=10.0)
 def collect_software(machine: Machine) -> SoftwareFacts:
-    """Packages, torch and NCCL libraries as the interpreter of this process would find them."""
+    """Collect packages, torch and NCCL libraries as the interpreter of this process would find them."""
     paths = list(sys.path)
     distributions = find_distributions(paths)
     torch = find_torch(paths)

@@ -1,4 +1,4 @@
-"""What a torch installation is, read from its files: importing it costs seconds and memory, and may fail."""
+"""A torch installation, read from its files: importing it costs seconds and memory, and may fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TorchFiles:
 
     @property
     def library_folder(self) -> Path:
-        """Where its own shared libraries are."""
+        """Folder of its shared libraries."""
         return self.package / "lib"
 
     @property
@@ -45,17 +45,17 @@ class TorchFiles:
         return self.assigned("cuda")
 
     def assigned(self, name: str) -> str | None:
-        """The string that a line of its version.py, ``name = '…'`` or ``name: Optional[str] = '…'``, assigns."""
+        """Return the string of ``name = '…'`` or ``name: Optional[str] = '…'`` in its version.py."""
         text = read_text(self.package / "version.py") or ""
         match = re.search(rf"^{name}\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE)
         return match[1] if match else None
 
     def has(self, library: str) -> bool:
-        """Whether it comes with that library."""
+        """Return whether it contains that library."""
         return (self.library_folder / library).is_file()
 
     def nccl_user(self) -> ElfLibrary | None:
-        """Its library that is linked to a shared libnccl, ``None`` where NCCL is built in or not used."""
+        """Return its library that links to a shared libnccl, ``None`` if NCCL is built in or not used."""
         for name in USERS:
             library = self.read(name)
             if library is not None and any(needed.startswith("libnccl.so") for needed in library.needed):
@@ -63,20 +63,20 @@ class TorchFiles:
         return None
 
     def read(self, name: str) -> ElfLibrary | None:
-        """The dynamic section of one of its libraries, ``None`` where that can't be read."""
+        """Return the dynamic section of one of its libraries, ``None`` if unreadable."""
         try:
             return read_library(self.library_folder / name)
         except (ElfError, OSError):
             return None
 
     def built_in_nccl(self) -> str | None:
-        """The release of an NCCL that is linked into torch itself."""
+        """Return the release of an NCCL that is linked into torch itself."""
         match = search_read_only(self.library_folder / "libtorch_cuda.so", NCCL_VERSION)
         return match[1].decode() if match else None
 
 
 def find_torch(paths: Sequence[str]) -> TorchFiles | None:
-    """The torch that ``import torch`` would take on this sys.path, without importing it."""
+    """Return the torch that ``import torch`` would load on this sys.path, without importing it."""
     spec = PathFinder.find_spec("torch", list(paths))
     if (spec is None or spec.origin is None) and list(paths) == sys.path:
         # An editable install can be known to a finder of its own alone.
@@ -90,7 +90,7 @@ def find_torch(paths: Sequence[str]) -> TorchFiles | None:
 
 
 def read_torch_build(torch: TorchFiles, distribution: Distribution | None) -> TorchBuild | None:
-    """What it was built with; ``None`` where nothing tells even its version."""
+    """Return its build options; ``None`` if even its version is unknown."""
     version = torch.assigned("__version__") or (distribution.version if distribution else None)
     if version is None:
         return None
@@ -115,7 +115,7 @@ def _nccl_asked_for(distribution: Distribution | None) -> str | None:
 
 
 def _backends(torch: TorchFiles) -> tuple[str, ...]:
-    """Backends of torch.distributed; Linux builds always have Gloo."""
+    """Return the backends of torch.distributed; Linux builds always have Gloo."""
     found = []
     if torch.has("libtorch_cpu.so"):
         found.append("gloo")

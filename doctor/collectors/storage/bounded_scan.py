@@ -1,4 +1,4 @@
-"""Looks at directories with a limit: on another machine's file system a child process does it and may be given up."""
+"""Scan directories with a time limit: on a remote file system a child does it and may be abandoned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND = (sys.executable, "-I", "-S", str(Path(script.__file__)))
 
 @dataclass(frozen=True)
 class DirectoryQuery:
-    """A directory to look at; ``scan`` asks for its lock files too."""
+    """A directory to inspect; ``scan``: with its lock files."""
 
     path: str
     scan: bool = False
@@ -31,7 +31,7 @@ class DirectoryQuery:
 
 @dataclass(frozen=True)
 class DirectoryResult:
-    """What was seen at ``path`` and the mount that it lies on."""
+    """The state of ``path`` and its mount."""
 
     path: str
     mount: Mount | None
@@ -41,7 +41,7 @@ class DirectoryResult:
 def scan_directories(
     wishes: Iterable[DirectoryQuery], mounts: tuple[Mount, ...], command: Sequence[str] = COMMAND, limit: float = LIMIT
 ) -> list[DirectoryResult]:
-    """The sight of every wish, in their order; within ``limit`` seconds however many file systems are silent.
+    """Return the result of every query, in order, within ``limit`` seconds however many file systems are silent.
 
     ``command`` is the child that gets the path and ``scan`` or ``bare`` as arguments and prints a JSON object.
     """

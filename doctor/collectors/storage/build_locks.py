@@ -11,12 +11,12 @@ from doctor.collectors.storage.mounts import Mount
 from doctor.core.facts import BuildLock
 
 BATON = "torch-extension"
-"""The cache whose lock is its existence: waiters poll until the file is gone (torch/utils/file_baton.py). The other
-caches use advisory locks, which end with their holder; their files stay behind and mean nothing."""
+"""The cache whose lock is the existence of a file: waiters poll until it is removed (torch/utils/file_baton.py). Other
+caches use advisory locks, which end with their holder; the files that remain mean nothing."""
 
 
 def read_locks(machine: Machine, kind: str, mount: Mount | None, found: Iterable[DirectoryRecord]) -> list[BuildLock]:
-    """The locks of one cache. Of torch's extensions only ``lock`` itself is a baton."""
+    """Return the locks of one cache. Of torch extensions only ``lock`` itself blocks others."""
     return [
         BuildLock(
             path=str(sight["path"]),
@@ -30,10 +30,10 @@ def read_locks(machine: Machine, kind: str, mount: Mount | None, found: Iterable
 
 
 def _is_held(machine: Machine, mount: Mount | None, sight: DirectoryRecord) -> bool | None:
-    """Whether a process has it open or locked; ``None`` where holders can be out of sight.
+    """Return whether a process has it open or locked; ``None`` if a possible holder is not visible.
 
-    Out of sight are other hosts (a shared file system), other containers (a cache that is mounted from outside), and
-    other users' processes.
+    Other hosts (a shared file system), other containers (a cache that is mounted from outside) and processes of other
+    users are not.
     """
     if _is_locked(machine, sight):
         return True
@@ -46,7 +46,7 @@ def _is_held(machine: Machine, mount: Mount | None, sight: DirectoryRecord) -> b
 
 
 def _is_locked(machine: Machine, sight: DirectoryRecord) -> bool:
-    """Whether /proc/locks names the file, by its device and inode (proc(5))."""
+    """Return whether /proc/locks lists the file, by its device and inode (proc(5))."""
     device, inode = int(sight["device"]), int(sight["inode"])
     # Device numbers as the kernel prints them: major and minor in hexadecimal, see fs/locks.c.
     major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00

@@ -15,12 +15,12 @@ from doctor.collectors.storage.mounts import local_path, read_mounts
 from doctor.core.facts import BuildLock, Directory, StorageFacts
 
 TRAINER = "trainer"
-"""The source of a directory that a run makes itself when it first writes there."""
+"""Source of a directory that a run creates on its first write."""
 
 
 @dataclass(frozen=True)
 class NamedDirectory:
-    """A directory, what it is for, and what names it. ``lock_kind``: its locks are looked for, as that kind."""
+    """A directory, its role, and what names it. ``lock_kind``: kind of the locks that are searched for there."""
 
     path: str
     role: str
@@ -30,12 +30,12 @@ class NamedDirectory:
 
 @collector(StorageFacts, deadline=6.0)
 def collect_storage(machine: Machine) -> StorageFacts:
-    """The directories that the environment and the user's settings name, and the caches that exist."""
+    """Collect the directories in the environment and the user's settings, and the caches that exist."""
     return read_storage(machine)
 
 
 def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: float = LIMIT) -> StorageFacts:
-    """As :func:`collect_storage`, with another child process and limit for file systems that may not answer."""
+    """Do the same with another child process and limit for file systems that may not answer."""
     places = list(dict.fromkeys([*_named(machine), *_caches(machine)]))
     mounts = read_mounts(machine)
     wishes = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
@@ -49,12 +49,12 @@ def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: floa
 
 
 def directories_of(machine: Machine) -> set[tuple[str, str]]:
-    """Path and role of the directories that the environment and the user's settings name. Nothing is looked at."""
+    """Return path and role of the directories that the environment and the settings name, without access to them."""
     return {(place.path, place.role) for place in _named(machine)}
 
 
 def _is_worth_telling(place: NamedDirectory, seen: DirectoryResult) -> bool:
-    """A cache that does not exist will be made when it is needed; every other place was named by somebody."""
+    """Return whether to include it: a cache that does not exist yet is created on demand."""
     return place.role != "cache" or seen.sight.get("exists") is not False
 
 
@@ -75,7 +75,7 @@ def _named(machine: Machine) -> Iterator[NamedDirectory]:
 
 
 _DEFAULT_TEMPORARY = str(PurePosixPath("/", "tmp"))
-"""Where Python's tempfile looks first without a variable."""
+"""First choice of tempfile of Python without a variable."""
 
 
 def _parent(path: str) -> str:
@@ -83,7 +83,7 @@ def _parent(path: str) -> str:
 
 
 def _caches(machine: Machine) -> Iterator[NamedDirectory]:
-    """Caches by their variables or defaults, as torch, Triton and huggingface_hub name them."""
+    """Yield caches by their variables or defaults, as torch, Triton and huggingface_hub name them."""
     environ = machine.environ
     home = environ.get("HOME")
     cache = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)

@@ -1,4 +1,4 @@
-"""Looks at one directory; also run as a script, in a process that can be given up when a mount does not answer.
+"""Inspect one directory; also run as a script, in a process that can be abandoned if a mount does not answer.
 
 Only the standard library, so that the script starts in milliseconds. Nothing is written.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ENTRIES = 5000
-"""Names that a scan for lock files reads at most."""
+"""Maximum of names that a scan for lock files reads."""
 
 DEPTH = 4
 LOCKS = 50
@@ -25,11 +25,10 @@ DirectoryRecord = dict[str, Any]
 
 
 def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
-    """What can be said of ``path`` without writing.
+    """Return the state of ``path`` without writing.
 
-    ``exists`` (``None`` where even that may not be seen), ``writable`` by this user, ``total``, ``free`` and
-    ``free_inodes`` of its file system (these four of the nearest existing parent where it is missing), ``error``;
-    ``locks`` with ``scan``.
+    ``exists`` (``None`` if unknown), ``writable`` by this user, ``total``, ``free`` and ``free_inodes`` of its file
+    system (these four of the nearest existing parent if it is missing), ``error``; ``locks`` with ``scan``.
     """
     sight: DirectoryRecord = {"exists": None, "writable": None}
     folder = Path(path)
@@ -49,7 +48,7 @@ def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether ``path`` is a directory; raises where that may not be seen (pathlib's test may not)."""
+    """Return whether ``path`` is a directory; raises if that may not be seen (the test of pathlib may not)."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -65,7 +64,7 @@ def _is_present(path: Path) -> bool:
 
 
 def _sizes(folder: Path) -> DirectoryRecord:
-    """Bytes; inodes only where the file system counts them (some report none at all)."""
+    """Return bytes; inodes only if the file system counts them (some report none at all)."""
     sizes = os.statvfs(folder)
     return {
         "total": sizes.f_blocks * sizes.f_frsize,
@@ -75,7 +74,7 @@ def _sizes(folder: Path) -> DirectoryRecord:
 
 
 def _locks(folder: Path) -> Iterator[DirectoryRecord]:
-    """Files called ``lock`` or ``*.lock``: path, age in seconds, device, inode and owner."""
+    """Yield files called ``lock`` or ``*.lock``: path, age in seconds, device, inode and owner."""
     now, found = time.time(), 0
     for path in _walk(folder):
         if (path.name == "lock" or path.suffix == ".lock") and found < LOCKS:
@@ -94,7 +93,7 @@ def _locks(folder: Path) -> Iterator[DirectoryRecord]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Files below ``folder``, shallow ones first, within the bounds of this module."""
+    """Yield files below ``folder``, shallow ones first, within the limits of this module."""
     waiting, seen = [(folder, 1)], 0
     while waiting:
         place, depth = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""Mounted file systems: which one a path lies on, and whether it can hang or is shared with other hosts."""
+"""Mounted file systems: the one of a path, and whether it can block or is shared with other hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NETWORK = frozenset(_NETWORK.split())
 """File systems that several hosts can mount at once."""
 
 NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "juicefs", "glusterfs", "ceph", "rclone", "goofys", "blobfuse", "mount-s3")
-"""Helpers of network file systems in user space, as they stand after ``fuse.``."""
+"""Helpers of network file systems in user space, as in the kind after ``fuse.``."""
 
 _SYMLINKS = 40
 """Links followed in one path before it counts as a loop (MAXSYMLINKS of Linux)."""
@@ -33,7 +33,7 @@ _SYMLINKS = 40
 
 _PROTOCOL = re.compile(r"(::|://)")
 _THIS_HOST = ("file", "local")
-"""What fsspec calls the file system of this host (fsspec/implementations/local.py)."""
+"""Names of the file system of this host in fsspec (fsspec/implementations/local.py)."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Mount:
 
     @property
     def shared(self) -> bool | None:
-        """Whether other hosts can see the same files; ``None`` where the kind does not tell."""
+        """Whether other hosts can see the same files; ``None`` if the kind does not show it."""
         if self.kind in NETWORK or any(helper in self.kind for helper in NETWORK_FUSE):
             return True
         return False if self.kind in LOCAL else None
 
 
 def read_mounts(machine: Machine) -> tuple[Mount, ...]:
-    """All mounts of this process in the kernel's order: later ones lie over earlier ones. See proc(5)."""
+    """Return all mounts of this process in the order of the kernel: later ones cover earlier ones. See proc(5)."""
     text = read_text(machine.proc / "self" / "mountinfo", 16 << 20) or ""
     # By a list: a tuple that grows leaves one more of its final length among the interpreter's spare ones each time.
     return tuple([mount for line in text.splitlines() if (mount := _parse(line)) is not None])
@@ -82,7 +82,7 @@ def _unescape(text: str) -> str:
 
 
 def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
-    """The mount that an absolute ``path`` without symbolic links lies on: the deepest, of equals the last."""
+    """Return the mount of an absolute ``path`` without symbolic links: the deepest, of equals the last."""
     found: Mount | None = None
     for mount in mounts:
         if is_below(path, mount.point) and (found is None or len(mount.point) >= len(found.point)):
@@ -91,13 +91,16 @@ def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether ``path`` is ``folder`` or lies in it, by spelling alone."""
+    """Return whether ``path`` is ``folder`` or in it, by spelling alone."""
     return folder == "/" or path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def local_path(url: str) -> str | None:
-    """The path that ``url`` names on this host; ``None`` where it names another file system (``s3://bucket/runs``,
-    ``memory://runs``, ``simplecache::gs://…``), by fsspec's own rule (fsspec/utils.py, get_protocol)."""
+    """Return the path of ``url`` on this host; ``None`` for another file system.
+
+    Such as ``s3://bucket/runs``, ``memory://runs``, ``simplecache::gs://…``, by the rule of fsspec (fsspec/utils.py,
+    get_protocol).
+    """
     protocol, *rest = _PROTOCOL.split(url, maxsplit=1)
     if not rest:
         return url
@@ -105,10 +108,10 @@ def local_path(url: str) -> str | None:
 
 
 def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
-    """``path`` with its symbolic links followed, and its mount.
+    """Return ``path`` with its symbolic links followed, and its mount.
 
-    Follows links only on local file systems, where looking cannot hang; the rest of a path that enters another file
-    system is returned as it is spelled.
+    Follows links only on local file systems, where access cannot block; the rest of a path that enters another file
+    system is returned as spelled.
     """
     parts = list(PurePosixPath("/", path if path.startswith("/") else f"{_working_directory()}/{path}").parts[1:])
     place, links = "/", 0
@@ -131,7 +134,7 @@ def resolve(path: str, mounts: tuple[Mount, ...]) -> tuple[str, Mount | None]:
 
 
 def _working_directory() -> str:
-    """Of this process; one that was deleted as the kernel names it, a path at which nothing is found."""
+    """Return the one of this process; a deleted one as the kernel names it, a path that does not exist."""
     try:
         return os.getcwd()  # noqa: PTH109 - a string is wanted
     except FileNotFoundError:
@@ -139,12 +142,12 @@ def _working_directory() -> str:
 
 
 def _join(place: str, *parts: str) -> str:
-    """One path with one leading slash: POSIX lets two of them mean something else, and normpath keeps them."""
+    """Return one path with one leading slash: POSIX gives two of them another meaning, and normpath keeps them."""
     return "/" + os.path.normpath("/".join([place, *parts])).lstrip("/")
 
 
 def outside_view(machine: Machine, path: str) -> Path:
-    """``path`` of this system as ``machine`` have it: what lies under /proc, /sys, /etc and /dev moves along."""
+    """Return ``path`` of this system in ``machine``: paths below /proc, /sys, /etc and /dev are relocated."""
     for top, folder in (("/proc", machine.proc), ("/sys", machine.sys), ("/dev", machine.dev)):
         if is_below(path, top):
             return folder / path[len(top) :].lstrip("/")

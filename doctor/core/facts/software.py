@@ -10,7 +10,7 @@ from doctor.core.facts.section import Section
 
 
 class Package(msgspec.Struct, frozen=True, gc=False):
-    """An installed distribution, by its normalised name."""
+    """An installed distribution, by its normalized name."""
 
     name: str
     version: str
@@ -62,7 +62,7 @@ class SoftwareFacts(Section, frozen=True, kw_only=True):
     nccl_libraries: tuple[NcclLibrary, ...] = ()
 
     def version(self, name: str) -> str | None:
-        """The installed version of the distribution ``name`` (normalised: lower case, ``-``)."""
+        """The installed version of the distribution ``name`` (normalized: lower case, ``-``)."""
         for package in self.packages:
             if package.name == name:
                 return package.version

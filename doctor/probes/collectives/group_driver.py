@@ -45,7 +45,7 @@ def set_up_seconds(backend: str) -> float:
 
 
 def seconds_of(backend: str, axes: int) -> float:
-    """Return the time limit of all steps of a group along so many axes: their time on a slow network, and one failure."""
+    """Return the time limit of all steps along so many axes: on a slow network, with one failure."""
     steps = AXIS_SECONDS * (axes + 1) + (MEET_SECONDS if backend != MEASURED else 0.0)
     return set_up_seconds(backend) + steps + STEP_PATIENCE * PATIENCE + LEAVE_SECONDS
 
