@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import LoaderUse, TracedStep, TrainingPlan
@@ -90,8 +89,6 @@ class TracerClient:
         """Itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill the process."""
         self.close()

@@ -1,8 +1,7 @@
-"""When a step can't be run without data: an upper bound from what ran of it, and the rule that it follows."""
+"""An upper bound for a step that can't run on fake tensors, from the part of it that ran."""
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from torch._subclasses import fake_tensor
@@ -30,53 +29,46 @@ _FAULTS: tuple[type[BaseException], ...] = (
 )
 _WORDS = ("faketensor", "fake tensor", "meta tensor", "data pointer", ".numpy()", "data_ptr", "meta device")
 STATES = 2
-"""Of the same size as the parameters: AdamW's; a bound for every optimizer of torch.optim but LBFGS."""
+"""States of AdamW per parameter, of the same size: a bound for every optimizer of torch.optim but LBFGS."""
 TEMPORARIES = 1
 
 
 class ModuleCoverage:
-    """Which modules with parameters of their own ran: a context manager around the steps."""
+    """Records which modules with own parameters ran: a context manager around the steps."""
 
     def __init__(self, module: Module) -> None:
-        self._leaves = {
-            id(each): each for each in module.modules() if any(True for _ in each.parameters(recurse=False))
-        }
-        self._ran: set[int] = set()
+        self._leaves = [each for each in module.modules() if any(True for _ in each.parameters(recurse=False))]
+        self._ran: set[Module] = set()
         self._hooks: list[Any] = []
 
     def __enter__(self) -> ModuleCoverage:
-        """Begin to count."""
-        for each in self._leaves.values():
-            self._hooks.append(each.register_forward_hook(self._note))
+        """Register the hooks."""
+        for each in self._leaves:
+            self._hooks.append(each.register_forward_hook(lambda module, *_: self._ran.add(module)))
         return self
 
-    def _note(self, module: Module, _: Any, __: Any) -> None:
-        self._ran.add(id(module))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End."""
+    def __exit__(self, *_: object) -> None:
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     @property
     def share(self) -> float:
-        """Of all such modules, by their number."""
+        """The share of these modules that ran."""
         return max(1, len(self._ran)) / max(1, len(self._leaves))
 
 
 def is_of_fakes(error: BaseException) -> bool:
-    """Whether tensors without data are the reason, and not the user's code."""
+    """Whether fake tensors are the reason, and not the user's code."""
     return isinstance(error, _FAULTS) or any(word in str(error).lower() for word in _WORDS)
 
 
 def bounded(
     plan: TrainingPlan, made: FactoryOutput, ledger: AllocationLedger, coverage: ModuleCoverage, why: str
 ) -> tuple[MemoryBreakdown, str]:
-    """Parameters, gradients and optimizer by arithmetic; activations as if nothing that the forward pass made were ever
-    freed, scaled to the modules that did not run, and as much again for the backward pass."""
-    parameters = {id(each): each for each in made.module.parameters()}.values()
+    """Return the bound and its description: parameters, gradients and optimizer by arithmetic; activations as if the
+    forward pass freed nothing, scaled to the modules that did not run, and as much again for the backward pass."""
+    parameters = list(made.module.parameters())
     trained = sum(each.nbytes for each in parameters if each.requires_grad)
     whole = sum(each.nbytes for each in parameters)
     ranks = plan.world_size if plan.strategy not in ("none", "ddp") else 1

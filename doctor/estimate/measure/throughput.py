@@ -1,6 +1,6 @@
-"""Whether several ranks on one device are worth it: a few real steps of each way to train the same, timed here.
+"""Times a few real steps of several ranks on one device and of its alternatives.
 
-Unlike an estimate this calls the factory with real weights, in child processes that end within a deadline.
+Unlike an estimate, this calls the factory with real weights, in child processes that end within a deadline.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from doctor.core.process import abandon_child, start_python
 from doctor.estimate.data_model import MeasuredThroughput, TrainingPlan
 
 ROUNDS = 3
-"""Each way is run so often, by turns, so that a machine that gets slower slows all of them."""
+"""Repetitions of each variant, interleaved, so that a machine that gets slower affects all of them."""
 LATE = "it was not done in time"
 KEPT = 300
-"""Characters of what a process said last."""
+"""Characters kept of the last line of a process."""
 _PREFIX = re.compile(r"^(\[rank\d+\]: )?(doctor\.core\.errors\.UnusableError: )?")
-"""What torch and the interpreter put before an error."""
+"""Prefixes of an error by torch and the interpreter."""
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process runs: ``rank`` of ``ranks``, which meet in the file ``meeting``. ``copies``: the batch is made
-    so many times as large. ``seconds``: for all of it."""
+    """The task of one process: ``rank`` of ``ranks``, whose rendezvous is the file ``meeting``. ``copies``: factor of
+    the batch size. ``seconds``: for all of it."""
 
     factory: str
     plan: TrainingPlan
@@ -46,8 +46,8 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What it saw: its own samples, the seconds that they took, bytes; ``batch_size`` of one micro-batch. ``unsteady``:
-    half of the distance between its fastest and its slowest stretch, as a part of the time of one."""
+    """The result of one process: its own samples, their seconds, bytes; ``batch_size`` of one micro-batch.
+    ``unsteady``: half the difference between its fastest and slowest window, relative to the median."""
 
     samples: int = 0
     seconds: float = 0.0
@@ -59,7 +59,7 @@ class RankMeasurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """How the same samples are trained on. ``copies``: the batch is so many times as large."""
+    """One way to train on the same samples. ``copies``: factor of the batch size."""
 
     name: str
     plan: TrainingPlan
@@ -68,76 +68,74 @@ class TrainingVariant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Round = dict[str, tuple[RankMeasurement, ...]]
-"""What the ranks of each way told in one round."""
+"""The results of the ranks of each variant in one round."""
 
 
 def measure(factory: str, plan: TrainingPlan, *, directory: Path, seconds: float) -> tuple[MeasuredThroughput, ...]:
-    """One rank by itself, then N ranks on its device and what one rank could do instead, on the same samples.
+    """Time one rank, then N ranks on its device and the alternatives of one rank, on the same samples.
 
-    N is ``plan.ranks_per_device``, 2 where that is 1. Ranks meet over Gloo: NCCL has no two on one GPU. ``directory``:
-    where the factory's module is looked for. ``seconds``: for everything; a way that does not get its turn says so.
+    N is ``plan.ranks_per_device``, or 2 if that is 1. Ranks use Gloo, because NCCL refuses two on one GPU.
+    ``directory``: where the factory's module is imported from. ``seconds``: for everything; a variant that was not
+    run for lack of time has an error.
 
     Raises:
-        UnusableError: the first run, of one rank by itself, gave no numbers.
+        UnusableError: the first run, of one rank, failed.
     """
     deadline = time.monotonic() + seconds
     alone, *others = variants_of(plan)
     first = {alone.name: run(alone, factory, directory, seconds)}
-    if said := _error(first[alone.name]):
-        raise UnusableError(f"{factory}: {said.removeprefix(f'{factory}: ')}")
+    if error := _error(first[alone.name]):
+        raise UnusableError(f"{factory}: {error.removeprefix(f'{factory}: ')}")
     rounds = [first]
     while True:
         began = time.monotonic()
-        ways = [way for way in (alone, *others) if way.name not in rounds[-1] and _may_run(way, rounds)]
-        for way in ways if len(rounds) % 2 else reversed(ways):
+        failed = {name for one in rounds for name, results in one.items() if _error(results)}
+        due = [one for one in (alone, *others) if one.name not in rounds[-1] and one.name not in failed]
+        for variant in due if len(rounds) % 2 else reversed(due):
             if (left := deadline - time.monotonic()) > 0:
-                rounds[-1][way.name] = run(way, factory, directory, left)
+                rounds[-1][variant.name] = run(variant, factory, directory, left)
         if len(rounds) == ROUNDS or time.monotonic() + 1.2 * (time.monotonic() - began) > deadline:
-            return tuple(throughput_of(way, alone, rounds) for way in (alone, *others))
+            return tuple(throughput_of(one, alone, rounds) for one in (alone, *others))
         rounds.append({})
 
 
-def _may_run(way: TrainingVariant, rounds: list[Round]) -> bool:
-    return not any(_error(one[way.name]) for one in rounds if way.name in one)
-
-
 def variants_of(plan: TrainingPlan) -> tuple[TrainingVariant, ...]:
-    """One rank by itself first. All others train on as many samples a step as N ranks."""
+    """Return the variants, one rank first. All others train on as many samples a step as N ranks."""
     count = plan.ranks_per_device if plan.ranks_per_device > 1 else 2
     alone = msgspec.structs.replace(plan, strategy="none", devices=1, nodes=1, ranks_per_device=1)
     several = msgspec.structs.replace(alone, strategy="ddp", ranks_per_device=count)
     more = msgspec.structs.replace(alone, accumulate=plan.accumulate * count)
-    ways = (
+    variants = (
         TrainingVariant(name="one rank", plan=alone),
         TrainingVariant(name=f"{count} ranks on one device", plan=several, ranks=count),
         TrainingVariant(name=f"one rank, {count} times the batch", plan=alone, copies=count),
         TrainingVariant(name=f"one rank, accumulating {count} batches", plan=more),
     )
     if plan.precision != "32-true":
-        return ways
+        return variants
     mixed = msgspec.structs.replace(alone, precision="bf16-mixed")
-    return (*ways, TrainingVariant(name=f"one rank, {count} times the batch, bf16-mixed", plan=mixed, copies=count))
+    return (*variants, TrainingVariant(name=f"one rank, {count} times the batch, bf16-mixed", plan=mixed, copies=count))
 
 
-def run(way: TrainingVariant, factory: str, directory: Path, seconds: float) -> tuple[RankMeasurement, ...]:
-    """What its ranks tell; they are killed after so many seconds."""
+def run(variant: TrainingVariant, factory: str, directory: Path, seconds: float) -> tuple[RankMeasurement, ...]:
+    """Return the results of the variant's ranks, which are killed after ``seconds``."""
     deadline = time.monotonic() + seconds
     children: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="doctor-measure-") as scratch:
         task = TrainingTask(
             factory=factory,
-            plan=way.plan,
+            plan=variant.plan,
             directory=str(directory),
-            copies=way.copies,
-            ranks=way.ranks,
+            copies=variant.copies,
+            ranks=variant.ranks,
             meeting=f"{scratch}/meeting",
             seconds=seconds,
         )
         try:
-            for rank in range(way.ranks):
-                children.append(_start(msgspec.structs.replace(task, rank=rank), _words(scratch, rank)))
+            for rank in range(variant.ranks):
+                children.append(_start(msgspec.structs.replace(task, rank=rank), _stderr(scratch, rank)))
             _wait(children, deadline)
-            return tuple(_told(child, _words(scratch, rank)) for rank, child in enumerate(children))
+            return tuple(_result(child, _stderr(scratch, rank)) for rank, child in enumerate(children))
         except OSError as error:
             return (RankMeasurement(error=f"no process can be started: {error.strerror}"),)
         finally:
@@ -145,19 +143,19 @@ def run(way: TrainingVariant, factory: str, directory: Path, seconds: float) -> 
                 abandon_child(child)
 
 
-def _words(scratch: str, rank: int) -> Path:
+def _stderr(scratch: str, rank: int) -> Path:
     return Path(scratch) / f"rank{rank}.err"
 
 
-def _start(task: TrainingTask, words: Path) -> subprocess.Popen[bytes]:
+def _start(task: TrainingTask, log: Path) -> subprocess.Popen[bytes]:
     arguments = [msgspec.json.encode(task).decode()]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with words.open("wb") as stderr:
+    with log.open("wb") as stderr:
         return start_python("doctor.estimate.measure.training_child", arguments, stderr=stderr.fileno(), env=environ)
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
-    """Until all have ended, or one has failed: the others would wait for it."""
+    """Wait until all have exited, or one has failed, for which the others would block."""
     while time.monotonic() < deadline:
         codes = [child.poll() for child in children]
         if None not in codes or any(codes):
@@ -165,48 +163,49 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
         time.sleep(0.02)
 
 
-def _told(child: subprocess.Popen[bytes], words: Path) -> RankMeasurement:
+def _result(child: subprocess.Popen[bytes], log: Path) -> RankMeasurement:
     if child.returncode is None:
         return RankMeasurement(error=LATE)
     answer, _ = child.communicate()
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(answer, type=prepared(RankMeasurement))
-    lines = words.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return RankMeasurement(error=(_PREFIX.sub("", said) or f"its process ended with code {child.returncode}")[:KEPT])
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return RankMeasurement(error=(_PREFIX.sub("", last) or f"its process ended with code {child.returncode}")[:KEPT])
 
 
-def _error(told: tuple[RankMeasurement, ...]) -> str:
-    """What went wrong; a rank that others waited for comes before these."""
-    errors = [one.error for one in told if one.error]
+def _error(results: tuple[RankMeasurement, ...]) -> str:
+    """Return the error of a rank, if possible of one that others waited for."""
+    errors = [one.error for one in results if one.error]
     return next((error for error in errors if error != LATE), errors[0] if errors else "")
 
 
-def throughput_of(way: TrainingVariant, alone: TrainingVariant, rounds: Sequence[Round]) -> MeasuredThroughput:
-    """Its repetitions as one. Ratios are taken within a round; of a single round its stretches tell the spread."""
-    runs = [one[way.name] for one in rounds if way.name in one]
-    said = next((_error(told) for told in runs if _error(told)), "" if runs else "there was no time left for it")
-    if said:
-        return MeasuredThroughput(name=way.name, plan=way.plan, error=said)
-    ratios = [_rate(one[way.name]) / _rate(one[alone.name]) for one in rounds if {way.name, alone.name} <= one.keys()]
+def throughput_of(variant: TrainingVariant, alone: TrainingVariant, rounds: Sequence[Round]) -> MeasuredThroughput:
+    """Summarize the repetitions. Ratios are per round; the spread of a single round is that of its windows."""
+    name, plan = variant.name, variant.plan
+    runs = [one[name] for one in rounds if name in one]
+    error = next(filter(None, map(_error, runs)), "" if runs else "there was no time left for it")
+    if error:
+        return MeasuredThroughput(name=name, plan=plan, error=error)
+    ratios = [_rate(one[name]) / _rate(one[alone.name]) for one in rounds if {name, alone.name} <= one.keys()]
     return MeasuredThroughput(
-        name=way.name,
-        plan=msgspec.structs.replace(way.plan, batch_size=runs[0][0].batch_size or way.plan.batch_size),
+        name=name,
+        plan=msgspec.structs.replace(plan, batch_size=runs[0][0].batch_size or plan.batch_size),
         samples_per_second=statistics.median(map(_rate, runs)),
         ratio=statistics.median(ratios) if ratios else None,
-        spread=(max(ratios) - min(ratios)) / 2 if len(ratios) > 1 else _within(way, alone, rounds[0]),
-        peak_bytes=max(sum(rank.peak_bytes for rank in told) for told in runs),
+        spread=(max(ratios) - min(ratios)) / 2 if len(ratios) > 1 else _spread_within(variant, alone, rounds[0]),
+        peak_bytes=max(sum(rank.peak_bytes for rank in results) for results in runs),
         device=runs[0][0].device,
     )
 
 
-def _within(way: TrainingVariant, alone: TrainingVariant, one: Round) -> float:
-    """How far the ratio of a single round may be off."""
-    if way is alone or not {way.name, alone.name} <= one.keys():
+def _spread_within(variant: TrainingVariant, alone: TrainingVariant, one: Round) -> float:
+    """Return the uncertainty of the ratio of a single round."""
+    if variant is alone or not {variant.name, alone.name} <= one.keys():
         return 0.0
-    unsteady = [max(rank.unsteady for rank in one[name]) for name in (way.name, alone.name)]
-    return sum(unsteady) * _rate(one[way.name]) / _rate(one[alone.name])
+    unsteady = [max(rank.unsteady for rank in one[name]) for name in (variant.name, alone.name)]
+    return sum(unsteady) * _rate(one[variant.name]) / _rate(one[alone.name])
 
 
-def _rate(told: tuple[RankMeasurement, ...]) -> float:
-    return sum(one.samples for one in told) / max(one.seconds for one in told)
+def _rate(results: tuple[RankMeasurement, ...]) -> float:
+    return sum(one.samples for one in results) / max(one.seconds for one in results)

@@ -1,6 +1,6 @@
-"""Trains for some steps, with real weights and on a real device; run in a process of its own for each rank.
+"""Trains some steps with real weights on a real device, in a process per rank.
 
-What goes wrong ends it with the error as the last line of stderr.
+After a failure, the last line of stderr is the error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.measure.throughput import RankMeasurement, TrainingTask
 from doctor.estimate.memory.optimizers import optimizers_of
+from doctor.estimate.memory.strategies import low_dtype, true_dtype
 from doctor.estimate.tracing.blocks import checkpointed, repeated_blocks
 from doctor.estimate.tracing.factory import call_factory, find_factory
 from doctor.estimate.tracing.loss import is_lightning, loss_of
@@ -30,14 +31,13 @@ from doctor.estimate.tracing.pytree import map_tensors, samples_in
 from doctor.estimate.tracing.trainer_stub import attached
 
 WINDOWS, MOST = 3, 100
-"""Stretches that are timed, after two steps that are not, and steps of each at most."""
+"""Windows that are timed, after two warm-up steps, and most steps of each."""
 WINDOW = 1.5
-"""Seconds of all of them, where the deadline allows it."""
-LOW = {"16-mixed": "float16", "16-true": "float16", "bf16-mixed": "bfloat16", "bf16-true": "bfloat16"}
+"""Seconds of all windows, if the deadline allows it."""
 
 
 class MeasuredTraining(NamedTuple):
-    """What is trained. ``wrapped``: gives the loss of a batch. ``size``: samples of a micro-batch."""
+    """What is trained. ``wrapped``: returns the loss of a batch. ``size``: samples of a micro-batch."""
 
     wrapped: Any
     batch: Any
@@ -48,14 +48,14 @@ class MeasuredTraining(NamedTuple):
 
 
 class LossModule(torch.nn.Module):
-    """Its ``forward``, which DistributedDataParallel sees, gives the loss of a batch."""
+    """Returns the loss of a batch from ``forward``, as DistributedDataParallel needs it."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """A single number."""
+        """Return the loss."""
         loss = loss_of(self.module, batch, 0)
         if loss is None:
             raise UnusableError(
@@ -65,19 +65,19 @@ class LossModule(torch.nn.Module):
 
 
 def main(text: str) -> None:
-    """Run the :class:`TrainingTask`, which is JSON. Its :class:`RankMeasurement` goes to stdout; what the factory
-    prints does not."""
+    """Run the :class:`TrainingTask`, which is JSON, and write its :class:`RankMeasurement` to stdout. What the factory
+    prints goes to stderr."""
     task = msgspec.json.decode(text, type=prepared(TrainingTask))
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    told = work(task)
+    measurement = work(task)
     with answer:
-        answer.write(msgspec.json.encode(told))
-    os._exit(0)  # threads of a group, or of the factory, have nothing left to say
+        answer.write(msgspec.json.encode(measurement))
+    os._exit(0)  # without waiting for threads of a process group or of the factory
 
 
 def work(task: TrainingTask) -> RankMeasurement:
-    """Some steps of it, timed."""
+    """Run and time some steps."""
     began = time.monotonic()
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if task.ranks > 1:
@@ -104,40 +104,38 @@ def work(task: TrainingTask) -> RankMeasurement:
 def prepare(
     task: TrainingTask, module: torch.nn.Module, batch: Any, trainer: Any, device: torch.device
 ) -> MeasuredTraining:
-    """Module, batch and optimizers on the device."""
-    plan = task.plan
-    dtype = getattr(torch, LOW[plan.precision]) if plan.precision in ("16-true", "bf16-true") else None
+    """Place module, batch and optimizers on the device."""
+    plan, dtype = task.plan, true_dtype(task.plan)
     module.to(device, dtype).train()
     size = samples_in(batch)
     samples = (plan.batch_size or size) * task.copies
     if not size and samples != size:
         raise UnusableError("the tensors of the batch have no dimension in common that counts samples")
-    batch = map_tensors(batch, lambda tensor: fitted(tensor, size, samples).to(device, _type_for(tensor, dtype)))
-    losing = LossModule(module)
-    wrapped = torch.nn.parallel.DistributedDataParallel(losing) if task.ranks > 1 else losing
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        return fitted(tensor, size, samples).to(device, dtype if tensor.is_floating_point() else None)
+
+    batch = map_tensors(batch, placed)
+    with_loss = LossModule(module)
+    wrapped = torch.nn.parallel.DistributedDataParallel(with_loss) if task.ranks > 1 else with_loss
     scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "16-mixed")
     return MeasuredTraining(wrapped, batch, samples, optimizers_of(module, trainer, plan.optimizer), scaler, device)
 
 
 def fitted(tensor: torch.Tensor, size: int, samples: int) -> torch.Tensor:
-    """So many samples of it, over and over where there are fewer; what has another first dimension stays."""
+    """Repeat or cut ``tensor`` to ``samples`` samples, unless its first dimension is not ``size``."""
     if not tensor.dim() or len(tensor) != size or samples == size:
         return tensor
     return tensor[torch.arange(samples) % size]
 
 
-def _type_for(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Numbers take the model's, indices keep theirs."""
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-
-
 def step(training: MeasuredTraining, plan: TrainingPlan) -> None:
-    """One step of the optimizers."""
+    """Run one step of the optimizers."""
     wrapped, batch, _, optimizers, scaler, device = training
     for number in range(plan.accumulate):
         waits = number < plan.accumulate - 1 and isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
         with wrapped.no_sync() if waits else contextlib.nullcontext():
-            with _autocast(device, plan):
+            with torch.autocast(device.type, low_dtype(plan), enabled=plan.precision.endswith("-mixed")):
                 loss = wrapped(batch) / plan.accumulate
             scaler.scale(loss).backward()
     for optimizer in optimizers:
@@ -146,14 +144,8 @@ def step(training: MeasuredTraining, plan: TrainingPlan) -> None:
     scaler.update()
 
 
-def _autocast(device: torch.device, plan: TrainingPlan) -> Any:
-    if not plan.precision.endswith("-mixed"):
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, getattr(torch, LOW[plan.precision]))
-
-
 def timed(one: Callable[[], None], task: TrainingTask, device: torch.device, began: float) -> tuple[list[float], int]:
-    """Seconds of windows of so many steps each, which all ranks agree on, and how many these are."""
+    """Return the seconds of each window, and its number of steps, on which all ranks agree."""
     one()
     warm, now = _seconds(one, 1, device), time.monotonic()
     window = min(WINDOW, (task.seconds - (now - began)) / 4) / WINDOWS
@@ -171,12 +163,12 @@ def _seconds(one: Callable[[], None], steps: int, device: torch.device) -> float
 
 
 def agreed(count: int, task: TrainingTask) -> int:
-    """What rank 0 says; all ranks go on together."""
+    """Return the count of rank 0 on all ranks."""
     if task.ranks == 1:
         return count
-    told = torch.tensor([count])
-    torch.distributed.broadcast(told, 0)
-    return int(told)
+    shared = torch.tensor([count])
+    torch.distributed.broadcast(shared, 0)
+    return int(shared)
 
 
 def _sync(device: torch.device) -> None:
@@ -185,7 +177,7 @@ def _sync(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> int:
-    """Bytes: what the allocator has reserved at most on a GPU, else what this process had resident at most."""
+    """Return the peak in bytes: reserved by the allocator on a GPU, or else resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,9 +1,9 @@
-"""What torch's caching allocator for CUDA holds while a trace of allocations is played: no torch is needed for it.
+"""Simulates torch's caching allocator for CUDA on a trace of allocations, without torch.
 
 The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` (native backend, default settings, one stream): sizes are
 rounded up to 512 bytes, blocks of at most 1 MiB come from segments of 2 MiB, larger ones from segments of 20 MiB or,
 from 10 MiB on, of their own size rounded up to 2 MiB; the smallest block that is large enough is taken and split;
-neighbours that are free become one.
+free neighbors are merged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ROUND_LARGE = 2 * MIB
 
 
 def rounded(size: int) -> int:
-    """Bytes of the block that ``size`` bytes get."""
+    """Return the bytes of a block for ``size`` bytes."""
     return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
 
 
 def segment_size(size: int) -> int:
-    """Bytes that are asked of the driver where no free block holds ``size`` bytes (rounded already)."""
+    """Return the bytes of a new segment for a block of ``size`` bytes."""
     if size <= SMALL_SIZE:
         return SMALL_SEGMENT
     if size < MIN_LARGE:
@@ -68,12 +68,12 @@ class _BlockPool:
         return self._by_address[self._free[place][1]] if place < len(self._free) else None
 
     def splits(self, rest: int) -> bool:
-        """Whether a rest of so many bytes becomes a block of its own."""
+        """Whether a remainder of ``rest`` bytes becomes a block."""
         return rest >= self.keep_from if self.is_small else rest > self.keep_from
 
 
 class CachingAllocator:
-    """Plays allocations; ``reserved``: bytes of all segments, which never shrink here."""
+    """Simulates allocations. ``reserved``: bytes of all segments, which are never freed."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -83,7 +83,7 @@ class CachingAllocator:
         self._taken: dict[int, tuple[_SimulatedBlock, _BlockPool]] = {}
 
     def allocate(self, key: int, size: int) -> None:
-        """Take ``size`` bytes for ``key``; nothing for none."""
+        """Allocate ``size`` bytes for ``key``."""
         if size <= 0:
             return
         size = rounded(size)
@@ -95,14 +95,14 @@ class CachingAllocator:
         self._taken[key] = (block, pool)
 
     def free(self, key: int) -> None:
-        """Give back what ``key`` took."""
+        """Free the block of ``key``."""
         block, pool = self._taken.pop(key, (None, None))
         if block is None or pool is None:
             return
-        for neighbour in (block.before, block.behind):
-            if neighbour is not None and neighbour.is_free:
-                pool.remove(neighbour)
-                block = _joined(*sorted((block, neighbour), key=lambda each: each.address))
+        for neighbor in (block.before, block.behind):
+            if neighbor is not None and neighbor.is_free:
+                pool.remove(neighbor)
+                block = _joined(*sorted((block, neighbor), key=lambda each: each.address))
         pool.add(block)
 
     def _new_segment(self, pool: _BlockPool, size: int) -> _SimulatedBlock:
@@ -130,7 +130,7 @@ def _joined(first: _SimulatedBlock, second: _SimulatedBlock) -> _SimulatedBlock:
 
 
 def peak_reserved(events: Iterable[int], sizes: list[int]) -> int:
-    """Bytes of all segments after ``events``: ``key`` is allocated with ``sizes[key]`` bytes, ``~key`` is freed."""
+    """Return the bytes of all segments after ``events``: ``key`` allocates ``sizes[key]`` bytes, ``~key`` frees it."""
     allocator = CachingAllocator()
     for event in events:
         if event >= 0:

@@ -1,9 +1,9 @@
 """Fully sharded strategies: a rank holds a shard of everything, and whole parameters of one unit at a time.
 
-The model runs whole, on tensors without data; what is noted is what the strategy would hold: shards instead of
-parameters, each unit's parameters from before its forward or backward pass until after it, and the inputs of
-reduce-scatter. The order of allocations follows torch.distributed.fsdp ``_fully_shard/_fsdp_param_group.py`` and
-``_fsdp_collectives.py`` (fsdp2), ``_runtime_utils.py`` and ``_flat_param.py`` (fsdp), torch 2.13.
+The model runs whole, on fake tensors; what is recorded is what the strategy would hold: shards instead of parameters,
+each unit's parameters from before its forward or backward pass until after it, and the inputs of reduce-scatter. The
+order of allocations follows torch.distributed.fsdp ``_fully_shard/_fsdp_param_group.py`` and ``_fsdp_collectives.py``
+(fsdp2), ``_runtime_utils.py`` and ``_flat_param.py`` (fsdp), torch 2.13.
 """
 
 from __future__ import annotations
@@ -32,31 +32,30 @@ class ShardingUnit:
         self.shards: list[Parameter] = []
         self.whole: list[int] = []
         self.pending: int | None = None
-        """An all-gather that was begun ahead."""
+        """The allocation of an all-gather that was started early."""
         self.is_reduced = False
 
     @property
     def nbytes(self) -> int:
-        """Of its whole parameters."""
+        """Bytes of its whole parameters."""
         return sum(each.nbytes for each in self.parameters)
 
     @property
     def trained_bytes(self) -> int:
-        """Of its whole gradients."""
+        """Bytes of its whole gradients."""
         return sum(each.nbytes for each in self.trained)
 
 
 class FullyShardedV2(SingleDevice):
-    """FSDP in its two kinds; :class:`FullyShardedV1` is the older one. ``master``: the dtype of the shards."""
+    """FSDP2, and base of :class:`FullyShardedV1`. ``master``: the dtype of the shards."""
 
     def __init__(
         self, module: Module, recorder: StorageRecorder, plan: TrainingPlan, master: torch.dtype | None
     ) -> None:
         super().__init__(module, recorder, plan)
         self._master = master
-        self._hooks: list[Any] = []
         self._held: int | None = None
-        """The last all-gather's output in a forward pass: freed when the next unit's is there."""
+        """The last all-gather's output in a forward pass: freed after the next unit's all-gather."""
         self._reduced: list[int] = []
         blocks = repeated_blocks(module)
         self.units = _units(module, blocks, self.parameters)
@@ -65,7 +64,7 @@ class FullyShardedV2(SingleDevice):
         self.notes = (f"one unit of sharding each: {how}",)
 
     def begin(self) -> None:
-        """Keep shards alone, and follow the step by hooks."""
+        """Replace parameters by shards, and register the hooks."""
         for parameter in self.parameters:
             self.recorder.forget(parameter)
         for unit in self.units:
@@ -74,8 +73,12 @@ class FullyShardedV2(SingleDevice):
             self._follow(unit)
 
     def _shards(self, unit: ShardingUnit) -> list[Parameter]:
-        """A slice of every parameter's first dimension, of the same size on every rank."""
-        return [self._shard(each, _sliced(each.shape, self.plan.world_size)) for each in unit.parameters]
+        """Return a slice of every parameter's first dimension, of the same size on every rank."""
+        ranks = self.plan.world_size
+        return [
+            self._shard(each, (-(-each.shape[0] // ranks), *each.shape[1:]) if each.shape else (1,))
+            for each in unit.parameters
+        ]
 
     def _shard(self, like: torch.Tensor, shape: Sequence[int]) -> Parameter:
         dtype = self._master if self._master is not None and like.is_floating_point() else like.dtype
@@ -85,11 +88,7 @@ class FullyShardedV2(SingleDevice):
         if not unit.is_root:
             self._hooks.append(unit.module.register_forward_pre_hook(partial(self._before, unit), with_kwargs=True))
             self._hooks.append(unit.module.register_forward_hook(partial(self._after, unit)))
-        for parameter in unit.trained:
-            hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._accumulated, unit)
-            )
-            self._hooks.append(hook)
+        self.on_gradient(unit.trained, partial(self._accumulated, unit))
 
     def before_forward(self) -> None:
         """Gather the root's parameters, whichever method of the module is called."""
@@ -97,7 +96,7 @@ class FullyShardedV2(SingleDevice):
         self._gather(self.units[0])
 
     def after_forward(self, loss: object) -> None:
-        """The root keeps its parameters for the backward pass."""
+        """Keep the root's parameters for the backward pass."""
         self._drop_held()
         self._gather_when_needed(self.units[0], loss)
 
@@ -130,8 +129,7 @@ class FullyShardedV2(SingleDevice):
         return self.recorder.ledger.allocate(unit.nbytes, "gathered")
 
     def _gather(self, unit: ShardingUnit) -> None:
-        """The output of the all-gather, copied out into the parameters; kept until the next unit's in a forward
-        pass."""
+        """Copy the all-gather's output into the parameters; in a forward pass, keep it until the next unit's."""
         if unit.whole:
             return
         output = unit.pending if unit.pending is not None else self._all_gather(unit)
@@ -158,7 +156,7 @@ class FullyShardedV2(SingleDevice):
             self._done(unit)
 
     def _done(self, unit: ShardingUnit, _: object = None) -> None:
-        """Its backward pass is over: whole parameters and gradients go, the shards' gradients come."""
+        """End the unit's backward pass: free whole parameters and gradients, allocate the shards' gradients."""
         if any(each.grad is not None for each in unit.trained):
             self._reduce(unit)
         if not unit.is_root or unit.is_reduced:
@@ -171,49 +169,47 @@ class FullyShardedV2(SingleDevice):
         for each in unit.trained:
             each.grad = None
         self._shard_gradients(unit)
-        for key in self._reduced:
-            self.recorder.ledger.free(key)
+        self._drop_reduced()
         self._reduced = [taken]
         unit.is_reduced = True
 
+    def _drop_reduced(self) -> None:
+        for key in self._reduced:
+            self.recorder.ledger.free(key)
+        self._reduced = []
+
     def _shard_gradients(self, unit: ShardingUnit) -> None:
-        """In the dtype of the reduction, then in that of the shards; added to what is there."""
-        kept = []
+        """Allocate gradients in the dtype of the reduction, then in that of the shards; accumulate them."""
+        shards = [each for each in unit.shards if each.requires_grad]
         with torch.no_grad():
-            for shard in unit.shards:
-                if shard.requires_grad:
-                    kept.append(torch.empty(shard.shape, dtype=unit.trained[0].dtype, device=shard.device))
-            for shard, new in zip((each for each in unit.shards if each.requires_grad), kept, strict=True):
+            dtype = unit.trained[0].dtype
+            kept = [torch.empty(shard.shape, dtype=dtype, device=shard.device) for shard in shards]
+            for shard, new in zip(shards, kept, strict=True):
                 cast = new.to(shard.dtype)
                 shard.grad = cast if shard.grad is None else shard.grad.add_(cast)
                 self.recorder.mark((shard.grad,), "gradients")
 
     def after_backward(self) -> None:
-        """Finish units whose gradients did not all come, and free what waited for the next."""
+        """Finish units that lack gradients, and free what the next unit would have freed."""
         for unit in self.units:
             self._done(unit)
             self._release(unit)
             if unit.pending is not None:
                 self.recorder.ledger.free(unit.pending)
                 unit.pending = None
-        for key in self._reduced:
-            self.recorder.ledger.free(key)
-        self._reduced = []
+        self._drop_reduced()
         self._drop_held()
 
     def held_by_optimizer(self, parameter: Parameter) -> Iterable[Parameter]:
-        """The unit's shard of it."""
+        """Return the unit's shard of it."""
         unit = self._unit_of.get(id(parameter))
-        return (unit.shards[_place(unit.parameters, parameter)],) if unit is not None else (parameter,)
+        if unit is None:
+            return (parameter,)
+        return (next(shard for shard, each in zip(unit.shards, unit.parameters, strict=True) if each is parameter),)
 
     def stepped(self) -> Sequence[Parameter]:
-        """Shards."""
+        """Return all shards."""
         return [shard for unit in self.units for shard in unit.shards]
-
-    def close(self) -> None:
-        """Take every hook away."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 class FullyShardedV1(FullyShardedV2):
@@ -241,7 +237,7 @@ class FullyShardedV1(FullyShardedV2):
         self._drop_held()
 
     def _release(self, unit: ShardingUnit) -> None:
-        """In a forward pass not before the next unit is there: two all-gathers may be under way (limit_all_gathers)."""
+        """In a forward pass, release after the next unit's all-gather: two may be in flight (limit_all_gathers)."""
         if self.recorder.ledger.moment == "forward" and unit.whole:
             self._drop_held()
             (self._held,) = unit.whole
@@ -250,7 +246,7 @@ class FullyShardedV1(FullyShardedV2):
         super()._release(unit)
 
     def held_by_optimizer(self, parameter: Parameter) -> Iterable[Parameter]:
-        """The unit's shard of all of it."""
+        """Return the unit's flat shard."""
         unit = self._unit_of.get(id(parameter))
         return [shard for shard in unit.shards if shard.requires_grad] if unit is not None else (parameter,)
 
@@ -259,16 +255,8 @@ def _on_gradient(tensor: torch.Tensor, act: Callable[[torch.Tensor], None]) -> N
     tensor.register_hook(act)  # type: ignore[no-untyped-call]
 
 
-def _sliced(shape: Sequence[int], ranks: int) -> tuple[int, ...]:
-    return (-(-shape[0] // ranks), *shape[1:]) if shape else (1,)
-
-
-def _place(parameters: Sequence[Parameter], wanted: Parameter) -> int:
-    return next(place for place, each in enumerate(parameters) if each is wanted)
-
-
 def _units(module: Module, blocks: Sequence[Module], parameters: Sequence[Parameter]) -> list[ShardingUnit]:
-    """The root first, then each block; a parameter that two share is the root's."""
+    """Return the root first, then each block; a parameter that two blocks share is the root's."""
     owners: dict[int, list[int]] = {}
     for place, block in enumerate(blocks):
         for each in block.parameters():

@@ -1,4 +1,4 @@
-"""Device memory that torch's allocator does not see: the CUDA context with its libraries, and NCCL's buffers."""
+"""Device memory outside of torch's allocator: the CUDA context with its libraries, and NCCL's buffers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ loaded when they are first used (the default from CUDA 12.2 on). Reported: 306 M
 than their forerunners 9 and 8."""
 
 UNKNOWN_CONTEXT = 600 * MIB
-"""Where the generation is not known. The page of MEM001 has 300 to 800 MiB."""
+"""The default for unknown generations. The page of MEM001 has 300 to 800 MiB."""
 
 LIBRARIES = 150 * MIB
-"""Kernels of cuBLAS, cuDNN and torch that a training step loads into the context, on top of a bare one. Not cuBLAS's
-workspaces, which torch allocates itself."""
+"""Kernels of cuBLAS, cuDNN and torch that a training step loads into the context, without cuBLAS's workspaces, which
+torch allocates."""
 
 OLD_WORKSPACE, WORKSPACE = 8320 * 1024, 32 * MIB
-"""What cuBLAS works in, allocated by torch: before compute capability 9.0, and from there on
+"""Workspace of cuBLAS, allocated by torch: before compute capability 9.0, and from 9.0 on
 (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
 PAIR, GROUP, NODES = 544 * MIB, 688 * MIB, 1100 * MIB
@@ -31,20 +31,19 @@ channels and the peers to which a ring or tree leads, and no more beyond two nod
 
 
 def outside(plan: TrainingPlan, capability: str = "") -> int:
-    """Bytes on its device that a rank of ``plan`` holds outside of torch's allocator."""
+    """Return the bytes that a rank of ``plan`` holds on its device outside of torch's allocator."""
     context = CONTEXTS.get(capability.partition(".")[0], UNKNOWN_CONTEXT)
     return context + LIBRARIES + communicator(plan)
 
 
 def workspace(capability: str = "") -> int:
-    """Bytes of one of cuBLAS's workspaces on a GPU of this compute capability; of the larger ones where it is not
-    known."""
+    """Return the bytes of one cuBLAS workspace on a GPU of this compute capability; the larger size if unknown."""
     major = capability.partition(".")[0]
     return OLD_WORKSPACE if major.isdecimal() and int(major) < 9 else WORKSPACE
 
 
 def communicator(plan: TrainingPlan) -> int:
-    """Bytes of NCCL's buffers on the device of a rank. Ranks that share a device can't use NCCL, which refuses them."""
+    """Return the bytes of NCCL's buffers of a rank; 0 if ranks share a device, which NCCL refuses."""
     if plan.strategy == "none" or plan.world_size == 1 or plan.ranks_per_device > 1:
         return 0
     if plan.nodes > 1:

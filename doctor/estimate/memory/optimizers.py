@@ -1,4 +1,4 @@
-"""The optimizer of a step: as the plan, the LightningModule or Transformers' Trainer says, as a GPU would run it."""
+"""The optimizer of a step: from the plan, the LightningModule or Transformers' Trainer, as a GPU runs it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DEFAULT = "AdamW"
 
 
 def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimizer]:
-    """Over the module's parameters; a Lightning module's own where no name is asked for, else AdamW.
+    """Return the optimizers: ``name`` over the module's parameters, else a LightningModule's own, else AdamW.
 
     Raises:
-        UnusableError: ``torch.optim`` has no such class, or it can't be made.
+        UnusableError: ``torch.optim`` has no such class, or its constructor failed.
     """
     if name is None and is_lightning(module):
         own = list(_in_tree(module.configure_optimizers()))  # type: ignore[operator]
@@ -31,10 +31,14 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
     parameters = [each for each in module.parameters() if each.requires_grad]
     if not parameters:
         raise UnusableError("no parameter of the model requires a gradient: there is nothing to train")
-    made = _made(kind, parameters)
-    for group in made.param_groups if fused else ():
+    options: dict[str, Any] = {"lr": 1e-3} if "lr" in inspect.signature(kind).parameters else {}
+    try:
+        optimizer = kind(parameters, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnusableError(f"{kind.__name__} can't be made for this model: {error}") from None
+    for group in optimizer.param_groups if fused else ():
         group["fused"] = True
-    return _checked([made])
+    return _checked([optimizer])
 
 
 def _checked(optimizers: list[Optimizer]) -> list[Optimizer]:
@@ -55,16 +59,8 @@ def _named(name: str) -> type[Optimizer]:
         raise UnusableError(f"{name}: no optimizer of torch.optim; there are {', '.join(sorted(kinds))}") from None
 
 
-def _made(kind: type[Optimizer], parameters: list[Parameter]) -> Optimizer:
-    options: dict[str, Any] = {"lr": 1e-3} if "lr" in inspect.signature(kind).parameters else {}
-    try:
-        return kind(parameters, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UnusableError(f"{kind.__name__} can't be made for this model: {error}") from None
-
-
 def _in_tree(tree: Any) -> Iterable[Optimizer]:
-    """Of whatever ``configure_optimizers`` may return."""
+    """Return the optimizers in what ``configure_optimizers`` returned."""
     if isinstance(tree, Optimizer):
         yield tree
     elif isinstance(tree, Mapping):
@@ -75,9 +71,9 @@ def _in_tree(tree: Any) -> Iterable[Optimizer]:
 
 
 def as_on_gpu(optimizer: Optimizer) -> None:
-    """Choose as ``torch.optim`` does for parameters on a GPU: all tensors at once, unless told otherwise
-    (``torch.optim.optimizer._default_to_fused_or_foreach``). A fused kernel makes no temporaries; tensor by tensor,
-    which needs no GPU, makes hardly any."""
+    """Select the implementation that ``torch.optim`` selects for parameters on a GPU: foreach by default
+    (``torch.optim.optimizer._default_to_fused_or_foreach``). A fused kernel has no temporaries; the for-loop, which
+    needs no GPU, has hardly any."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             group.update(fused=None, foreach=False)
@@ -86,7 +82,7 @@ def as_on_gpu(optimizer: Optimizer) -> None:
 
 
 def replace_parameters(optimizer: Optimizer, shard_of: Callable[[Parameter], Iterable[Parameter]]) -> None:
-    """Let it hold what ``shard_of`` gives for each parameter, each shard once, with the states that it has by now."""
+    """Replace each parameter by what ``shard_of`` returns, each shard once, along with the states that exist."""
     seen: set[int] = set()
     for group in optimizer.param_groups:
         pairs = [(shard, each) for each in group["params"] for shard in shard_of(each)]
@@ -94,19 +90,16 @@ def replace_parameters(optimizer: Optimizer, shard_of: Callable[[Parameter], Ite
         seen |= {id(shard) for shard, _ in pairs}
         for shard, whole in pairs:
             if shard is not whole and whole in optimizer.state:
-                optimizer.state[shard] = _state_of(shard, whole, optimizer.state.pop(whole))
-
-
-def _state_of(shard: Parameter, whole: Parameter, state: Mapping[str, Any]) -> dict[str, Any]:
-    """As that of the whole parameter, where it has its shape."""
-    return {
-        name: torch.empty_like(shard) if isinstance(value, torch.Tensor) and value.shape == whole.shape else value
-        for name, value in state.items()
-    }
+                optimizer.state[shard] = {
+                    name: torch.empty_like(shard)
+                    if isinstance(value, torch.Tensor) and value.shape == whole.shape
+                    else value
+                    for name, value in optimizer.state.pop(whole).items()
+                }
 
 
 def states_of(optimizer: Optimizer) -> Iterable[object]:
-    """All that it keeps, flat."""
+    """Return all states, flat."""
     for state in optimizer.state.values():
         values = state.values() if isinstance(state, Mapping) else (state,)
         for value in values:

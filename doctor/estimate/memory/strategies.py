@@ -1,85 +1,93 @@
-"""What a strategy adds to and takes from one rank's memory: the plain one, and DistributedDataParallel's buckets."""
+"""How strategies change the memory of a rank: a single device, and DistributedDataParallel's buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module, Parameter
 
 from doctor.estimate.data_model import TrainingPlan
-from doctor.estimate.tracing.storage_recorder import StorageRecorder
+
+if TYPE_CHECKING:
+    from doctor.estimate.tracing.storage_recorder import StorageRecorder
 
 FIRST_BUCKET = 1 << 20
 BUCKET = 25 << 20
 """Bytes of DistributedDataParallel's buckets (``dist._DEFAULT_FIRST_BUCKET_BYTES``, ``bucket_cap_mb``)."""
 
-DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
+_LOW_DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
 class SingleDevice:
-    """One device, or a strategy that keeps everything whole. Subclasses say what they do instead."""
+    """One device, or a strategy that shards nothing. Subclasses override the hooks of a step."""
 
     notes: tuple[str, ...] = ()
 
     def __init__(self, module: Module, recorder: StorageRecorder, plan: TrainingPlan) -> None:
         self.module, self.recorder, self.plan = module, recorder, plan
-        self.parameters = tuple({id(each): each for each in module.parameters()}.values())
+        self.parameters = tuple(module.parameters())
+        self.trained = [each for each in self.parameters if each.requires_grad]
+        self._hooks: list[Any] = []
 
     def begin(self) -> None:
-        """Set up what stays for the whole training."""
+        """Allocate what exists during the whole training."""
 
     def held_by_optimizer(self, parameter: Parameter) -> Iterable[Parameter]:
-        """What the optimizer steps in a parameter's place."""
+        """Return the parameters that the optimizer steps instead of ``parameter``."""
         return (parameter,)
 
     def before_forward(self) -> None:
-        """Do what comes before a micro-batch."""
+        """Run before a micro-batch."""
 
     def after_forward(self, loss: object) -> None:
-        """Do what comes once its loss is there."""
+        """Run after the forward pass of a micro-batch."""
 
     def after_backward(self) -> None:
-        """Do what comes once all gradients are there."""
+        """Run after the backward pass of a micro-batch."""
 
     def before_optimizer(self) -> None:
-        """Do what comes between the last backward pass and the optimizer."""
+        """Run before the optimizer."""
 
     def after_optimizer(self) -> None:
-        """Do what comes after it."""
+        """Run after the optimizer."""
 
     def gradients(self) -> list[torch.Tensor]:
-        """Those that are there now."""
+        """Return the gradients that exist now."""
         return [each.grad for each in self.stepped() if each.grad is not None]
 
     def stepped(self) -> Sequence[Parameter]:
-        """All parameters that an optimizer may step."""
+        """Return all parameters that an optimizer may step."""
         return self.parameters
 
+    def on_gradient(self, parameters: Iterable[Parameter], act: Callable[[torch.Tensor], None]) -> None:
+        """Call ``act`` with each of these parameters once its gradient is accumulated."""
+        for each in parameters:
+            self._hooks.append(each.register_post_accumulate_grad_hook(act))  # type: ignore[no-untyped-call]
+
     def close(self) -> None:
-        """Take every hook away."""
+        """Remove all hooks."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 class DataParallel(SingleDevice):
-    """DistributedDataParallel: gradients are copied into buckets, which stay, unless the buckets are the gradients."""
+    """DistributedDataParallel: gradients are copied into permanent buckets, or are views of them."""
 
     def __init__(self, module: Module, recorder: StorageRecorder, plan: TrainingPlan, trainer: Any = None) -> None:
         super().__init__(module, recorder, plan)
         options = getattr(getattr(trainer, "strategy", None), "_ddp_kwargs", None) or {}
         self._is_view = bool(options.get("gradient_as_bucket_view"))
-        self._hooks: list[Any] = []
         self._cap = int(float(options.get("bucket_cap_mb") or 25) * (1 << 20))
 
     def begin(self) -> None:
-        """Allocate the buckets: the last parameters first, a small one to begin with."""
+        """Allocate the buckets, the last parameters first; the first bucket is small."""
         if self._is_view:
             self.notes = ("gradient_as_bucket_view is on: gradients live in the buckets",)
-            for parameter in self.parameters:
-                if parameter.requires_grad:
-                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._into_bucket))  # type: ignore[no-untyped-call]
+            self.on_gradient(self.trained, self._into_bucket)
         held, cap = 0, min(FIRST_BUCKET, self._cap)
-        for parameter in reversed([each for each in self.parameters if each.requires_grad]):
+        for parameter in reversed(self.trained):
             held += parameter.nbytes
             if held >= cap:
                 self.recorder.ledger.allocate(held, "communication")
@@ -91,22 +99,25 @@ class DataParallel(SingleDevice):
         if parameter.grad is not None:
             self.recorder.forget(parameter.grad)
 
-    def close(self) -> None:
-        """Take every hook away."""
-        for hook in self._hooks:
-            hook.remove()
+
+def low_dtype(plan: TrainingPlan) -> torch.dtype | None:
+    """Return the 16-bit dtype of the plan's precision, or ``None``."""
+    return _LOW_DTYPES.get(plan.precision.partition("-")[0])
+
+
+def true_dtype(plan: TrainingPlan) -> torch.dtype | None:
+    """Return the 16-bit dtype of weights and inputs, or ``None`` if they keep theirs."""
+    return low_dtype(plan) if plan.precision.endswith("-true") else None
 
 
 def compute_dtype(plan: TrainingPlan) -> torch.dtype | None:
-    """Of parameters in the forward pass: ``None`` as they are. A sharded strategy casts what it gathers, and DeepSpeed
-    the whole module; elsewhere mixed precision is autocast alone."""
-    number, _, kind = plan.precision.partition("-")
-    if kind == "true":
-        return None if number == "32" else DTYPES[number]
-    return DTYPES[number] if plan.strategy.startswith(("fsdp", "deepspeed")) else None
+    """Return the dtype of parameters in the forward pass, or ``None`` if they keep theirs.
+
+    FSDP casts what it gathers, and DeepSpeed the whole module; elsewhere mixed precision is autocast alone."""
+    return low_dtype(plan) if plan.strategy.startswith(("fsdp", "deepspeed")) else true_dtype(plan)
 
 
 def autocast_dtype(plan: TrainingPlan) -> torch.dtype | None:
-    """What autocast casts to, ``None`` without it. DeepSpeed has a precision of its own."""
-    number, _, kind = plan.precision.partition("-")
-    return DTYPES[number] if kind == "mixed" and not plan.strategy.startswith("deepspeed") else None
+    """Return the dtype that autocast casts to, or ``None`` without autocast, as with DeepSpeed."""
+    is_mixed = plan.precision.endswith("-mixed") and not plan.strategy.startswith("deepspeed")
+    return low_dtype(plan) if is_mixed else None

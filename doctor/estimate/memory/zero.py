@@ -1,6 +1,6 @@
-"""DeepSpeed's ZeRO, calculated: DeepSpeed itself can't run on tensors without data.
+"""Calculates DeepSpeed's ZeRO: DeepSpeed itself can't run on fake tensors.
 
-The model's own pass is traced in DeepSpeed's precision; what ZeRO holds besides follows its documentation
+The model itself is traced in DeepSpeed's precision; what ZeRO holds in addition follows its documentation
 (deepspeed.ai/docs/config-json, "ZeRO Optimizations") and ``deepspeed/runtime/zero/stage_1_and_2.py`` and ``stage3.py``:
 parameters and gradients of 16 bits, a master copy of 32 bits and the optimizer's states in partitions, one or two
 buckets of ``reduce_bucket_size`` elements whatever the model's size, and in stage 3 up to
@@ -37,8 +37,6 @@ class ZeroPartitioned(SingleDevice):
         self._bucket = int(zero.get("reduce_bucket_size", LIGHTNING_BUCKET_ELEMENTS if trainer else BUCKET_ELEMENTS))
         self._buckets = 2 if zero.get("overlap_comm", self.stage == 3 or trainer is not None) else 1
         self._live = int(zero.get("stage3_max_live_parameters", LIVE_ELEMENTS))
-        self._trained = [each for each in self.parameters if each.requires_grad]
-        self._hooks: list[Any] = []
         self._share: Parameter | None = None
         self._partition: int | None = None
         self.notes = (
@@ -46,7 +44,7 @@ class ZeroPartitioned(SingleDevice):
         )
 
     def begin(self) -> None:
-        """Buckets, the master partition, and in stage 3 shards for parameters."""
+        """Allocate the buckets, the master partition, and in stage 3 shards instead of parameters."""
         ledger, ranks = self.recorder.ledger, self.plan.world_size
         if self.stage == 3:
             for parameter in self.parameters:
@@ -55,54 +53,48 @@ class ZeroPartitioned(SingleDevice):
             whole = sum(each.numel() for each in self.parameters)
             size = sum(each.nbytes for each in self.parameters) / max(1, whole)
             ledger.allocate(int(min(whole, self._live) * size), "gathered")
-        for parameter in self._trained if self.stage > 1 else ():
-            hook = parameter.register_post_accumulate_grad_hook(self._into_bucket)  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
-        for _ in range(self._buckets if self._trained else 0):
-            ledger.allocate(self._bucket * self._trained[0].itemsize, "communication")
-        count = -(-sum(each.numel() for each in self._trained) // ranks)
+        if self.stage > 1:
+            self.on_gradient(self.trained, self._into_bucket)
+        for _ in range(self._buckets if self.trained else 0):
+            ledger.allocate(self._bucket * self.trained[0].itemsize, "communication")
+        count = -(-sum(each.numel() for each in self.trained) // ranks)
         self._share = Parameter(torch.empty(count, dtype=torch.float32, device=self.recorder.device))
         self.recorder.mark((self._share,), "optimizer")
 
     def _into_bucket(self, parameter: torch.Tensor) -> None:
-        """From stage 2 on a rank keeps its partition of the gradients alone, in a buffer that stays until the step."""
+        """Keep only this rank's partition of the gradients, from stage 2 on, in a buffer that is freed at the step."""
         parameter.grad = None
         if self._partition is None:
-            size = sum(each.nbytes for each in self._trained)
+            size = sum(each.nbytes for each in self.trained)
             self._partition = self.recorder.ledger.allocate(-(-size // self.plan.world_size), "gradients")
 
     def before_optimizer(self) -> None:
-        """The partition's gradients, in 32 bits."""
+        """Allocate the partition's gradients in 32 bits."""
         if self._share is not None:
             self._share.grad = torch.empty_like(self._share)
             self.recorder.mark((self._share.grad,), "gradients")
 
     def after_optimizer(self) -> None:
-        """They are gone after the step."""
+        """Free all gradients."""
         if self._share is not None:
             self._share.grad = None
-        for each in self._trained:
+        for each in self.trained:
             each.grad = None
         if self._partition is not None:
             self.recorder.ledger.free(self._partition)
             self._partition = None
 
     def held_by_optimizer(self, parameter: Parameter) -> Iterable[Parameter]:
-        """The one flat partition of all."""
+        """Return the one flat partition."""
         return (self._share,) if self._share is not None else ()
 
     def stepped(self) -> Sequence[Parameter]:
-        """The partition, and the parameters whose gradients a rank has."""
+        """Return the partition, and the parameters, which have gradients before stage 2."""
         return [*self.parameters, *([self._share] if self._share is not None else [])]
-
-    def close(self) -> None:
-        """Take every hook away."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 def _zero_options(trainer: Any) -> dict[str, Any]:
-    """What a Lightning Trainer's DeepSpeedStrategy was configured with."""
+    """Return the options of a Lightning Trainer's DeepSpeedStrategy."""
     config = getattr(getattr(trainer, "strategy", None), "config", None)
     found = config.get("zero_optimization") if isinstance(config, dict) else None
     return found if isinstance(found, dict) else {}

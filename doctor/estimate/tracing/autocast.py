@@ -1,10 +1,8 @@
-"""Autocast's rules for CUDA, on tensors that C++ does not take for those of a GPU
-(:mod:`doctor.estimate.tracing.fake_mode`).
+"""Autocast's rules for CUDA, on fake tensors (:mod:`doctor.estimate.tracing.fake_mode`).
 
-Such tensors reach autocast's kernels for CUDA, which ask C++ whether they may cast, and would not. These kernels take
-their place, in a process that does nothing else. The lists are those of ``aten/src/ATen/autocast_mode.h``, as
-documented under "CUDA Ops that can autocast" (docs.pytorch.org/docs/stable/amp.html); names that a release lacks are
-passed over.
+Autocast's own kernels for CUDA don't cast fake tensors, which C++ does not see on a GPU. These kernels replace them,
+in a process that does nothing else. The lists are those of ``aten/src/ATen/autocast_mode.h``, as documented under "CUDA
+Ops that can autocast" (docs.pytorch.org/docs/stable/amp.html); names that a release lacks are skipped.
 """
 
 from __future__ import annotations
@@ -16,32 +14,29 @@ from typing import Any
 
 import torch
 
+from doctor.estimate.tracing.pytree import tensors_in
 
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-_LOWER = _names("""
+_LOWER = """
 _convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc
 conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv
 linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell
 lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention
-""")
-_SINGLE = _names("""
+"""
+_SINGLE = """
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor
 pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim
 cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
 smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
 multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
 upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
-""")
-_RESULT_SINGLE = _names("""
+"""
+_RESULT_SINGLE = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
 linalg_matrix_norm.str_ord sum sum.dim_IntList
-""")
-_WIDEST = _names("""
+"""
+_WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot cat stack
-""")
+"""
 
 _KEY = "AutocastCUDA"
 _LOW = (torch.float16, torch.bfloat16)
@@ -50,26 +45,26 @@ _kept: list[object] = []
 
 
 def install() -> None:
-    """Register the kernels, once in a process."""
+    """Register the kernels, once per process."""
     if _kept:
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _kept.append(library)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it overrides is the purpose
+        warnings.simplefilter("ignore")  # about the override, which is intended
         for names, rule in ((_LOWER, _lower), (_SINGLE, _single), (_RESULT_SINGLE, _result_single), (_WIDEST, _widest)):
-            for operation in filter(None, map(_found, names)):
+            for operation in filter(None, map(_operation, names.split())):
                 library.impl(operation, partial(_outside, partial(rule, operation)), _KEY)  # type: ignore[no-untyped-call]
     _clear_with_torch()
 
 
-def _found(name: str) -> Any:
+def _operation(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
 
 
 def _clear_with_torch() -> None:
-    """Casts of weights are kept until the outermost autocast ends, as torch keeps them."""
+    """Cache casts of weights until the outermost autocast ends, as torch does."""
     clear = torch.clear_autocast_cache
 
     def clear_both() -> None:
@@ -80,7 +75,7 @@ def _clear_with_torch() -> None:
 
 
 def _outside(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the rule calls is not cast again."""
+    """Call the rule with autocast disabled."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))):
         return rule(*args, **kwargs)
 
@@ -90,30 +85,24 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return type(value)([_cast(each, dtype) for each in value])
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype in (dtype, torch.float64):
         return value
-    if not (_keeps(value) and dtype in _LOW):
+    is_weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
+    if not (is_weight and dtype in _LOW and torch.is_autocast_cache_enabled()):
         return value.to(dtype)
     if id(value) not in _cache:
         _cache[id(value)] = (value, value.to(dtype))
     return _cache[id(value)][1]
 
 
-def _keeps(value: torch.Tensor) -> bool:
-    return (
-        torch.is_autocast_cache_enabled()
-        and value.dtype == torch.float32
-        and value.requires_grad
-        and value.is_leaf
-        and not value._is_view()
-    )
-
-
-def _lower(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    dtype = torch.get_autocast_dtype("cuda")
+def _called_in(dtype: torch.dtype, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return operation(*_cast(args, dtype), **{name: _cast(each, dtype) for name, each in kwargs.items()})
 
 
+def _lower(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    return _called_in(torch.get_autocast_dtype("cuda"), operation, args, kwargs)
+
+
 def _single(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    return operation(*_cast(args, torch.float32), **{name: _cast(each, torch.float32) for name, each in kwargs.items()})
+    return _called_in(torch.float32, operation, args, kwargs)
 
 
 def _result_single(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,16 +114,6 @@ def _result_single(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _widest(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    if any(tensor.dtype == torch.float32 for tensor in _tensors(args)):
+    if any(tensor.dtype == torch.float32 for tensor in tensors_in(args)):
         return _single(operation, *args, **kwargs)
     return operation(*args, **kwargs)
-
-
-def _tensors(args: Any) -> list[torch.Tensor]:
-    found = []
-    for each in args:
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            found.extend(_tensors(each))
-    return found

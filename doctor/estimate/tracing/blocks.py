@@ -1,4 +1,4 @@
-"""The blocks of a model that repeat: what is wrapped for activation checkpointing, and sharded unit by unit."""
+"""The repeated blocks of a model, which activation checkpointing wraps and FSDP shards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 _CONTAINERS = (ModuleList, ModuleDict, Sequential)
 NEARLY = 0.8
-"""Of the most parameters that a class holds: another one that holds so many may be the better block."""
+"""Share of the largest class's parameters from which on another class may be the better block."""
 
 
 def repeated_blocks(module: Module) -> tuple[Module, ...]:
-    """Members of lists and sequences, of the class that holds most parameters there: at least two, none inside another.
-    A class of the model's own goes before a sequence, and that before a single layer."""
+    """Return at least two members of lists and sequences, of one class that holds most parameters, none nested.
+
+    The model's own classes are preferred to sequences, and these to single layers."""
     members: dict[type, dict[int, Module]] = defaultdict(dict)
     for container in module.modules():
         for child in container.children() if isinstance(container, _CONTAINERS) else ():
@@ -48,7 +49,7 @@ def _size(blocks: tuple[Module, ...]) -> int:
 
 @contextmanager
 def checkpointed(blocks: tuple[Module, ...]) -> Iterator[None]:
-    """Each block keeps its inputs alone and is run again in the backward pass."""
+    """Let each block save only its inputs, and run again in the backward pass."""
     for block in blocks:
         block.forward = partial(_again, block.forward)
     try:
@@ -59,11 +60,11 @@ def checkpointed(blocks: tuple[Module, ...]) -> Iterator[None]:
 
 
 def _again(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    # The state of random numbers is kept on a GPU that is not there, and without data nothing can differ.
+    # The RNG state would be saved on a GPU, which may not exist; fake tensors have no values that could differ.
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none", **kwargs)
 
 
 def in_words(blocks: tuple[Module, ...]) -> str:
-    """``12 x Block``."""
+    """Return ``12 x Block``."""
     kinds = {type(block).__name__ for block in blocks}
     return f"{len(blocks)} x {', '.join(sorted(kinds))}"

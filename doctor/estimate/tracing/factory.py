@@ -1,4 +1,4 @@
-"""Calls the user's factory on tensors without data, and sorts out what it returned."""
+"""Imports and calls the user's factory, and identifies what it returned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,16 @@ from doctor.version import PACKAGE
 
 @dataclass(frozen=True, slots=True)
 class FactoryOutput:
-    """What a factory gave: a module and one batch of one rank, and the Trainer and loaders where it gave some."""
+    """The output of a factory: a module and one batch of one rank, and the Trainer and loader, if any."""
 
     module: Module
     batch: Any
     trainer: Any = None
     loader: Any = None
-    notes: tuple[str, ...] = field(default=())
 
 
 def find_factory(factory: str, directory: Path) -> Callable[[], object]:
-    """The function that ``MODULE:FACTORY`` or ``FILE.py:FACTORY`` names; its module is imported.
+    """Import and return the function that ``MODULE:FACTORY`` or ``FILE.py:FACTORY`` names.
 
     Raises:
         UnusableError: there is none.
@@ -65,7 +64,7 @@ def _from_file(path: Path) -> object:
 
 
 def in_words(error: BaseException) -> str:
-    """An error in one line: its kind, its first words, and the line of the user's code that it came from."""
+    """Describe an error in one line: its type, its first line, and the line of user code that raised it."""
     lines = str(error).strip().splitlines()
     trace, place = error.__traceback__, ""
     while trace is not None:
@@ -77,14 +76,13 @@ def in_words(error: BaseException) -> str:
 
 
 def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
-    """What the factory makes; to be called where tensors have no data.
+    """Call the factory.
 
     Raises:
         UnusableError: it raised, or it returned something else.
     """
     try:
-        returned = factory()
-        return unpack_output(returned, name)
+        return unpack_output(factory(), name)
     except UnusableError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's factory raises
@@ -92,7 +90,7 @@ def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
 
 
 def unpack_output(returned: object, name: str) -> FactoryOutput:
-    """Module, batch, Trainer and loader, in whatever order they came."""
+    """Identify module, batch, Trainer and loader, in any order."""
     parts = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     trainer = _take(parts, lambda part: _is_named(part, "Trainer"))
     module = _take(parts, lambda part: isinstance(part, Module)) or _module_of(trainer)
@@ -106,7 +104,7 @@ def unpack_output(returned: object, name: str) -> FactoryOutput:
         batch = _first(loader, name)
     size = getattr(getattr(trainer, "args", None), "per_device_train_batch_size", None)
     if isinstance(size, int):
-        batch = resized(batch, size)  # its loader serves all GPUs of a process at once
+        batch = resized(batch, size)  # its loader's batches are for all GPUs of a process
     if not any(True for _ in tensors_in(batch)):
         raise UnusableError(f"{name}: the factory returned {_kinds(returned)}: no batch with a tensor is among it")
     return FactoryOutput(module, batch, trainer, loader)
@@ -120,7 +118,7 @@ def _take(parts: list[Any], fits: Callable[[Any], bool]) -> Any:
 
 
 def _is_named(part: object, name: str) -> bool:
-    """By the class's name: the two namespaces of Lightning and Transformers each have a Trainer of their own."""
+    """Match by class name: both namespaces of Lightning, and Transformers, have a Trainer."""
     return any(kind.__name__ == name for kind in type(part).__mro__)
 
 
@@ -134,7 +132,7 @@ def _module_of(trainer: Any) -> Module | None:
 
 
 def _loader_of(trainer: Any, module: Module) -> Any:
-    """That of Transformers' Trainer, of a Lightning Trainer's data module, or of the module itself."""
+    """Return the loader of Transformers' Trainer, of a Lightning Trainer's data module, or of the module."""
     for owner, name in ((trainer, "get_train_dataloader"), (trainer, "datamodule"), (module, "train_dataloader")):
         found = getattr(owner, name, None)
         loader = found() if callable(found) and not _is_loader(found) else found
@@ -147,19 +145,14 @@ def _first(loader: Any, name: str) -> Any:
     if _is_named(loader, "LightningDataModule"):
         loader.setup("fit")
         loader = loader.train_dataloader()
-    loader = _without_workers(loader)
-    for batch in loader:
-        return batch
-    raise UnusableError(f"{name}: the loader gives no batch")
-
-
-def _without_workers(loader: Any) -> Any:
-    """Worker processes can't send tensors that have no data."""
     if getattr(loader, "num_workers", 0) and isinstance(loader, torch.utils.data.DataLoader):
+        # Worker processes can't send fake tensors.
         loader = torch.utils.data.DataLoader(
             loader.dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, drop_last=loader.drop_last
         )
-    return loader
+    for batch in loader:
+        return batch
+    raise UnusableError(f"{name}: the loader gives no batch")
 
 
 def _kinds(returned: object) -> str:

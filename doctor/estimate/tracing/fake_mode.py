@@ -1,11 +1,11 @@
-"""The one place that knows torch's tensors without data: a mode in which the user's code runs on a device that is not
-there. Everything that is private to torch and moves between its releases is used here and in
+"""A mode in which the user's code runs on fake tensors of a GPU that need not exist.
+
+torch's private names, which change between releases, are used only here and in
 :mod:`doctor.estimate.tracing.storage_recorder`.
 
-Fake tensors of a GPU carry its dispatch keys, so that autocast and autograd choose as they would on one. But C++ code
-that asks such a tensor for its device asks next for the device's streams, which a machine without a GPU or a build of
-torch without CUDA refuses. So C++ is shown ``meta``, Python the GPU, and what C++ makes on ``meta`` is sent back to
-the GPU.
+Fake tensors of a GPU have its dispatch keys, so that autocast and autograd dispatch as on a GPU. But C++ code that
+reads such a tensor's device then asks for the device's streams, which fails without a GPU or in a build without CUDA.
+So C++ sees ``meta``, Python the GPU, and tensors that C++ creates on ``meta`` are mapped back to the GPU.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _ANSWERS: dict[str, object] = {
     "reset_peak_memory_stats": None,
     "_lazy_init": None,
 }
-"""What ``torch.cuda`` says: a Trainer for eight GPUs is made on a laptop without one."""
+"""Return values of ``torch.cuda``: a Trainer for eight GPUs can be constructed on a laptop without one."""
 
 
 class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Takes the ``meta`` device, which C++ believes tensors of the GPU to be on, for the GPU."""
+    """Maps the ``meta`` device, on which C++ sees tensors of the GPU, to the GPU."""
 
     avoid_device_init = True  # whatever torch.cuda says
 
@@ -68,7 +68,7 @@ class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _is_there(tensor: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a copy to the GPU is of a tensor that is there already: C++ could not see it."""
+    """Whether a copy to the GPU is of a tensor that is on it already, which C++ does not see."""
     return (
         isinstance(tensor, FakeTensor)
         and tensor.fake_device.type == GPU.type == torch.device(kwargs["device"]).type
@@ -78,11 +78,11 @@ def _is_there(tensor: Any, kwargs: dict[str, Any]) -> bool:
 
 
 class FakeDeviceMode:
-    """A fake-tensor mode on a GPU that is not there; ``device`` is what the tensors are on. ``note`` says why it is the
-    CPU where this torch can't be shown a GPU."""
+    """A fake-tensor mode on a GPU that need not exist. ``device``: of the tensors; ``note``: why it is the CPU, if this
+    torch can't run fake tensors of a GPU."""
 
     def __init__(self) -> None:
-        # Also what builds a model may hold real tensors: constants of Python, arrays.
+        # Code that builds a model may use real tensors, too: constants of Python, arrays.
         self.mode = _Mode(allow_non_fake_inputs=True)
         self.device, self.note = GPU, ""
         _place_guard()
@@ -91,13 +91,12 @@ class FakeDeviceMode:
                 _try_out(self.device)
         except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
             self.device = torch.device("cpu")
-            self.note = (
-                f"this torch {torch.__version__} runs no GPU's tensors without one ({_line(error)}): traced as on a CPU"
-            )
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+            self.note = f"this torch {torch.__version__} runs no GPU's tensors without one ({line}): traced as on a CPU"
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Tensors made here have no data, and those of the GPU work without one."""
+        """Create all tensors as fake ones, and patch what needs a GPU."""
         with ExitStack() as patches:
             for owner, name, value in self._patches():
                 patches.enter_context(_patched(owner, name, value))
@@ -110,22 +109,18 @@ class FakeDeviceMode:
         return (
             (torch.Tensor, "_make_subclass", staticmethod(_shown_as_meta(torch.Tensor._make_subclass))),
             (Module, "_apply", _apply_anew),
-            # autocast turns itself off where no GPU is there
+            # autocast disables itself without a GPU
             (common, "amp_definitely_not_available", lambda: False),
-            *((torch.cuda, name, _always(answer)) for name, answer in _ANSWERS.items()),
+            *((torch.cuda, name, lambda *_, answer=answer, **__: answer) for name, answer in _ANSWERS.items()),
         )
 
     def on_device(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor of the same shape and strides in a storage of its own on the device."""
+        """Return a tensor of the same shape and strides with its own storage on the device."""
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if tensor.layout != torch.strided or tensor.is_quantized:
             return torch.empty(tensor.shape, dtype=kind, device=self.device)
         strides = torch.empty_like(tensor, device="meta").stride() if 0 in tensor.stride() else tensor.stride()
         return torch.empty_strided(tensor.shape, strides, dtype=kind, device=self.device)
-
-
-def _always(answer: object) -> Callable[..., object]:
-    return lambda *_, **__: answer
 
 
 @contextmanager
@@ -139,12 +134,8 @@ def _patched(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether it holds no data."""
+    """Whether the tensor has no data."""
     return isinstance(tensor, FakeTensor)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def _shown_as_meta(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,10 +149,10 @@ def _shown_as_meta(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_guard() -> None:
-    """Let torch put its own guard that does nothing where it has none for CUDA, so that ``.cuda()`` finds one.
+    """Let torch install its no-op device guard for CUDA, which ``.cuda()`` needs.
 
-    ``_ensureCUDADeviceGuardSet`` does it on builds with CUDA that see no device: it replaces a guard that counts none.
-    A build without CUDA has no guard; one whose every answer is 0 is placed for it to be replaced.
+    ``_ensureCUDADeviceGuardSet`` installs it in builds with CUDA without a device, replacing a guard that counts none.
+    A build without CUDA has no guard; it gets one whose methods all return 0, to be replaced.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     library = Path(torch.__file__).parent / "lib" / "libc10.so"
@@ -181,7 +172,7 @@ def _place_guard() -> None:
 
 
 def _try_out(device: torch.device) -> None:
-    """Raises what torch raises where it can't do a step there."""
+    """Run a step on the device, with the errors that torch raises if that is not possible."""
     weight = torch.empty(4, 4, device=device, requires_grad=True)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         (weight @ torch.empty(4, 4).to(device)).sum().backward()  # type: ignore[no-untyped-call]
@@ -189,13 +180,13 @@ def _try_out(device: torch.device) -> None:
 
 
 _moved: dict[int, tuple[object, Any]] = {}
-"""While a module is moved: what became of each parameter, which modules may share."""
+"""While a module is moved: the new parameter by the id of the old one, because modules may share parameters."""
 _depth = 0
 
 
 def _apply_anew(self: Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Module:
-    """``Module._apply`` that makes new parameters: torch swaps fake ones in place, which it refuses while anything
-    refers to them weakly, as the fake-tensor mode does."""
+    """``Module._apply`` that creates new parameters: torch swaps fake ones in place, which fails while weak references
+    to them exist, as in the fake-tensor mode."""
     global _depth
     _depth += 1
     try:
@@ -224,7 +215,7 @@ def _once(parameter: Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> P
 
 
 def refresh(module: Module) -> None:
-    """Recurrent layers keep a list of their parameters beside."""
+    """Update the list of parameters that recurrent layers keep."""
     names = getattr(module, "_flat_weights_names", None)
     if names is not None and isinstance(module, torch.nn.RNNBase):
         module._flat_weights = [getattr(module, name, None) for name in names]

@@ -1,9 +1,7 @@
-"""Operations that tensors without data can't do as a GPU would: what is done in their place, and what it costs in
-truth.
+"""Replacements for operations whose result depends on data, which fake tensors lack.
 
-Two kinds: an operation whose result depends on the data gets the largest result that it can have, which makes the
-estimate an upper bound, and is said; masks that part one tensor among experts get even shares, which is said, too. And
-the few functions that choose their kernel by looking at the device are sent to the kernel that a GPU would run.
+Such an operation gets the largest result that it can have, which makes the estimate an upper bound; masks that divide
+one tensor among experts get even shares. The report notes both.
 """
 
 from __future__ import annotations
@@ -27,16 +25,15 @@ OWN = (str(Path(torch.__file__).parent), str(Path(PACKAGE, "estimate")))
 
 
 def full(count: int, value: int) -> torch.Tensor:
-    """``count`` integers on the CPU whose value is known, unlike that of other tensors without data."""
+    """Return ``count`` integers on the CPU whose value is known, unlike that of other fake tensors."""
     made = torch.empty(count, dtype=torch.int64, device="cpu")
     made.doctor_value = value  # type: ignore[attr-defined]
     return made
 
 
 class MaskPartitions:
-    """Masks that compare one tensor of integers with one number after another, as experts choose their tokens: whatever
-    the data, they choose no more than all together. ``shares``: how many masks each such tensor had, in order, as an
-    earlier run of the same step found."""
+    """Masks that compare one tensor of integers with several numbers, as experts select their tokens: together, they
+    never select more than all. ``shares``: the number of masks of each such tensor, in order, in an earlier run."""
 
     def __init__(self, shares: tuple[int, ...] = ()) -> None:
         self._shares = shares
@@ -44,14 +41,14 @@ class MaskPartitions:
         self._numbers: list[set[object]] = []
 
     def compared(self, source: Any, number: object, mask: Any) -> None:
-        """``mask`` is where ``source`` is ``number``."""
+        """Record that ``mask`` is ``source == number``."""
         if not hasattr(source, "doctor_place"):
             source.doctor_place = len(self._numbers)
             self._numbers.append(set())
         mask.doctor_mask = (source.doctor_place, number)
 
     def most(self, mask: torch.Tensor) -> int:
-        """How many places a mask may choose: an even share where others choose from the same."""
+        """Return how many elements a mask may select: an even share if other masks select from the same tensor."""
         place, number = getattr(mask, "doctor_mask", (None, None))
         if place is None:
             return mask.numel()
@@ -60,13 +57,13 @@ class MaskPartitions:
 
     @property
     def found(self) -> tuple[int, ...]:
-        """Numbers that each tensor was compared with; for the next run."""
+        """How many numbers each tensor was compared with, for the next run."""
         return tuple(max(1, len(numbers)) for numbers in self._numbers)
 
 
 class FakeOps:
-    """``bounds``: why the step is an upper bound, one sentence a reason. ``truth``: what a condition on data is taken
-    as, and ``length``: what an integer of the data is taken as."""
+    """``bounds``: the reasons why the step is an upper bound. ``truth``: the assumed value of conditions on data;
+    ``length``: the assumed value of integers in the data."""
 
     def __init__(self, *, truth: bool = False, length: int = 1, shares: tuple[int, ...] = ()) -> None:
         self.bounds: dict[str, None] = {}
@@ -75,7 +72,7 @@ class FakeOps:
         self._truth, self.length = truth, length
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation's result, or the largest that it can have."""
+        """Return the operation's result, or the largest that it can have."""
         try:
             result: Any = func(*args, **kwargs) if func is not _GROUPED else _grouped_product(*args, **kwargs)
         except DataDependentOutputException:
@@ -102,7 +99,7 @@ class FakeOps:
         return largest(self.partitions.most, *args, **kwargs)
 
     def note(self, words: str) -> None:
-        """One more reason why this is a bound."""
+        """Add a reason why this is a bound."""
         self.bounds.setdefault(f"{words}{_where()}")
 
     def _value_of(self, tensor: torch.Tensor) -> bool | int | float:
@@ -123,7 +120,7 @@ def _name(func: Any) -> str:
 
 
 def _where() -> str:
-    """The line of the user's code that asked, innermost."""
+    """Return the innermost line of user code."""
     for frame in reversed(traceback.extract_stack(limit=60)):
         if not frame.filename.startswith(OWN) and not frame.filename.startswith("<"):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
@@ -152,7 +149,7 @@ def _unique_dim(_: Most, tensor: torch.Tensor, dim: int, *__: object, **___: obj
 
 
 def _index(most: Most, tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
-    """Masks that choose as much as they can."""
+    """Index with masks that select as much as they can."""
     whole: list[torch.Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
@@ -171,7 +168,7 @@ _GROUPED = getattr(getattr(aten, "_grouped_mm", None), "default", None)
 
 
 def _grouped_product(one: torch.Tensor, other: torch.Tensor, offs: Any = None, *_: Any, **kwargs: Any) -> torch.Tensor:
-    """In every precision, as it runs; its shapes are known to torch for bfloat16 alone."""
+    """Return the result in any precision; torch infers its shape only for bfloat16."""
     if one.dim() == 2 and other.dim() == 2:
         shape: tuple[int, ...] = (offs.shape[0], one.shape[0], other.shape[1])
     elif one.dim() == 2:
@@ -193,7 +190,7 @@ _LARGEST: dict[Any, Callable[..., Any]] = {
 
 
 def _like_inputs(func: Any, args: tuple[Any, ...]) -> Any:
-    """As many results as the operation has, each like its largest floating input."""
+    """Return as many results as the operation has, each like its largest floating-point input."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if not tensors:
         raise NotImplementedError(f"{_name(func)} can't be run without data")

@@ -1,11 +1,10 @@
-"""Functions that choose their kernel by the device, sent to the one that a GPU runs, and those that read data."""
+"""Redirects functions that select their kernel by device to the one that a GPU runs, and functions that read data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,14 +21,14 @@ FLASH_HEAD = 256
 _VARIABLE = torch._C._VariableFunctions
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _READS = ("numpy", "tolist", "_pack_padded_sequence")
-"""Also of tensors on the CPU."""
+"""Functions that are redirected for tensors on the CPU, too."""
 _active: list[KernelSelection] = []
 _attention_by_torch = F.scaled_dot_product_attention
 
 
 def install() -> None:
-    """Put a switch before each function, once in a process, before the user's code takes them by name. A mode of
-    ``torch.overrides`` would not see what torch's own Python functions call."""
+    """Wrap each function, once per process, before the user's code imports it by name. A mode of ``torch.overrides``
+    would not see calls by torch's own Python functions."""
     for owner, name in (
         (F, "scaled_dot_product_attention"),
         (F, "dropout"),
@@ -56,7 +55,7 @@ def _switch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KernelSelection(AbstractContextManager[None]):
-    """While it is active, these functions act on tensors of ``device`` as a GPU would."""
+    """While active, these functions behave on tensors of ``device`` as on a GPU."""
 
     def __init__(self, device: torch.device, substitutes: FakeOps) -> None:
         self._type = device.type
@@ -72,17 +71,15 @@ class KernelSelection(AbstractContextManager[None]):
         }
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Activate."""
         _active.append(self)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End."""
+    def __exit__(self, *_: object) -> None:
+        """Deactivate."""
         _active.remove(self)
 
     def instead_of(self, name: str, first: object) -> Callable[..., Any] | None:
-        """What to call for the function of this name, whose first argument is ``first``."""
+        """Return the replacement for the function of this name with first argument ``first``, if any."""
         fits = isinstance(first, FakeTensor) and (first.fake_device.type == self._type or name in _READS)
         return self._as[name] if fits else None
 
@@ -97,8 +94,8 @@ class KernelSelection(AbstractContextManager[None]):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """As ``scaled_dot_product_attention`` chooses on a GPU: flash for 16 bits without a mask, else the
-        memory-efficient kernel; both save their result and one number a row."""
+        """Select as ``scaled_dot_product_attention`` does on a GPU: flash for 16 bits without a mask, else the
+        memory-efficient kernel; both save their result and one number per row."""
         if torch.is_autocast_enabled(self._type):
             dtype = torch.get_autocast_dtype(self._type)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -116,14 +113,14 @@ class KernelSelection(AbstractContextManager[None]):
         )[0]
 
     def _pack(self, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every sequence as long as the longest."""
+        """Pack sequences as if all were as long as the longest."""
         self._substitutes.note("packed sequences are all taken as long as the longest")
         steps = data.transpose(0, 1) if batch_first else data
         sizes = full(steps.shape[0], steps.shape[1])
         return steps.reshape(-1, *steps.shape[2:]), sizes
 
     def _numpy(self, tensor: torch.Tensor, **_: object) -> Any:
-        """Of a shape, without memory of it."""
+        """Return an array of the tensor's shape, filled with one number."""
         import numpy as np
 
         self._substitutes.note("the data of a tensor is read, and taken as one number everywhere")
@@ -133,12 +130,12 @@ class KernelSelection(AbstractContextManager[None]):
         return np.broadcast_to(np.full((), value, dtype=dtype), tuple(tensor.shape)).copy()
 
     def _tolist(self, tensor: torch.Tensor) -> Any:
-        if tensor.constant is not None:  # type: ignore[attr-defined] # a fake one whose numbers are known
+        if tensor.constant is not None:  # type: ignore[attr-defined] # a fake tensor with known values
             return tensor.constant.tolist()  # type: ignore[attr-defined]
         return self._numpy(tensor).tolist()
 
     def _recurrent(self, func: Any, data: torch.Tensor, second: Any, *rest: Any) -> Any:
-        """Packed data as the full sequences that they were taken to be."""
+        """Run packed data as the full sequences that :meth:`_pack` assumed."""
         self._substitutes.recurs = True
         if not isinstance(second, torch.Tensor) or not isinstance(rest[1], (list, tuple)):
             return func(data, second, *rest)
@@ -156,7 +153,7 @@ def _dropout(
     inplace: bool = False,
     train: bool = True,
 ) -> Any:
-    """A GPU keeps a mask of one byte a number (``native_dropout``)."""
+    """Use ``native_dropout``, whose mask on a GPU takes one byte per element."""
     if not (training and train) or not p:
         return input
     return input.mul_(torch.empty_like(input)) if inplace else torch.native_dropout(input, p, True)[0]
@@ -183,7 +180,7 @@ def _flash(
 
 
 def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """A mask of truths becomes one of numbers, and rows are padded to what the kernel reads at once."""
+    """Convert a boolean mask to numbers, and pad its rows to the kernel's alignment."""
     if mask is None:
         return None
     if mask.dtype is torch.bool:

@@ -1,4 +1,4 @@
-"""What was allocated and freed, in order, and what for: the record of one traced step."""
+"""The ledger of a traced step: what was allocated and freed, in order, and what for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ KINDS = frozenset(MemoryBreakdown.__struct_fields__) - {"rounding", "context", "
 
 
 class AllocationLedger:
-    """Allocations by number, as they come. ``kind`` is a field of :class:`MemoryBreakdown` and may change until the
-    end, because what a buffer was for is often known only later: a gradient is made before it is one."""
+    """Allocations, numbered in order. ``kind`` is a field of :class:`MemoryBreakdown` and may change until the end,
+    because it is often known only later what a buffer is for, as with a gradient."""
 
     def __init__(self) -> None:
         self.moment: StepPhase = "between steps"
@@ -21,12 +21,12 @@ class AllocationLedger:
         self._born_in: list[StepPhase] = []
 
     def enter(self, moment: StepPhase) -> None:
-        """From now on the step is in ``moment``."""
+        """Start the phase ``moment`` of the step."""
         self.moment = moment
         self._moments.append((len(self.events), moment))
 
     def allocate(self, size: int, kind: str) -> int:
-        """Note ``size`` bytes; its number."""
+        """Record an allocation of ``size`` bytes, and return its number."""
         key = len(self.sizes)
         self.sizes.append(size)
         self.kinds.append(kind)
@@ -35,22 +35,22 @@ class AllocationLedger:
         return key
 
     def free(self, key: int) -> None:
-        """Note that number ``key`` is gone. What does not outlive its forward pass was no activation."""
+        """Record that ``key`` was freed. What is freed in the forward pass was not an activation."""
         self.events.append(~key)
         if self.moment == "forward" and self.kinds[key] == "activations":
             self.kinds[key] = "temporary"
 
     def mark(self, key: int, kind: str) -> None:
-        """Number ``key`` is of this ``kind``."""
+        """Set the kind of ``key``."""
         self.kinds[key] = kind
 
     @property
     def everything(self) -> int:
-        """Bytes of all that was ever allocated in a forward pass: no step holds more of it."""
+        """Bytes of all allocations in forward passes, an upper bound of what a step holds of them."""
         return sum(size for size, born in zip(self.sizes, self._born_in, strict=True) if born == "forward")
 
     def peak(self) -> tuple[MemoryBreakdown, StepPhase]:
-        """What was held when the most was held, and when that was."""
+        """Return what was held at the peak, and in which phase it was."""
         most, at, now = -1, 0, 0
         for place, event in enumerate(self.events):
             if event >= 0:
@@ -74,13 +74,8 @@ class AllocationLedger:
         return MemoryBreakdown(**held)
 
     def _moment_at(self, place: int) -> StepPhase:
-        found: StepPhase = "between steps"
-        for since, moment in self._moments:
-            if since > place:
-                break
-            found = moment
-        return found
+        return next((moment for since, moment in reversed(self._moments) if since <= place), "between steps")
 
     def reserved(self) -> int:
-        """Bytes that the caching allocator would hold at most."""
+        """Return the peak in bytes that the caching allocator would reserve."""
         return peak_reserved(self.events, self.sizes)

@@ -1,4 +1,4 @@
-"""What a factory's Trainer, loader and data set say about the memory of the host, as far as it can be read off."""
+"""Reads from a factory's Trainer, loader and dataset what they need of host memory, and which plan they imply."""
 
 from __future__ import annotations
 
@@ -12,31 +12,27 @@ from doctor.estimate.data_model import LoaderUse, Precision, Strategy, TrainingP
 from doctor.estimate.tracing.factory import FactoryOutput
 
 LOOKED_AT = 1000
-"""Entries of a list that are measured; the rest is taken to be like them."""
+"""Entries of a list that are measured; the total is extrapolated."""
 DEPTH = 4
 
 
 def loading_of(made: FactoryOutput) -> LoaderUse:
-    """``None`` for everything that nobody gave."""
+    """Return what the factory's output shows; ``None`` for the rest."""
     loader = made.loader
+    tensors = (*made.module.parameters(), *made.module.buffers())
     return LoaderUse(
         workers=getattr(loader, "num_workers", None),
         prefetch=getattr(loader, "prefetch_factor", None),
         dataset_bytes=bytes_of(loader.dataset) if hasattr(loader, "dataset") else None,
-        checkpoint_bytes=_checkpoint(made),
+        # With AdamW's two states of each trained parameter.
+        checkpoint_bytes=sum(each.nbytes * (3 if each.requires_grad else 1) for each in tensors),
         pinned=getattr(loader, "pin_memory", None),
         asked=_asked(made.trainer),
     )
 
 
-def _checkpoint(made: FactoryOutput) -> int:
-    """Parameters and buffers, and AdamW's two states of what is trained."""
-    tensors = {id(each): each for each in (*made.module.parameters(), *made.module.buffers())}.values()
-    return sum(each.nbytes * (3 if each.requires_grad else 1) for each in tensors)
-
-
 def bytes_of(held: object, depth: int = DEPTH) -> int:
-    """Of tensors, arrays, strings and lists that an object holds, without following what is not plainly its own."""
+    """Return the bytes of tensors, arrays, strings and lists that an object holds, to a limited depth."""
     size = getattr(held, "nbytes", None)
     if isinstance(size, int):
         return size
@@ -61,28 +57,25 @@ def _of_many(entries: Iterable[object], depth: int) -> int:
 
 
 def _asked(trainer: Any) -> TrainingPlan | None:
-    """What a Trainer of Lightning or of Transformers was told."""
+    """Return the plan of a Trainer of Lightning or Transformers."""
     if trainer is None:
         return None
-    arguments = getattr(trainer, "args", None)
+    arguments: Any = getattr(trainer, "args", None)
     if hasattr(arguments, "per_device_train_batch_size"):
-        return _asked_of_transformers(arguments)
+        mixed: Precision = "bf16-mixed" if arguments.bf16 else "16-mixed" if arguments.fp16 else "32-true"
+        return TrainingPlan(
+            precision=mixed,
+            batch_size=arguments.per_device_train_batch_size,
+            accumulate=max(1, arguments.gradient_accumulation_steps),
+            checkpointing=bool(arguments.gradient_checkpointing),
+        )
+    precision = str(getattr(trainer, "precision", ""))
     return TrainingPlan(
         strategy=_strategy(getattr(trainer, "strategy", None)),
         devices=max(1, _number(trainer, "num_devices")),
         nodes=max(1, _number(trainer, "num_nodes")),
-        precision=_precision(str(getattr(trainer, "precision", ""))),
+        precision=cast(Precision, precision) if precision in get_args(Precision) else "32-true",
         accumulate=max(1, _number(trainer, "accumulate_grad_batches")),
-    )
-
-
-def _asked_of_transformers(arguments: Any) -> TrainingPlan:
-    mixed: Precision = "bf16-mixed" if arguments.bf16 else "16-mixed" if arguments.fp16 else "32-true"
-    return TrainingPlan(
-        precision=mixed,
-        batch_size=arguments.per_device_train_batch_size,
-        accumulate=max(1, arguments.gradient_accumulation_steps),
-        checkpointing=bool(arguments.gradient_checkpointing),
     )
 
 
@@ -102,7 +95,3 @@ def _strategy(strategy: object) -> Strategy:
         stage = (config.get("zero_optimization") or {}).get("stage", 2) if isinstance(config, dict) else 2
         return cast(Strategy, f"deepspeed-{stage}") if stage in (1, 2, 3) else "ddp"
     return "ddp" if "ddp" in name else "none"
-
-
-def _precision(said: str) -> Precision:
-    return cast(Precision, said) if said in get_args(Precision) else "32-true"

@@ -1,4 +1,4 @@
-"""How a module is called with a batch, and what is taken as its loss."""
+"""Calls a module with a batch, and finds or makes up its loss."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from doctor.estimate.tracing.pytree import tensors_in
 
 
 def loss_of(module: Module, batch: Any, number: int) -> torch.Tensor | None:
-    """The loss of micro-batch ``number``; ``None`` where the module trains itself (manual optimization) or skips it."""
+    """Return the loss of micro-batch ``number``, or ``None`` with manual optimization or for a skipped batch."""
     if is_lightning(module):
-        return _scalar(_training_step(module, batch, number))
+        training_step: Any = module.training_step
+        takes_number = len(inspect.signature(training_step).parameters) > 1
+        return _scalar(training_step(batch, number) if takes_number else training_step(batch))
     result, rest = _called(module, batch)
     found = _scalar(result)
     return found if found is not None else _made_up(result, rest)
 
 
 def is_lightning(module: Module) -> bool:
-    """Whether it has a training step of its own."""
+    """Whether the module has a ``training_step``, as a LightningModule has."""
     return callable(getattr(module, "training_step", None)) and hasattr(module, "configure_optimizers")
 
 
-def _training_step(module: Any, batch: Any, number: int) -> Any:
-    names = inspect.signature(module.training_step).parameters
-    return module.training_step(batch, number) if len(names) > 1 else module.training_step(batch)
-
-
 def _called(module: Module, batch: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The result, and what of the batch the module did not take: targets."""
+    """Return the result, and the parts of the batch that the module did not take: targets."""
     if isinstance(batch, Mapping):
         if _fits(module, (), dict(batch)):
             return module(**batch), ()
@@ -44,7 +41,9 @@ def _called(module: Module, batch: Any) -> tuple[Any, tuple[Any, ...]]:
     if isinstance(batch, (tuple, list)):
         if _fits(module, tuple(batch), {}):
             return module(*batch), ()
-        if len(batch) > 1 and not _fits_as_one(module):
+        names = list(inspect.signature(module.forward).parameters)
+        takes_batch = len(names) == 1 and "batch" in names[0]
+        if len(batch) > 1 and not takes_batch:
             return module(batch[0]), tuple(batch[1:])
     return module(batch), ()
 
@@ -54,19 +53,13 @@ def _fits(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         inspect.signature(module.forward).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # a signature that can't be read
+    except ValueError:  # a signature that is not available
         return True
     return True
 
 
-def _fits_as_one(module: Module) -> bool:
-    """Whether the one parameter of ``forward`` is called a batch."""
-    names = list(inspect.signature(module.forward).parameters)
-    return len(names) == 1 and "batch" in names[0]
-
-
 def _scalar(result: Any) -> torch.Tensor | None:
-    """A loss: a single number that gradients flow through, by itself, first, or named."""
+    """Return the loss in a result: a scalar that requires a gradient, by itself, in a sequence, or named."""
     if isinstance(result, torch.Tensor):
         return result if result.numel() == 1 and result.requires_grad else None
     if isinstance(result, Mapping):
@@ -79,7 +72,7 @@ def _scalar(result: Any) -> torch.Tensor | None:
 
 
 def _made_up(result: Any, rest: tuple[Any, ...]) -> torch.Tensor | None:
-    """Cross entropy or squared error where a target fits, else the sum of all."""
+    """Return the cross entropy or squared error if a target fits, else the sum of all outputs."""
     outputs = [each for each in tensors_in(result) if each.requires_grad and each.is_floating_point()]
     targets = [each for each in tensors_in(rest) if outputs and each.shape[:1] == outputs[0].shape[:1]]
     if outputs and targets:

@@ -1,4 +1,4 @@
-"""Batches of any shape: tensors in tuples, dictionaries, data classes and what behaves like them."""
+"""Batches of any structure: tensors in tuples, dictionaries, dataclasses and objects that behave like them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree with every tensor changed; what holds none is kept as it is."""
+    """Return the same tree with every tensor changed; other values are kept."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -22,15 +22,15 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(tree, (list, tuple)):
         return type(tree)([map_tensors(value, change) for value in tree])
     if _fields(tree):
-        twin = copy.copy(tree)
+        changed = copy.copy(tree)
         for name in _fields(tree):
-            object.__setattr__(twin, name, map_tensors(getattr(tree, name), change))
-        return twin
+            object.__setattr__(changed, name, map_tensors(getattr(tree, name), change))
+        return changed
     return tree
 
 
 def _mapping(tree: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """A BatchEncoding, say, stays one."""
+    """Keep the type of the mapping, such as BatchEncoding."""
     if type(tree) is dict:
         return changed
     try:
@@ -40,7 +40,7 @@ def _mapping(tree: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def _fields(tree: Any) -> tuple[str, ...]:
-    """Attributes of a data class, or of an object that can be moved to a device as a tensor can."""
+    """Return the attributes of a dataclass, or of an object with a method ``to``."""
     if isinstance(tree, (type, torch.nn.Module)):
         return ()
     if dataclasses.is_dataclass(tree):
@@ -49,7 +49,7 @@ def _fields(tree: Any) -> tuple[str, ...]:
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of the tree, in order."""
+    """Return every tensor of the tree, in order."""
     found: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def samples_in(batch: Any) -> int:
-    """The first dimension that most of its tensors have, 0 where fewer than half have one in common."""
+    """Return the most common first dimension of its tensors, or 0 if fewer than half share it."""
     firsts = Counter(tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim())
     if not firsts:
         return 0
@@ -69,8 +69,10 @@ def samples_in(batch: Any) -> int:
     return int(size) if 2 * count >= firsts.total() else 0
 
 
-def resized(batch: Any, samples: int) -> Any:
-    """The batch with so many samples; tensors whose first dimension is another stay as they are."""
+def resized(batch: Any, samples: int | None) -> Any:
+    """Return the batch with ``samples`` samples, if any; tensors with another first dimension are kept."""
+    if not samples:
+        return batch
     before = samples_in(batch)
 
     def change(tensor: torch.Tensor) -> torch.Tensor:

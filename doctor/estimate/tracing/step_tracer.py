@@ -1,4 +1,4 @@
-"""Traces training steps with what one factory made, in the process that has torch."""
+"""Traces training steps of what a factory made, in the process that imports torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from doctor.estimate.tracing.fake_mode import FakeDeviceMode, is_fake
 from doctor.estimate.tracing.fake_ops import FakeOps
 from doctor.estimate.tracing.kernel_choice import KernelSelection
 from doctor.estimate.tracing.kernel_choice import install as install_kernels
-from doctor.estimate.tracing.ledger import AllocationLedger
 from doctor.estimate.tracing.loader_memory import loading_of
 from doctor.estimate.tracing.materialization import materialized
 from doctor.estimate.tracing.pytree import resized, samples_in, tensors_in
@@ -34,7 +33,7 @@ from doctor.estimate.upper_bound import ModuleCoverage, bounded, is_of_fakes
 
 
 def _by_cudnn(recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[str]:
-    """What only a GPU knows."""
+    """Return notes on memory of cuDNN that only a GPU can show."""
     if recorder.convolves:
         yield (
             "of the workspaces that cuDNN takes for convolutions one copy of a weight's gradient is counted; "
@@ -45,35 +44,32 @@ def _by_cudnn(recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[str]:
 
 
 class _OtherBranch(Exception):
-    """With the other answer to conditions on data the step may work."""
+    """The step may work with the other value of conditions on data."""
 
 
 class StepTracer:
-    """A factory, called once, on which plans are tried.
+    """A factory, called once, whose output is traced under several plans.
 
     Raises:
-        UnusableError: what :mod:`doctor.estimate.tracing.factory` says is wrong with it.
+        UnusableError: see :func:`doctor.estimate.tracing.factory.call_factory`.
     """
 
     def __init__(self, factory: str, directory: str) -> None:
         self._name = factory
         install_kernels()
         install_autocast()
-        torch._dynamo.config.disable = True  # its compiler wants data; what it would save is said not to be counted
+        torch._dynamo.config.disable = True  # its compiler needs data; a note says that its savings are not counted
         make = find_factory(factory, Path(directory))
         self._fakes = FakeDeviceMode()
-        self._made = self._make(make)
-        self.loading = loading_of(self._made)
-        self._notes = tuple(self._notes_on_made())
-        # Every step ends with a collection; what is there by now stays, and there is much of it.
-        gc.collect()
-        gc.freeze()
-
-    def _make(self, make: Any) -> FactoryOutput:
         recorder = StorageRecorder(self._fakes.device, FakeOps())
         recorder.is_building = True
         with self._fakes.active(), recorder:
-            return call_factory(make, self._name)
+            self._made = call_factory(make, self._name)
+        self.loading = loading_of(self._made)
+        self._notes = tuple(self._notes_on_made())
+        # Every step ends with a collection, which need not visit the many objects that exist by now.
+        gc.collect()
+        gc.freeze()
 
     def _notes_on_made(self) -> Iterator[str]:
         if self._fakes.note:
@@ -85,10 +81,10 @@ class StepTracer:
             yield f"the factory loads {real / 2**20:.2g} MiB of real weights: what that takes is outside the bound"
 
     def run(self, plan: TrainingPlan, workspace: int) -> TracedStep:
-        """One step, or rather two: from the second on an optimizer has its states.
+        """Trace two steps: from the second one on, the optimizer has its states.
 
         Raises:
-            UnusableError: the model fails on this batch, or can't be run without data at all.
+            UnusableError: the model fails on this batch, or can't run on fake tensors at all.
         """
         began = time.monotonic()
         try:
@@ -99,7 +95,9 @@ class StepTracer:
         return msgspec.structs.replace(traced, seconds=time.monotonic() - began)
 
     def _attempt(self, plan: TrainingPlan, workspace: int, *, truth: bool, shares: tuple[int, ...] = ()) -> TracedStep:
-        substitutes = FakeOps(truth=truth, length=_length(self._made.batch), shares=shares)
+        # Integers in the data are often lengths of sequences: the batch's longest second dimension.
+        length = max((each.shape[1] for each in tensors_in(self._made.batch) if each.dim() > 1), default=1)
+        substitutes = FakeOps(truth=truth, length=length, shares=shares)
         recorder = StorageRecorder(self._fakes.device, substitutes, workspace)
         coverage = ModuleCoverage(self._made.module)
         try:
@@ -112,7 +110,10 @@ class StepTracer:
                 raise _OtherBranch from None
             if not is_of_fakes(error) or not recorder.ledger.everything:
                 raise UnusableError(f"{self._name}: a training step raised {in_words(error)}") from None
-            return self._bounded(plan, recorder.ledger, coverage, in_words(error))
+            parts, words = bounded(plan, self._made, recorder.ledger, coverage, in_words(error))
+            return self._traced(
+                plan, parts=parts, moment="backward", reserved=parts.total, bound=words, notes=self._notes
+            )
         found = substitutes.partitions.found
         if not shares and max(found, default=1) > 1:
             return self._attempt(plan, workspace, truth=truth, shares=found)
@@ -128,25 +129,21 @@ class StepTracer:
 
     @contextmanager
     def _scene(self, plan: TrainingPlan, recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[TracedTraining]:
-        """Everything that a step is traced in."""
+        """Enter all contexts of a traced step."""
         made = self._made
         with ExitStack() as stack:
             stack.enter_context(self._fakes.active())
             stack.enter_context(recorder)
             stack.enter_context(KernelSelection(self._fakes.device, substitutes))
-            master = _master_dtype(made)
+            master = next((each.dtype for each in made.module.parameters() if each.is_floating_point()), None)
             stack.enter_context(materialized(made.module, self._fakes, compute_dtype(plan)))
             strategy = _strategy(plan, made, recorder, master)
             stack.callback(strategy.close)
             yield stack.enter_context(TracedTraining(plan, made, recorder, strategy, self._fakes))
 
-    def _bounded(self, plan: TrainingPlan, ledger: AllocationLedger, coverage: ModuleCoverage, why: str) -> TracedStep:
-        parts, words = bounded(plan, self._made, ledger, coverage, why)
-        return self._traced(plan, parts=parts, moment="backward", reserved=parts.total, bound=words, notes=self._notes)
-
     def _traced(self, plan: TrainingPlan, **found: Any) -> TracedStep:
-        parameters = {id(each): each for each in self._made.module.parameters()}.values()
-        batch = resized_batch(self._made, plan)
+        parameters = list(self._made.module.parameters())
+        batch = resized(self._made.batch, plan.batch_size)
         return TracedStep(
             plan=plan,
             batch_size=samples_in(batch),
@@ -158,20 +155,6 @@ class StepTracer:
         )
 
 
-def resized_batch(made: FactoryOutput, plan: TrainingPlan) -> Any:
-    """The batch that the plan asks for; the factory's own where it asks for none."""
-    return resized(made.batch, plan.batch_size) if plan.batch_size else made.batch
-
-
-def _length(batch: Any) -> int:
-    """What an integer in the data is taken as: the batch's longest second dimension, as lengths of sequences are."""
-    return max((each.shape[1] for each in tensors_in(batch) if each.dim() > 1), default=1)
-
-
-def _master_dtype(made: FactoryOutput) -> torch.dtype | None:
-    return next((each.dtype for each in made.module.parameters() if each.is_floating_point()), None)
-
-
 def _strategy(
     plan: TrainingPlan, made: FactoryOutput, recorder: StorageRecorder, master: torch.dtype | None
 ) -> SingleDevice:
@@ -181,6 +164,6 @@ def _strategy(
         return DataParallel(made.module, recorder, plan, made.trainer)
     if plan.strategy.startswith("deepspeed"):
         return ZeroPartitioned(made.module, recorder, plan, made.trainer)
-    # A precision of 16-true or bf16-true casts what the optimizer steps too.
+    # The precisions 16-true and bf16-true cast what the optimizer steps, too.
     kept = None if plan.precision.endswith("true") else master
     return (FullyShardedV2 if plan.strategy == "fsdp2" else FullyShardedV1)(made.module, recorder, plan, kept)

@@ -1,7 +1,7 @@
-"""Notes every storage on the device as operations make it, and its end: the ledger of a step on tensors without data.
+"""Records in a ledger when operations of a step allocate and free storages on the device.
 
-``torch.distributed._tools.MemTracker`` counts the same storages in the same way; it walks its whole state after every
-operation and keeps no order of events, which the simulation of the allocator needs. Tests hold both against each other.
+``torch.distributed._tools.MemTracker`` counts the same storages in the same way; but it walks its whole state after
+every operation and does not keep the order of events, which the allocator's simulation needs. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from doctor.estimate.tracing.ledger import AllocationLedger
 
 aten = torch.ops.aten
 
-_KIND_BY_MOMENT = {"forward": "activations"}
 _PRODUCTS = {
     aten.mm.default,
     aten.addmm.default,
@@ -28,7 +27,7 @@ _PRODUCTS = {
     aten.baddbmm.default,
     aten._scaled_mm.default,
 }
-"""Operations that cuBLAS does, with a workspace from torch's allocator."""
+"""Operations of cuBLAS, whose workspace comes from torch's allocator."""
 _FILLS = {
     aten.normal_,
     aten.uniform_,
@@ -44,13 +43,12 @@ _FILLS = {
     aten.mul_,
     aten.add_,
 }
-"""They change values alone, which these tensors lack; passed over while a model is made, where they are most of the
-work."""
+"""Operations that only change values, skipped while a model is built, because fake tensors have none."""
 
 
 class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active inside a fake-tensor mode. ``device``: whose storages count. ``workspace``: bytes that cuBLAS takes once
-    for the thread of the forward pass and once for that of the backward pass."""
+    """Records inside a fake-tensor mode. ``device``: whose storages count. ``workspace``: bytes of cuBLAS's workspace,
+    which the threads of the forward and of the backward pass each allocate once."""
 
     def __init__(self, device: torch.device, substitutes: FakeOps, workspace: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +56,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = AllocationLedger()
         self.is_building = False
         self.convolves = False
-        """Whether there was a convolution, for which cuDNN may take a workspace that nobody knows before."""
+        """Whether there was a convolution, for which cuDNN may allocate a workspace of unknown size."""
         self._substitutes = substitutes
         self._workspace = workspace
         self._has_workspace: set[StepPhase] = set()
@@ -68,7 +66,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operation and note what it made."""
+        """Run one operation and record its results."""
         kwargs = kwargs or {}
         if (
             self.is_building
@@ -87,8 +85,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _pass_a_copy(self, gradient: torch.Tensor | None) -> None:
-        """A convolution's backward pass makes the weight's gradient in a layout of its own and copies it (oneDNN does;
-        cuDNN takes a workspace of about that size): both are there for a moment."""
+        """Record the copy that a convolution's backward pass makes of the weight's gradient, to change its layout
+        (oneDNN; cuDNN has a workspace of about that size)."""
         if gradient is not None and gradient.untyped_storage()._cdata in self._keys:
             self.ledger.free(self.ledger.allocate(gradient.untyped_storage().nbytes(), "temporary"))
 
@@ -106,14 +104,15 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(each)
 
     def key_of(self, tensor: torch.Tensor, kind: str | None = None) -> int | None:
-        """The number of the tensor's storage, noted now if it is new; ``None`` for one on another device."""
+        """Return the number of the tensor's storage, recorded if new; ``None`` for one on another device."""
         if not isinstance(tensor, FakeTensor) or tensor.fake_device.type != self.device.type:
             return None
         storage = tensor.untyped_storage()
         name = storage._cdata
         key = self._keys.get(name)
         if key is None:
-            key = self.ledger.allocate(storage.nbytes(), kind or _KIND_BY_MOMENT.get(self.ledger.moment, "temporary"))
+            default = "activations" if self.ledger.moment == "forward" else "temporary"
+            key = self.ledger.allocate(storage.nbytes(), kind or default)
             self._keys[name] = key
             self._ends[name] = weakref.ref(storage, self._end_of(name, key))
         return key
@@ -127,7 +126,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return end
 
     def mark(self, tensors: Iterable[object], kind: str) -> None:
-        """The storages of these tensors are of this kind; what is no tensor is passed over."""
+        """Set the kind of the storages of these tensors; other objects are skipped."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 key = self.key_of(tensor, kind)
@@ -135,7 +134,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.ledger.mark(key, kind)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """It takes no memory: something else is counted in its place."""
+        """Count no memory for the tensor, because something else is counted instead."""
         key = self.key_of(tensor)
         if key is not None:
             self.ledger.sizes[key] = 0

@@ -1,10 +1,9 @@
-"""The steps that are traced: forward and backward of one or two micro-batches, and the optimizer, twice."""
+"""The traced steps: forward and backward of one or two micro-batches, and the optimizer, twice."""
 
 from __future__ import annotations
 
 import gc
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.memory.optimizers import as_on_gpu, optimizers_of, replace_parameters, states_of
-from doctor.estimate.memory.strategies import DTYPES, SingleDevice, autocast_dtype
+from doctor.estimate.memory.strategies import SingleDevice, autocast_dtype, low_dtype, true_dtype
 from doctor.estimate.tracing.blocks import checkpointed, in_words, repeated_blocks
 from doctor.estimate.tracing.factory import FactoryOutput
 from doctor.estimate.tracing.fake_mode import FakeDeviceMode
@@ -22,13 +21,13 @@ from doctor.estimate.tracing.storage_recorder import StorageRecorder
 from doctor.estimate.tracing.trainer_stub import attached, give_optimizers
 
 STEPS = 2
-"""From the second on an optimizer has its states."""
+"""From the second step on, the optimizer has its states."""
 MICRO_BATCHES = 2
-"""More hold no more: from the second on gradients are there already."""
+"""More do not change the peak: from the second one on, gradients exist."""
 
 
 class TracedTraining(AbstractContextManager["TracedTraining"]):
-    """A module on the device with its strategy, batch and optimizers; :meth:`run` does the steps."""
+    """A module on the device with its strategy, batch and optimizers; :meth:`run` runs the steps."""
 
     def __init__(
         self,
@@ -47,47 +46,39 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def __enter__(self) -> TracedTraining:
-        """Place everything that stays on the device."""
+        """Place what stays on the device."""
         with self._stack:
             self._module.train()
             self._recorder.mark(self._module.parameters(), "parameters")
             self._recorder.mark(self._module.buffers(), "buffers")
             if is_lightning(self._module):
-                self._stack.enter_context(self._attached())
+                ranks = self.plan.world_size
+                self._stack.enter_context(attached(self._module, self._made.trainer, ranks, self._backward))
             if self.plan.checkpointing:
                 self._checkpoint()
             self._make_optimizers()
             self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the module as it was."""
+    def __exit__(self, *_: object) -> None:
+        """Restore the module."""
         for parameter in self._module.parameters():
             parameter.grad = None
         self._optimizers.clear()
         self._batch = None
         self._stack.close()
 
-    def _attached(self) -> AbstractContextManager[None]:
-        return attached(self._module, self._made.trainer, self.plan.world_size, self._backward)
-
     def _checkpoint(self) -> None:
         blocks = repeated_blocks(self._module)
         for each in self._module.modules():
             config: Any = getattr(each, "config", None)
             if getattr(config, "use_cache", False) is True:
-                # As Transformers does: a second run would find the first one's keys there.
+                # As Transformers does: a second run would find the cached keys of the first.
                 config.use_cache = False
                 self._stack.callback(setattr, config, "use_cache", True)
         self._stack.enter_context(checkpointed(blocks))
-        said = (
-            f"run again in the backward pass: {in_words(blocks)}"
-            if blocks
-            else "no block repeats: none is checkpointed"
-        )
-        self.notes = (*self.notes, said)
+        note = f"run again in the backward pass: {in_words(blocks)}"
+        self.notes = (*self.notes, note if blocks else "no block repeats: none is checkpointed")
 
     def _make_optimizers(self) -> None:
         self._optimizers = optimizers_of(self._module, self._made.trainer, self.plan.optimizer)
@@ -102,7 +93,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             give_optimizers(self._module, self._optimizers)
 
     def run(self) -> None:
-        """Do the steps; the recorder has them."""
+        """Run the steps, which the recorder records."""
         self._batch = self._placed_batch()
         for _ in range(STEPS):
             for number in range(min(self.plan.accumulate, MICRO_BATCHES)):
@@ -112,12 +103,10 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         self._recorder.ledger.enter("between steps")
 
     def _placed_batch(self) -> Any:
-        batch = resized(self._made.batch, self.plan.batch_size) if self.plan.batch_size else self._made.batch
+        batch = resized(self._made.batch, self.plan.batch_size)
         if self.plan.batch_size and samples_in(self._made.batch) == 0:
             self.notes = (*self.notes, "the batch has no common first dimension: its size is the factory's")
-        number, _, kind = self.plan.precision.partition("-")
-        casts = kind == "true" or self.plan.strategy.startswith("deepspeed")
-        dtype = DTYPES[number] if casts and number != "32" else None
+        dtype = low_dtype(self.plan) if self.plan.strategy.startswith("deepspeed") else true_dtype(self.plan)
         placed = map_tensors(batch, lambda tensor: self._fakes.on_device(tensor, dtype))
         self._recorder.mark(tensors_in(placed), "batch")
         return placed
@@ -139,7 +128,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
 
     @property
     def _trains_itself(self) -> bool:
-        """Manual optimization: the module's training step does all of it."""
+        """Whether the module's training step runs the optimizers (manual optimization)."""
         return is_lightning(self._module) and getattr(self._module, "automatic_optimization", True) is False
 
     def _backward(self, loss: torch.Tensor) -> None:
@@ -152,15 +141,11 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
 
     def _loss(self, number: int) -> torch.Tensor | None:
         dtype = autocast_dtype(self.plan)
-        cast: AbstractContextManager[Any] = (
-            torch.autocast(self._fakes.device.type, dtype=dtype) if dtype is not None else nullcontext()
-        )
-        true, _, kind = self.plan.precision.partition("-")
         before = torch.get_default_dtype()
-        if kind == "true":
-            torch.set_default_dtype(DTYPES[true])
+        if self.plan.precision.endswith("-true"):
+            torch.set_default_dtype(true_dtype(self.plan) or torch.float32)
         try:
-            with cast:
+            with torch.autocast(self._fakes.device.type, dtype=dtype) if dtype is not None else nullcontext():
                 return loss_of(self._module, self._batch, number)
         finally:
             torch.set_default_dtype(before)
@@ -168,7 +153,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
     def _step(self) -> None:
         if not self._trains_itself:
             for optimizer in self._optimizers:
-                # Some want a closure by name, and none calls a missing one.
+                # Some require the argument ``closure``; none calls a missing one.
                 optimizer.step(None)
         self._recorder.ledger.enter("between steps")
         if not is_lightning(self._module):

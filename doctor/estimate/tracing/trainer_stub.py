@@ -1,4 +1,4 @@
-"""What a LightningModule asks of its Trainer in a training step, answered without one."""
+"""A stub of the Trainer for the training step of a LightningModule."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _QUIET = ("log", "log_dict", "print", "clip_gradients", "toggle_optimizer", "unt
 
 
 class NullObject:
-    """A logger, strategy or loop that does nothing, whatever it is asked."""
+    """A logger, strategy or loop all of whose methods do nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        """Nothing again."""
+        """Return the same object."""
         if name.startswith("__"):
             raise AttributeError(name)
         return self
 
     def __call__(self, *_: object, **__: object) -> Any:
-        """Nothing again."""
+        """Return the same object."""
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        """There is nothing in it."""
+        """Return an empty iterator."""
         return iter(())
 
     def __bool__(self) -> bool:
-        """It is not there."""
+        """Return ``False``."""
         return False
 
 
 class TrainerStub:
-    """A Trainer by its attributes: numbers of a run that has just begun, and nothing else."""
+    """A Trainer with the attributes of a run that has just started."""
 
     def __init__(self, real: Any, world_size: int) -> None:
         self._real, self.world_size = real, world_size
@@ -66,7 +66,7 @@ class TrainerStub:
                 setattr(self, name, getattr(real, name))
 
     def __getattr__(self, name: str) -> Any:
-        """Nothing again."""
+        """Return a null object."""
         if name.startswith("__"):
             raise AttributeError(name)
         return NullObject()
@@ -74,7 +74,7 @@ class TrainerStub:
 
 @contextmanager
 def attached(module: Module, trainer: Any, world_size: int, backward: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """The module believes that it has a Trainer; what it logs goes nowhere. ``backward``: its ``manual_backward``."""
+    """Attach a stub Trainer, and discard what the module logs. ``backward``: its ``manual_backward``."""
     quiet: dict[str, Callable[..., None]] = dict.fromkeys(_QUIET, _ignore)
     quiet["manual_backward"] = lambda loss, *_, **__: backward(loss)
     before = vars(module).get("_trainer")
@@ -90,7 +90,7 @@ def attached(module: Module, trainer: Any, world_size: int, backward: Callable[[
 
 
 def give_optimizers(module: Module, optimizers: list[Optimizer]) -> None:
-    """What ``self.optimizers()`` returns in manual optimization."""
+    """Set what ``self.optimizers()`` returns in manual optimization."""
     given = optimizers[0] if len(optimizers) == 1 else optimizers
     object.__setattr__(module, "optimizers", lambda *_, **__: given)
 
