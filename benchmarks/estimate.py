@@ -36,8 +36,8 @@ from readme import write_between  # noqa: E402
 
 from doctor.core.errors import UnusableError  # noqa: E402
 from doctor.estimate.data_model import TracedStep, TrainingPlan  # noqa: E402
+from doctor.estimate.memory.non_torch import WORKSPACE  # noqa: E402
 from doctor.estimate.tracer_client import TracerClient, trace  # noqa: E402
-from doctor.estimate.tracer_protocol import WORKSPACE  # noqa: E402
 
 PATIENCE = 300.0
 SPEED, BILLION = 10.0, "tests.estimate.models:gpt_billion"

@@ -138,9 +138,9 @@ def _device_budget(
 
 
 def _estimate(factory: str, plan_options: dict[str, Any], budget: DeviceBudget, seconds: float) -> Estimate:
+    from doctor.estimate.data_model import plan_of
     from doctor.estimate.estimator import estimate_of
     from doctor.estimate.memory.non_torch import workspace
-    from doctor.estimate.plan_options import plan_of
     from doctor.estimate.tracer_client import TracerClient
 
     tell, done = _progress()

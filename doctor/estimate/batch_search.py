@@ -1,7 +1,7 @@
-"""The largest batch that fits, by as few traces as it takes.
+"""Searches for the largest batch that fits, with few traces.
 
-The peak over the batch is the highest of a few straight lines (one a moment of the step), so two batches give a guess
-that is nearly right; the guess is traced, and so is the batch after it. What is answered has been traced.
+The peak as a function of the batch is the maximum of a few straight lines (one per phase of the step), so two batches
+give a good guess; the guess is traced, and the next batch, too. The result has always been traced.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import NamedTuple
 from doctor.estimate.data_model import MOST_SAMPLES
 
 FARTHEST = 64
-"""How many times the largest batch that was traced a guess may be: a line through two small batches says little of
-far larger ones."""
+"""Limit of a guess, as a multiple of the largest traced batch: a line through two small batches says little of far
+larger ones."""
 
 STUBBORN = 3
-"""Guesses along the line from the same side after which the middle is tried."""
+"""Guesses along the line from the same side, after which the midpoint is tried."""
 
 Peak = Callable[[int], "int | None"]
-"""The peak in bytes with a batch of that many samples; ``None`` where it can't be had, or not any more."""
+"""Returns the peak in bytes with a batch of that many samples; ``None`` if it is unknown, or the time is up."""
 
 
 class BatchSearchResult(NamedTuple):
-    """``batch``: the largest that was traced and fits, 0 where none does. ``exact``: the next one was traced, too, and
-    does not fit. ``settled``: it is exact, or within the slack. ``points``: all that is known, batch -> bytes."""
+    """``batch``: the largest that was traced and fits, or 0. ``exact``: the next one was traced, too, and does not fit.
+    ``settled``: exact, or within the slack. ``points``: all traces, batch -> bytes."""
 
     batch: int
     exact: bool
@@ -37,8 +37,8 @@ def largest_batch(
 ) -> BatchSearchResult:
     """Search for the largest batch whose peak is at most ``limit`` bytes.
 
-    ``known``: at least one batch that was traced. ``traces``: how many more may be. ``slack``: the search ends where
-    the answer is known to that share. ``sample``: bytes that a sample is likely to take, for the first guess.
+    ``known``: at least one traced batch. ``traces``: how many more are allowed. ``slack``: the relative accuracy at
+    which the search ends. ``sample``: expected bytes per sample, for the first guess.
     """
     search = _Search(dict(known), limit, slack, sample)
     for _ in range(traces):
@@ -53,7 +53,7 @@ def largest_batch(
 
 
 class _Search:
-    """What is known: ``fits`` is the largest batch that does, ``exceeds`` the smallest that does not."""
+    """The traces so far: ``fits`` is the largest batch that fits, ``exceeds`` the smallest that does not."""
 
     def __init__(self, points: dict[int, int], limit: int, slack: float, sample: int) -> None:
         self.points, self._limit, self._slack, self._sample = points, limit, slack, sample
@@ -92,7 +92,11 @@ class _Search:
         if exceeds is None:
             return min(self._upwards(fits or 1), MOST_SAMPLES)
         if fits is None:
-            return self._downwards(exceeds)
+            slope = self._slope(sorted(self.points)[:2])
+            if not slope:
+                return max(1, exceeds // 2)
+            aim = exceeds - 1 - int((self.points[exceeds] - self._limit) / slope)
+            return max(1, min(aim, exceeds - 1))
         if self._same_side >= STUBBORN:
             return (fits + exceeds) // 2
         return self._between(fits, exceeds)
@@ -104,22 +108,15 @@ class _Search:
         aim = fits + int((self._limit - self.points[fits]) / slope)
         return max(fits + 1, min(aim, fits * FARTHEST))
 
-    def _downwards(self, exceeds: int) -> int:
-        slope = self._slope(sorted(self.points)[:2])
-        if not slope:
-            return max(1, exceeds // 2)
-        aim = exceeds - 1 - int((self.points[exceeds] - self._limit) / slope)
-        return max(1, min(aim, exceeds - 1))
-
     def _between(self, fits: int, exceeds: int) -> int:
         low, high = self.points[fits], self.points[exceeds]
         aim = fits + int((self._limit - low) * (exceeds - fits) / (high - low))
-        if self._last_fitted is False:  # peaks rise in steps, and a line from above creeps towards the last one
+        if self._last_fitted is False:  # peaks rise in steps, and guesses from above converge slowly
             aim -= int(aim * self._slack / 2)
         return max(fits + 1, min(aim, exceeds - 1))
 
     def _slope(self, batches: list[int]) -> float:
-        """Bytes a sample between two batches; 0 where the batch does not matter, or nothing is known."""
+        """Return the bytes per sample between two batches; 0 if the batch does not matter, or they are unknown."""
         if len(batches) < 2:
             return float(self._sample)
         low, high = batches
@@ -127,7 +124,7 @@ class _Search:
 
 
 def bytes_a_sample(points: Mapping[int, int]) -> int | None:
-    """What one more sample takes, at the largest batches that are known; ``None`` where fewer than two are."""
+    """Return the bytes per sample between the two largest batches, or ``None`` if there are fewer."""
     batches = sorted(points)[-2:]
     if len(batches) < 2:
         return None
@@ -136,8 +133,7 @@ def bytes_a_sample(points: Mapping[int, int]) -> int | None:
 
 
 def batch_within(points: Mapping[int, int], limit: int) -> int:
-    """The largest batch within ``limit`` by straight lines between what is known, 0 where none is. A peak is never
-    above such a line."""
+    """Return the largest batch within ``limit``, or 0, by linear interpolation: a peak is never above such a line."""
     fits = max((batch for batch, value in points.items() if value <= limit), default=0)
     exceeds = min((batch for batch, value in points.items() if value > limit and batch > fits), default=None)
     if not fits or exceeds is None:

@@ -1,26 +1,31 @@
-"""What is asked of an estimate, what one traced step of training holds, and the answer: plain frozen data."""
+"""The plan of a training, one traced step of it, and the estimate: plain frozen data."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
+
+from doctor.core.errors import UnusableError
 
 Strategy = Literal["none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
 Precision = Literal["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
 StepPhase = Literal["forward", "backward", "optimizer step", "between steps"]
-"""When in a step a peak comes."""
+"""The phase of a step in which the peak occurs."""
 
 MOST_SAMPLES = 1 << 20
-"""Samples of a micro-batch beyond which the memory is not what limits it."""
+"""Samples of a micro-batch that are searched at most: memory is not the limit beyond."""
+
+MOST_RANKS = 1 << 20
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job will train. ``None``: as the factory's optimizer, Trainer or batch says, else AdamW.
+    """How a job will train. ``None``: the optimizer of the factory or Trainer, or else AdamW; the factory's batch.
 
     ``optimizer``: the name of a class of ``torch.optim``, in any case (``adamw``). ``batch_size``: samples of one rank
-    and micro-batch. ``accumulate``: micro-batches of one optimizer step. ``checkpointing``: every block of the model
-    that repeats is run again in the backward pass. ``ranks_per_device``: ranks that share one device.
+    and micro-batch. ``accumulate``: micro-batches of one optimizer step. ``checkpointing``: repeated blocks of the
+    model run again in the backward pass. ``ranks_per_device``: ranks that share one device.
     """
 
     strategy: Strategy = "none"
@@ -39,8 +44,25 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.devices * self.nodes * self.ranks_per_device
 
 
+def plan_of(options: Mapping[str, Any], trainer: TrainingPlan | None) -> TrainingPlan:
+    """Return the plan: ``options``, fields of :class:`TrainingPlan` unless ``None``, over what the Trainer says.
+
+    Several ranks without a strategy use ``ddp``, as with Lightning's ``auto``.
+
+    Raises:
+        UnusableError: the plan has too many ranks.
+    """
+    chosen = {name: value for name, value in options.items() if value is not None}
+    plan = msgspec.structs.replace(trainer or TrainingPlan(), **chosen)
+    if plan.world_size > MOST_RANKS:
+        raise UnusableError(f"a job of {plan.world_size} ranks is beyond what can be estimated")
+    if plan.world_size > 1 and plan.strategy == "none" and chosen.get("strategy") != "none":
+        return msgspec.structs.replace(plan, strategy="ddp")
+    return plan
+
+
 class MemoryBreakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one rank on its device at the moment of its peak, by what they are for."""
+    """Bytes of one rank on its device at its peak, by purpose."""
 
     parameters: int = 0
     gradients: int = 0
@@ -52,32 +74,31 @@ class MemoryBreakdown(msgspec.Struct, frozen=True, kw_only=True):
     communication: int = 0
     """Buckets of DDP, flat buffers of DeepSpeed, reduce-scatter inputs."""
     gathered: int = 0
-    """Shards of others that are there whole for a moment (FSDP, ZeRO-3)."""
+    """Gathered shards of other ranks (FSDP, ZeRO-3)."""
     rounding: int = 0
-    """What torch's caching allocator holds besides: blocks of 512 bytes, segments, fragments."""
+    """What torch's caching allocator holds in addition: rounding to 512 bytes, segments, fragmentation."""
     context: int = 0
-    """The CUDA context with its libraries, and NCCL's buffers: not seen by torch's allocator."""
+    """The CUDA context with its libraries, and NCCL's buffers, outside of torch's allocator."""
     others: int = 0
-    """What other processes hold on the device, from a capture or from ranks that share it."""
+    """Memory of other processes on the device: from a capture, or of ranks that share it."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(getattr(self, name) for name in self.__struct_fields__)
 
     @property
     def allocated(self) -> int:
-        """What ``torch.cuda.max_memory_allocated`` would say."""
+        """The value of ``torch.cuda.max_memory_allocated``."""
         return self.total - self.rounding - self.context - self.others
 
 
 class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One training step of one rank, run on tensors without data. ``parts``: at the peak, without ``rounding``,
-    ``context`` and ``others``. ``reserved``: the peak that the caching allocator would hold for it, bytes.
+    """One training step of one rank, run on fake tensors. ``parts``: at the peak, without ``rounding``, ``context`` and
+    ``others``. ``reserved``: the peak in bytes that the caching allocator would reserve.
 
-    ``batch_size``: the samples that were run; 0 where a batch has no common first dimension. ``bound``: why this is no
-    traced step but follows a stated rule, mostly the most that there can be; empty for a traced one. ``notes``: what a
-    reader must know (a custom operation that was passed over, a strategy that was calculated).
+    ``batch_size``: samples; 0 if the batch has no common first dimension. ``bound``: why this is not a traced step but
+    an upper bound; empty for a traced one. ``notes``: caveats, such as a strategy that was calculated.
     """
 
     plan: TrainingPlan
@@ -95,9 +116,9 @@ class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a factory's Trainer and loaders is of concern: ``None`` where it gave none. Bytes are of one rank.
+    """What a factory's Trainer and loader show; ``None`` if it returned none. Bytes are of one rank.
 
-    ``dataset_bytes``: of tensors, arrays and lists that the data set holds in memory, as far as they can be counted.
+    ``dataset_bytes``: of tensors, arrays and lists that the dataset holds in memory, as far as they can be counted.
     ``checkpoint_bytes``: of a checkpoint with optimizer state that each rank would load. ``pinned``: page-locked
     batches.
     """
@@ -108,11 +129,11 @@ class LoaderUse(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_bytes: int | None = None
     pinned: bool | None = None
     asked: TrainingPlan | None = None
-    """What the Trainer itself says: strategy, devices, precision, accumulation."""
+    """The plan of the Trainer: strategy, devices, precision, accumulation."""
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that would help. ``peak_bytes`` and ``largest_batch``: with it."""
+    """A change that would help. ``peak_bytes`` and ``largest_batch``: with it."""
 
     name: str
     words: str
@@ -123,7 +144,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes in the memory of one node for all of its ranks at the worst moment."""
+    """The peak of one node's host memory for all of its ranks, in bytes."""
 
     processes: int = 0
     dataset: int = 0
@@ -135,17 +156,16 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.processes + self.dataset + self.workers + self.checkpoint + self.pinned
 
 
 class MeasuredThroughput(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train, run for a few steps. ``samples_per_second``: of all ranks, the median of the repetitions.
 
-    ``ratio``: to one rank by itself in the same round, the median; ``spread``: half of the distance between the lowest
-    and the highest of these ratios. ``peak_bytes``: all ranks together, what torch's allocator reserved on a GPU (CUDA
-    contexts not counted), or resident memory of the processes on a CPU. ``device``: what it ran on. ``error``: why
-    there are no numbers; empty where there are.
+    ``ratio``: to a single rank in the same round, the median; ``spread``: half the difference between the lowest and
+    the highest ratio. ``peak_bytes``: of all ranks, reserved by torch's allocator on a GPU (without CUDA contexts), or
+    resident memory of the processes on a CPU. ``device``: what it ran on. ``error``: why there are no numbers.
     """
 
     name: str
@@ -159,12 +179,14 @@ class MeasuredThroughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. ``peak_bytes``: on the device by one rank, ``parts.total`` without ``others``. ``device_memory``: of
-    one device, ``None`` where nobody said which; ``device_name``: as it was asked for. ``largest_batch``: samples of a
-    micro-batch that fit, ``None`` where it is not known or none fits (``fits`` says which). ``when``: a sentence.
-    ``searched``: whether the search for it came to its end; where not, a larger one may fit.
-    ``safe_batch``: the largest that leaves free what the estimate may be wrong by. ``sample_bytes``: what one more
-    sample takes. ``measured``: ways to train, timed where the estimate was made."""
+    """The estimate. ``peak_bytes``: of one rank on its device, ``parts.total`` without ``others``. ``device_memory``:
+    of one device, ``None`` if unknown; ``device_name``: as the user named it. ``when``: the phase of the peak.
+
+    ``largest_batch``: samples of a micro-batch that fit, ``None`` if unknown or none fits (see ``fits``).
+    ``searched``: whether the search for it was completed; otherwise a larger one may fit. ``safe_batch``: the largest
+    batch that leaves a margin for errors of the estimate. ``sample_bytes``: memory of one more sample. ``ways``:
+    changes that would help. ``measured``: variants that were timed on this machine.
+    """
 
     plan: TrainingPlan
     peak_bytes: int

@@ -1,4 +1,4 @@
-"""The device that a job is to fit on: how large, and who else holds memory of it; and the host around it."""
+"""The device that a job must fit on: its memory, and what other processes hold of it; and its host."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class DeviceBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank may have. ``memory``: bytes of one device, ``None`` where nobody said; ``name``: as it was asked for;
-    ``others``: bytes of it that were in use already; ``capability``: compute capability, empty where it is not known;
-    ``host``: the node, from a capture; ``notes``: what a reader must know about these values."""
+    """``memory``: bytes of one device, ``None`` if unknown; ``name``: as the user named it; ``others``: bytes in use by
+    other processes; ``capability``: compute capability, empty if unknown; ``host``: the node, from a capture;
+    ``notes``: caveats."""
 
     memory: int | None = None
     name: str = ""
@@ -27,31 +27,26 @@ class DeviceBudget(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def for_one_of(self, ranks: int) -> int | None:
-        """Bytes that one of ``ranks`` on this device may have."""
+        """Return the bytes available to one of ``ranks`` on this device."""
         return None if self.memory is None else max(0, self.memory - self.others) // ranks
 
 
 def device_budget_of(memory: str | None, device: str | None, like: Job | None, *, devices: int = 1) -> DeviceBudget:
-    """What was asked for: a size (``80GiB``), the name of a device, or the GPUs and the host of a captured job.
+    """Return the budget from a size (``80GiB``), the name of a device, or the GPUs and the host of a captured job.
 
     Raises:
-        UnusableError: two of them contradict each other, or one of them can't be understood.
+        UnusableError: two of them contradict each other, or one of them is not valid.
     """
     if memory is not None and device is not None:
         raise UnusableError("--device-memory and --device both say how large a device is: give one of them")
-    captured = _offer_of_capture(like, devices) if like is not None else DeviceBudget()
+    captured = _captured_budget(like, devices) if like is not None else DeviceBudget()
     if memory is not None:
-        return _resized(captured, DeviceBudget(memory=size_of(memory), name=memory))
+        return DeviceBudget(memory=size_of(memory), name=memory, host=captured.host)
     if device is not None:
-        return _resized(captured, _offer_of_name(device))
+        return msgspec.structs.replace(_named_budget(device), host=captured.host)
     if like is not None and captured.memory is None:
         raise UnusableError("the capture tells of no GPU with a known memory; give --device or --device-memory, too")
     return captured
-
-
-def _resized(captured: DeviceBudget, named: DeviceBudget) -> DeviceBudget:
-    """A device that was named, on the host of a capture: what others hold on the captured GPU says nothing of it."""
-    return msgspec.structs.replace(named, host=captured.host)
 
 
 _UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -59,10 +54,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 
 def size_of(text: str) -> int:
-    """Bytes in ``80GiB``, ``80GB`` (powers of ten), ``80G`` (powers of two, as nvidia-smi and SLURM mean it).
+    """Return the bytes of ``80GiB``, ``80GB`` (powers of ten), ``80G`` (powers of two, as in nvidia-smi and SLURM).
 
     Raises:
-        UnusableError: it is no size, or not above 0.
+        UnusableError: it is not a valid size, or not above 0.
     """
     match = _SIZE.fullmatch(text)
     unit = match.group(2).lower() if match else ""
@@ -72,7 +67,7 @@ def size_of(text: str) -> int:
     return int(float(match.group(1)) * (1000 if is_decimal else 1024) ** _UNITS[unit])
 
 
-def _offer_of_name(name: str) -> DeviceBudget:
+def _named_budget(name: str) -> DeviceBudget:
     from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
 
     found = find_devices(name)
@@ -85,19 +80,21 @@ def _offer_of_name(name: str) -> DeviceBudget:
     return DeviceBudget(memory=found[0].total, name=found[0].name, capability=found[0].capability)
 
 
-def with_host_memory(offer: DeviceBudget, size: str) -> DeviceBudget:
-    """The same on nodes with so much memory, of which nothing is in use."""
+def with_host_memory(budget: DeviceBudget, size: str) -> DeviceBudget:
+    """Return the budget on nodes with this much memory, of which nothing is in use."""
     from doctor.core.facts import HostFacts
 
     total = size_of(size)
-    return msgspec.structs.replace(offer, host=HostFacts(hostname="node", ram_total=total, ram_available=total))
+    return msgspec.structs.replace(budget, host=HostFacts(hostname="node", ram_total=total, ram_available=total))
 
 
-def _offer_of_capture(job: Job, devices: int) -> DeviceBudget:
-    from doctor.core.facts import HostFacts
+def _captured_budget(job: Job, devices: int) -> DeviceBudget:
+    from doctor.core.facts import GpuFacts, HostFacts
 
     host = next((facts for one in job.hosts if (facts := one.find(HostFacts))), None)
-    gpus = _gpus(job, devices)
+    # The first GPUs of every host, as many as the job has devices, whose size is known.
+    per_host = [found for one in job.hosts if (found := one.find(GpuFacts))]
+    gpus = [gpu for one in per_host for gpu in one.gpus[:devices] if gpu.memory_total]
     if not gpus:
         return DeviceBudget(host=host)
     tightest = min(gpus, key=lambda gpu: (gpu.memory_total or 0) - _held(gpu))
@@ -114,14 +111,6 @@ def _offer_of_capture(job: Job, devices: int) -> DeviceBudget:
         host=host,
         notes=notes,
     )
-
-
-def _gpus(job: Job, devices: int) -> list[Gpu]:
-    """The first GPUs of every host, as many as the job has devices, those whose size is known."""
-    from doctor.core.facts import GpuFacts
-
-    facts = [found for host in job.hosts if (found := host.find(GpuFacts))]
-    return [gpu for one in facts for gpu in one.gpus[:devices] if gpu.memory_total]
 
 
 def _held(gpu: Gpu) -> int:

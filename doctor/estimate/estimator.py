@@ -1,7 +1,6 @@
-"""The answer: the peak of a rank, whether it fits, the largest batch that does, what would help, and the host.
+"""Makes an estimate: the peak of a rank, whether it fits, the largest batch that fits, suggestions, and host memory.
 
-Everything is traced; how many traces there are is bounded by their number and by time. What there was no time for is
-said.
+Everything is traced, within limits on the number of traces and on time; notes say what there was no time for.
 """
 
 from __future__ import annotations
@@ -14,41 +13,41 @@ from msgspec.structs import replace
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.batch_search import BatchSearchResult, batch_within, bytes_a_sample, largest_batch
-from doctor.estimate.data_model import Estimate, LoaderUse, MemoryBreakdown, Suggestion, TracedStep, TrainingPlan
+from doctor.estimate.data_model import Estimate, LoaderUse, Suggestion, TracedStep, TrainingPlan
 from doctor.estimate.device_budget import DeviceBudget
 from doctor.estimate.host_memory import host_memory
 from doctor.estimate.memory.non_torch import outside
 from doctor.estimate.suggestions import candidates, helps, traced_suggestion
 
 SPARE = 0.05
-"""Share of a peak by which the estimate may be too low: what :attr:`Estimate.safe_batch` leaves free."""
+"""Share of a peak by which the estimate may be too low: the margin of :attr:`Estimate.safe_batch`."""
 
-TRACES, TRACES_OF_A_WAY = 12, 4
-"""Traces that the search for the largest batch may take: of the job itself, of a way that helps."""
-SLACK, SLACK_OF_A_WAY = 0.005, 0.03
-"""To which share it is answered: exactly below 200 samples; of a way that helps roughly."""
+TRACES, SUGGESTION_TRACES = 12, 4
+"""Most traces of the search for the largest batch: of the job itself, of a suggestion."""
+SLACK, SUGGESTION_SLACK = 0.005, 0.03
+"""Relative accuracy of the largest batch, which is exact below 200 samples: of the job itself, of a suggestion."""
 
 SEARCHING = 0.6
-"""Share of the time in which the search for the job's own largest batch may begin a trace; the rest is for ways."""
+"""Share of the time in which the search for the job's largest batch may begin a trace; the rest is for suggestions."""
 
 Trace = Callable[[TrainingPlan], TracedStep]
 ProgressReport = Callable[[str], None]
 
 
 class TimeBudget(NamedTuple):
-    """So many seconds from ``started``, by ``now``."""
+    """``seconds`` from ``started`` on, by the clock ``now``."""
 
     started: float
     seconds: float
     now: Callable[[], float] = time.monotonic
 
     def is_up(self, share: float = 1.0) -> bool:
-        """Whether so much of the time is over, and nothing new may be begun."""
+        """Whether this share of the time is over."""
         return self.now() - self.started >= share * self.seconds
 
 
 class TraceCache:
-    """Traces plans, each once, until time is up. ``refused``: why plans could not be traced."""
+    """Traces each plan once, until the time is up. ``refused``: why plans could not be traced."""
 
     def __init__(self, trace: Trace, clock: TimeBudget, tell: ProgressReport) -> None:
         self._trace, self._clock, self._tell = trace, clock, tell
@@ -57,16 +56,14 @@ class TraceCache:
         self.ran_out = False
 
     def first(self, plan: TrainingPlan) -> TracedStep:
-        """The trace of the job itself, and the errors of that."""
-        self._known[plan] = self._trace(plan)
-        return self._known[plan]
-
-    def keep(self, plan: TrainingPlan, traced: TracedStep) -> None:
-        """``traced`` is the trace of ``plan``, too."""
-        self._known[plan] = traced
+        """Trace the job itself, whatever the time and the errors."""
+        traced = self._known[plan] = self._trace(plan)
+        if traced.batch_size and not plan.batch_size:
+            self._known[replace(plan, batch_size=traced.batch_size)] = traced
+        return traced
 
     def __call__(self, plan: TrainingPlan, share: float = 1.0) -> TracedStep | None:
-        """The trace of ``plan``; ``None`` where that share of the time is up, or it can't be traced."""
+        """Return the trace of ``plan``, or ``None`` if that share of the time is up, or it can't be traced."""
         if plan not in self._known:
             if self._clock.is_up(share):
                 self.ran_out = True
@@ -84,7 +81,7 @@ class TraceCache:
 
 
 def _words_of(plan: TrainingPlan) -> str:
-    """What is being traced, for somebody who waits."""
+    """Return the text of the progress line."""
     batch = f"batch {plan.batch_size}, " if plan.batch_size else ""
     extra = ", checkpointing" if plan.checkpointing else ""
     return f"{batch}{plan.strategy}, {plan.precision}, {plan.optimizer or 'its own optimizer'}{extra}"
@@ -94,13 +91,13 @@ def estimate_of(
     trace: Trace,
     loading: LoaderUse,
     plan: TrainingPlan,
-    offer: DeviceBudget,
+    budget: DeviceBudget,
     *,
     seconds: float,
     now: Callable[[], float] = time.monotonic,
     tell: ProgressReport = lambda _: None,
 ) -> Estimate:
-    """The estimate for ``plan`` on what is offered, with further traces begun for ``seconds``.
+    """Return the estimate for ``plan`` on the device, with further traces begun for ``seconds``.
 
     Raises:
         UnusableError: the job itself can't be traced.
@@ -109,42 +106,71 @@ def estimate_of(
     tracing = TraceCache(trace, TimeBudget(started, seconds, now), tell)
     tell(_words_of(plan))
     first = tracing.first(plan)
-    batch = plan.batch_size or first.batch_size
-    if batch != plan.batch_size and batch:
-        plan = replace(plan, batch_size=batch)
-        tracing.keep(plan, first)
-    question = _EstimateRun(tracing, offer, first, plan)
-    found = question.largest() if batch else BatchSearchResult(0, exact=False, points={})
-    return _put_together(question, loading, found, lambda: now() - started)
+    if not plan.batch_size and first.batch_size:
+        plan = replace(plan, batch_size=first.batch_size)
+    estimate = _EstimateRun(tracing, budget, first, plan).estimate(loading)
+    return replace(estimate, seconds=round(now() - started, 1))
 
 
 class _EstimateRun:
-    """One plan on one device, and the traces that answer it. ``unsettled``: ways whose largest batch is not known to
-    the end."""
+    """One plan on one device, and its traces. ``unsettled``: suggestions whose search for the largest batch was not
+    completed."""
 
-    def __init__(self, tracing: TraceCache, offer: DeviceBudget, first: TracedStep, plan: TrainingPlan) -> None:
-        self.tracing, self.offer, self.first, self.plan = tracing, offer, first, plan
-        self.limit = offer.for_one_of(plan.ranks_per_device)
-        self.peak = peak_of(first, plan, offer)
+    def __init__(self, tracing: TraceCache, budget: DeviceBudget, first: TracedStep, plan: TrainingPlan) -> None:
+        self.tracing, self.budget, self.first, self.plan = tracing, budget, first, plan
+        self.limit = budget.for_one_of(plan.ranks_per_device)
+        self.peak = peak_of(first, plan, budget)
         self.unsettled: list[str] = []
+
+    def estimate(self, loading: LoaderUse) -> Estimate:
+        """Return the estimate, but for its time."""
+        plan, first, budget = self.plan, self.first, self.budget
+        found = self.largest() if plan.batch_size else BatchSearchResult(0, exact=False, points={})
+        suggestions, untried = self.suggestions(found.batch or None)
+        safe = self.safe(found)
+        notes = (*first.notes, *budget.notes, *self._notes(found, untried))
+        return Estimate(
+            plan=plan,
+            peak_bytes=self.peak,
+            parts=replace(
+                first.parts,
+                rounding=max(0, first.reserved - first.parts.allocated),
+                context=outside(plan, budget.capability),
+                others=budget.others + (plan.ranks_per_device - 1) * self.peak,
+            ),
+            when=_WHEN[first.moment],
+            batch_size=plan.batch_size or 0,
+            parameter_count=first.parameter_count,
+            largest_batch=found.batch or None,
+            searched=found.settled,
+            safe_batch=safe,
+            sample_bytes=bytes_a_sample(found.points),
+            fits=self.fits,
+            device_memory=budget.memory,
+            device_name=budget.name,
+            ways=suggestions,
+            host=host_memory(plan, first, loading),
+            bound=first.bound,
+            notes=tuple(dict.fromkeys(notes)),
+        )
 
     @property
     def fits(self) -> bool | None:
-        """Whether it does; ``None`` where nobody said on what, or a mere bound exceeds it."""
+        """Whether the job fits; ``None`` without a device, or if only an upper bound does not fit."""
         if self.limit is None:
             return None
         return None if self.first.bound and self.peak > self.limit else self.peak <= self.limit
 
     def peak_with(self, plan: TrainingPlan, share: float = 1.0) -> int | None:
-        """The peak of a rank of another plan, begun within that share of the time. A bound where the job itself was
-        traced is not comparable."""
+        """Return the peak of a rank of another plan, if its trace can begin within that share of the time. An upper
+        bound is not comparable with the trace of the job itself."""
         traced = self.tracing(plan, share)
         if traced is None or (traced.bound and not self.first.bound):
             return None
-        return peak_of(traced, plan, self.offer)
+        return peak_of(traced, plan, self.budget)
 
     def largest(self) -> BatchSearchResult:
-        """The largest batch of the job itself; without a device, two batches tell what a sample takes."""
+        """Search for the largest batch of the job; without a device, trace two batches for the bytes per sample."""
         batch = self.plan.batch_size or 1
         if self.limit is None:
             twice = self.peak_with(replace(self.plan, batch_size=2 * batch))
@@ -155,7 +181,7 @@ class _EstimateRun:
     def search(
         self, plan: TrainingPlan, known: dict[int, int], limit: int, *, traces: int, slack: float, share: float = 1.0
     ) -> BatchSearchResult:
-        """The largest batch of ``plan`` within ``limit`` bytes."""
+        """Search for the largest batch of ``plan`` within ``limit`` bytes."""
         return largest_batch(
             lambda size: self.peak_with(replace(plan, batch_size=size), share),
             limit,
@@ -166,88 +192,57 @@ class _EstimateRun:
         )
 
     def safe(self, found: BatchSearchResult) -> int | None:
-        """The largest batch that leaves something to spare; ``None`` where there is none, or no time to look."""
+        """Return the largest batch that leaves the margin, or ``None`` if there is none, or no time to search."""
         if self.limit is None or not found.batch:
             return None
         limit = int(self.limit / (1 + SPARE))
         within = batch_within(found.points, limit)
         if not within:
-            within = self.search(self.plan, dict(found.points), limit, traces=TRACES_OF_A_WAY, slack=SPARE).batch
+            within = self.search(self.plan, dict(found.points), limit, traces=SUGGESTION_TRACES, slack=SPARE).batch
         return within or None
 
-    def ways(self, largest: int | None) -> tuple[tuple[Suggestion, ...], tuple[str, ...]]:
-        """What helps, with the largest batch of each, and what could not be tried."""
-        batch = self.plan.batch_size or 0
-        found = list(candidates(self.plan, batch, largest))
-        ways, untried = traced_suggestion(found, self.plan, self.peak, self.peak_with)
-        held = self.peak * self.plan.ranks_per_device
-        told = (self._with_largest(way, largest) for way in ways)
-        return tuple(way for way in told if helps(way, held, largest)), untried
+    def suggestions(self, largest: int | None) -> tuple[tuple[Suggestion, ...], tuple[str, ...]]:
+        """Return what helps, with the largest batch of each, and the names of what could not be traced."""
+        found = list(candidates(self.plan, self.plan.batch_size or 0, largest))
+        traced, untried = traced_suggestion(found, self.plan, self.peak, self.peak_with)
+        before = self.peak * self.plan.ranks_per_device
+        searched = (self._with_largest(one, largest) for one in traced)
+        return tuple(one for one in searched if helps(one, before, largest)), untried
 
-    def _with_largest(self, way: Suggestion, largest: int | None) -> Suggestion:
-        """``largest``: of the job itself. What the way does there tells more of larger batches than a small one."""
-        limit = self.offer.for_one_of(way.plan.ranks_per_device)
-        if limit is None or not way.plan.batch_size:
-            return way
-        known = {way.plan.batch_size: way.peak_bytes}
-        there = self.peak_with(replace(way.plan, batch_size=largest)) if largest else None
-        known |= {largest: there} if largest and there else {}
-        found = self.search(way.plan, known, limit, traces=TRACES_OF_A_WAY, slack=SLACK_OF_A_WAY)
+    def _with_largest(self, one: Suggestion, largest: int | None) -> Suggestion:
+        """Search for the largest batch with a suggestion. ``largest``: of the job itself; its trace predicts larger
+        batches better than that of a small batch."""
+        limit = self.budget.for_one_of(one.plan.ranks_per_device)
+        if limit is None or not one.plan.batch_size:
+            return one
+        known = {one.plan.batch_size: one.peak_bytes}
+        peak = self.peak_with(replace(one.plan, batch_size=largest)) if largest else None
+        known |= {largest: peak} if largest and peak else {}
+        found = self.search(one.plan, known, limit, traces=SUGGESTION_TRACES, slack=SUGGESTION_SLACK)
         if not found.settled:
-            self.unsettled.append(way.name)
-        return replace(way, largest_batch=found.batch or None)
+            self.unsettled.append(one.name)
+        return replace(one, largest_batch=found.batch or None)
 
-
-def _bytes_a_sample(traced: TracedStep | None) -> int:
-    """What a sample is likely to take: by the parts that grow with the batch."""
-    if traced is None or not traced.batch_size:
-        return 0
-    parts = traced.parts
-    return (parts.activations + parts.batch + parts.temporary) // traced.batch_size
-
-
-def peak_of(traced: TracedStep, plan: TrainingPlan, offer: DeviceBudget) -> int:
-    """Bytes on its device by a rank at its peak: what torch's allocator holds, and what is outside of it."""
-    return max(traced.reserved, traced.parts.allocated) + outside(plan, offer.capability)
-
-
-def _put_together(
-    question: _EstimateRun, loading: LoaderUse, found: BatchSearchResult, seconds: Callable[[], float]
-) -> Estimate:
-    plan, first = question.plan, question.first
-    ways, untried = question.ways(found.batch or None)
-    notes = _notes(question, found, untried)
-    safe = question.safe(found)
-    return Estimate(
-        plan=plan,
-        peak_bytes=question.peak,
-        parts=_parts(question),
-        when=when(first),
-        batch_size=plan.batch_size or 0,
-        parameter_count=first.parameter_count,
-        largest_batch=found.batch or None,
-        searched=found.settled,
-        safe_batch=safe,
-        sample_bytes=bytes_a_sample(found.points),
-        fits=question.fits,
-        device_memory=question.offer.memory,
-        device_name=question.offer.name,
-        ways=ways,
-        host=host_memory(plan, first, loading),
-        bound=first.bound,
-        notes=tuple(dict.fromkeys((*first.notes, *question.offer.notes, *notes))),
-        seconds=round(seconds(), 1),
-    )
-
-
-def _parts(question: _EstimateRun) -> MemoryBreakdown:
-    traced, plan, offer = question.first, question.plan, question.offer
-    return replace(
-        traced.parts,
-        rounding=max(0, traced.reserved - traced.parts.allocated),
-        context=outside(plan, offer.capability),
-        others=offer.others + (plan.ranks_per_device - 1) * question.peak,
-    )
+    def _notes(self, found: BatchSearchResult, untried: tuple[str, ...]) -> Iterator[str]:
+        plan, batch = self.plan, self.plan.batch_size
+        if plan.ranks_per_device > 1 and plan.strategy != "none":
+            allowed = "before 2.30, and unless NCCL_MULTI_RANK_GPU_ENABLE=1"
+            yield f"NCCL refuses two ranks on one device ({allowed}): use gloo"
+        if not batch:
+            yield "the batch has no common first dimension, so no other batch size could be tried"
+        elif self.limit is not None and not found.settled:
+            above = min((size for size in found.points if size > found.batch), default=None)
+            why = "there was no time (--timeout)" if self.tracing.ran_out else "it can't be traced at other sizes"
+            yield f"the search for the largest batch was cut short, {why}" + (
+                f": {above} does not fit" if above else ""
+            )
+        if self.unsettled:
+            yield f"larger batches may fit with {', '.join(self.unsettled)}: the search was cut short"
+        if untried:
+            why = "there was no time (--timeout)" if self.tracing.ran_out else "it can't be traced"
+            yield f"not tried, {why}: {', '.join(untried)}"
+        for reason in dict.fromkeys(self.tracing.refused):
+            yield f"a variant can't be traced: {reason}"
 
 
 _WHEN = {
@@ -258,25 +253,14 @@ _WHEN = {
 }
 
 
-def when(traced: TracedStep) -> str:
-    """When in a step the peak comes, as the end of a sentence."""
-    return _WHEN[traced.moment]
+def _bytes_a_sample(traced: TracedStep | None) -> int:
+    """Return the expected bytes per sample: of the parts that grow with the batch."""
+    if traced is None or not traced.batch_size:
+        return 0
+    parts = traced.parts
+    return (parts.activations + parts.batch + parts.temporary) // traced.batch_size
 
 
-def _notes(question: _EstimateRun, found: BatchSearchResult, untried: tuple[str, ...]) -> Iterator[str]:
-    plan, batch = question.plan, question.plan.batch_size
-    if plan.ranks_per_device > 1 and plan.strategy != "none":
-        yield "NCCL refuses two ranks on one device (before 2.30, and unless NCCL_MULTI_RANK_GPU_ENABLE=1): use gloo"
-    if not batch:
-        yield "the batch has no common first dimension, so no other batch size could be tried"
-    elif question.limit is not None and not found.settled:
-        above = min((size for size in found.points if size > found.batch), default=None)
-        why = "there was no time (--timeout)" if question.tracing.ran_out else "it can't be traced at other sizes"
-        yield f"the search for the largest batch was cut short, {why}" + (f": {above} does not fit" if above else "")
-    if question.unsettled:
-        yield f"larger batches may fit with {', '.join(question.unsettled)}: the search was cut short"
-    if untried:
-        why = "there was no time (--timeout)" if question.tracing.ran_out else "it can't be traced"
-        yield f"not tried, {why}: {', '.join(untried)}"
-    for reason in dict.fromkeys(question.tracing.refused):
-        yield f"a variant can't be traced: {reason}"
+def peak_of(traced: TracedStep, plan: TrainingPlan, budget: DeviceBudget) -> int:
+    """Return the peak of a rank in bytes, inside and outside of torch's allocator."""
+    return max(traced.reserved, traced.parts.allocated) + outside(plan, budget.capability)

@@ -1,4 +1,4 @@
-"""An estimate as a job of one node, judged by the checks that read estimates everywhere, and its report."""
+"""Checks an estimate as a job of one node, and makes the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from doctor.core.settings import Settings
 
 IDS = ("GPU007", "MEM005", "MEM008")
-"""The checks that an estimate can be judged by."""
+"""The checks that apply to an estimate."""
 
 NO_DEVICE = Missing(
     MissingReason.HIDDEN, "nobody said how much memory a device has", "give --device, --device-memory or --like CAPTURE"
@@ -39,43 +39,34 @@ NO_HOST = Missing(
 )
 
 NODE = "node"
-"""The name of the node where no capture has a better one."""
+"""The name of a node without a capture."""
 
 
 def report_of(
-    estimate: Estimate, offer: DeviceBudget, catalog: CheckRegistry, settings: Settings, *, started: float
+    estimate: Estimate, budget: DeviceBudget, registry: CheckRegistry, settings: Settings, *, started: float
 ) -> Report:
-    """The report document: ``job`` is null, ``estimate`` holds the answer. A bound that does not fit proves nothing:
-    then the verdict is inconclusive."""
+    """Return the report document, in which ``job`` is null and ``estimate`` holds the estimate.
+
+    An upper bound that does not fit makes the verdict inconclusive."""
+    from dataclasses import replace
+
     from doctor.session import judge
 
-    job = job_of(estimate, offer)
-    report = judge(job, _chosen(catalog), settings, must_be_complete=False, started=started)
+    chosen = replace(registry, checks=tuple(check for check in registry.checks if check.id in IDS))
+    report = judge(job_of(estimate, budget), chosen, settings, must_be_complete=False, started=started)
     if _is_undecided(estimate) and report.verdict == "pass":
         report = msgspec.structs.replace(report, verdict="inconclusive", exit_code=report.exit_code or 3)
-    return msgspec.structs.replace(report, job=None, estimate=document_of(estimate))
-
-
-def _chosen(catalog: CheckRegistry) -> CheckRegistry:
-    from doctor.core.check_registry import CheckRegistry as Chosen
-
-    return Chosen(tuple(check for check in catalog.checks if check.id in IDS), catalog.broken)
-
-
-def document_of(estimate: Estimate) -> dict[str, object]:
-    """The answer as the mapping that the report holds."""
-    document: dict[str, object] = msgspec.to_builtins(estimate)
-    return document
+    return msgspec.structs.replace(report, job=None, estimate=msgspec.to_builtins(estimate))
 
 
 def _is_undecided(estimate: Estimate) -> bool:
     return bool(estimate.bound) and estimate.device_memory is not None and estimate.fits is None
 
 
-def job_of(estimate: Estimate, offer: DeviceBudget) -> Job:
-    """One node of the job, with what each of its ranks will need."""
-    host: Section | Missing = offer.host or NO_HOST
-    gpus = _gpus(estimate, offer)
+def job_of(estimate: Estimate, budget: DeviceBudget) -> Job:
+    """Return one node of the job, with the needs of each of its ranks."""
+    host: Section | Missing = budget.host or NO_HOST
+    gpus = _gpus(estimate, budget)
     members = [
         Member(rank, {HostFacts.key: host, GpuFacts.key: gpus, **dict(sections)}, (None, None, NODE))
         for rank, sections in enumerate(_ranks(estimate))
@@ -88,7 +79,7 @@ def _ranks(estimate: Estimate) -> Iterator[dict[str, Section]]:
     ranks = plan.devices * plan.ranks_per_device
     peaks = EstimateFacts(
         device_peak=estimate.peak_bytes,
-        # Not every run loads a checkpoint; the report says what comes on top when one does.
+        # Not every run loads a checkpoint; the report notes what loading one takes in addition.
         host_peak=(host.total - host.checkpoint) // max(1, host.ranks),
         largest_batch=estimate.largest_batch,
     )
@@ -101,26 +92,26 @@ def _ranks(estimate: Estimate) -> Iterator[dict[str, Section]]:
         }
 
 
-def _gpus(estimate: Estimate, offer: DeviceBudget) -> GpuFacts | Missing:
-    if offer.memory is None:
+def _gpus(estimate: Estimate, budget: DeviceBudget) -> GpuFacts | Missing:
+    if budget.memory is None:
         return NO_DEVICE
     if _is_undecided(estimate):
         return Missing(
             MissingReason.HIDDEN,
             f"the peak is calculated by a rule, which errs on the safe side, and does not fit: {estimate.bound}",
         )
-    # Ranks that share a device share what the others leave of it.
+    # Ranks that share a device share what other processes leave of it.
     shared = estimate.plan.ranks_per_device > 1
-    total = offer.memory - offer.others if shared else offer.memory
+    total = budget.memory - budget.others if shared else budget.memory
     return GpuFacts(
         gpus=tuple(
             Gpu(
                 index=index,
                 uuid=f"GPU-{index}",
-                name=offer.name,
+                name=budget.name,
                 memory_total=total,
-                memory_used=offer.others,
-                memory_free=offer.memory - offer.others,
+                memory_used=budget.others,
+                memory_free=budget.memory - budget.others,
             )
             for index in range(estimate.plan.devices)
         )

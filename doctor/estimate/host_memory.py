@@ -1,4 +1,4 @@
-"""Host memory that all ranks of a node take together, as far as the factory's Trainer and loaders tell."""
+"""Host memory of all ranks of a node, as far as the factory's Trainer and loader show it."""
 
 from __future__ import annotations
 
@@ -15,69 +15,56 @@ PROCESS = 2048 * MIB
 (pytorch/pytorch#113326)."""
 
 WORKER = 300 * MIB
-"""What a worker of a loader has for itself: its own heap, and the pages of the interpreter and of torch that it
-writes to. A fresh process with torch has 320 MB (pytorch/pytorch#113326); a forked one shares a part of it."""
+"""Private memory of a data loader worker: its heap, and the pages of the interpreter and of torch that it writes to. A
+fresh process with torch has 320 MB (pytorch/pytorch#113326); a forked one shares a part of it."""
 
 PREFETCH = 2
-"""``prefetch_factor`` of a DataLoader with workers, where nobody set it (torch.utils.data.DataLoader)."""
+"""Default ``prefetch_factor`` of a DataLoader with workers (torch.utils.data.DataLoader)."""
 
 FORKSERVER = (3, 14)
-"""The Python from which on multiprocessing starts workers by ``forkserver`` on Linux: they get their data set by
-pickle, and share no page of it (What's New In Python 3.14)."""
+"""The first Python whose multiprocessing starts workers by ``forkserver`` on Linux: they get their dataset by pickle,
+and share no page of it (What's New In Python 3.14)."""
 
 SHARDED = ("fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3")
-"""Strategies whose ranks load a part of a checkpoint each."""
+"""Strategies whose ranks each load a part of a checkpoint."""
 
 
 def host_memory(
     plan: TrainingPlan, traced: TracedStep, loading: LoaderUse, *, python: tuple[int, int] = sys.version_info[:2]
 ) -> HostMemory:
-    """Bytes on one node for its ranks: while the model is built on the host, the loaders run, and a checkpoint is
-    loaded."""
+    """Return the host memory of one node while the model is built, the loaders run, and a checkpoint is loaded."""
     ranks = plan.devices * plan.ranks_per_device
     workers = loading.workers or 0
     in_flight = workers * (loading.prefetch or PREFETCH) * traced.batch_bytes
     copies = workers if python >= FORKSERVER else 0
     dataset = loading.dataset_bytes or 0
+    checkpoint = (loading.checkpoint_bytes or 0) // (plan.world_size if plan.strategy in SHARDED else 1)
+    # torch caches page-locked buffers, each rounded up to a power of two (CachingHostAllocator).
+    is_pinned = loading.pinned and traced.batch_bytes
+    pinned = 1 << (max(in_flight, traced.batch_bytes) - 1).bit_length() if is_pinned else 0
     return HostMemory(
         ranks=ranks,
         processes=ranks * (PROCESS + traced.parameter_bytes),
         dataset=ranks * dataset,
         workers=ranks * (workers * WORKER + copies * dataset + in_flight),
-        checkpoint=ranks * _checkpoint(plan, loading),
-        pinned=ranks * _pinned(traced, loading, in_flight),
+        checkpoint=ranks * checkpoint,
+        pinned=ranks * pinned,
         notes=tuple(_notes(loading, ranks, copied=bool(copies))),
     )
-
-
-def _checkpoint(plan: TrainingPlan, loading: LoaderUse) -> int:
-    share = plan.world_size if plan.strategy in SHARDED else 1
-    return (loading.checkpoint_bytes or 0) // share
-
-
-def _pinned(traced: TracedStep, loading: LoaderUse, in_flight: int) -> int:
-    """Page-locked buffers: torch keeps them for later, each rounded up to a power of two (CachingHostAllocator)."""
-    if not loading.pinned:
-        return 0
-    return 1 << (max(in_flight, traced.batch_bytes) - 1).bit_length() if traced.batch_bytes else 0
 
 
 def _notes(loading: LoaderUse, ranks: int, *, copied: bool) -> Iterator[str]:
     workers, dataset = loading.workers, loading.dataset_bytes
     if workers is None:
         yield "the factory gave no loader: its workers, its data set and pinned memory are not counted"
-        return
-    if dataset is None:
+    elif dataset is None:
         yield "what the data set holds in memory can't be counted; every rank holds it"
-    elif dataset >= 256 * MIB and workers:
-        yield from _of_copies(dataset, ranks * workers, copied=copied)
-
-
-def _of_copies(dataset: int, workers: int, *, copied: bool) -> Iterator[str]:
-    if copied:
+    elif dataset < 256 * MIB or not workers:
+        return
+    elif copied:
         yield f"each worker gets a copy of the data set, {byte_size(dataset)}: workers are no forks from Python 3.14 on"
     else:
         yield (
             f"workers share the pages of the data set; lists and dictionaries of Python objects are copied as they are "
-            f"read, up to {byte_size(dataset * workers)} more"
+            f"read, up to {byte_size(dataset * ranks * workers)} more"
         )

@@ -1,4 +1,4 @@
-"""What would help, and by how much: each way is traced as the job itself was, none is guessed."""
+"""Suggests changes that save memory; each is traced as the job itself was."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from msgspec.structs import replace
 
 from doctor.estimate.data_model import Precision, Strategy, Suggestion, TrainingPlan
 
-REPLICATED: tuple[Strategy, ...] = ("none", "ddp")
-LEANER: dict[Strategy, Strategy] = {"ddp": "fsdp2", "none": "fsdp2", "deepspeed-1": "deepspeed-3"}
-LEANER["deepspeed-2"] = "deepspeed-3"
+LEANER: dict[Strategy, Strategy] = {
+    "ddp": "fsdp2",
+    "none": "fsdp2",
+    "deepspeed-1": "deepspeed-3",
+    "deepspeed-2": "deepspeed-3",
+}
 """The strategy that shards parameters, gradients and optimizer state, by the one that does not."""
 
 LOWER: dict[Precision, tuple[Precision, str]] = {
@@ -20,15 +23,14 @@ LOWER: dict[Precision, tuple[Precision, str]] = {
     "16-mixed": ("bf16-true", "weights and optimizer state in bf16 (small updates get lost)"),
 }
 LEAN_OPTIMIZER = "adafactor"
-"""Keeps a row and a column of the second moment in place of Adam's two (arXiv:1804.04235); from torch 2.5 on."""
+"""Keeps a row and a column of the second moment instead of Adam's two states (arXiv:1804.04235); from torch 2.5 on."""
 
 LEAST_SAVED, LEAST_GAINED = 0.005, 0.05
-"""A way that saves a smaller share of the peak, and makes the largest batch larger by a smaller one, is not worth a
-line."""
+"""A suggestion must save at least this share of the peak, or increase the largest batch by more than this share."""
 
 
 class Candidate(NamedTuple):
-    """A way before it was traced."""
+    """A change that has not been traced yet."""
 
     name: str
     words: str
@@ -36,13 +38,19 @@ class Candidate(NamedTuple):
 
 
 def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> Iterator[Candidate]:
-    """What could be tried, the cheapest change first. ``batch``: samples of a micro-batch of ``plan``; ``largest``: the
-    largest that fits, where it is known."""
+    """Return the changes to try, the cheapest first. ``batch``: samples of a micro-batch of ``plan``; ``largest``: the
+    largest batch that fits, if known."""
     if plan.ranks_per_device > 1:
-        share = plan.ranks_per_device
-        yield Candidate("fewer ranks", f"one rank a device in place of {share}", replace(plan, ranks_per_device=1))
+        words = f"one rank a device in place of {plan.ranks_per_device}"
+        yield Candidate("fewer ranks", words, replace(plan, ranks_per_device=1))
     if batch > 1:
-        yield _accumulation(plan, batch, largest)
+        # Micro-batches that fit; of half the size if the batch fits already.
+        parts = 2
+        while largest and batch // parts > largest:
+            parts *= 2
+        times = plan.accumulate * parts
+        words = f"{batch // parts} samples at a time, {times} times a step"
+        yield Candidate("accumulation", words, replace(plan, batch_size=batch // parts, accumulate=times))
     if plan.precision in LOWER:
         precision, words = LOWER[plan.precision]
         yield Candidate(precision, words, replace(plan, precision=precision))
@@ -58,38 +66,30 @@ def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> It
         yield Candidate(LEAN_OPTIMIZER, words, replace(plan, optimizer=LEAN_OPTIMIZER))
 
 
-def _accumulation(plan: TrainingPlan, batch: int, largest: int | None) -> Candidate:
-    """The same samples a step in micro-batches that fit; of half the size where the batch fits already."""
-    parts = 2
-    while largest and batch // parts > largest:
-        parts *= 2
-    times = plan.accumulate * parts
-    words = f"{batch // parts} samples at a time, {times} times a step"
-    return Candidate("accumulation", words, replace(plan, batch_size=batch // parts, accumulate=times))
-
-
 def traced_suggestion(
     found: list[Candidate], plan: TrainingPlan, before: int, peak: Callable[[TrainingPlan], int | None]
 ) -> tuple[tuple[Suggestion, ...], tuple[str, ...]]:
-    """All that could be traced, those that save the most first, and the names of the others.
+    """Return the changes that could be traced, those that save most first, and the names of the others.
 
-    ``before``: the peak of a rank of ``plan``, bytes; ``peak``: that of another plan, ``None`` where it can't be had.
-    What is saved is counted on a device, by all ranks that share it; it is negative where the peak rises.
+    ``before``: the peak of a rank of ``plan`` in bytes; ``peak``: that of another plan, ``None`` if unknown. Savings
+    are per device, for all ranks that share it, and negative if the peak rises.
     """
-    ways, untried = [], []
+    suggestions, untried = [], []
     for one in found:
         with_it = peak(one.plan)
         if with_it is None:
             untried.append(one.name)
             continue
         saved = before * plan.ranks_per_device - with_it * one.plan.ranks_per_device
-        ways.append(Suggestion(name=one.name, words=one.words, plan=one.plan, peak_bytes=with_it, saved_bytes=saved))
-    return tuple(sorted(ways, key=lambda way: -way.saved_bytes)), tuple(untried)
+        suggestions.append(
+            Suggestion(name=one.name, words=one.words, plan=one.plan, peak_bytes=with_it, saved_bytes=saved)
+        )
+    return tuple(sorted(suggestions, key=lambda one: -one.saved_bytes)), tuple(untried)
 
 
-def helps(way: Suggestion, before: int, largest: int | None) -> bool:
-    """Whether it saves memory, or lets a larger batch in than the ``largest`` without it. ``before``: bytes on a device
+def helps(one: Suggestion, before: int, largest: int | None) -> bool:
+    """Whether the change saves memory, or allows a larger batch than ``largest``. ``before``: bytes on a device
     without it."""
-    if way.saved_bytes >= LEAST_SAVED * before:
+    if one.saved_bytes >= LEAST_SAVED * before:
         return True
-    return bool(largest and way.largest_batch and way.largest_batch > (1 + LEAST_GAINED) * largest)
+    return bool(largest and one.largest_batch and one.largest_batch > (1 + LEAST_GAINED) * largest)

@@ -1,5 +1,5 @@
-"""The work ``estimate`` of :mod:`doctor.probes.runtime.torch_child_main`: calls a factory once and traces plans with
-what it made."""
+"""The work ``estimate`` of :mod:`doctor.probes.runtime.torch_child_main`, and its messages: calls a factory once, and
+traces plans with its output."""
 
 from __future__ import annotations
 
@@ -9,33 +9,57 @@ import msgspec
 
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
-from doctor.estimate.tracer_protocol import LoadFactory, TracerReply, TracerRequest
+from doctor.estimate.data_model import LoaderUse, TracedStep, TrainingPlan
+from doctor.estimate.memory.non_torch import WORKSPACE
 
 if TYPE_CHECKING:
     from doctor.estimate.tracing.step_tracer import StepTracer
 
-_benches: list[StepTracer] = []
+
+class LoadFactory(msgspec.Struct, frozen=True, tag="Begin"):
+    """Import the factory's module and call it. ``factory``: ``MODULE:FACTORY`` or ``FILE.py:FACTORY``."""
+
+    factory: str
+    directory: str
+
+
+class TracePlan(msgspec.Struct, frozen=True, tag="Step"):
+    """Trace one plan with the factory's output."""
+
+    plan: TrainingPlan
+    workspace: int = WORKSPACE
+
+
+TracerRequest = LoadFactory | TracePlan
+
+
+class TracerReply(msgspec.Struct, frozen=True):
+    """``loading`` of a :class:`LoadFactory`, ``traced`` of a :class:`TracePlan`; ``unusable``: what is wrong with the
+    factory or the plan, in one sentence."""
+
+    loading: LoaderUse | None = None
+    traced: TracedStep | None = None
+    unusable: str = ""
+
+
+_tracers: list[StepTracer] = []
 
 
 def work(argument: bytes) -> TracerReply:
-    """Do what the :class:`TracerRequest` in ``argument`` asks; a :class:`LoadFactory` comes first."""
-    question: TracerRequest = msgspec.json.decode(argument, type=prepared(TracerRequest))
+    """Run the :class:`TracerRequest` in ``argument``; the first one is a :class:`LoadFactory`."""
+    request: TracerRequest = msgspec.json.decode(argument, type=prepared(TracerRequest))
     try:
-        import torch  # noqa: F401 - told apart from what the factory fails to import
+        import torch  # noqa: F401 - so that this failure is not taken for one of the factory
     except ImportError as error:
         return TracerReply(unusable=f"torch can't be imported, and an estimate runs on it: {error}")
     try:
-        return _answer(question)
+        from doctor.estimate.tracing.step_tracer import StepTracer
+    except (ImportError, AttributeError) as error:  # torch's private names, which change between releases
+        return TracerReply(unusable=f"this torch lacks what an estimate runs on: {error}")
+    try:
+        if isinstance(request, LoadFactory):
+            _tracers[:] = [StepTracer(request.factory, request.directory)]
+            return TracerReply(loading=_tracers[0].loading)
+        return TracerReply(traced=_tracers[0].run(request.plan, request.workspace))
     except UnusableError as error:
         return TracerReply(unusable=str(error))
-
-
-def _answer(question: TracerRequest) -> TracerReply:
-    try:
-        from doctor.estimate.tracing.step_tracer import StepTracer
-    except (ImportError, AttributeError) as error:  # names that are private to torch, and move
-        raise UnusableError(f"this torch lacks what an estimate runs on: {error}") from None
-    if isinstance(question, LoadFactory):
-        _benches[:] = [StepTracer(question.factory, question.directory)]
-        return TracerReply(loading=_benches[0].loading)
-    return TracerReply(traced=_benches[0].run(question.plan, question.workspace))

@@ -7,12 +7,11 @@ from doctor.api import Status
 from doctor.core.check_registry import load_registry
 from doctor.core.errors import UnusableError
 from doctor.core.settings import Settings
-from doctor.estimate.data_model import LoaderUse, MemoryBreakdown, TracedStep, TrainingPlan
+from doctor.estimate.data_model import LoaderUse, MemoryBreakdown, TracedStep, TrainingPlan, plan_of
 from doctor.estimate.device_budget import DeviceBudget, device_budget_of, with_host_memory
 from doctor.estimate.estimator import estimate_of
 from doctor.estimate.evaluation import report_of
 from doctor.estimate.memory.non_torch import outside
-from doctor.estimate.plan_options import plan_of
 from doctor.facts import HostFacts
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.tracer_client import TracerClient, trace
-from doctor.estimate.tracer_protocol import LoadFactory, TracePlan, TracerReply
+from doctor.estimate.tracer_main import LoadFactory, TracePlan, TracerReply
 from doctor.probes.runtime.torch_child import TorchChild
 from tests.lab.needs import clean_environ
 

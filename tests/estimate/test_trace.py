@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.tracer_client import TracerClient
-from doctor.estimate.tracer_protocol import LoadFactory, TracePlan, TracerReply
+from doctor.estimate.tracer_main import LoadFactory, TracePlan, TracerReply
 from doctor.probes.runtime.torch_child import TorchChild
 from tests.lab.needs import clean_environ
 from tests.lab.speed import patience
