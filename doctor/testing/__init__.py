@@ -1,9 +1,8 @@
-"""Cases of checks: jobs built by hand, and passing and failing variants of them."""
+"""Cases of checks: jobs built by hand, in passing and failing variants."""
 
 from __future__ import annotations
 
-from doctor.testing.cases import Fails, JobBuilder, Passes, healthy
-from doctor.testing.from_logs import logged
+from doctor.testing.cases import Fails, JobBuilder, Passes, healthy, logged
 from doctor.testing.loader_cases import in_a_loop, with_loader, with_sampler
 from doctor.testing.stalled_run import package_frame, stalled, user_frame
 from doctor.testing.training_run import running

@@ -1,6 +1,6 @@
-"""The cases that prove a check: healthy jobs, and the same with one fault planted.
+"""Cases that test a check: healthy jobs, and the same jobs with one fault.
 
-``healthy()`` draws a plausible job (torchrun, H100 hosts or hosts without GPU); the methods of :class:`JobBuilder`
+``healthy()`` builds a plausible job (torchrun, H100 hosts or hosts without GPU); the methods of :class:`JobBuilder`
 return altered copies. Only tests and benchmarks build cases.
 """
 
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobBuilder:
-    """A job in the making: its processes, and what is said of the job as a whole."""
+    """Builds a job from its processes and from facts of the whole job."""
 
     members: tuple[Member, ...]
     world_size: int | None = None
@@ -75,7 +75,7 @@ class JobBuilder:
     evidence: LogEvidence | None = None
 
     def job(self) -> Job:
-        """The job as checks get it."""
+        """Return the job as checks get it."""
         expected = self.expected.job() if self.expected else None
         return build_job(
             self.members,
@@ -87,13 +87,13 @@ class JobBuilder:
         )
 
     def expecting(self, worked: JobBuilder) -> JobBuilder:
-        """The same job, judged by a capture of ``worked``."""
+        """Return the same job with the baseline ``worked``."""
         return replace(self, expected=worked)
 
     def put(
         self, section: Section, *, ranks: Iterable[int] | None = None, hosts: Iterable[str] | None = None
     ) -> JobBuilder:
-        """The same job with this section on ``ranks`` (a host section: on their hosts) or ``hosts``; else on all."""
+        """Return the same job with this section on ``ranks`` (host section: on their hosts) or ``hosts``, or on all."""
         return self._map(type(section), lambda _: section, ranks, hosts)
 
     def alter(
@@ -104,7 +104,7 @@ class JobBuilder:
         hosts: Iterable[str] | None = None,
         **changes: object,
     ) -> JobBuilder:
-        """The same job with fields of a section changed. A value that can be called gets the old value of its field."""
+        """Return the same job with fields of a section changed. A callable value gets the old value of its field."""
 
         def changed(old: Section | Missing | None) -> Section:
             base = old if isinstance(old, section) else section()
@@ -122,11 +122,11 @@ class JobBuilder:
         ranks: Iterable[int] | None = None,
         hosts: Iterable[str] | None = None,
     ) -> JobBuilder:
-        """The same job without a section."""
+        """Return the same job without a section."""
         return self._map(section, lambda _: Missing(lack, reason), ranks, hosts)
 
     def environ(self, *, ranks: Iterable[int] | None = None, **variables: str) -> JobBuilder:
-        """The same job with environment variables set on ``ranks``; NCCL_* ones also as effective settings."""
+        """Return the same job with environment variables set on ``ranks``; NCCL_* ones also as effective settings."""
         added = tuple(Variable(name, value) for name, value in variables.items())
         sketch = self.alter(
             EnvironmentFacts, ranks=ranks, variables=lambda old: _replaced(old, added, lambda variable: variable.name)
@@ -141,7 +141,7 @@ class JobBuilder:
     def launched(
         self, *, ranks: Iterable[int] | None = None, without: tuple[str, ...] = (), **variables: str
     ) -> JobBuilder:
-        """The same job with launch variables (RANK, SLURM_…) set, and those in ``without`` removed, on ``ranks``."""
+        """Return the same job with launch variables (RANK, SLURM_…) set on ``ranks``, and ``without`` removed."""
         added = tuple(Variable(name, value) for name, value in variables.items())
 
         def change(old: tuple[Variable, ...]) -> tuple[Variable, ...]:
@@ -151,12 +151,12 @@ class JobBuilder:
         return self.alter(LaunchFacts, ranks=ranks, variables=change)
 
     def by_srun(self) -> JobBuilder:
-        """The same job with its ranks started by srun, one task a rank: SLURM's variables in place of torchrun's."""
+        """Return the same job started by srun, one task per rank: with SLURM's variables instead of torchrun's."""
         hosts = len({_host_name(member) for member in self.members})
         return self._map(LaunchFacts, lambda old: _as_task(old, len(self.members), hosts), None, None)
 
     def gpu(self, index: int, *, hosts: Iterable[str] | None = None, **changes: object) -> JobBuilder:
-        """The same job with fields of one GPU changed on ``hosts`` (else on all)."""
+        """Return the same job with fields of one GPU changed on ``hosts`` (else on all)."""
 
         def change(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             return tuple(msgspec.structs.replace(gpu, **changes) if gpu.index == index else gpu for gpu in gpus)
@@ -164,18 +164,18 @@ class JobBuilder:
         return self.alter(GpuFacts, hosts=hosts, gpus=change)
 
     def only(self, ranks: Iterable[int], *, absent: Iterable[int] = ()) -> JobBuilder:
-        """The same job of which only ``ranks`` answered; ``absent`` were waited for, the others were not asked."""
+        """Return the same job of which only ``ranks`` reported; ``absent`` were waited for, the others were not."""
         kept = set(ranks)
         world = self.world_size or len(self.members)
         members = tuple(member for member in self.members if member.rank in kept)
         return replace(self, members=members, world_size=world, absent=tuple(absent))
 
     def fell_silent(self, rank: int, host: str, step: str) -> JobBuilder:
-        """The same job, of which ``rank`` was heard of last at ``step``; see :class:`doctor.core.job.LastSeen`."""
+        """Return the same job, of which ``rank`` reported last at ``step``; see :class:`doctor.core.job.LastSeen`."""
         return replace(self, last_seen=(*self.last_seen, LastSeen(rank, host, step)))
 
     def renumbered(self, old: int, new: int) -> JobBuilder:
-        """The same job in which the process of rank ``old`` claims to be rank ``new``."""
+        """Return the same job in which the process of rank ``old`` claims to be rank ``new``."""
         members = tuple(member._replace(rank=new) if member.rank == old else member for member in self.members)
         return replace(self, members=members)
 
@@ -218,8 +218,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class Fails:
-    """A case with the fault planted: the check must find it and blame exactly ``ranks`` (or ``hosts``), with at least
-    the severity that it declares unless ``severity`` names another."""
+    """A faulty case: the check must find the fault and name exactly ``ranks`` (or ``hosts``), with at least its
+    declared severity, unless ``severity`` is set."""
 
     name: str
     sketch: JobBuilder
@@ -229,7 +229,7 @@ class Fails:
 
 
 def _as_task(old: Section | Missing | None, world: int, hosts: int) -> Section:
-    """The launch facts of a task: what srun sets, and MASTER_ADDR and MASTER_PORT as a batch script sets them."""
+    """Return the launch facts of a task of srun, with MASTER_ADDR and MASTER_PORT as a batch script sets them."""
     old = old if isinstance(old, LaunchFacts) else LaunchFacts()
     rank, local_rank, node, per_host = old.rank or 0, old.local_rank or 0, old.node_rank or 0, world // hosts
     numbers = {"SLURM_JOB_ID": 4242, "SLURM_STEP_ID": 0, "SLURM_PROCID": rank, "SLURM_LOCALID": local_rank}
@@ -265,8 +265,10 @@ def _replaced(old: tuple[T, ...], added: tuple[T, ...], name: Callable[[T], str]
 
 
 def healthy(hosts: int = 1, per_host: int = 2, *, gpus: int | None = None, rdma: int = 0) -> JobBuilder:
-    """A healthy torchrun job of ``hosts`` x ``per_host`` ranks (one process: started by hand). ``gpus`` a host: as many
-    as ranks by default, 0 for hosts without GPU; ``rdma``: InfiniBand ports a host. Hosts are called node0, node1 …"""
+    """Return a healthy torchrun job of ``hosts`` x ``per_host`` ranks (one process: without launcher).
+
+    ``gpus`` per host: as many as ranks by default, 0 for hosts without GPU; ``rdma``: InfiniBand ports per host. Hosts
+    are named node0, node1 …"""
     gpus = per_host if gpus is None else gpus
     world = hosts * per_host
     shared = _shared_sections(gpus)
@@ -280,8 +282,19 @@ def healthy(hosts: int = 1, per_host: int = 2, *, gpus: int | None = None, rdma:
     return JobBuilder(tuple(members))
 
 
+def logged(*lines: str, name: str = "job.log") -> JobBuilder:
+    """Return a job of which only these lines of one log remain, read as ``doctor diagnose`` reads them."""
+    from doctor.postmortem.job_assembly import sketch_of_lines
+
+    members, evidence, world = sketch_of_lines(lines, name)
+    return JobBuilder(members, world_size=world, evidence=evidence)
+
+
 def _shared_sections(gpus: int) -> dict[str, Section | Missing]:
-    cuda = "12.8" if gpus else None
+    nccl_path = "/opt/env/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
+    torch = TorchBuild("2.8.0", backends=("gloo",))
+    if gpus:
+        torch = TorchBuild("2.8.0", cuda="12.8", nccl="2.27.3", backends=("gloo", "nccl"))
     return {
         **{key: section() for key, section in SECTIONS.items() if section.origin == "collected"},
         EnvironmentFacts.key: EnvironmentFacts(variables=(Variable("OMP_NUM_THREADS", "4"),)),
@@ -290,21 +303,12 @@ def _shared_sections(gpus: int) -> dict[str, Section | Missing]:
             prefix="/opt/env",
             packages=(Package("lightning", "2.6.1"), Package("torch", "2.8.0"), Package("nvidia-nccl-cu12", "2.27.3")),
             requirements=(Requirement("lightning", "torch", ">=2.1.0,<4.0"),),
-            torch=TorchBuild("2.8.0", cuda=cuda, nccl="2.27.3" if gpus else None, backends=_backends(gpus)),
-            nccl_libraries=_nccl_libraries(gpus),
+            torch=torch,
+            nccl_libraries=(NcclLibrary(nccl_path, "2.27.3", "wheel nvidia-nccl-cu12", chosen=True),) if gpus else (),
         ),
         "trainer": Missing(MissingReason.ABSENT, "no Trainer variable is set"),
         "slurm": Missing(MissingReason.ABSENT, "not inside a SLURM job"),
     }
-
-
-def _backends(gpus: int) -> tuple[str, ...]:
-    return ("gloo", "nccl") if gpus else ("gloo",)
-
-
-def _nccl_libraries(gpus: int) -> tuple[NcclLibrary, ...]:
-    path = "/opt/env/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
-    return (NcclLibrary(path, "2.27.3", "wheel nvidia-nccl-cu12", chosen=True),) if gpus else ()
 
 
 def _host_sections(host: int, hosts: int, gpus: int, rdma: int) -> dict[str, Section | Missing]:

@@ -1,4 +1,4 @@
-"""Jobs whose collectives were tried along a mesh, for the cases of checks."""
+"""Jobs whose collectives were timed along a mesh, for the cases of checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AXES = ("dp", "tp")
 TURNS = 2
 
 Seconds = Callable[[str, tuple[int, ...], int, int], float]
-"""Of an axis, a group of it, a size in bytes and a turn."""
+"""Returns the seconds of a collective, from an axis, a group of it, a size in bytes and a round."""
 
 
 def timed_on_mesh(seconds: Seconds, *, backend: str = "gloo", hosts: int = 4, per_host: int = 4) -> JobBuilder:
-    """A job on a mesh of dp between the hosts and tp within each, timed twice along both axes."""
+    """Return a job on a mesh of dp between hosts and tp within each, timed twice along both axes."""
     sketch = healthy(hosts, per_host, gpus=None if backend == "nccl" else 0)
     world = hosts * per_host
     for rank in range(world):
@@ -35,14 +35,14 @@ def timed_on_mesh(seconds: Seconds, *, backend: str = "gloo", hosts: int = 4, pe
 
 
 def usual_seconds(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
-    """Alike, with a third between the fastest and the slowest group."""
+    """Return similar times, with the slowest group about a third above the fastest."""
     if size <= SMALL:
         return 20e-6 + 1e-6 * turn
     return (0.1 if axis == "dp" else 0.01) * (1 + group[0] % 4 / 10 + turn / 20)
 
 
 def slow_with(*ranks: int, times: float = 4.0, axes: Iterable[str] = AXES, turns: Sequence[int] = (0, 1)) -> Seconds:
-    """Large messages of groups with one of ``ranks`` take ``times`` as long."""
+    """Return times in which large messages of groups with one of ``ranks`` take ``times`` as long."""
     slow_axes = tuple(axes)
 
     def seconds(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
@@ -53,10 +53,10 @@ def slow_with(*ranks: int, times: float = 4.0, axes: Iterable[str] = AXES, turns
 
 
 BETWEEN_HOSTS = 23e9
-"""Bytes a second over a card of 200 Gb/s."""
+"""Bytes per second of a NIC of 200 Gb/s."""
 
 Odd = Callable[[int, int], bool]
-"""Whether messages from a rank to another are meant."""
+"""Selects messages from one rank to another."""
 
 
 def exchanged(
@@ -70,14 +70,16 @@ def exchanged(
     between: float = BETWEEN_HOSTS,
     rdma: int = 0,
 ) -> JobBuilder:
-    """A job whose ranks exchanged messages with those in the same place of other hosts, and within their host: there
-    the first two are joined by a bridge. ``slow`` ones have that ``share`` of the usual bandwidth; ``errors`` by rank.
-    ``between``: what is usual from host to host, bytes a second; ``rdma``: InfiniBand ports a host, of 400 Gb/s.
+    """Return a job whose ranks exchanged messages with those of the same local rank on other hosts, and within their
+    host, where a bridge connects the first two.
+
+    ``slow`` messages have ``share`` of the usual bandwidth; ``errors`` by rank. ``between``: the usual bandwidth from
+    host to host, bytes per second; ``rdma``: InfiniBand ports per host, of 400 Gb/s.
     """
     sketch = healthy(hosts, per_host, rdma=rdma)
-    seats = [RankSlot(host, place) for host in range(hosts) for place in range(per_host)]
-    received: dict[int, list[Exchange]] = {rank: [] for rank in range(len(seats))}
-    for rank, partners in enumerate(partners_of(seats)):
+    slots = [RankSlot(host, place) for host in range(hosts) for place in range(per_host)]
+    received: dict[int, list[Exchange]] = {rank: [] for rank in range(len(slots))}
+    for rank, partners in enumerate(partners_of(slots)):
         for turn, partner in enumerate(partners):
             if partner != NO_PARTNER:
                 usual = _usual_bandwidth(partner, rank, per_host, between) * (
@@ -104,19 +106,19 @@ def _usual_bandwidth(one: int, other: int, per_host: int, between: float) -> flo
 
 
 def breaking(error: str, own: tuple[int, ...], others: str, *, awaited: tuple[int, ...] = ()) -> JobBuilder:
-    """Two hosts of four ranks along tp. Those in ``own`` end with ``error``, and wait for ``awaited`` where any are;
-    the ``others`` wait for these, in their words."""
+    """Return two hosts of four ranks along tp. Those in ``own`` fail with ``error`` (waiting for ``awaited``, if any);
+    all others wait for these, and fail with ``others``."""
     sketch = healthy(2, 4, gpus=0)
-    everybody = tuple(range(8))
-    for rank in everybody:
+    members = tuple(range(8))
+    for rank in members:
         is_own = rank in own
         peers = tuple(peer for peer in (awaited if is_own else own) if peer != rank)
-        words = error if is_own else others
-        broken = CollectiveTiming("all_reduce", "gloo", 0, axis="tp", members=everybody, error=words, awaited=peers)
+        text = error if is_own else others
+        broken = CollectiveTiming("all_reduce", "gloo", 0, axis="tp", members=members, error=text, awaited=peers)
         sketch = sketch.put(CollectiveFacts(timings=(broken,), backend="gloo"), ranks=(rank,))
     return sketch
 
 
 def not_set_up(error: str, awaited: tuple[int, ...] = ()) -> CollectiveFacts:
-    """Of a rank whose group never was."""
+    """Return the facts of a rank whose process group was not created."""
     return CollectiveFacts(backend="gloo", error=error, awaited=awaited)

@@ -11,46 +11,46 @@ from doctor.core.facts import PathFacts, PathSample, Transfer, TransferFacts
 from doctor.testing.cases import JobBuilder, healthy
 
 HostPath = Callable[[int, int, int], bool]
-"""Whether a transfer is meant: from a host to another in a round, by their numbers."""
+"""Selects transfers, by the numbers of source host, target host and round."""
 
 SEGMENTS = 4000
-"""Sent in each transfer."""
+"""TCP segments of each transfer."""
 IDLE_SECONDS = 100e-6
 
 
 def nowhere(_source: int, _target: int, _turn: int) -> bool:
-    """No transfer at all."""
+    """Select no transfer."""
     return False
 
 
 def touching(host: int) -> HostPath:
-    """All that ``host`` sends and receives."""
+    """Select all that ``host`` sends and receives."""
     return lambda source, target, _: host in (source, target)
 
 
 def sent_by(host: int) -> HostPath:
-    """All that ``host`` sends."""
+    """Select all that ``host`` sends."""
     return lambda source, _target, _: source == host
 
 
 def received_by(host: int) -> HostPath:
-    """All that ``host`` receives."""
+    """Select all that ``host`` receives."""
     return lambda _source, target, _: target == host
 
 
 def between(one: int, other: int) -> HostPath:
-    """What two hosts send each other."""
+    """Select what two hosts send each other."""
     return lambda source, target, _: {source, target} == {one, other}
 
 
 def across(side: range) -> HostPath:
-    """What the hosts of ``side`` and all others send each other."""
+    """Select what the hosts of ``side`` and all others send each other."""
     return lambda source, target, _: (source in side) != (target in side)
 
 
-def at_times(way: HostPath) -> HostPath:
-    """``way`` in every second round."""
-    return lambda source, target, turn: turn % 2 == 0 and way(source, target, turn)
+def at_times(path: HostPath) -> HostPath:
+    """Select ``path`` in every second round."""
+    return lambda source, target, turn: turn % 2 == 0 and path(source, target, turn)
 
 
 def transferred(
@@ -64,11 +64,11 @@ def transferred(
     queued: bool = False,
     waited: float = 0.0,
 ) -> JobBuilder:
-    """A job of so many hosts, one rank each, that met in rounds, and again to confirm what looked slow.
+    """Return a job of ``hosts`` with one rank each that measured in rounds, and again to confirm slow transfers.
 
-    ``slow`` transfers have that ``share`` of the ``usual`` bandwidth, bytes a second; ``lossy`` ones sent a twentieth
-    of their packets again, while packets waited in a queue where ``queued``; both ``waited`` for a processor for that
-    share of the time. ``failed`` ones were never begun.
+    ``slow`` transfers have ``share`` of the ``usual`` bandwidth, bytes per second; ``lossy`` ones retransmitted a
+    twentieth of their packets, with a long queue if ``queued``; both waited for a CPU for the share ``waited`` of the
+    time. ``failed`` ones never started.
     """
     numbers = random.Random(1)  # noqa: S311 - noise, and the same each time
     sent: dict[int, list[Transfer]] = {host: [] for host in range(hosts)}

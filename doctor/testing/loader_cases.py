@@ -1,4 +1,4 @@
-"""Loaders of watched jobs, for the cases of checks."""
+"""Data loaders of monitored jobs, for the cases of checks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from doctor.testing.cases import JobBuilder
 def with_loader(
     sketch: JobBuilder, *, ranks: Iterable[int] | None = None, stage: str = "train", index: int = 0, **changes: Any
 ) -> JobBuilder:
-    """The same job with fields of one loader changed on ``ranks`` (else on all). A value that can be called gets the
-    old one. Where a rank has no such loader, it gets one like its training loader."""
+    """Return the same job with fields of one loader changed on ``ranks`` (else on all). A callable value gets the old
+    one. A rank without such a loader gets a copy of its training loader."""
 
     def change(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
         like = next((one for one in old if (one.stage, one.index) == (stage, index)), None)
@@ -29,18 +29,18 @@ def with_loader(
 def with_sampler(
     sketch: JobBuilder, *, ranks: Iterable[int] | None = None, stage: str = "train", **changes: Any
 ) -> JobBuilder:
-    """The same job with fields of the sampler of a stage's loader changed on ``ranks`` (else on all)."""
+    """Return the same job with fields of the sampler of a stage's loader changed on ``ranks`` (else on all)."""
     return with_loader(sketch, ranks=ranks, stage=stage, sampler=lambda old: msgspec.structs.replace(old, **changes))
 
 
 def drawing(number: int, indices: Iterable[int], **more: Any) -> LoaderEpoch:
-    """An epoch in which ``indices`` were drawn first."""
+    """Return an epoch whose first samples are ``indices``."""
     return LoaderEpoch(number, first=tuple(indices), **more)
 
 
 def in_a_loop(sketch: JobBuilder, *groups: tuple[int, ...]) -> JobBuilder:
-    """The same job as a loop of the user's own, whose ranks are wrapped together in ``groups``; of all others nobody
-    tells what they train."""
+    """Return the same job with a training loop of the user, with data-parallel ``groups``; those of other ranks are
+    unknown."""
     alone: dict[str, Any] = {"data_parallel_rank": None, "data_parallel_size": None}
     sketch = sketch.alter(TrainingFacts, framework="plain", **alone)
     for group in groups:

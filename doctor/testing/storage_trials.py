@@ -1,4 +1,4 @@
-"""Cases of jobs whose hosts wrote to a directory and read there what the next host wrote."""
+"""Jobs whose hosts wrote to a directory and read what the next host wrote, for the cases of checks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from doctor.testing.cases import JobBuilder, healthy
 def storage_tried(
     folder: Directory, hosts: int = 4, odd: int | None = None, before: float | None = None, **changes: object
 ) -> JobBuilder:
-    """A job of ``hosts`` with two ranks each, all of which wrote 8 MiB to ``folder`` within a tenth of a second and
-    saw what the next one wrote. ``changes``: fields of the trial of host ``odd``; ``before``: seconds that its fsync
-    took when it wrote for the first time."""
+    """Return a job of ``hosts`` with two ranks each, which all wrote 8 MiB to ``folder`` within 0.1 s and read what the
+    next one wrote. ``changes``: fields of the trial of host ``odd``; ``before``: seconds of its first fsync."""
     sketch = healthy(hosts).put(StorageFacts(directories=(folder,)))
     for own in range(hosts):
         wrote: dict[str, object] = {"bytes": 8 << 20, "write_seconds": 0.01, "sync_seconds": 0.05 + 0.01 * (own % 3)}
@@ -26,13 +25,13 @@ def storage_tried(
 
 
 def storage_unread(folder: Directory, hosts: int, reader: int) -> JobBuilder:
-    """The same, where host ``reader`` got no answer when it read."""
+    """Return the same job in which a read of host ``reader`` timed out."""
     reading = StorageReading(folder.path, f"node{(reader + 1) % hosts}", "silent")
     return storage_tried(folder, hosts).alter(StorageSpeedFacts, hosts=(f"node{reader}",), readings=(reading,))
 
 
 def storage_apart(folder: Directory, hosts: int, odd: Collection[int]) -> JobBuilder:
-    """The same, where each host in ``odd`` has a directory of its own."""
+    """Return the same job in which each host in ``odd`` has its own directory."""
     sketch = storage_tried(folder, hosts)
     for own in range(hosts):
         next_one = (own + 1) % hosts

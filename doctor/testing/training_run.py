@@ -1,6 +1,8 @@
-"""A healthy job that trains: what ``healthy()`` draws, and what a monitor sees of it. For the cases of checks."""
+"""A healthy job that trains, for the cases of checks: a job of ``healthy()``, and the facts of its monitor."""
 
 from __future__ import annotations
+
+import msgspec
 
 from doctor.core.facts import (
     Checksum,
@@ -31,7 +33,7 @@ from doctor.core.facts import (
 from doctor.testing.cases import GIB, JobBuilder, healthy
 
 NOON = 1_760_000_000.0
-"""When the facts of these jobs were taken, seconds since the epoch."""
+"""Time of the facts of these jobs, seconds since the epoch."""
 
 TRAIN_STEP = Frame("/home/me/train.py", 42, "training_step", user=True)
 BACKWARD = Frame("/opt/env/lib/python3.11/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")
@@ -40,8 +42,8 @@ BACKWARD = Frame("/opt/env/lib/python3.11/site-packages/torch/autograd/graph.py"
 def running(
     hosts: int = 1, per_host: int = 2, *, gpus: int | None = None, epoch: int = 1, batch: int = 40
 ) -> JobBuilder:
-    """A healthy Lightning DDP job in the middle of an epoch of 100 batches, after validation in each epoch. ``gpus`` as
-    in :func:`doctor.testing.cases.healthy`."""
+    """Return a healthy Lightning DDP job in an epoch of 100 batches, with validation after each epoch. ``gpus``: see
+    :func:`doctor.testing.cases.healthy`."""
     sketch = healthy(hosts, per_host, gpus=gpus)
     world = hosts * per_host
     on_gpu = gpus != 0
@@ -145,34 +147,16 @@ def _loaders(rank: int, world: int, epoch: int, batch: int) -> LoaderFacts:
 def _steps(seen: int) -> StepFacts:
     window = Window(0, 20, 0.4, data=0.01, forward=0.1, backward=0.25, optimizer=0.03, other=0.01, slowest=0.5)
     starts = range(max(0, seen - 100) // 20 * 20, seen // 20 * 20, 20)
-    return StepFacts(
-        windows=tuple(
-            Window(
-                first,
-                20,
-                window.total,
-                data=window.data,
-                forward=window.forward,
-                backward=window.backward,
-                optimizer=window.optimizer,
-                other=window.other,
-                slowest=window.slowest,
-            )
-            for first in starts
-        ),
-        seen=seen,
-    )
+    return StepFacts(windows=tuple(msgspec.structs.replace(window, first_step=first) for first in starts), seen=seen)
 
 
 def _memory(local: int, on_gpu: bool, step: int) -> RunMemoryFacts:
+    device = {"allocated": 20 * GIB, "reserved": 30 * GIB, "peak": 28 * GIB, "device_used": 31 * GIB} if on_gpu else {}
     samples = tuple(
         MemorySample(
             at_step,
             at=NOON - (step - at_step) * 0.4,
-            allocated=20 * GIB if on_gpu else None,
-            reserved=30 * GIB if on_gpu else None,
-            peak=28 * GIB if on_gpu else None,
-            device_used=31 * GIB if on_gpu else None,
+            **device,
             resident=4 * GIB,
             workers=2 * GIB,
             host_available=1000 * GIB,
@@ -218,7 +202,7 @@ def _model() -> ModelFacts:
 
 
 def recorder(world: int, sequence: int, *, members: tuple[int, ...] | None = None) -> RecorderFacts:
-    """A flight recorder whose newest collective is the ``sequence``-th all-reduce of the default group."""
+    """Return a flight recorder whose newest collective is the ``sequence``-th all-reduce of the default group."""
     group = ProcessGroup("0", "default_pg", members or tuple(range(world)), sequence, sequence - 1, sequence - 1)
     entries = tuple(
         Collective(

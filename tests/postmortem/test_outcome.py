@@ -18,8 +18,8 @@ from doctor.postmortem.logs.outcome_marks.marks import Marks, _mark_of
 from doctor.postmortem.logs.prefixes import parse_line
 from doctor.postmortem.logs.rank_attribution import LogProcesses
 from doctor.postmortem.logs.timestamps import Calendar
+from doctor.testing import logged
 from doctor.testing.cases import healthy
-from doctor.testing.from_logs import logged
 
 FRAME = 'Traceback (most recent call last):\n  File "/app/train.py", line 3, in <module>\n    run()\n'
 UNKNOWN = {
