@@ -98,7 +98,7 @@ def _too_many(job: Job) -> Iterator[Finding]:
 
 
 def _joined_twice(job: Job) -> Iterator[Finding]:
-    """Several hosts that each take themselves for the first one: some ranks come more than once, the others never."""
+    """Several hosts that number their ranks from 0: some ranks join twice, the others never."""
     if is_logged(job, *_RESTARTS):
         return
     for group in event_groups(job, "pl.init_dist", by=("w",)):
@@ -118,7 +118,7 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
 
 
 def _twice(group: EventGroup) -> bool:
-    """Whether a part of the ranks came, each of them more than once."""
+    """Whether only a part of the ranks joined, each of them more than once."""
     times = joined_ranks(group)
     return 1 < len(times) < (parse_count(group.value("w")) or 0) and min(times.values()) > 1
 

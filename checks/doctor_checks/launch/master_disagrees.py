@@ -60,8 +60,10 @@ class ReportedMaster(NamedTuple):
 
 
 def _by_commands(job: Job) -> Iterator[Finding]:
-    """Start commands of several hosts that name other masters. Those of two jobs, one after the other, bear the same
-    host number, so that they say nothing."""
+    """Start commands of several hosts that name different masters.
+
+    Two jobs, one after the other, use the same node rank, so their commands do not count.
+    """
     masters = {(one.file, one.line): one.value("host") for one in _given(job, "launch.master_given")}
     nodes = {(one.file, one.line): one.value("node") for one in _given(job, "launch.node_given")}
     pairs = {(str(nodes[place]), str(master)) for place, master in masters.items() if place in nodes}
@@ -71,8 +73,10 @@ def _by_commands(job: Job) -> Iterator[Finding]:
 
 
 def _by_attempts(job: Job) -> Iterator[Finding]:
-    """Ranks that wait for a master in vain, each for another one. Names and addresses may mean the same host, so that
-    only addresses are compared."""
+    """Ranks that time out while connecting to different masters.
+
+    Names and addresses may mean the same host, so only addresses are compared.
+    """
     for group in event_groups(job, "torch.store.connect_timeout"):
         waiting = {_who(event): event.value("host") or "" for event in group.events if not set_up_after(job, event)}
         addresses = {who: host for who, host in waiting.items() if parse_address(host) is not None}

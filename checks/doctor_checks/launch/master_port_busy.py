@@ -80,7 +80,7 @@ def _first_letters(text: str) -> str:
 
 
 def _refusals(job: Job) -> Iterator[EventGroup]:
-    """One finding for all that is said of it; the lines that name the port first."""
+    """The messages as one group, those that name the port first."""
     events = [
         event for event in events_of_kinds(job, *_KINDS) if _is_taken(job, event) and not set_up_after(job, event)
     ]

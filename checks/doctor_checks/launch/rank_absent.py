@@ -50,7 +50,10 @@ def _by_count(job: Job) -> Iterator[Finding]:
 
 
 def _by_barrier(job: Job) -> Iterator[Finding]:
-    """The barrier at the end of init_process_group() counts the ranks that reached it; who waits says so itself."""
+    """The barrier of init_process_group() counts the ranks that reached it.
+
+    Each waiting rank logs it.
+    """
     for group in _barriers(job):
         last, world = group.events[-1], parse_count(group.value("world")) or 0
         joined = max((parse_count(value) or 0 for value in group.values("got")), default=0)
@@ -71,7 +74,7 @@ def _by_barrier(job: Job) -> Iterator[Finding]:
 
 
 def _barriers(job: Job) -> Iterator[EventGroup]:
-    """What ranks said of one barrier."""
+    """The messages about one barrier."""
     groups: dict[str, list[Event]] = {}
     for event in events_of_kinds(job, "torch.store.barrier_wait", "torch.store.barrier_timeout"):
         groups.setdefault(event.value("key") or "", []).append(event)
@@ -80,7 +83,7 @@ def _barriers(job: Job) -> Iterator[EventGroup]:
 
 
 def _by_rendezvous(job: Job) -> Iterator[Finding]:
-    """The store was reached, so those that are missing did not come to it."""
+    """The store was reachable, so the missing hosts did not try to join."""
     for group in event_groups(job, "elastic.rdzv_timeout"):
         late = any("RendezvousTimeoutError" in event.text for event in group.events)
         closed = any("RendezvousClosedError" in event.text for event in group.events)
@@ -103,8 +106,10 @@ NEAR_THE_END = 20
 
 
 def _by_members(job: Job) -> Iterator[Finding]:
-    """Lightning prints one line for each rank that starts to wait for the others. Those that never print one, in a log
-    that ends there, never came."""
+    """Ranks for which Lightning never printed that they wait for the others.
+
+    Lightning prints one line per rank. A rank without one, in a log that ends there, did not start.
+    """
     for group in event_groups(job, "pl.init_dist", by=("w",)):
         world = parse_count(group.value("w")) or 0
         came = set(joined_ranks(group))

@@ -96,7 +96,7 @@ def _by_slurm(job: Job) -> Iterator[Finding]:
 
 
 def _by_waiting(job: Job) -> Iterator[Finding]:
-    """Lightning says that it goes by SLURM, and then one rank of several waits alone."""
+    """Lightning detects SLURM, and then one rank of several waits alone."""
     for group in event_groups(job, "pl.init_dist", by=("w",)):
         size, last, times = parse_count(group.value("w")) or 0, group.events[-1], joined_ranks(group)
         came = len(times)

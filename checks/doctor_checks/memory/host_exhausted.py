@@ -171,8 +171,7 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
 
 
 def _has_another_cause(job: Job, killed: Event) -> bool:
-    """Whether something was said before that ends other processes by SIGKILL: an error of the program itself, or the
-    launcher's or the scheduler's decision."""
+    """Whether an earlier error, or the launcher or scheduler, explains the SIGKILL."""
     events = job.evidence.events if job.evidence else ()
     before = events[: events.index(killed)] if killed in events else events
     if any(event.kind in _ENDED_BY_OTHERS or _is_own_error(event) for event in before):

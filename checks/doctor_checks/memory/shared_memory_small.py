@@ -102,7 +102,7 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
 
 
 def _is_full(event: Event) -> bool:
-    """Whether a disk was full where only /dev/shm is written."""
+    """Whether a disk was full at a place where only /dev/shm is written."""
     return "[Errno 28]" in event.text and any(frame.file.endswith(_SHARING) for frame in event.frames)
 
 

@@ -67,8 +67,10 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
 
 
 def _is_of_lightning(job: Job, group: EventGroup) -> bool:
-    """Whether it is Lightning's Trainer that refuses it: it is named, or the traceback ends where Lightning hands the
-    arguments on."""
+    """Whether Lightning's Trainer rejects the argument.
+
+    It is named, or the traceback ends where Lightning passes the arguments on.
+    """
     if is_logged(job, "trainer.named") and (group.value("class") or trainer_argument(group.value("argument") or "")):
         return True
     quoted = f"'{group.value('argument')}'"

@@ -44,7 +44,7 @@ _CONSEQUENCES = ("GPU013", "GPU018", "GPU021", "GPU022", "GPU023")
 
 
 def _went_on(job: Job, group: EventGroup) -> bool:
-    """Whether the communicator came about without it, as in NCCL 2.27 and 2.28."""
+    """Whether the communicator was set up without multicast, as in NCCL 2.27 and 2.28."""
     events = job.evidence.events if job.evidence else ()
     later = events[events.index(group.first) + 1 :] if group.first in events else ()
     return any(event.kind == "nccl.init" and event.value("phase") == "COMPLETE" for event in later)

@@ -47,7 +47,7 @@ _EFA = RdmaFacts(
 
 
 def _of_libfabric(job: Job) -> Iterator[Finding]:
-    """Where NCCL goes on by another network, this costs speed between hosts, and nothing on one."""
+    """A failed plugin; if NCCL falls back to another network, it costs speed between hosts only."""
     for group in event_groups(job, "nccl.ofi_failed"):
         fallen_back = _goes_by_sockets(job)
         yield finding_from_logs(

@@ -80,8 +80,10 @@ _SILENT = (
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Who can't connect to a peer says which. A refusal comes from a host that is there: its process is gone, or a
-    firewall sends refusals."""
+    """Failed connections, which name the peer.
+
+    A refusal is sent by a host that is up: its process has ended, or a firewall refuses.
+    """
     for group in event_groups(
         job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")
     ):
@@ -118,14 +120,17 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
 
 
 def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
-    """A refusal after a failure follows from it; attempts that go on in the last words may yet have succeeded."""
+    """The severity: a refusal after a failure is a consequence.
+
+    Retries in the last lines may have succeeded.
+    """
     if earlier:
         return Severity.WARNING if silent else Severity.INFO
     return Severity.WARNING if all("retrying" in event.text for event in group.events) else None
 
 
 def _by_result(job: Job) -> Iterator[Finding]:
-    """A system call of NCCL failed, and nothing says which. Nearly all of its system calls are those of sockets."""
+    """An unnamed system call of NCCL failed; nearly all of its system calls are on sockets."""
     for group in event_groups(job, "nccl.result"):
         early = not set_up_before(job, group.first) and failed_before(job, group.first) is None
         if early and any("unhandled system error" in event.text for event in group.events):

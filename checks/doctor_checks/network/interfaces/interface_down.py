@@ -56,8 +56,7 @@ class _Terms(NamedTuple):
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """A link that went down and stayed so, in a job that lost its connections. One that came back, or of which nobody
-    took notice, is no news."""
+    """A link that went down and did not come up again, in a job that lost its connections."""
     for group in event_groups(job, "host.link_down", by=("if",)):
         last, name = group.events[-1], group.value("if")
         if _came_back(job, last, name) or not any(one.kind in _LOST for one in events_after(job, group.first)):

@@ -75,7 +75,7 @@ class _ChosenInterface(NamedTuple):
 
 
 def _by_choice(job: Job) -> Iterator[Finding]:
-    """NCCL says which interface it takes. On one host any will do."""
+    """The interface that NCCL logs; on one host any interface works."""
     for group in event_groups(job, "nccl.bootstrap.using", by=("if",)):
         name, address = group.value("if"), group.value("addr")
         words, last = leads_nowhere(name, address), group.events[-1]
@@ -93,13 +93,13 @@ def _by_choice(job: Job) -> Iterator[Finding]:
 
 
 def _is_tried_in_vain(job: Job, address: str | None) -> bool:
-    """Whether somebody waited for an answer from that address; a refusal comes from a process that is gone."""
+    """Whether a connection to that address failed without a refusal by an ended process."""
     failed = event_groups(job, "net.peer.connect_failed", by=_TARGETS)
     return any(_target(group) == address and "efused" not in (group.value("err") or "") for group in failed)
 
 
 def _by_attempts(job: Job) -> Iterator[Finding]:
-    """The address that others were sent to, where it is one that every host has for itself."""
+    """Addresses that peers connected to, and that every host has for itself."""
     for group in event_groups(job, "net.peer.connect_failed", by=_TARGETS):
         address = _target(group)
         words = leads_nowhere(None, address)

@@ -61,7 +61,7 @@ class _EndpointSubnet(NamedTuple):
 
 
 def _by_choice(job: Job) -> Iterator[Finding]:
-    """Hosts that told one another addresses of different networks, and a connection to one of them that failed."""
+    """Hosts that advertise different networks, and a failed connection to one of them."""
     chosen = _chosen(job)
     if len(set(map(_wide, chosen))) < 2:
         return
@@ -80,7 +80,7 @@ def _by_choice(job: Job) -> Iterator[Finding]:
 
 
 def _chosen(job: Job) -> dict[str, str]:
-    """The addresses that NCCL says it uses, and their interfaces."""
+    """The addresses that NCCL logs as used, and their interfaces."""
     events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
     named = {event.value("addr") or "": event.value("if") or "" for event in events}
     return {address: name for address, name in named.items() if parse_address(address) is not None}

@@ -32,8 +32,11 @@ _LOCAL_NAMES = ("localhost.localdomain", "localhost6", "localhost6.localdomain6"
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Debian gives a host's own name the address 127.0.1.1, which nobody types: who is told to go there was given that
-    name. A launcher that calls itself localhost.localdomain has no other."""
+    """Peers that connect to 127.0.1.1, which Debian assigns to a host's own name.
+
+    No user types that address: it was looked up from the name. A launcher that calls itself localhost.localdomain
+    has no other name.
+    """
     for group in event_groups(job, *_CONNECTIONS, by=("host",)):
         target = group.value("host", "remote", "host2") or ""
         if not target.startswith("127.0.1.") and target not in _LOCAL_NAMES:
@@ -52,8 +55,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _by_gloo(job: Job) -> Iterator[Finding]:
-    """Gloo gives out the address of the host's own name, so a peer that was told 127.0.0.1 dials itself. A peer of the
-    same host is found there as long as it lives."""
+    """Gloo advertises the address of its host's name: a peer that gets 127.0.0.1 connects to itself.
+
+    A peer on the same host is reachable there as long as it runs.
+    """
     if job.evidence is None:
         return
     for event in job.evidence.of("python.exception"):

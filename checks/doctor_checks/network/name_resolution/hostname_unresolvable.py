@@ -28,7 +28,7 @@ _SILENT = (NameLookup("node1", "hostname", error="no answer within 2.5 s", secon
 
 
 def _by_fallback(job: Job) -> Iterator[Finding]:
-    """Gloo and RPC take loopback where the host's name leads to no address of its own; on one host that will do."""
+    """Gloo and RPC fall back to loopback without an address; on one host that works."""
     for group in event_groups(job, "gloo.loopback", "net.name.own_unknown"):
         broken = is_logged(job, "gloo.mesh", "net.peer.connect_failed")
         if broken or not set_up_after(job, group.events[-1]):
@@ -42,7 +42,7 @@ def _by_fallback(job: Job) -> Iterator[Finding]:
 
 
 def _by_lookup(job: Job) -> Iterator[Finding]:
-    """What Gloo, `hostname -i` and sudo say; sudo goes on without."""
+    """Failed lookups of Gloo, `hostname -i` and sudo; sudo continues without an address."""
     for group in event_groups(job, "gloo.noaddr"):
         if "rp != nullptr" in group.first.text:
             name = gloo_name_refused(group.first)

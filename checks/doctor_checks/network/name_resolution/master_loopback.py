@@ -58,7 +58,7 @@ def _host_of(group: EventGroup) -> str | None:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """On one host a loopback address is right; only a job of several that did not come up is sent astray by it."""
+    """A loopback master of a job of several hosts that did not start; on one host it is right."""
     if not spans_hosts(job):
         return
     kinds = ("torch.store.connect_timeout", "torch.store.connect_fail", "torch.store.validate", "launch.master_given")

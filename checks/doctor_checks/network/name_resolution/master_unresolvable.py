@@ -27,8 +27,11 @@ _SILENT = MasterFacts(address="node0", port=29500, error="no answer within 2.5 s
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Torch asks for IPv6 addresses in a way that brings IPv4 ones too, so that one refusal means that the name is not
-    known at all (AI_V4MAPPED, torch/csrc/distributed/c10d/socket.cpp)."""
+    """Names that torch and other programs fail to resolve.
+
+    Torch asks for IPv6 addresses with AI_V4MAPPED (torch/csrc/distributed/c10d/socket.cpp), so one failure means
+    that the name is unknown.
+    """
     for group in event_groups(job, "torch.store.gai", by=("host",)):
         if not set_up_after(job, group.events[-1]) and not _is_own(group) and group.value("host") != "localhost":
             yield _unknown(group, group.value("host"), 0.9)

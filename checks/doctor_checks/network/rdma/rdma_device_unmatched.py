@@ -41,7 +41,7 @@ _HALF_DOWN = (
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """NCCL finds no device where it is told to look for some, or takes one that this container was not given."""
+    """NCCL finds no device that its settings select, or uses one of another container."""
     wanted = [group for group in event_groups(job, "nccl.env.set", by=("env",)) if group.value("env") == "NCCL_IB_HCA"]
     for group in event_groups(job, "nccl.net.ib_none", by=("dev",)):
         if group.value("dev"):
@@ -68,7 +68,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _devices_closed(job: Job, group: EventGroup) -> Iterator[Finding]:
-    """Devices that are listed in the container and can't be opened; NCCL goes on with the others."""
+    """Devices that the container lists but cannot open; NCCL continues with the others."""
     if not set_up_after(job, group.events[-1]):
         yield finding_from_logs(
             group,

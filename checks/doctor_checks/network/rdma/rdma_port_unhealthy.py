@@ -152,7 +152,7 @@ RETRIES_EXCEEDED = "12"
 
 
 def _is_infiniband(job: Job) -> bool:
-    """Whether the ports in use are InfiniBand, where no address can be chosen wrongly."""
+    """Whether the ports in use are InfiniBand, which needs no choice of a GID."""
     lists = [group.value("list") or "" for group in event_groups(job, "nccl.net.ib_using", by=("list",))]
     return bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
 

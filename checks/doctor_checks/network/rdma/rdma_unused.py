@@ -31,7 +31,7 @@ _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Sockets between hosts that have InfiniBand: an interface `ib0`, an NCCL_IB_HCA or a switch tells that they do."""
+    """Sockets between hosts with InfiniBand: `ib0`, NCCL_IB_HCA or NCCL_IB_DISABLE shows it."""
     if not spans_hosts(job) or not _is_by_sockets(job):
         return
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
@@ -61,7 +61,7 @@ def _switches_off(group: EventGroup) -> bool:
 
 
 def _has_fabric(job: Job) -> bool:
-    """Whether the log shows an interface over InfiniBand, or devices that somebody named."""
+    """Whether the log shows an interface over InfiniBand, or selected devices."""
     names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
     named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
     return any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named
