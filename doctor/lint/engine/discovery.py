@@ -1,4 +1,4 @@
-"""Which files are looked at, and their text. Nothing is imported or run."""
+"""Finds the files to lint and reads their text. Nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 MOST_BYTES = {"python": 4 << 20, "notebook": 32 << 20, "shell": 1 << 20, "config": 1 << 20}
-"""Larger files were made by programs; data sets of JSON are no configurations."""
+"""Larger files are generated; JSON of this size is data, not configuration."""
 MOST_FILES = 100_000
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "node_modules", "site-packages", "dist-packages", "__pypackages__", ".ipynb_checkpoints"}
 )
-"""Folders that are not entered, unless they are given themselves; nor those of version control and caches, whose
-names begin with a dot, nor virtual environments."""
+"""Folders that are entered only if they are given themselves. The same holds for virtual environments and folders whose
+names begin with a dot."""
 _KINDS = {
     ".py": "python",
     ".pyw": "python",
@@ -27,15 +27,15 @@ _KINDS = {
     **dict.fromkeys((".yaml", ".yml", ".json"), "config"),
 }
 _MAY_BE_SCRIPTS = frozenset({"", ".job", ".batch", ".bsub", ".sub", ".run", ".zsh", ".ksh"})
-"""Endings of files that are told by their first line."""
+"""Endings of files whose kind the first line decides."""
 _SNIFFED = 256
 LINE_END = re.compile(r"\r\n|\r|\n")
-"""What ends a line for Python's parser; ``str.splitlines`` knows more."""
+"""Line ends of Python's parser; ``str.splitlines`` has more."""
 
 
 class LintTarget(NamedTuple):
-    """A file to be judged. ``shown``: its path as it is told; ``kind``: a key of :data:`MOST_BYTES`, or ``unknown``;
-    ``root``: what was given; ``skipped``: why it is passed over already."""
+    """A file to lint. ``shown``: its path in reports; ``kind``: a key of :data:`MOST_BYTES`, or ``unknown``; ``root``:
+    the path that the user gave; ``skipped``: why it is not read."""
 
     path: Path
     shown: str
@@ -45,23 +45,23 @@ class LintTarget(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """Whether it was given by its own name."""
+        """Whether the user gave this very file."""
         return self.path == self.root
 
 
 class SourceText(NamedTuple):
-    """What a file holds, its line ends as they are, and the encoding to write it back with."""
+    """The content of a file with its original line ends, and its encoding."""
 
     text: str
     encoding: str
 
 
 class UnreadableFile(Exception):
-    """Why a file is passed over, in a few words."""
+    """Why a file is skipped, in a few words."""
 
 
 def find_files(paths: Iterable[Path]) -> list[LintTarget]:
-    """The files that are given, and those below given folders, each once, in the order of names."""
+    """The given files and those below given folders, each once, ordered by name."""
     found: dict[str, LintTarget] = {}
     for root in paths:
         for target in _below(root):
@@ -93,7 +93,7 @@ def _below(root: Path) -> Iterator[LintTarget]:
 
 
 def _shown(path: Path) -> str:
-    """The path as text that any document can hold: file names may be any bytes. Of a stream its own name."""
+    """The path as valid UTF-8; the name of a stream."""
     shown: str | None = getattr(path, "shown", None)
     return shown if shown is not None else os.fsencode(path).decode("utf-8", "replace")
 
@@ -108,13 +108,13 @@ def _is_skipped_folder(folder: str, name: str) -> bool:
 
 
 def _target(path: Path, root: Path) -> LintTarget | None:
-    """The file as far as its name and first line tell; ``None`` for one that is of no interest."""
+    """The file, classified by its name and first line; ``None`` if it is not of interest."""
     kind = _KINDS.get(path.suffix.lower()) or (_sniffed(path) if path.suffix.lower() in _MAY_BE_SCRIPTS else None)
     return LintTarget(path, _shown(path), kind, root) if kind else None
 
 
 def _sniffed(path: Path) -> str | None:
-    """By the interpreter that the first line names."""
+    """Classified by the interpreter in the first line."""
     try:
         with _opened(path) as stream:
             begin = stream.read(_SNIFFED) if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else b""
@@ -132,7 +132,7 @@ _YAML = re.compile(rb"^(?:---|[A-Za-z_][\w./-]*:(?: |$))", re.MULTILINE)
 
 
 def ending_of(head: bytes) -> str:
-    """The ending that a file with such a begin would have: a stream has no name. Python where nothing is certain."""
+    """The ending for the content of a stream, which has no name. ``.py`` if nothing else fits."""
     if head.lstrip().startswith(b"{"):
         return ".ipynb" if b'"cells"' in head else ".json"
     if _PYTHON.search(head):
@@ -143,7 +143,7 @@ def ending_of(head: bytes) -> str:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file to read; a pipe without a writer would be waited for."""
+    """The opened file. A pipe without a writer does not block."""
     return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
 
 
@@ -151,7 +151,7 @@ def read_text(target: LintTarget) -> SourceText:
     """The text of a file.
 
     Raises:
-        Unreadable: it can't be had.
+        UnreadableFile: it cannot be read.
     """
     content = _read_bytes(target)
     if target.kind != "python":

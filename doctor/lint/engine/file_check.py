@@ -1,4 +1,4 @@
-"""One file, judged by all rules. The one place that forgives a rule its exceptions: it ends as ``crash``.
+"""Applies all rules to one file. A rule that raises ends as ``crash``, in this module alone.
 
 What comes out holds no tree, so that it can leave the process that made it.
 """
@@ -30,22 +30,22 @@ from doctor.lint.python.notebooks import Notebook, read_notebook
 from doctor.lint.python.script import Script, parsed
 
 TOGETHER = 1800.0
-"""Seconds for all files of a command: ten thousand ordinary ones take two minutes on one core."""
+"""Seconds for all files of a command; ten thousand typical files take two minutes on one core."""
 DEADLINE = 30.0
 """Seconds that one file may take."""
 MOST_HITS = 1_000
-"""Hits of one rule in one file that are kept."""
+"""Violations of one rule in one file that are kept."""
 LONGEST_LINE = 240
 """Characters of a line that are shown."""
 
 
 class FileTimeout(BaseException):
-    """A file took too long; no rule may forgive this."""
+    """A file took too long; rules must not catch this."""
 
 
 class LocatedViolation(NamedTuple):
-    """A hit: by which rule (its number in the book), where in the file (line 0: not known; columns
-    are characters), and what. ``code``: the line that is hit; ``cell``: its number in a notebook and the line in it."""
+    """A violation: the index of its rule, its place in the file (line 0: unknown; columns in characters). ``code``: the
+    line; ``cell``: the number of the notebook cell and the line in it."""
 
     rule: int
     place: SourceLocation
@@ -57,10 +57,10 @@ class LocatedViolation(NamedTuple):
 
 @dataclass
 class FileResult:
-    """What became of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
-    not read, and ``decisive``: that this leaves the report inconclusive; ``ran_out``: time was over; ``dull``: a file
-    of a folder that is of no interest, and is not reported; ``notes``: parts that were not read.
-    ``judged``: numbers of the rules that looked at it to the end; ``crashes`` and ``seconds`` by number of the rule."""
+    """The result of one file. ``kind``: ``python``, ``notebook``, ``launch`` or ``unknown``; ``skipped``: why it was
+    not read, ``decisive``: whether that makes the report inconclusive; ``ran_out``: it timed out; ``dull``: a file of a
+    folder that is not reported; ``notes``: parts that were not read. ``judged``: indices of the rules that finished;
+    ``crashes`` and ``seconds`` by index of the rule."""
 
     target: LintTarget
     kind: str
@@ -76,8 +76,8 @@ class FileResult:
 
 
 class FileChecker:
-    """The rules of ``book`` over files. ``releases``: of distributions, installed or asked for; ``processors``: of the
-    machine that scripts will run on; ``known``: every id that a comment may name, with its family."""
+    """Applies the rules of ``book`` to files. ``releases``: of distributions, installed or given; ``processors``: of
+    the machine that runs the scripts; ``known``: every id that a comment may name, with its family."""
 
     def __init__(
         self, book: Rulebook, *, releases: Mapping[str, str], processors: int | None, known: Mapping[str, str]
@@ -90,7 +90,7 @@ class FileChecker:
         self._vain = next((number for number, rule in self._rules if rule is UNUSED_SUPPRESSION), None)
 
     def judge(self, target: LintTarget) -> FileResult:
-        """One file, within :data:`DEADLINE` seconds where there are alarms."""
+        """Lint one file, within :data:`DEADLINE` seconds if the platform has alarms."""
         verdict = FileResult(target, target.kind, target.skipped)
         if target.skipped is None and time.monotonic() > self._until:
             return FileResult(target, target.kind, f"all files together took longer than {TOGETHER:g} s", ran_out=True)
@@ -126,7 +126,7 @@ class FileChecker:
             verdict.skipped = "it is no launch file that is known"
 
     def _read_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> object | None:
-        """What the file launches; a reader that breaks is the crash of all rules that it serves."""
+        """The parsed launch file. If its reader raises, all its rules crash."""
         from doctor.lint.launch import read_launch_file
 
         try:
@@ -166,7 +166,7 @@ class FileChecker:
             raise
 
     def _apply(self, make: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
-        """All rules over what is read; it is made for the first rule that has use for it."""
+        """Apply all rules; the source is parsed for the first rule that needs it."""
         source = cache(make)
         ignores = Suppressions(page.comments)
         for number, rule in self._rules:
@@ -205,7 +205,7 @@ class FileChecker:
 
 
 _OF_TRAINING = ("torch", "lightning", "transformers", "deepspeed", "accelerate")
-"""Words of files for which rules are made."""
+"""Words of files that train."""
 
 
 def _require_syntax(source: str) -> None:
@@ -222,7 +222,7 @@ def _no_python(error: SyntaxError) -> str:
 
 
 class _LintedText:
-    """The text that rules look at, by lines, and where its lines stand in the file."""
+    """The text that rules read, by lines, and the places of its lines in the file."""
 
     def __init__(
         self, path: str, text: str, comments: tuple[SuppressionComment, ...], notebook: Notebook | None = None
@@ -237,12 +237,12 @@ class _LintedText:
         return LINE_END.split(self.text)
 
     def lines_of(self, hit: Violation) -> tuple[int, ...]:
-        """Where a comment ignores it: the line on which it begins, or that on which its expression ends."""
+        """The lines whose comments suppress it: its first line, and the last one of an expression."""
         is_simple = isinstance(hit.at, (ast.expr, ast.keyword, ast.Expr, ast.Assign))
         return (hit.place.line, (hit.place.end_line if is_simple else None) or hit.place.line)
 
     def found(self, number: int, hit: Violation, ignored: tuple[str, int] | None) -> LocatedViolation:
-        """The hit as it is told."""
+        """The violation with its place in the file."""
         place = self._in_characters(hit.place) if isinstance(hit.at, ast.AST) else hit.place
         code = self._line(place.line).rstrip()[:LONGEST_LINE]
         reason = None
@@ -254,7 +254,7 @@ class _LintedText:
         return LocatedViolation(number, place, portable(hit), code, reason, cell)
 
     def _told(self, line: int) -> tuple[int, tuple[int, int] | None]:
-        """The line of the file, and the cell with the line in it."""
+        """The line in the file, and the cell and the line in it."""
         if self._notebook is None or not 0 < line <= len(self._notebook.places):
             return line, None
         of_file, cell, inner = self._notebook.places[line - 1]
@@ -278,10 +278,10 @@ def _characters(line: str, column: int) -> int:
 
 
 def portable(hit: Violation) -> Violation:
-    """The hit without the tree that it stands in, its evidence as JSON can hold it.
+    """The violation without its syntax tree, with evidence that JSON can represent.
 
     Raises:
-        TypeError: it can't.
+        TypeError: it cannot.
     """
     if not isinstance(hit, Violation):
         raise TypeError(f"a rule yields Hit, not {type(hit).__name__}")
@@ -304,7 +304,8 @@ def _innermost(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise :class:`FileTimeout` in what is done within. Only the main thread of a process hears alarms."""
+    """Raise :class:`FileTimeout` in the block after so many seconds. Signals reach the main thread of a process
+    only."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

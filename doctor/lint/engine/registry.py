@@ -35,7 +35,7 @@ ENTRY_POINTS = "doctor.rules"
 
 @dataclass(frozen=True)
 class Rulebook:
-    """Rules in the order of reports, and the plugins that failed to load."""
+    """Rules in report order, and the plugins that failed to load."""
 
     rules: tuple[Rule, ...]
     broken: tuple[BrokenPlugin, ...] = ()
@@ -53,7 +53,7 @@ def load_rules(plugin_files: Iterable[Path] = (), *, plugins: bool = True) -> Ru
     """Built-ins, installed plugins, and the rules in ``plugin_files``.
 
     Raises:
-        UnusableError: a plug-in file can't be used, or claims an id that is taken.
+        UnusableError: a plugin file cannot be used, or claims an id that is taken.
     """
     broken: list[BrokenPlugin] = []
     rules = [UNUSED_SUPPRESSION, *builtin_rules(broken)]
@@ -68,7 +68,7 @@ def builtin_rules(broken: list[BrokenPlugin] | None = None) -> list[Rule]:
     """The rules of this distribution. Modules that fail to load are put into ``broken``.
 
     Raises:
-        ValueError: two of them bear one id.
+        ValueError: two of them have the same id.
     """
     rules: list[Rule] = []
     for module in walk_modules(builtin_package(), broken, containing="@rule("):
@@ -112,7 +112,7 @@ def _add_plugin(rules: list[Rule], entry: EntryPoint, broken: list[BrokenPlugin]
 
 
 def _add_file(rules: list[Rule], path: Path) -> None:
-    """The rules of a plug-in; one that holds checks alone has none."""
+    """The rules of a plugin; one that holds checks alone has none."""
     found = [replace(rule, origin=str(path)) for rule in rules_in(import_file(path))]
     if taken := _taken(found, rules):
         raise UnusableError(f"the plug-in {path} claims {', '.join(taken)}, which is taken")

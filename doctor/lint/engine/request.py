@@ -1,4 +1,4 @@
-"""What a command was asked, made ready: the rules that are chosen, known ids, releases that scripts meet."""
+"""Prepares a lint request: selected rules, known ids and releases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from doctor.core.check_registry import CheckRegistry
 
 DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
-"""Whose releases rules may ask for."""
+"""Distributions whose releases rules may query."""
 
 
 def lint_request(
@@ -25,10 +25,10 @@ def lint_request(
     processors: int | None = None,
     strict: bool = False,
 ) -> LintRequest:
-    """What is to be judged. ``typed``: what was selected on the command line, which has to name rules.
+    """The lint request. ``typed``: selections of the command line, which must name rules.
 
     Raises:
-        UnusableError: a plug-in, a pattern or a release can't be used.
+        UnusableError: a plugin, a pattern or a release cannot be used.
     """
     book = load_rules(settings.plugins)
     _require_known(book, settings, typed)
@@ -43,7 +43,7 @@ def lint_request(
 
 
 def _require_known(book: Rulebook, settings: Settings, typed: Sequence[str]) -> None:
-    """Refuse patterns that name nothing. Those of a file of settings may name checks, also of plugins."""
+    """Reject patterns that match nothing. Those of a settings file may name checks, also of plugins."""
     for pattern in typed:
         if not book.names(pattern):
             raise UnusableError(f"no rule or family is called {pattern}{suggestion(pattern, list(book.ids()))}")
@@ -56,8 +56,7 @@ def _require_known(book: Rulebook, settings: Settings, typed: Sequence[str]) -> 
 
 
 class Releases(Mapping[str, str]):
-    """Releases by distribution: what is installed beside the doctor, looked up when a rule asks, and what was asked
-    for."""
+    """Releases by distribution: installed ones, looked up on demand, and given ones."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._found: dict[str, str | None] = dict(given)
@@ -81,7 +80,7 @@ class Releases(Mapping[str, str]):
 
 
 def _releases(lightning: str | None) -> Releases:
-    """What scripts will meet, with the Lightning that was asked for, under both of its names."""
+    """The releases, with the given one of Lightning under both of its names."""
     if lightning is None:
         return Releases({})
     from packaging.version import InvalidVersion, Version
@@ -94,7 +93,7 @@ def _releases(lightning: str | None) -> Releases:
 
 
 def _installed(name: str) -> str | None:
-    """The release; nothing where its metadata can't be read."""
+    """The installed release; ``None`` if its metadata cannot be read."""
     import importlib.metadata
 
     try:
@@ -107,7 +106,7 @@ def selected_checks_and_rules(settings: Settings) -> tuple[CheckRegistry, Rulebo
     """The checks and the rules that the settings select, as ``doctor list`` shows them.
 
     Raises:
-        UnusableError: a plug-in, a pattern or a limit can't be used.
+        UnusableError: a plugin, a pattern or a limit cannot be used.
     """
     from doctor.core.check_registry import CheckRegistry, load_registry, matches
     from doctor.core.settings import require_known_limits, require_known_patterns

@@ -1,5 +1,4 @@
-"""What a rule is: a judgement over one file, with its metadata in one typed call; :mod:`doctor.core.check` for
-files."""
+"""Rules: functions over one file, with metadata in one typed call, as :mod:`doctor.core.check` for jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from doctor.core.finding import Severity
 
 
 class SourceLocation(NamedTuple):
-    """Where in a file: lines count from 1, columns from 0, in characters."""
+    """A place in a file: lines from 1, columns from 0 in characters."""
 
     line: int
     column: int = 0
@@ -60,8 +59,8 @@ class RenameArgument:
 
 @dataclass(frozen=True)
 class InsertStatement:
-    """A statement is put at the beginning of the body of the compound statement at ``place`` (a loop, a function), or
-    before the statement there."""
+    """A statement is inserted at the beginning of the body of the compound statement at ``place``, or before the
+    statement there."""
 
     place: SourceLocation
     statement: str
@@ -77,12 +76,12 @@ class ReplaceExpression:
 
 
 Edit = SetArgument | DropArgument | RenameArgument | InsertStatement | ReplaceExpression
-"""One step of a fix. Rules offer one only where the right code is certain."""
+"""One step of a fix. Rules offer it only if the result is certainly correct."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One fault found in a file. ``at``: a node of the tree, or a place in a file that is no Python.
+    """One fault in a file. ``at``: a node of the tree, or a place in a file that is not Python.
 
     ``summary``: one line, the claim first. ``fix``: replaces the rule's own words. ``severity`` overrides the declared
     one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing.
@@ -98,7 +97,7 @@ class Violation:
 
     @property
     def place(self) -> SourceLocation:
-        """Where it is; columns of nodes count bytes, as :mod:`ast` counts them."""
+        """Its place; columns of nodes count bytes, as in :mod:`ast`."""
         return self.at if isinstance(self.at, SourceLocation) else location_of(self.at)
 
 
@@ -109,7 +108,7 @@ def location_of(node: ast.AST) -> SourceLocation:
 
 
 MARK = "# !"
-"""Ends a line of a bad case that must be hit."""
+"""Ends a line of a failing case that violates the rule."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class FileFails:
 
 @dataclass(frozen=True)
 class FilePasses:
-    """A file, the correct variant of a bad one, in which the rule finds nothing."""
+    """A file without violations, such as the corrected variant of a failing one."""
 
     title: str
     text: str
@@ -158,11 +157,11 @@ FileCase = FileFails | FilePasses
 
 @dataclass(frozen=True)
 class Rule:
-    """One illness of a file. Made by :func:`rule`.
+    """One fault of files; made by :func:`rule`.
 
-    ``reads``: what the judgement is given (:class:`doctor.lint.python.script.Script`, or what a launch file was read
-    into). ``mentions``: words of which one stands in every file that can be hit; others are not parsed for this rule.
-    ``foreshadows``: ids of the checks that would name the same illness in a run.
+    ``reads``: the type of its argument (:class:`doctor.lint.python.script.Script`, or a launch file). ``mentions``:
+    every file that can violate it has one of these words; others are not parsed for it. ``foreshadows``: ids of the
+    checks that find the same fault in a run.
     """
 
     id: str
@@ -181,11 +180,11 @@ class Rule:
 
     @property
     def family(self) -> str:
-        """The word of its family, from the letters of its id."""
+        """The name of its family, derived from the letters of its id."""
         return family_of(self.id)
 
     def hits(self, source: Any) -> Iterator[Violation]:
-        """What it finds in a file; each line once."""
+        """The violations in a file, at most one per line."""
         seen = set()
         for hit in self.judge(source):
             if hit.place.line not in seen:

@@ -1,4 +1,5 @@
-"""Files and rules in, the report document out: ``"job": null``, a result an id, counts of files in place of ranks."""
+"""Builds the report document from files and rules: ``"job": null``, one result per id, counts of files instead of
+ranks."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from doctor.lint.engine.worker_pool import map_in_workers
 from doctor.lint.python.script import Script
 
 WALK_DEADLINE = 120.0
-"""Seconds in which the files of a folder have to be found."""
+"""Seconds to find the files of a folder."""
 GRACE = 5.0
-"""Seconds beyond its deadline after which a file is given up with the process that looks at it."""
+"""Seconds beyond its deadline after which a file and its worker are given up."""
 
 
 @dataclass(frozen=True)
 class LintRequest:
-    """What is to be judged by what. ``known``: the family of every id there is; ``releases``: of distributions;
-    ``processors``: of the machine that scripts will run on; ``strict``: what could not be read is no verdict."""
+    """The rules to apply and their context. ``known``: the family of every id; ``releases``: of distributions;
+    ``processors``: of the machine that runs the scripts; ``strict``: unreadable files make the report inconclusive."""
 
     book: Rulebook
     settings: Settings
@@ -45,7 +46,7 @@ class LintRequest:
 
 
 def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
-    """All files, in the order in which they were given and by name.
+    """The results of all files, in the given order and by name.
 
     Raises:
         UnusableError: none of them can be read.
@@ -62,7 +63,7 @@ def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
 
 
 def lint_targets(targets: Sequence[LintTarget], asked: LintRequest) -> list[FileResult]:
-    """These files, shared by the cores of this machine."""
+    """The results of these files, computed on all cores."""
     judge = FileChecker(asked.book, releases=asked.releases, processors=asked.processors, known=asked.known)
     return map_in_workers(targets, judge.judge, _unfinished_file, deadline=DEADLINE + GRACE)
 
@@ -103,7 +104,7 @@ def _input(verdict: FileResult) -> ReportInput:
 
 
 def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, list[ReportFinding]]:
-    """By number of the rule, in the order of files and lines."""
+    """By index of the rule, in the order of files and lines."""
     found: dict[int, list[ReportFinding]] = {}
     for verdict in verdicts:
         for one in verdict.found:
@@ -130,8 +131,8 @@ def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: I
 
 
 def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
-    """What was seen: ``code`` is the line, ``column`` counts characters from 1, as ``end_column``, the first behind it,
-    does; ``fixable``: ``--fix`` mends it."""
+    """The evidence: ``code`` is the line, ``column`` counts characters from 1, ``end_column`` is exclusive,
+    ``fixable``: ``--fix`` can fix it."""
     place = found.place
     told: dict[str, object] = {"code": found.code, "column": place.column + 1}
     if place.end_line is not None and place.end_column is not None:
@@ -151,7 +152,7 @@ def _result(
     findings: Mapping[int, list[ReportFinding]],
     asked: LintRequest,
 ) -> CheckResult:
-    """How the rules of one id ended, over all files."""
+    """The result of the rules of one id over all files."""
     rules = [asked.book.rules[number] for number in numbers]
     own = tuple(one for number in numbers for one in findings.get(number, ()))
     crash = _crash(numbers, verdicts)
@@ -175,7 +176,7 @@ def _result(
 
 
 def _crash(numbers: Sequence[int], verdicts: Iterable[FileResult]) -> str | None:
-    """The first file that broke one of the rules, and in how many more one broke."""
+    """The first file on which one of the rules raised, and the number of others."""
     crashes = [
         f"in {one.target.shown}: {one.crashes[number]}"
         for one in verdicts
@@ -186,7 +187,7 @@ def _crash(numbers: Sequence[int], verdicts: Iterable[FileResult]) -> str | None
 
 
 class _RuleCoverage:
-    """Which files the rules of an id could judge."""
+    """The files that the rules of an id could check."""
 
     def __init__(self, numbers: Sequence[int], rules: Sequence[Rule], verdicts: Iterable[FileResult]) -> None:
         self.reads_python = any(rule.reads in (Script, object) for rule in rules)

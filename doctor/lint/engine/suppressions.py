@@ -1,4 +1,4 @@
-"""``# doctor: ignore[CODE003] reason``: on the line that is hit, or alone on the line above it."""
+"""Suppression comments: ``# doctor: ignore[CODE003] reason`` on the line of the violation, or alone above it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _COMMENT = re.compile(r"#\s*doctor:\s*ignore(?:\[(?P<names>[^\]]*)\])?:?[ \t]*(?
 
 @dataclass(frozen=True)
 class SuppressionComment:
-    """A comment that asks that findings be ignored. ``line`` and ``column``: where it stands; ``speaks_of``: the line
-    below where it stands alone, else its own. ``reason`` may be empty: then it does not count."""
+    """A suppression comment. ``line`` and ``column``: its place; ``speaks_of``: the line that it covers. Without a
+    ``reason`` it has no effect."""
 
     line: int
     column: int
@@ -29,7 +29,7 @@ class SuppressionComment:
 
     @property
     def counts(self) -> bool:
-        """Whether it says what is ignored and why."""
+        """Whether it has both a rule and a reason."""
         return bool(self.names and self.reason)
 
     def covers(self, rule: Rule) -> bool:
@@ -42,7 +42,7 @@ def _names(pattern: str, rule_id: str, family: str) -> bool:
 
 
 def comments_in(text: str, *, is_python: bool) -> tuple[SuppressionComment, ...]:
-    """The comments of a file; in Python text in quotes is none."""
+    """The suppression comments of a file; strings of Python are not comments."""
     if _MENTION.search(text) is None:
         return ()
     spoken = _python_comments(text) if is_python else _hash_comments(text)
@@ -60,7 +60,7 @@ def _comment(place: SourceLocation, alone: bool, match: re.Match[str], stacked: 
 
 
 def _python_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:
-    """(place, whether it stands alone, the words); those before a place that can't be read, if there is one."""
+    """Place, whether it is alone on its line, and text; up to the first place that cannot be tokenized."""
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
@@ -70,21 +70,21 @@ def _python_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:
 
 
 def _hash_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:
-    """Comments of shell and YAML; ``#SBATCH`` is none to those who wrote it."""
+    """Comments of shell and YAML."""
     for number, line in enumerate(LINE_END.split(text), 1):
         if found := _COMMENT.search(line):
             yield SourceLocation(number, found.start()), not line[: found.start()].strip(), line[found.start() :]
 
 
 class Suppressions:
-    """The comments of one file, and which of them something was ignored for."""
+    """The comments of one file, and those that suppressed something."""
 
     def __init__(self, comments: tuple[SuppressionComment, ...]) -> None:
         self._comments = comments
         self._used: set[tuple[SuppressionComment, str]] = set()
 
     def reason_for(self, rule: Rule, lines: Collection[int]) -> tuple[str, int] | None:
-        """Why a hit on these lines is ignored, and on which line that is written."""
+        """The reason for which a violation on these lines is suppressed, and the line of the comment."""
         for comment in self._comments:
             if comment.speaks_of in lines and comment.covers(rule):
                 self._used.update((comment, name) for name in comment.names if _names(name, rule.id, rule.family))
@@ -93,8 +93,8 @@ class Suppressions:
         return None
 
     def in_vain(self, judged: Collection[str], known: Mapping[str, str]) -> Iterator[Violation]:
-        """Comments without a reason, with unknown names, and those that nothing was ignored for. ``judged``: ids of
-        rules that looked at the file to the end; ``known``: every id there is, with its family."""
+        """Comments without a reason, with unknown names, and unused ones. ``judged``: ids of the rules that finished;
+        ``known``: every id, with its family."""
         for comment in self._comments:
             if words := self._why(comment, judged, known):
                 yield Violation(SourceLocation(comment.line, comment.column), *words)
@@ -102,7 +102,7 @@ class Suppressions:
     def _why(
         self, comment: SuppressionComment, judged: Collection[str], known: Mapping[str, str]
     ) -> tuple[str, str] | None:
-        """The claim, and the way out."""
+        """The summary and the fix."""
         if not comment.names:
             return "the ignore names no rule, and does not count", "Name it: `# doctor: ignore[CODE003] why`."
         for name in comment.names:
@@ -118,7 +118,7 @@ class Suppressions:
 
 
 def _judge(_source: object) -> Iterator[Violation]:
-    """Made by the runner: it takes all other rules to know."""
+    """Finds nothing itself: the runner reports it after all other rules."""
     yield from ()
 
 
@@ -133,4 +133,4 @@ UNUSED_SUPPRESSION = Rule(
     effect="A finding is thought to be accepted that is not, or a new fault on that line goes unseen.",
     fix="Write `# doctor: ignore[ID] reason`, or take the comment away.",
 )
-"""The result under which comments are told that ignore nothing."""
+"""The rule that reports unused suppression comments."""

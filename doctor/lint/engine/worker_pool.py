@@ -1,4 +1,4 @@
-"""Work that is shared by processes, each piece with a deadline: one that hangs or breaks its process is lost alone."""
+"""Distributes work to forked processes with a deadline per piece; a piece that hangs or crashes is lost alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PER_PROCESS = 12
-"""Pieces from which another process pays for its start."""
+"""Pieces per process: with fewer, its start costs more than it saves."""
 _JOIN_TIMEOUT = 1.0
-"""Seconds that a child which was ended is waited for."""
+"""Seconds to wait for a killed child."""
 
 
 def processors() -> int:
@@ -30,7 +30,7 @@ def processors() -> int:
 
 @dataclass
 class _PoolWorker:
-    """A child, the piece that it works at, and until when."""
+    """A child, its current piece, and the deadline."""
 
     process: int
     pipe: Connection
@@ -46,9 +46,9 @@ def map_in_workers(
     deadline: float,
     most: int | None = None,
 ) -> list[R]:
-    """``work`` for each piece, in their order. ``lost``: what stands in for a piece that was not done, and why.
+    """The results of ``work`` for each piece, in order. ``lost``: the result of a piece that failed, from the reason.
 
-    Children are forked, so that ``work`` may be any function; where there is no fork it is all done here.
+    Children are forked, so ``work`` may be any function; without fork everything runs in this process.
     """
     if not hasattr(os, "fork"):
         return [work(piece) for piece in pieces]
@@ -87,14 +87,14 @@ class _WorkerPool(Generic[T, R]):
             try:
                 self._serve(there, here)
             finally:
-                os._exit(0)  # nothing of the parent's is flushed, closed or told twice
+                os._exit(0)  # do not flush or close anything of the parent
         there.close()
         worker = _PoolWorker(process, here)
         self._workers.append(worker)
         self._give(worker)
 
     def _serve(self, pipe: Connection, other_end: Connection) -> None:
-        """The child: a piece, its outcome, the next one, until the parent's end is closed."""
+        """Run in the child: process pieces until the parent closes the pipe."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()
         gc.enable()
@@ -113,7 +113,7 @@ class _WorkerPool(Generic[T, R]):
         worker.pipe.send(worker.piece)
 
     def _hear(self) -> None:
-        """Take what is done, until the next deadline."""
+        """Receive results until the next deadline."""
         busy = {worker.pipe: worker for worker in self._workers if worker.piece is not None}
         patience = min(worker.until for worker in busy.values()) - time.monotonic()
         for pipe in wait(list(busy), max(patience, 0.0)):
@@ -141,7 +141,7 @@ class _WorkerPool(Generic[T, R]):
             self._start()
 
     def _end(self, worker: _PoolWorker) -> None:
-        """A child that can't be ended (a file server that is gone) is left behind."""
+        """A child that cannot be killed (its file server is gone) is abandoned."""
         worker.pipe.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.process, signal.SIGKILL)

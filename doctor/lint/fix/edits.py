@@ -1,4 +1,4 @@
-"""``--fix``: which edits are made, on which files, and how a file is written."""
+"""``--fix``: which edits are applied, and how files are written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'ra
 
 
 def require_libcst() -> None:
-    """Say in a sentence what is not there.
+    """Fail with one sentence if LibCST is missing.
 
     Raises:
-        UnusableError: LibCST is not installed, or can't be loaded.
+        UnusableError: LibCST is not installed, or cannot be loaded.
     """
     try:
         import doctor.lint.fix.rewriter  # noqa: F401
@@ -30,12 +30,12 @@ def require_libcst() -> None:
 
 
 def is_installed() -> bool:
-    """Whether LibCST is there."""
+    """Whether LibCST is installed."""
     return importlib.util.find_spec("libcst") is not None
 
 
 def changed_lines(before: str, after: str) -> list[tuple[int, int, str]]:
-    """What differs: lines from the first to the last (from 1, the last not included), and what stands there instead."""
+    """The changed lines: first, last (exclusive, from 1), and the new text."""
     old, new = _lines(before), _lines(after)
     changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     return [(a + 1, b + 1, "".join(new[c:d])) for kind, a, b, c, d in changes if kind != "equal"]
@@ -47,12 +47,12 @@ def _lines(text: str) -> list[str]:
 
 
 def fixed_text(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[int, ...]]:
-    """The text with the edits of each hit, all of them or none, and which hits were mended, by number.
+    """The text with the edits of each violation, all or none of them, and the indices of the fixed ones.
 
-    The text as it was, and nothing mended, where the outcome would be no Python.
+    The text is unchanged if the result would not be valid Python.
 
     Raises:
-        UnusableError: LibCST is not there.
+        UnusableError: LibCST is not installed.
     """
     require_libcst()
     import libcst
@@ -67,13 +67,13 @@ def fixed_text(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[
 
 
 def difference(path: str, before: str, after: str) -> str:
-    """What ``--diff`` prints: a patch that ``patch -p0`` takes."""
+    """The patch that ``--diff`` prints, for ``patch -p0``."""
     lines = difflib.unified_diff(_lines(before), _lines(after), fromfile=path, tofile=path)
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
 def why_untouched(path: Path, root: Path) -> str | None:
-    """Why a file is not written: it is a link that leads out of the folder that was given."""
+    """Why a file is not written: it is a link out of the given folder."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(root if root.is_dir() else root.parent))
     if real.is_relative_to(home):
         return None
@@ -81,10 +81,10 @@ def why_untouched(path: Path, root: Path) -> str | None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace what a file holds, whole or not at all; its mode stays.
+    """Replace a file atomically and keep its mode.
 
     Raises:
-        OSError: it can't be written.
+        OSError: it cannot be written.
     """
     path = Path(os.path.realpath(path))
     mode = path.stat().st_mode & 0o7777

@@ -1,4 +1,4 @@
-"""``--fix`` and ``--diff`` over files that were judged: what is mended, written, or left, and why."""
+"""Applies ``--fix`` and ``--diff`` to linted files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from doctor.lint.fix.edits import (
 DEADLINE = 60.0
 """Seconds in which one file is rewritten."""
 MOST_ROUNDS = 5
-"""Times that files are looked at again: a fix may make room for another."""
+"""Rounds: a fix may make another one possible."""
 
 
 @dataclass
 class FixOutcome:
-    """``count`` of findings that were mended, the paths of the files that were written or would be, patches in place of
-    writing, and what was left, with the reason."""
+    """``count`` of fixed findings, paths of the changed files, patches if nothing is written, and what was left, with
+    reasons."""
 
     count: int = 0
     files: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class FixOutcome:
 
 @dataclass
 class _RewrittenFile:
-    """A file's new content; ``why`` there is none."""
+    """The new content of a file, or ``why`` there is none."""
 
     before: str = ""
     after: str = ""
@@ -52,7 +52,7 @@ def patches_for(verdicts: Sequence[FileResult], asked: LintRequest) -> FixOutcom
     """What ``--fix`` would do in its first round.
 
     Raises:
-        UnusableError: LibCST is not there.
+        UnusableError: LibCST is not installed.
     """
     mended = FixOutcome()
     for verdict, new in _rewritten(verdicts, asked):
@@ -65,10 +65,10 @@ def patches_for(verdicts: Sequence[FileResult], asked: LintRequest) -> FixOutcom
 
 
 def apply_fixes(verdicts: Sequence[FileResult], asked: LintRequest) -> tuple[list[FileResult], FixOutcome]:
-    """Write what can be mended, and judge those files again, until there is nothing left that can be.
+    """Write all fixes and lint those files again, until nothing is left to fix.
 
     Raises:
-        UnusableError: LibCST is not there.
+        UnusableError: LibCST is not installed.
     """
     current, mended = list(verdicts), FixOutcome()
     for _ in range(MOST_ROUNDS):
@@ -82,7 +82,7 @@ def apply_fixes(verdicts: Sequence[FileResult], asked: LintRequest) -> tuple[lis
 
 
 def _round(verdicts: Sequence[FileResult], asked: LintRequest, mended: FixOutcome) -> list[int]:
-    """The places of the files that were written."""
+    """The indices of the written files."""
     places = {id(verdict): place for place, verdict in enumerate(verdicts)}
     written = []
     for verdict, new in _rewritten(verdicts, asked):
@@ -101,7 +101,7 @@ def _count(mended: FixOutcome, verdict: FileResult, new: _RewrittenFile) -> None
 
 
 def _write(verdict: FileResult, new: _RewrittenFile) -> str | None:
-    """Put the new text in place of the old one; why not, where it can't be."""
+    """Write the new text; the reason if that fails."""
     try:
         write_whole(verdict.target.path, new.after.encode(new.encoding))
     except UnicodeEncodeError:
@@ -121,7 +121,7 @@ def _rewritten(verdicts: Sequence[FileResult], asked: LintRequest) -> list[tuple
 
 
 def _edit_groups(verdict: FileResult, asked: LintRequest) -> list[tuple[Edit, ...]]:
-    """The edits of each finding that counts."""
+    """The edits of each finding that is not suppressed."""
     if verdict.kind != "python":
         return []
     ignored_in = asked.settings.ignored_in
@@ -149,7 +149,7 @@ def _rewrite(verdict: FileResult, asked: LintRequest) -> _RewrittenFile:
 def replacements_for(
     verdicts: Sequence[FileResult], asked: LintRequest
 ) -> dict[tuple[str, str, int], tuple[Replacement, ...]]:
-    """What each finding's own fix would replace, by rule, file and line; nothing where LibCST is not installed."""
+    """The replacements of each finding's own fix, by rule, file and line; empty without LibCST."""
     if not is_installed():
         return {}
     wanted = [verdict for verdict in verdicts if _edit_groups(verdict, asked)]

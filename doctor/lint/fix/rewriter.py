@@ -1,4 +1,4 @@
-"""What ``--fix`` makes of a file's text, its formatting kept: the one module that imports LibCST."""
+"""Rewrites the text of a file with LibCST, keeping its formatting; no other module imports it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Node = TypeVar("Node", bound=cst.CSTNode)
 
 
 def rewrite(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[int, ...]]:
-    """The text with the edits of each wish, all of them or none; and which wishes were granted, by number.
+    """The text with the edits of each wish, all or none of them, and the indices of the granted wishes.
 
-    A wish whose place can't be found, or that disagrees with one before it, is left for another pass.
+    A wish whose place is not found, or that conflicts with an earlier one, is left for another pass.
 
     Raises:
         libcst.ParserSyntaxError: the text, or what an edit puts into it, is no Python that LibCST knows.
@@ -67,7 +67,7 @@ class _NodeIndex:
             self._standing.update(node.body)
 
     def expression(self, place: SourceLocation) -> cst.BaseExpression | None:
-        """The expression there; by its end, too, since calls of calls begin at one place."""
+        """The expression at a place; its end decides, because nested calls begin at the same place."""
         if place.end_line is None or place.end_column is None:
             return None
         start = self._at(place.line, place.column)
@@ -78,7 +78,7 @@ class _NodeIndex:
         return self._statements.get(self._at(place.line, place.column))
 
     def may_have_one_before(self, statement: cst.CSTNode) -> bool:
-        """Whether another statement may stand before it: not before an ``elif``."""
+        """Whether a statement can be inserted before it: not before an ``elif``."""
         return statement in self._standing
 
     def _at(self, line: int, column: int) -> Start:
@@ -88,7 +88,7 @@ class _NodeIndex:
 
 
 class _EditPlan:
-    """The edits that are made, by node."""
+    """The accepted edits by node."""
 
     def __init__(self, nodes: _NodeIndex) -> None:
         self._nodes = nodes
@@ -98,7 +98,7 @@ class _EditPlan:
         self.steps: dict[cst.CSTNode, list[Edit]] = {}
 
     def add(self, edits: Sequence[Edit]) -> bool:
-        """Take a wish up; false where one of its edits can't be made."""
+        """Accept a wish; false if one of its edits is impossible."""
         targets = [(edit, self._target(edit)) for edit in edits]
         if not targets or any(node is None or not self._is_free(edit, node) for edit, node in targets):
             return False
@@ -141,7 +141,7 @@ class _EditPlan:
 
 
 def _claim(edit: Edit) -> str:
-    """What of a node an edit changes."""
+    """The part of a node that an edit changes."""
     if isinstance(edit, InsertStatement):
         return f"{'inside' if edit.inside else 'before'} {edit.statement}"
     return "" if isinstance(edit, ReplaceExpression) else edit.name
@@ -152,7 +152,7 @@ def _overlap(one: Span, other: Span) -> bool:
 
 
 class _Rewriter(cst.CSTTransformer):
-    """Makes the edits on the way out of each node, so that those below it are made already."""
+    """Applies the edits when leaving a node, after those below it."""
 
     def __init__(self, steps: dict[cst.CSTNode, list[Edit]], config: cst.PartialParserConfig) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def _renamed(call: cst.Call, edit: RenameArgument, value: cst.BaseExpression | N
 
 
 def _with_argument(call: cst.Call, name: str, value: cst.BaseExpression | None) -> cst.Call:
-    """With ``name=value``, laid out as the arguments that are there."""
+    """The call with ``name=value``, formatted like its other arguments."""
     value = value if value is not None else cst.Name("None")
     if any(_is_called(argument, name) for argument in call.args):
         args = [one.with_changes(value=value) if _is_called(one, name) else one for one in call.args]
@@ -221,7 +221,7 @@ _EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _separator(call: cst.Call) -> cst.Comma:
-    """What stands between the arguments of a call: a line each, or all on one."""
+    """The separator of the arguments of a call: one line each, or all on one line."""
     if len(call.args) > 1 and isinstance(comma := call.args[-2].comma, cst.Comma):
         return _bare(comma)
     before = call.whitespace_before_args
@@ -230,7 +230,7 @@ def _separator(call: cst.Call) -> cst.Comma:
 
 
 def _bare(comma: cst.Comma) -> cst.Comma:
-    """Without the comment that follows it, which is of another argument."""
+    """The comma without the comment behind it, which belongs to another argument."""
     after = comma.whitespace_after
     if not isinstance(after, cst.ParenthesizedWhitespace):
         return comma
@@ -239,7 +239,7 @@ def _bare(comma: cst.Comma) -> cst.Comma:
 
 
 def _without(call: cst.Call, name: str) -> cst.Call:
-    """Without the argument; what stood behind the last one stays behind the last one."""
+    """The call without the argument, keeping what follows the last one."""
     args = list(call.args)
     place = next(number for number, argument in enumerate(args) if _is_called(argument, name))
     dropped = args.pop(place)
@@ -251,7 +251,7 @@ def _without(call: cst.Call, name: str) -> cst.Call:
 
 
 def _with_first(node: cst.CSTNode, statement: cst.BaseStatement) -> cst.CSTNode:
-    """With one more statement at the beginning of its body, behind a docstring."""
+    """The statement with another one at the beginning of its body, after a docstring."""
     block = node.body  # type: ignore[attr-defined]
     behind = 1 if next(_docstrings(block), None) is not None and not isinstance(node, (cst.For, cst.While)) else 0
     body = [*block.body[:behind], statement, *block.body[behind:]]

@@ -1,4 +1,4 @@
-"""What to write in place of Trainer arguments that are gone, where it means the same for certain."""
+"""Replacements for removed Trainer arguments with certainly the same meaning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trainer_edits(script: Script, call: ast.Call, name: str, value: ast.expr) ->
 
 
 def _of_value(script: Script, call: ast.Call, name: str, value: ast.expr) -> tuple[Edit, ...]:
-    """Values that are written in the call itself, under another name today."""
+    """Literal values that are spelled differently today."""
     written = value.value if isinstance(value, ast.Constant) else None
     if name == "strategy" and written in _SAME_STRATEGY:
         return (SetArgument(location_of(call), name, f'"{_SAME_STRATEGY[str(written)]}"'),)
@@ -50,7 +50,7 @@ def _of_value(script: Script, call: ast.Call, name: str, value: ast.expr) -> tup
 
 
 def _devices_instead(script: Script, call: ast.Call, value: ast.expr) -> tuple[Edit, ...]:
-    """``gpus=2`` as ``devices=2`` on GPUs; 0 and ``None`` meant the CPU, and other values may be one of them."""
+    """``gpus=2`` as ``devices=2``; 0 and ``None`` meant the CPU, and other values may."""
     if not _counts_gpus(script, value) or script.argument(call, "devices") is not None:
         return ()
     rename = RenameArgument(location_of(call), "gpus", "devices")

@@ -1,4 +1,4 @@
-"""Launch files, read and never run: shell and batch scripts, and the YAML and JSON of schedulers and launchers."""
+"""Launch files, parsed and never run: shell and batch scripts, and the YAML and JSON of schedulers and launchers."""
 
 from __future__ import annotations
 

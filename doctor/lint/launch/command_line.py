@@ -1,4 +1,5 @@
-"""The words of a command as what it starts: through wrappers (``nohup``, containers, ``env``) and launchers."""
+"""Parses the words of a command into what it launches, through wrappers (``nohup``, containers, ``env``) and
+launchers."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from doctor.lint.launch.launcher_options import CommandWord, parse_options
 from doctor.lint.launch.partial_text import is_all_unknown
 
 Scripted = Callable[[str, int, Mapping[str, EnvironmentSetting], bool], "Launch | None"]
-"""Reads the text of ``bash -c`` that stands on a line, with an environment, inside a step of srun or not."""
+"""Reads the text of ``bash -c`` on a line, with an environment, inside a step of srun or not."""
 
 
 @dataclass(frozen=True)
 class CommandContext:
-    """Where a command stands. ``launch``: what holds for each program of it; ``inside_step``: srun starts it."""
+    """The context of a command. ``inside_step``: srun starts it."""
 
     place: SourceLocation
     settings: Mapping[str, EnvironmentSetting]
@@ -31,7 +32,7 @@ class CommandContext:
     depth: int = field(default=0)
 
     def launch(self, program: str) -> Launch:
-        """A program here, of which nothing more is known."""
+        """A program in this context, without options."""
         return Launch(
             program,
             self.place,
@@ -55,19 +56,19 @@ _WRAPPERS = _names(
     "apptainer enroot shifter podman-hpc conda mamba micromamba uv poetry pipenv pixi pdm hatch run nsys ncu dlprof "
     "coverage xvfb-run"
 )
-"""Programs that run what follows, here, on the same host."""
+"""Programs that run their arguments on the same host."""
 _OTHERS = _names(
     "ray horovodrun composer colossalai jsrun aprun flux prun charmrun clush ibrun blaunch mpiexec.hydra mpirun_rsh "
     "make parallel xargs ssh pdsh sbatch docker podman kubectl sky wandb dask optuna snakemake nextflow submitit dora "
     "swift xtuner deepy.py"
 )
-"""Programs that may start ranks in ways that are not followed."""
+"""Programs that may start ranks and are not followed."""
 DEPTH = 12
-"""Programs that start each other."""
+"""Nested programs that are followed."""
 
 
 def read_command(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    """What is started; ``None`` where it is nothing of interest or can't be told."""
+    """What a command starts; ``None`` if it is unknown or not of interest."""
     if not fields or around.depth > DEPTH:
         return None
     around = replace(around, depth=around.depth + 1)
@@ -89,7 +90,7 @@ def read_command(fields: Sequence[CommandWord], around: CommandContext) -> Launc
 
 
 def _wrapped(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
-    """What a wrapper runs: the first word that is a known program; ``NAME=value`` before it is its environment."""
+    """What a wrapper runs: the first known program; ``NAME=value`` before it is its environment."""
     settings = dict(around.settings)
     for position, (text, line) in enumerate(fields):
         name, equals, value = text.partition("=")

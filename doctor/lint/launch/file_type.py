@@ -1,4 +1,4 @@
-"""A file by its name and its first lines: which reader is its own."""
+"""Chooses the reader of a launch file by its name and first lines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CUES = re.compile(
 
 
 def read_launch_file(path: str, text: str) -> ShellFile | Manifest | None:
-    """What a file starts and sets; ``None`` where it is no launch file.
+    """What a file starts and sets; ``None`` if it is not a launch file.
 
     Raises:
-        Unreadable: it is one, and can't be read: a template, broken or too large.
+        UnreadableFile: it is one, and cannot be read: a template, broken or too large.
     """
     name = path.lower()
     if name.endswith(CONFIGS):

@@ -1,11 +1,11 @@
-"""Lists of interfaces and devices whose entries can't be names, by NCCL's grammar
+"""Finds entries of interface and device lists that cannot be names, by NCCL's grammar
 (:mod:`doctor.knowledge.interface_syntax`)."""
 
 from __future__ import annotations
 
 
 def list_fault(value: str) -> str:
-    """Why an entry of ``NCCL_SOCKET_IFNAME`` or ``NCCL_IB_HCA`` is no name; empty where all may be some."""
+    """Why an entry of ``NCCL_SOCKET_IFNAME`` or ``NCCL_IB_HCA`` is not a name; empty if all can be."""
     first, *others = value.split(",")
     for entry in (first.removeprefix("^").removeprefix("="), *others):
         if entry != entry.strip():

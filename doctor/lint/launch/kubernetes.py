@@ -1,4 +1,4 @@
-"""Jobs of Kubernetes: how many pods of which kind, what each is given, and what it runs.
+"""Reads Kubernetes jobs: their pods, resources and commands.
 
 Sources: https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/,
 https://kubernetes.io/docs/concepts/workloads/controllers/job/, https://jobset.sigs.k8s.io/docs/reference/.
@@ -22,8 +22,8 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 @dataclass(frozen=True)
 class Container:
-    """``gpus``: ``None`` where it asks for none. ``has_shm``: something is mounted at /dev/shm, or it uses the host's.
-    ``command`` and ``args`` were read into ``launches`` and ``settings``."""
+    """``gpus``: ``None`` if it requests none. ``has_shm``: something is mounted at /dev/shm, or it uses the host's.
+    ``command`` and ``args`` were parsed into ``launches`` and ``settings``."""
 
     name: str
     place: SourceLocation
@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Role:
-    """Pods that are alike. ``replicas``: ``None`` where it can't be told."""
+    """Identical pods. ``replicas``: ``None`` if unknown."""
 
     name: str
     place: SourceLocation
@@ -69,7 +69,7 @@ class Workload:
 
 
 def workloads_in(tree: YamlNode) -> Iterator[Workload]:
-    """The job that a document describes; each of a List."""
+    """The job in a document; each job of a List."""
     if tree.word("kind") == "List":
         for item in (tree.get("items") or tree).children():
             yield from workloads_in(item)
@@ -92,7 +92,7 @@ def workloads_in(tree: YamlNode) -> Iterator[Workload]:
 
 
 Given = Mapping[str, EnvironmentSetting]
-"""What an operator adds to the environment of containers."""
+"""The environment that an operator adds to containers."""
 
 _SET_BY_KUBEFLOW = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
@@ -117,7 +117,7 @@ def _replicated(key: str, spec: YamlNode, given: Given) -> Iterator[Role]:
 
 
 def _job(spec: YamlNode, given: Given) -> Iterator[Role]:
-    """An indexed Job runs ``parallelism`` pods together; others are not known to belong together."""
+    """An indexed Job runs ``parallelism`` pods at once; other pods need not belong together."""
     pod = spec.get("template", "spec")
     if pod is not None:
         yield _role("pod", spec, pod, _count(spec, "parallelism"), given)
@@ -138,7 +138,7 @@ def _pod(spec: YamlNode, given: Given) -> Iterator[Role]:
 
 
 def _train_job(spec: YamlNode, given: Given) -> Iterator[Role]:
-    """Its runtime, which is elsewhere, may mount shared memory."""
+    """Its runtime, defined elsewhere, may mount shared memory."""
     trainer = spec.get("trainer")
     if trainer is not None and trainer.is_mapping:
         box = replace(_container(trainer, spec, given), has_shm=True)
@@ -157,7 +157,7 @@ _KINDS: dict[str, Callable[[YamlNode, Given], Iterator[Role]]] = {
 
 
 def _count(node: YamlNode, key: str) -> int | None:
-    """One where nothing is said."""
+    """The number under a key, by default 1."""
     return node.number(key) if node.get(key) is not None else 1
 
 
@@ -199,21 +199,21 @@ def _settings(box: YamlNode) -> Iterator[EnvironmentSetting]:
 
 
 def _filled(text: str) -> str:
-    """``$(NAME)`` is filled in by Kubernetes, ``${NAME}`` by envsubst before."""
+    """Kubernetes expands ``$(NAME)``; envsubst expands ``${NAME}`` before."""
     return re.sub(
         r"\$(?:\(([A-Za-z_]\w*)\)|\{?([A-Za-z_]\w*)\}?)", lambda match: unknown_mark(match[1] or match[2]), text
     )
 
 
 def _word(node: YamlNode) -> tuple[str, int]:
-    """A word of a command, and its line; in a script the shell fills its own variables in."""
+    """A word of a command and its line; the shell expands the variables of a script."""
     text = node.text or OUTPUT
     is_script = bool(re.search(r"\s", text))
     return (re.sub(r"\$\(([A-Za-z_]\w*)\)", r"${\1}", text) if is_script else _filled(text)), node.line + node.block
 
 
 def _run_command(box: YamlNode, reader: ScriptReader) -> str:
-    """``command`` and ``args`` together are the words of one command; its text for those who search in it."""
+    """Run ``command`` and ``args`` as one command, and return its text."""
     nodes = [one for key in ("command", "args") for one in (box.get(key) or box).children() if one.text is not None]
     nodes = nodes if box.get("command") or box.get("args") else []
     if nodes:

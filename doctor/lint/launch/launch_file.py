@@ -1,4 +1,4 @@
-"""What a launch file says: variables that it sets, and who is started, by which launcher, with which options."""
+"""Data of a launch file: the variables that it sets and the programs that it launches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _NO_LAUNCHER = LaunchCommand("", starts="", default_processes=1)
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
-    """A variable of the environment that the file sets. ``value`` may hold marks
-    (:mod:`doctor.lint.launch.partial_text`).
+    """An environment variable that the file sets. ``value`` may hold marks (:mod:`doctor.lint.launch.partial_text`).
 
-    ``is_exported``: programs see it; ``is_certain``: it stands in no branch, loop or function; ``for_task``: set inside
-    a step of SLURM, by every task.
+    ``is_exported``: programs see it; ``is_certain``: it is not in a branch, loop or function; ``for_task``: every task
+    of a SLURM step sets it.
     """
 
     name: str
@@ -31,7 +30,7 @@ class EnvironmentSetting:
 
     @property
     def told(self) -> str | None:
-        """The value, where all of it can be told."""
+        """The value if all of it is known."""
         return self.value if is_known(self.value) else None
 
     @property
@@ -41,7 +40,7 @@ class EnvironmentSetting:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The variables of which it is made, as far as they are not known."""
+        """The unknown variables in it."""
         return names_in(self.value)
 
 
@@ -50,9 +49,9 @@ class Launch:
     """A program that is started: that of a launcher (:class:`doctor.knowledge.launchers.LaunchCommand`), ``python`` or
     ``other``.
 
-    ``options``: by long name with dashes, ``"true"`` for a flag; the last one counts. ``script``: what it runs, and
-    ``arguments`` its words. ``is_open``: words that can't be told may hold more options. ``inner``: what it starts,
-    where that is such a program too. ``settings``: the environment at this place, as far as the file sets it.
+    ``options``: by long name with dashes, ``"true"`` for a flag; the last value counts. ``script``: what it runs, with
+    ``arguments``. ``is_open``: unknown words may hold more options. ``inner``: the program that it starts, if that is
+    known too. ``settings``: the environment at this place, as far as the file sets it.
     """
 
     program: str
@@ -69,7 +68,7 @@ class Launch:
 
     @property
     def command(self) -> LaunchCommand:
-        """How the launcher is started; for other programs one without options."""
+        """The launcher's command syntax; of other programs an empty one."""
         return COMMANDS.get(self.program, _NO_LAUNCHER)
 
     @property
@@ -83,34 +82,34 @@ class Launch:
         return self.command.starts == "tasks"
 
     def chain(self) -> Iterator[Launch]:
-        """This one and what it starts, from outside in."""
+        """This launch and those that it starts, outermost first."""
         yield self
         if self.inner is not None:
             yield from self.inner.chain()
 
     def option(self, *names: str) -> str | None:
-        """The value of the first option that is given; it may hold marks."""
+        """The value of the first given option; it may hold marks."""
         return next((self.options[name] for name in names if name in self.options), None)
 
     def told(self, *names: str) -> str | None:
-        """The same, where all of it can be told."""
+        """The same value if all of it is known."""
         value = self.option(*names)
         return value if value is not None and is_known(value) else None
 
     def number(self, *names: str) -> int | None:
-        """The same as a whole number."""
+        """The same value as an integer."""
         return whole_number(self.option(*names))
 
     def setting(self, name: str) -> str | None:
-        """A variable of its environment, where the file sets it and all of it can be told."""
+        """A variable of its environment if the file sets it and all of it is known."""
         setting = self.settings.get(name)
         return setting.told if setting is not None else None
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """``path`` as it is shown. ``launches``: in the order of the text, the outermost program of each. ``notes``: what
-    was not read, and why."""
+    """``path`` as shown. ``launches``: the outermost programs in the order of the text. ``notes``: what was not read,
+    and why."""
 
     path: str
     settings: tuple[EnvironmentSetting, ...] = ()

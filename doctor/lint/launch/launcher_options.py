@@ -1,4 +1,4 @@
-"""The options of a launcher at the beginning of its words."""
+"""Parses the options at the beginning of a launcher's arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CommandWord(NamedTuple):
 
 
 class ParsedOptions(NamedTuple):
-    """``end``: where the options end; ``is_open``: among them are words that can't be told."""
+    """``end``: index of the first word behind the options; ``is_open``: unknown words are among them."""
 
     options: dict[str, str]
     end: int
@@ -26,7 +26,7 @@ class ParsedOptions(NamedTuple):
 
 
 _ALIASES = {"nproc": "nproc-per-node", "nnode": "nnodes", "n-tasks": "ntasks", "machinefile": "hostfile"}
-"""Older and other spellings of one option."""
+"""Alternative spellings of options."""
 _VALUE = re.compile(r"(?!-)|-\d+\Z")
 
 
@@ -53,7 +53,7 @@ def parse_options(fields: Sequence[CommandWord], syntax: OptionSyntax) -> Parsed
 
 
 def _split(text: str, syntax: OptionSyntax) -> tuple[str, str | None]:
-    """``--name=value``, ``--name``, ``-n4``, ``-n``: the long name and what stands behind it in the same word."""
+    """Split ``--name=value``, ``--name``, ``-n4`` or ``-n`` into the long name and the value in the same word."""
     if text.startswith("--"):
         name, equals, value = text[2:].partition("=")
         name = name.replace("_", "-")

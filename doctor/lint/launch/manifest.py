@@ -1,5 +1,4 @@
-"""YAML and JSON of schedulers and launchers, told by what they hold: Kubernetes jobs, Accelerate, DeepSpeed,
-LLaMA-Factory."""
+"""Reads YAML and JSON of schedulers and launchers: Kubernetes jobs, Accelerate, DeepSpeed, LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -33,14 +32,14 @@ _CUES = re.compile(
     r"|^finetuning_type\s*:|^[\"']?stage[\"']?\s*:\s*(?:pt|sft|rm|ppo|dpo|kto)\b",
     re.MULTILINE,
 )
-"""One of these stands in every file of interest: others are not parsed."""
+"""Every file of interest matches; others are not parsed."""
 
 
 def read_manifest(path: str, text: str) -> Manifest | None:
-    """Read a YAML or JSON file; ``None`` where it is none of those that are known.
+    """Read a YAML or JSON file; ``None`` if its kind is unknown.
 
     Raises:
-        Unreadable: it is one, and can't be read.
+        UnreadableFile: it is one, and cannot be read.
     """
     if not _CUES.search(text):
         return None

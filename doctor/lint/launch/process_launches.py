@@ -1,4 +1,4 @@
-"""What a launch file starts, in numbers: agents (one torchrun on each host), the processes of each, and the hosts."""
+"""Counts what a launch file starts: agents (one torchrun on each host), their processes, and hosts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
 
 @dataclass(frozen=True)
 class ProcessLaunch:
-    """One command that starts ranks, or a lone program. ``outer``: srun or mpirun, where one of them starts it;
-    ``launch``: the launcher of a host's ranks, or the program itself; ``step``: what srun gives, if it does."""
+    """One command that starts ranks, or a single program. ``outer``: the srun or mpirun around it; ``launch``: the
+    launcher of a host's ranks, or the program itself; ``step``: the allocation of srun's step."""
 
     launch: Launch
     outer: Launch | None = None
@@ -31,14 +31,14 @@ class ProcessLaunch:
 
     @property
     def is_part(self) -> bool:
-        """Whether other steps beside it may belong to the same job: one for each host, in a loop or the background."""
+        """Whether other steps may belong to the same job: one for each host, in a loop or the background."""
         given = self.outer.options.keys() if self.outer is not None else ()
         placed = any(name in given for name in ("nodelist", "relative", "multi-prog", "het-group"))
         return placed or self.launch.in_loop or self.launch.in_background
 
 
 def starts_of(file: LaunchFile) -> Iterator[ProcessLaunch]:
-    """What starts ranks, or may be a rank, in the order of the text."""
+    """Commands that start ranks or may be one, in the order of the text."""
     job = file.allocation if isinstance(file, ShellFile) else None
     for first in file.launches:
         chain = list(first.chain())
@@ -115,7 +115,7 @@ def endpoint_of(launch: Launch) -> str | None:
 
 
 def trainer_option(launch: Launch, name: str) -> str | None:
-    """``trainer.devices`` and so on, as Lightning's own command line and Hydra write it, if it is told."""
+    """A known ``trainer.devices`` or the like, as written for LightningCLI or Hydra."""
     for at, word in enumerate(launch.arguments):
         key, equals, value = word.lstrip("-+").partition("=")
         if key != f"trainer.{name}":
@@ -135,12 +135,12 @@ def file_spans_hosts(file: LaunchFile) -> bool:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether a host's name or address leads to whoever asks."""
+    """Whether a host name or address is a loopback one."""
     return bool(LOOPBACK.fullmatch(host.strip()))
 
 
 def visible_devices(launch: Launch) -> tuple[str, int] | None:
-    """CUDA_VISIBLE_DEVICES as the file sets it for this program, and how many it names; ``None``: not, or not told."""
+    """CUDA_VISIBLE_DEVICES of this program and its number of devices; ``None`` if unset or unknown."""
     listed = launch.setting("CUDA_VISIBLE_DEVICES")
     if listed is None or not re.fullmatch(r"[\w-]+(,[\w-]+)*,?", listed.strip()) or listed.startswith("-"):
         return None

@@ -1,5 +1,4 @@
-"""What a batch script asks SLURM for, and what a step of it (srun) gets. https://slurm.schedmd.com/sbatch.html,
-https://slurm.schedmd.com/srun.html: a step inherits the job's options by the environment."""
+"""The resources that a batch script requests from SLURM, and those of a step (srun)."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ _COUNT = re.compile(r"(?:[A-Za-z][\w.-]{0,60}:)?(?P<count>\d{1,9})")
 
 @dataclass(frozen=True)
 class Allocation:
-    """Options by long name, and the line of each. Numbers are ``None`` where they can't be told."""
+    """Options by long name, and their lines. Numbers are ``None`` if unknown."""
 
     options: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def line(self, *names: str) -> int | None:
-        """Where the first of these options stands."""
+        """The line of the first of these options."""
         return next((self.lines[name] for name in names if name in self.lines), None)
 
     def number(self, name: str) -> int | None:
@@ -36,7 +35,7 @@ class Allocation:
 
     @property
     def nodes(self) -> int | None:
-        """Hosts; one where nothing asks for more."""
+        """The number of hosts, by default one."""
         given = self.options.get("nodes")
         if given is not None:
             least, dash, most = given.partition("-")
@@ -54,7 +53,7 @@ class Allocation:
 
     @property
     def tasks_per_node(self) -> int | None:
-        """Tasks of each host; with --ntasks they may be spread in any way, unless they divide evenly and fully."""
+        """Tasks of each host; --ntasks may be distributed in any way unless it divides evenly."""
         each = self.number("ntasks-per-node")
         if "ntasks" not in self.options:
             if {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} & self.options.keys():
@@ -81,20 +80,20 @@ class Allocation:
 
     @property
     def gpus_per_task(self) -> int | None:
-        """GPUs of each task, where they are asked for in this way."""
+        """GPUs of each task, if requested this way."""
         return gpus_of(self.options["gpus-per-task"]) if "gpus-per-task" in self.options else None
 
     @property
     def asks_for_gpus(self) -> bool:
-        """Whether it asks for GPUs in any way."""
+        """Whether it requests GPUs in any way."""
         return bool({"gpus", "gpus-per-node", "gpus-per-task"} & self.options.keys()) or bool(
             gres_of(self.options.get("gres", ""))
         )
 
     @property
     def splits_gpus(self) -> bool:
-        """Whether each task sees GPUs of its own alone: --gpus-per-task implies --gpu-bind=per_task, and
-        --gpu-bind=none takes it back (srun(1))."""
+        """Whether each task sees only its own GPUs: --gpus-per-task implies --gpu-bind=per_task unless --gpu-bind=none
+        (srun(1))."""
         bind = self.options.get("gpu-bind", "").removeprefix("verbose,").removeprefix("v,")
         if not is_known(bind) or bind.startswith("none"):
             return False
@@ -102,14 +101,14 @@ class Allocation:
 
     @property
     def runs_beside_itself(self) -> bool:
-        """Whether several jobs of an array may run at the same time; ``%1`` forbids it."""
+        """Whether several jobs of an array may run concurrently; ``%1`` prevents it."""
         array = self.options.get("array")
         if array is None or array.endswith("%1"):
             return False
         return not re.fullmatch(r"\d+(-0)?", array)
 
     def step(self, launch: Launch) -> Allocation:
-        """What a step gets that ``srun`` starts here. Options of the job that the new ones outdate are not known."""
+        """The allocation of a step that ``srun`` starts. Options of the job that the step overrides become unknown."""
         given = dict(launch.options)
         own = {name: value for name, value in self.options.items() if name not in given}
         if "ntasks" in given:
@@ -130,7 +129,7 @@ class Allocation:
         return Allocation({**own, **given}, self.lines)
 
     def variables(self) -> dict[str, str]:
-        """What SLURM tells the batch script in its environment (sbatch(1), OUTPUT ENVIRONMENT VARIABLES)."""
+        """The variables that SLURM sets for the batch script (sbatch(1), OUTPUT ENVIRONMENT VARIABLES)."""
         numbers = {
             "SLURM_NNODES": self.nodes,
             "SLURM_JOB_NUM_NODES": self.nodes,
@@ -151,12 +150,12 @@ class Allocation:
 
 
 def gpus_of(text: str) -> int | None:
-    """GPUs in ``4`` and ``a100:4``, as --gpus and its like have it; sums of them. ``None`` where it can't be told."""
+    """GPUs in ``4`` and ``a100:4`` (--gpus and the like), summed; ``None`` if unknown."""
     return _sum_of(text, _COUNT)
 
 
 def gres_of(text: str) -> int | None:
-    """GPUs in ``gpu:a100:4``, ``gpu:4``, ``gpu``, as --gres has it, other things passed over."""
+    """GPUs in ``gpu:a100:4``, ``gpu:4`` and ``gpu`` (--gres), without other resources."""
     return _sum_of(text, _GRES)
 
 
@@ -166,7 +165,7 @@ def _sum_of(text: str, pattern: re.Pattern[str]) -> int | None:
 
 
 def read_headers(text: str) -> Allocation | None:
-    """The ``#SBATCH`` lines of a script; sbatch stops at the first command. ``None`` where there are none."""
+    """The ``#SBATCH`` lines of a script, up to its first command, as sbatch reads them; ``None`` if it has none."""
     options: dict[str, str] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -184,7 +183,7 @@ def read_headers(text: str) -> Allocation | None:
 
 
 def read_late_headers(text: str) -> dict[int, tuple[str, ...]]:
-    """Lines of ``#SBATCH`` behind the first command, which sbatch passes over, and the options on each."""
+    """``#SBATCH`` lines behind the first command, which sbatch ignores, and their options."""
     begin = next((at for at, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"), None)
     if begin is None or "#SBATCH" not in text:
         return {}

@@ -1,5 +1,5 @@
-"""YAML and JSON as a tree with line numbers, made from the parser's events: no tag is looked at, nothing is built or
-run, an alias is a second way to the same node and never a copy.
+"""Parses YAML and JSON from parser events into a tree with line numbers: tags are ignored, nothing is constructed, and
+an alias refers to the same node.
 
 Bounds: :data:`MOST_BYTES` of text, :data:`MOST_NODES`, :data:`DEPTH`.
 """
@@ -19,13 +19,13 @@ MOST_BYTES = 512 << 10
 MOST_NODES = 60_000
 DEPTH = 100
 MERGES = 64
-"""Mappings in which one key is looked for by ``<<``."""
+"""Mappings that are searched for one key through ``<<``."""
 
 
 @dataclass
 class YamlNode:
-    """A mapping, a list or a scalar. ``line`` counts from 1; ``plain``: a scalar without quotes; ``block``: one that
-    begins on the line behind (``|``, ``>``)."""
+    """A mapping, a list or a scalar. ``line`` counts from 1; ``plain``: an unquoted scalar; ``block``: one that begins
+    on the next line (``|``, ``>``)."""
 
     line: int
     end_line: int
@@ -47,14 +47,14 @@ class YamlNode:
         return self.pairs is not None
 
     def get(self, *path: str) -> YamlNode | None:
-        """What stands under these keys, one in the other."""
+        """The value under nested keys."""
         node: YamlNode | None = self
         for key in path:
             node = node._child(key) if node is not None else None
         return node
 
     def _child(self, key: str) -> YamlNode | None:
-        """What stands under a key, or comes by ``<<``: depth first, each mapping once, at most :data:`MERGES`."""
+        """The value of a key, directly or through ``<<``: depth first, each mapping once, at most :data:`MERGES`."""
         waiting: list[YamlNode] = [self]
         seen: set[int] = set()
         while waiting and len(seen) < MERGES:
@@ -76,7 +76,7 @@ class YamlNode:
         return self._index
 
     def key(self, name: str) -> YamlNode | None:
-        """The key itself, for where it stands; ``None`` where it comes by ``<<`` or not at all."""
+        """The key itself, for its place; ``None`` if it is missing or merged by ``<<``."""
         return next((key for key, _ in self.pairs or () if key.text == name), None)
 
     def keys(self) -> Iterator[str]:
@@ -86,22 +86,22 @@ class YamlNode:
                 yield key.text
 
     def children(self) -> list[YamlNode]:
-        """The items of a list; of anything else none."""
+        """The items of a list; empty for anything else."""
         return self.items or []
 
     def word(self, *path: str) -> str | None:
-        """The text of a scalar below; ``None`` where it is null or none is there."""
+        """The text of a scalar under keys; ``None`` if it is missing or null."""
         node = self.get(*path)
         if node is None or node.text is None or (node.plain and node.text.lower() in ("", "~", "null", "none")):
             return None
         return node.text
 
     def number(self, *path: str) -> int | None:
-        """A whole number below, in quotes too."""
+        """An integer under keys, quoted or not."""
         return whole_number(self.word(*path))
 
     def flag(self, *path: str) -> bool | None:
-        """A truth below, as YAML 1.1 writes it."""
+        """A boolean under keys, as YAML 1.1 writes it."""
         word = (self.word(*path) or "").lower()
         return True if word in ("true", "yes", "on") else False if word in ("false", "no", "off") else None
 
@@ -110,7 +110,7 @@ def read_trees(text: str) -> list[YamlNode]:
     """The documents of a text.
 
     Raises:
-        Unreadable: it is no YAML, or larger than can be looked at.
+        UnreadableFile: it is not YAML, or too large.
     """
     import yaml
 
@@ -189,5 +189,5 @@ _TEMPLATE = re.compile(r"\{\{|\{%|<%|\$\{\{")
 
 
 def is_template(text: str) -> bool:
-    """Whether Helm, Jinja or so fills it in before anybody reads it as YAML."""
+    """Whether it is a template of Helm, Jinja or the like."""
     return bool(_TEMPLATE.search(text))

@@ -1,4 +1,4 @@
-"""One name for what libraries offer under several."""
+"""Canonical names of objects that libraries export under several names."""
 
 from __future__ import annotations
 

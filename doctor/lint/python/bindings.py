@@ -1,5 +1,4 @@
-"""What the names of a file were given: by import, definition, assignment, as parameters. By scope, in no order of
-time."""
+"""Collects what each name of a file is bound to, by scope and regardless of order."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Binding = ast.AST | str
-"""What a name was given: the dotted name of an import, a definition, an expression, a parameter; another node where
-the value can't be told (a loop's variable, a part of a tuple)."""
+"""What a name is bound to: the dotted name of an import, a definition, an expression, a parameter; another node if the
+value is unknown (a loop variable, a part of a tuple)."""
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -63,7 +62,7 @@ class Bindings:
                 self._share(node)
 
     def _share(self, node: ast.Global | ast.Nonlocal) -> None:
-        """Names of an outer scope that a function assigns."""
+        """Move names that a function assigns to the outer scope that declares them."""
         inner = self._scope_around(node)
         if isinstance(inner.node, ast.Module):
             return  # `global` outside of functions says nothing
@@ -86,7 +85,7 @@ class Bindings:
         return self._scope(node)
 
     def scope_of(self, node: ast.AST, name: str) -> LexicalScope | None:
-        """Where the name that stands at ``node`` is bound; methods do not see the names of their class."""
+        """The scope that binds a name used at ``node``; methods do not see the names of their class."""
         current: ast.AST | None = node
         is_first = True
         while current is not None:
@@ -100,7 +99,7 @@ class Bindings:
         return None
 
     def members(self, owner: ast.ClassDef) -> Mapping[str, list[Binding]]:
-        """What a class and its methods give to the attributes of its instances."""
+        """The attributes that a class and its methods give to instances."""
         if self._members is None:
             self._members = {}
             for node in self._assignments:
@@ -115,8 +114,7 @@ class Bindings:
         return own
 
     def _give(self, node: ast.AST, base: str, attribute: str, value: Binding) -> None:
-        """``self.attribute = value``, with whatever the first parameter is called, to the classes of the methods around
-        it."""
+        """Bind ``self.attribute = value`` in the classes of the methods around it; any name may stand for ``self``."""
         members = self._members if self._members is not None else {}
         while (node := self._parents.get(node)) is not None:  # type: ignore[assignment]
             method, owner = node, self._parents.get(node)
@@ -132,7 +130,7 @@ def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, Binding]]:
-    """Targets of an assignment with their values; parts of a tuple get theirs where it is written out."""
+    """Targets of an assignment with their values; parts of a tuple get theirs if it is written out."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _paired(target, node.value)

@@ -1,5 +1,4 @@
-"""What synchronises ranks: calls that all ranks of a group have to make, or that wait for others, also through
-functions of the file."""
+"""Finds calls that synchronize ranks: collectives and waits, also through functions of the file."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _TORCH = {
     "split_group": None,
     "init_process_group": None,
 }
-"""Collectives of torch.distributed, and at which place they are told their group."""
+"""Collectives of torch.distributed, and the position of their group argument."""
 _ACCELERATOR = (
     "gather gather_for_metrics reduce pad_across_processes wait_for_everyone save_state load_state backward prepare"
 )
@@ -73,8 +72,8 @@ COLLECTIVES: dict[str, str] = {
         for name in ("allreduce", "allgather", "broadcast", "broadcast_parameters", "broadcast_optimizer_state")
     },
 }
-"""Dotted names of calls, and the word for each. Point-to-point calls (send, recv) are made by some ranks by design, and
-``destroy_process_group`` waits for nobody."""
+"""Dotted names of collectives, and the word for each. Point-to-point calls (send, recv) run on some ranks by design,
+and ``destroy_process_group`` does not wait."""
 
 _GATHERING = frozenset({"state_dict", "clip_grad_norm_", "forward", "backward"})
 _OF_AN_ENGINE = frozenset({"backward", "step", "save_checkpoint", "load_checkpoint", "save_16bit_model"})
@@ -92,17 +91,17 @@ _PLAIN = frozenset(
         "reduce_tensor",
     }
 )
-"""Names under which projects keep their own ones, imported from a file that is not read."""
+"""Names of collectives in projects' own modules, which are not read."""
 
 
 _LAST = _GATHERING | _OF_AN_ENGINE | _PLAIN | {"log", "log_dict"} | {one.rpartition(".")[2] for one in COLLECTIVES}
-"""What the last word of a call has to be; other names need not be followed."""
+"""Last parts of the names of collectives; other calls are not resolved."""
 
 
 class CollectiveCall(NamedTuple):
-    """A call that synchronises: ``word`` is what it does in the end, ``through`` the function of this file that does it
-    (``None``: the call itself does). ``grouped``: among the ranks of a group that the file makes or is given, which
-    may be those that come here."""
+    """A call that synchronizes: ``word`` is the collective, ``through`` the function of this file that calls it
+    (``None``: the call itself). ``grouped``: it runs in a given group, whose ranks may be exactly those that call
+    it."""
 
     call: ast.Call
     word: str
@@ -111,7 +110,7 @@ class CollectiveCall(NamedTuple):
 
 
 class CollectiveCalls:
-    """Those of one script, found once."""
+    """The collectives of one script."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -122,8 +121,7 @@ class CollectiveCalls:
         )
 
     def word(self, call: ast.Call) -> str:
-        """What a call does among the ranks by itself; empty: nothing that is known. ``self.log(…, sync_dist=True)``
-        reduces."""
+        """The collective that a call is itself; empty if unknown. ``self.log(…, sync_dist=True)`` reduces."""
         script = self._script
         bare = last_name(call.func)
         if isinstance(call.func, ast.Attribute) and bare not in _LAST:
@@ -214,8 +212,8 @@ def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
 
 
 def is_certain(script: Script, node: ast.AST) -> bool:
-    """Whether a node is reached whenever its function is called in a job of several ranks: under no condition, or
-    under those that ask whether there are several."""
+    """Whether a node runs whenever its function is called in a job of several ranks: unconditionally, or under
+    conditions on there being several ranks."""
     inner = node
     for outer in script.around(node):
         if _is_optional(script, outer, inner) or _may_leave(script, getattr(outer, "body", None), inner):
@@ -227,7 +225,7 @@ def is_certain(script: Script, node: ast.AST) -> bool:
 
 
 def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    """Whether ``outer`` may pass over what stands in it."""
+    """Whether ``outer`` may skip the nodes in it."""
     if isinstance(outer, ast.If):
         return inner is not outer.test and not (inner in outer.body and is_of_the_job(script, outer.test))
     if isinstance(outer, ast.BoolOp):
@@ -240,7 +238,7 @@ def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
 
 
 def _may_leave(script: Script, block: object, inner: ast.AST) -> bool:
-    """Whether the statements before ``inner`` in a block may return, for another reason than a job of one rank."""
+    """Whether the statements before ``inner`` in a block may return for another reason than a single rank."""
     if not isinstance(block, list) or inner not in block:
         return False
     for statement in block[: block.index(inner)]:

@@ -1,4 +1,4 @@
-"""Which GPU the code of a process works on: the current one or one by number, and what ties a rank to its own."""
+"""Which GPU a process uses: the current one or a numbered one, and what binds a rank to its own."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ _BINDS = re.compile(
 )
 _BINDERS = (ACCELERATOR, FABRIC, TRAINER, "accelerate.PartialState", "deepspeed.initialize", "torch.cuda.device")
 """Libraries that set the device of a process, and the context manager."""
-_INITIALISES = frozenset(
+_INITIALIZES = frozenset(
     f"torch.cuda.{name}"
     for name in (
         *("current_device", "get_device_name", "get_device_properties", "get_device_capability", "mem_get_info"),
         *("synchronize", "empty_cache", "current_stream", "Stream", "Event", "init", "memory_allocated"),
     )
 )
-"""Calls of torch that start CUDA in the process. ``is_available`` and ``device_count`` may do without, by release."""
+"""Calls of torch that initialize CUDA in the process; ``is_available`` and ``device_count`` may not, depending on the
+release."""
 
 
 def joins(script: Script) -> Iterator[ast.Call]:
-    """Calls of ``init_process_group``, but for jobs of one rank."""
+    """Calls of ``init_process_group`` except for jobs of one rank."""
     for call in script.calls(JOINS):
         if script.value(script.argument(call, "world_size")) != 1:
             yield call
 
 
 def shows_whole_process(script: Script, *nodes: ast.AST) -> bool:
-    """Whether a file shows all that a process does: it is started (``if __name__ == "__main__"``), or the nodes stand
-    in one function, or in the statements of the module."""
+    """Whether a file shows the whole process: it is the main script, or the nodes are in one function or in the module
+    itself."""
     if "__main__" in script.text or any(script.function_of(one) is None for one in nodes):
         return True
     return len({script.function_of(one) for one in nodes}) == 1
@@ -48,8 +49,8 @@ def is_nccl(script: Script, call: ast.Call) -> bool:
 
 
 def binds_device(script: Script) -> bool:
-    """Whether anything in the file may tie a process to its GPU: ``set_device``, ``with torch.cuda.device(…)``,
-    ``init_process_group(device_id=…)``, a write of CUDA_VISIBLE_DEVICES, a function whose name speaks of it."""
+    """Whether anything in the file may bind a process to its GPU: ``set_device``, ``with torch.cuda.device(…)``,
+    ``init_process_group(device_id=…)``, CUDA_VISIBLE_DEVICES, a function named like it."""
     if any(script.is_given(call, "device_id") for call in joins(script)) or any(script.calls(*_BINDERS)):
         return True
     if "CUDA_VISIBLE_DEVICES" in script.text:
@@ -65,23 +66,23 @@ def _binds(script: Script, call: ast.Call) -> bool:
 
 
 def on_current_device(script: Script) -> ast.Call | None:
-    """The first call that puts something on the current GPU, whichever that is: ``x.cuda()``, ``x.to("cuda")``,
-    ``torch.zeros(1, device="cuda")``; ``None`` where devices are told by number, or there is none."""
+    """The first call that moves something to the current GPU: ``x.cuda()``, ``x.to("cuda")``, ``torch.zeros(1,
+    device="cuda")``; ``None`` if devices are numbered, or there is none."""
     calls = (call for call in script.all(ast.Call) if is_on_current_device(script, call))
     return next((call for call in calls if not runs_alone(script, call)), None)
 
 
 def is_on_current_device(script: Script, call: ast.Call) -> bool:
-    """Whether a call puts something on the current GPU."""
+    """Whether a call moves something to the current GPU."""
     if _is_move(script, call, "cuda"):
         return not call.args and script.argument(call, "device") is None
     moved = _device_of(script, call)
     return moved is not None and _device(script, moved) == "cuda"
 
 
-def initialises_cuda(script: Script, call: ast.Call) -> bool:
-    """Whether a call starts CUDA in this process: it puts something on a GPU, or asks the driver for its state."""
-    if _is_move(script, call, "cuda") or script.name(call.func) in _INITIALISES:
+def initializes_cuda(script: Script, call: ast.Call) -> bool:
+    """Whether a call initializes CUDA in this process: it uses a GPU, or queries the driver."""
+    if _is_move(script, call, "cuda") or script.name(call.func) in _INITIALIZES:
         return True
     moved = _device_of(script, call)
     return moved is not None and _device(script, moved).startswith("cuda")
@@ -96,15 +97,15 @@ def _is_move(script: Script, call: ast.Call, method: str) -> bool:
 
 
 def _device_of(script: Script, call: ast.Call) -> ast.expr | None:
-    """Where a call puts something: ``x.to(device)``, ``torch.zeros(…, device=device)``."""
+    """The target device of a call: ``x.to(device)``, ``torch.zeros(…, device=device)``."""
     if _is_move(script, call, "to"):
         return script.argument(call, "device", 0)
     return script.argument(call, "device") if script.name(call.func).startswith("torch.") else None
 
 
 def _device(script: Script, node: ast.expr) -> str:
-    """``cuda`` or ``cuda:1``, of a string or of ``torch.device``, also where only one of two branches says so; empty
-    where it can't be told, or the number can't be: that is one of its own."""
+    """``cuda`` or ``cuda:1``, from a string, ``torch.device`` or one of two branches; empty if the device or its number
+    is unknown."""
     values = script.values_of(node) if isinstance(node, (ast.Name, ast.Attribute)) else (node,)
     found = {_stated_device(script, one) for one in values}
     return found.pop() if len(found) == 1 else ""

@@ -1,4 +1,5 @@
-"""Tests on which ranks may disagree though none asks for the rank: on values of their own data, and on their clocks."""
+"""Recognizes conditions on which ranks may disagree although they do not test the rank: values of their own data, and
+clocks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from doctor.lint.python.script import Script, last_name
 _VALUES = frozenset(
     {"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "item", "nonzero", "count_nonzero", "numel"}
 )
-"""Functions and methods whose answer is read off a tensor."""
+"""Functions and methods that read a value from a tensor."""
 _OF_TENSORS = ("torch.", "numpy.", "math.")
 _CLOCKS = frozenset(
     {"time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now", "timeit."}
@@ -25,8 +26,8 @@ _STEPS = 4
 
 
 def disagreement(script: Script, test: ast.expr) -> str:
-    """``data`` or ``time``, where ranks may find different answers to a test; empty where they agree, as far as the
-    file shows: they reduced the value before, or nothing tells that it is each rank's own."""
+    """``data`` or ``time`` if ranks may evaluate a test differently; empty if they agree as far as the file shows: they
+    reduced the value before, or nothing makes it rank-specific."""
     seen = tuple(_behind(script, test))
     before = test.lineno if isinstance(script.parent(test), ast.If) else None
     if any(_is_shared(script, one, before) for one in seen):
@@ -37,8 +38,8 @@ def disagreement(script: Script, test: ast.expr) -> str:
 
 
 def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
-    """The nodes of an expression, and of what its local variables were given, as far as that is a computation with
-    numbers and tensors: what a dictionary holds or an unknown function returns may be anybody's."""
+    """The nodes of an expression and of the values of its local variables, as far as they compute with numbers and
+    tensors; contents of dictionaries and results of unknown functions are not followed."""
     function = script.function_of(test) or script.tree
     waiting: list[tuple[ast.AST, int]] = [(test, _STEPS)]
     names: set[str] = set()
@@ -55,7 +56,7 @@ def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
 
 
 def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
-    """What the value of an expression is computed from."""
+    """The operands of an expression."""
     if isinstance(node, ast.Call):
         bare = last_name(node.func)
         if isinstance(node.func, ast.Attribute):
@@ -72,7 +73,7 @@ def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_shared(script: Script, node: ast.AST, before: int | None) -> bool:
-    """A value that a collective gave or changed before that line, or a function whose name says so."""
+    """A value that a collective returned or changed before that line, or a function with a name that says so."""
     if isinstance(node, ast.Call):
         return bool(_AGREE.search(last_name(node.func)))
     if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
@@ -82,8 +83,7 @@ def _is_shared(script: Script, node: ast.AST, before: int | None) -> bool:
 
 
 def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
-    """What a function hands to collectives, or to functions that are named like one, as it is written, and in which
-    line first."""
+    """The arguments of collectives, and of functions named like one, in a function, with their first lines."""
     kept: dict[ast.AST | None, dict[str, int]] = script.__dict__.setdefault("_exchanged", {})
     if function not in kept:
         kept[function] = {}
@@ -97,8 +97,8 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
 
 
 def _is_own(script: Script, node: ast.AST) -> bool:
-    """A value read off a tensor: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``; only of what is named like
-    data of a step. Norms of gradients are not: they are the same everywhere once gradients are reduced."""
+    """A value read from a tensor of step data: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``. Norms of
+    gradients are equal on all ranks once gradients are reduced."""
     if not isinstance(node, ast.Call) or last_name(node.func) not in _VALUES:
         return False
     name = script.name(node.func)

@@ -1,4 +1,4 @@
-"""What of a script runs on GPUs, and what of it runs where there is one process alone."""
+"""Whether a script uses GPUs, and which parts run only with a single process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
 
 
 def uses_gpus(script: Script) -> bool:
-    """Whether anything in the file speaks of GPUs; Trainers, Fabrics and Accelerators take them by themselves."""
+    """Whether anything in the file mentions GPUs; Trainers, Fabrics and Accelerators use them by default."""
     if any(True for _ in script.calls(TRAINER, FABRIC, ACCELERATOR)):
         return True
     text = script.text.lower()
@@ -18,7 +18,7 @@ def uses_gpus(script: Script) -> bool:
 
 
 def simulates_ranks(script: Script) -> bool:
-    """Whether the process group is one of one rank, or a fake one: what stands for ranks is a single process."""
+    """Whether the process group has one rank, or is a fake one that simulates ranks."""
     groups = list(script.calls("torch.distributed.init_process_group"))
     return any(
         script.value(script.argument(call, "world_size")) == 1
@@ -32,8 +32,8 @@ _COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
 
 
 def runs_alone(script: Script, node: ast.AST) -> bool:
-    """Whether ``node`` stands in a branch that is taken where there is one process only: ``if not args.distributed``,
-    the ``else`` of ``if world_size > 1``, ``if args.gpu is None``; or below a return of the others."""
+    """Whether ``node`` is in a branch for a single process: ``if not args.distributed``, the ``else`` of ``if
+    world_size > 1``, ``if args.gpu is None``."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
@@ -45,7 +45,7 @@ def runs_alone(script: Script, node: ast.AST) -> bool:
 
 
 def _asks_for_several(test: ast.expr) -> bool | None:
-    """True: the test holds where there are several ranks, false: where there is one; ``None``: it asks for neither."""
+    """True: the test holds with several ranks; false: with one; ``None``: it does not ask for them."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         asks = _asks_for_several(test.operand)
         return None if asks is None else not asks

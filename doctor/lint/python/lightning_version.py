@@ -1,4 +1,4 @@
-"""Which Lightning a script runs on, and what that release takes."""
+"""The Lightning release of a script, and what it supports."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 _DISTRIBUTIONS = {"pytorch_lightning": ("pytorch-lightning", "lightning"), "lightning": ("lightning",)}
-"""By the package that a script imports: the distributions that bring it, or move with it."""
+"""The distributions that provide an imported package, or are released with it."""
 
 
 def lightning_release(script: Script) -> str | None:
-    """The release of the Lightning that the script imports; ``None`` where that is not known."""
+    """The release of the Lightning that the script imports; ``None`` if unknown."""
     for package in _imported(script):
         for distribution in _DISTRIBUTIONS.get(package, ()):
             if found := script.releases.get(distribution):

@@ -1,4 +1,4 @@
-"""Where batches come from: loaders and samplers of a script, what they are for, and what their data is made of."""
+"""Data loaders and samplers of a script, their purpose and the origin of their data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOADERS = (
     "torch_geometric.loader.DataLoader",
     "monai.data.DataLoader",
 )
-"""Loaders with the arguments of torch's."""
+"""Loaders with the arguments of torch's DataLoader."""
 
 EVALUATION = frozenset({"val", "valid", "validation", "validate", "test", "testing", "eval", "evaluation", "dev"})
-"""Words in the names of functions, loaders and data sets that are not trained on."""
+"""Words in names of functions, loaders and data sets for evaluation."""
 _PREDICTION = frozenset({"predict", "prediction", "inference", "infer"})
 _TRAINING = frozenset({"train", "training", "trn", "tr"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -27,13 +27,13 @@ _TAIL = re.compile(r"(?:data)?(?:loaders?|sets?|samplers?|ds|dl|iter|data)$")
 
 
 def words_of(name: str) -> frozenset[str]:
-    """The words of a name, without what says that it is a loader or a data set: ``testDataLoader`` is ``test``."""
+    """The words of a name without those for a loader or a data set: ``testDataLoader`` is ``test``."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return frozenset(words) | {bare for word in words if (bare := _TAIL.sub("", word))}
 
 
 def is_for_evaluation(name: str) -> bool:
-    """Whether a name speaks of evaluation: ``val_loader``, ``test_dataset``, ``evaluate``."""
+    """Whether a name is about evaluation: ``val_loader``, ``test_dataset``, ``evaluate``."""
     words = words_of(name)
     return not (EVALUATION | _PREDICTION).isdisjoint(words) or any(
         word.startswith(("valid", "evalu")) for word in words
@@ -41,19 +41,18 @@ def is_for_evaluation(name: str) -> bool:
 
 
 def evaluates(name: str) -> bool | None:
-    """Whether what bears the name is for evaluation; ``False``: it is for training; ``None``: the name does not tell,
-    or speaks of both."""
+    """Whether a name is for evaluation (``False``: for training); ``None`` if it is for neither or both."""
     trains, judges = not _TRAINING.isdisjoint(words_of(name)), is_for_evaluation(name)
     return judges if trains != judges else None
 
 
 _MAKERS = re.compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[a-z]+_?(?:data)?_?loaders?$)")
-"""Names of functions that make loaders; those of tests are about them."""
+"""Names of functions that make loaders."""
 
 
 class LoaderCall(NamedTuple):
-    """A loader that a script makes. ``name``: what it is assigned to or returned from, empty where neither.
-    ``evaluates``: as in :func:`evaluates`."""
+    """A loader that a script makes. ``name``: its variable or the function that returns it, or empty. ``evaluates``: as
+    in :func:`evaluates`."""
 
     call: ast.Call
     name: str
@@ -61,7 +60,7 @@ class LoaderCall(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is called in a report."""
+        """Its name in reports."""
         return f"{self.name or 'the loader'} (line {self.call.lineno})"
 
 
@@ -77,14 +76,14 @@ def loaders(script: Script) -> Iterator[LoaderCall]:
 
 
 def _agreed(told: list[bool | None]) -> bool | None:
-    """What the names say, where none says another thing."""
+    """What the names say, unless they contradict each other."""
     said = {one for one in told if one is not None}
     return said.pop() if len(said) == 1 else None
 
 
 def target_name(script: Script, node: ast.AST) -> str:
-    """The name under which a value is kept: of a variable, an attribute, an argument or a key; of the function that
-    returns it."""
+    """The name that a value gets: of a variable, an attribute, an argument or a key, or of the function that returns
+    it."""
     for outer in script.around(node):
         if isinstance(outer, ast.keyword):
             return outer.arg or ""
@@ -112,7 +111,7 @@ def _function_name(script: Script, node: ast.AST) -> str:
 
 
 def _names_of_data(script: Script, call: ast.Call) -> Iterator[str]:
-    """Names of the data set, and what it is told about its split: ``train=False``, ``split="test"``."""
+    """Names of the data set and of its split: ``train=False``, ``split="test"``."""
     data = script.argument(call, "dataset", 0)
     if data is None:
         return
@@ -132,14 +131,14 @@ def _split_of(script: Script, made: ast.Call) -> str:
 
 
 def data_of(script: Script, loader: ast.Call) -> frozenset[str]:
-    """All names and words from which the data set of a loader is made, as far as this file tells."""
+    """All words from which the data set of a loader is made, as far as this file shows."""
     data = script.argument(loader, "dataset", 0)
     return words_behind(script, data) if data is not None else frozenset()
 
 
 def words_behind(script: Script, node: ast.expr, steps: int = 40) -> frozenset[str]:
-    """Identifiers, and texts, from which an expression is made: of itself, of what its names were given, and of the
-    functions and classes of this file that it calls."""
+    """Identifiers and strings behind an expression: its own, those of the values of its names, and of the functions and
+    classes of this file that it calls."""
     found: set[str] = set()
     seen: set[ast.AST] = set()
     waiting: list[ast.AST] = [node]
@@ -169,7 +168,7 @@ def _identifiers(node: ast.AST) -> Iterator[str]:
 _SETTINGS = re.compile(
     r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|h|flags|params|settings|parser)$", re.IGNORECASE
 )
-"""Names of what holds all settings of a script; one setting is not made from the others."""
+"""Names of objects with all settings of a script; one setting does not depend on the others."""
 
 
 def _made_from(script: Script, node: ast.AST) -> Iterator[ast.AST]:
@@ -185,7 +184,7 @@ def _made_from(script: Script, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _counted_by(script: Script, node: ast.expr) -> Iterator[ast.AST]:
-    """What the loops go through whose variable a name is."""
+    """The iterables of the loops whose variable a name is."""
     scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
     if scope is not None and isinstance(node, ast.Name):
         yield from (one.iter for one in scope.names[node.id] if isinstance(one, (ast.For, ast.comprehension)))
@@ -207,7 +206,7 @@ RANK_PATTERN = re.compile(
     r"hvd|horovod|_dp|dp_|mesh",
     re.IGNORECASE,
 )
-"""Words of data that is parted between ranks by the script itself, and of names that differ between ranks."""
+"""Words of data that the script itself distributes to ranks, and of names that differ between ranks."""
 
 
 def mentions_ranks(words: frozenset[str]) -> bool:
@@ -223,7 +222,7 @@ _RANK_TEST_WORDS = re.compile(
 
 
 def depends_on_ranks(script: Script, node: ast.AST) -> bool:
-    """Whether it stands in a branch that is taken, or not, by whether there are several ranks, or which this is."""
+    """Whether it is in a branch on the presence of several ranks, or on the rank."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _asks_for_ranks(outer.test):
@@ -239,7 +238,7 @@ def _asks_for_ranks(test: ast.expr) -> bool:
 
 
 def is_iterable(script: Script, loader: ast.Call) -> bool | None:
-    """Whether the data set of a loader is a stream; ``None`` where the file does not tell."""
+    """Whether the data set of a loader is a stream; ``None`` if unknown."""
     if script.is_given(loader, "shuffle", 2) and script.value(script.argument(loader, "shuffle", 2)) is True:
         return False
     data = script.argument(loader, "dataset", 0)
@@ -268,5 +267,5 @@ _MAPS = re.compile(
 
 
 def belongs_to_lightning(script: Script, node: ast.AST) -> bool:
-    """Whether it stands in a module or data module of Lightning, whose Trainer puts samplers into loaders."""
+    """Whether it is in a LightningModule or LightningDataModule, for whose loaders the Trainer adds samplers."""
     return script.derives(script.class_of(node), MODULE, DATA_MODULE)

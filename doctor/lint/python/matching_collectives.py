@@ -1,4 +1,4 @@
-"""Whether the other ranks join what one rank calls: the same call in the other branch, or under another condition."""
+"""Decides whether the other ranks join a call of one rank: in the other branch, or under another condition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LEAVES = frozenset({"exit", "_exit", "quit", "abort"})
 
 
 def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondition | None:
-    """The condition on the rank that keeps other ranks of the job out of a collective; ``None`` where there is none, or
-    where they make the same call elsewhere: in the other branch, or under a condition of their own in the same
-    function, as in "the others wait, rank 0 works, rank 0 joins". Calls in a group of its own are not judged."""
+    """The rank condition that keeps other ranks of the job out of a collective; ``None`` if there is none, or if they
+    make the same call elsewhere: in the other branch, or under a condition of their own in the same function. Calls in
+    a given group are not judged."""
     if collective.grouped:
         return None
     for condition in rank_conditions(script, collective.call):
@@ -26,7 +26,7 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
 
 
 def _asks_a_constant(script: Script, condition: RankCondition) -> bool:
-    """``rank != NO_RANK``: a constant of another file, which may be the number of no rank at all."""
+    """``rank != NO_RANK``: a constant of another file, which may not be the number of any rank."""
     test = getattr(condition.where, "test", None)
     for one in ast.walk(test) if test is not None else ():
         if isinstance(one, ast.Compare) and len(one.comparators) == 1:
@@ -51,7 +51,7 @@ def _is_joined_in_branch(script: Script, collective: CollectiveCall, condition: 
 
 
 def _reached_by_others(script: Script, collective: CollectiveCall, condition: RankCondition) -> list[ast.stmt]:
-    """What the others come to below a branch that is left with a return: ``if rank == 0: reduce(); return``."""
+    """The statements that the others reach after a branch with a return: ``if rank == 0: reduce(); return``."""
     where = condition.where
     if not isinstance(where, ast.If) or not isinstance(where.body[-1], (ast.Return, ast.Continue)):
         return []
@@ -65,7 +65,7 @@ def _reached_by_others(script: Script, collective: CollectiveCall, condition: Ra
 
 
 def _is_joined_apart(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
-    """The same word under a condition of other words, in no statement that holds this one."""
+    """The same collective under a different condition, in a statement that does not hold this one."""
     function = script.function_of(collective.call)
     for other in collectives_of(script).all():
         if other.word != collective.word or other.call is collective.call:
@@ -84,7 +84,7 @@ def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:
 
 
 def _ends_process(statement: ast.stmt) -> bool:
-    """``sys.exit()``, ``raise``: that rank is gone."""
+    """Whether a statement ends the process: ``sys.exit()``, ``raise``."""
     if isinstance(statement, ast.Raise):
         return True
     called = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None

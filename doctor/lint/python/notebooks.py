@@ -1,4 +1,4 @@
-"""A Jupyter notebook as one script: its code cells one below the other, without what is no Python."""
+"""Reads a Jupyter notebook as one script of its Python code cells."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from doctor.lint.engine.discovery import UnreadableFile
 from doctor.lint.python.script import is_python
 
 _CELL_MAGIC = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
-"""What makes a cell another language's; those that are left out run the cell as Python."""
+"""Cell magics of other languages; the ones left out run Python."""
 _MAGIC = re.compile(r"\s*(?:[%!?]|[\w,][\w, ]*=\s*[%!])|.*\?\s*$")
 
 
 class Notebook(NamedTuple):
-    """``script``: the text; ``places``: for each of its lines the line in the file (0 where it can't be told), the
-    number of the cell from 1, and the line in the cell."""
+    """``script``: the text; ``places``: for each of its lines the line in the file (0 if unknown), the cell from 1, and
+    the line in the cell."""
 
     script: str
     places: tuple[tuple[int, int, int], ...]
@@ -27,7 +27,7 @@ def read_notebook(text: str) -> Notebook:
     """The cells of ``text`` as a script.
 
     Raises:
-        Unreadable: it is no notebook, or one of another language.
+        UnreadableFile: it is not a notebook, or in another language.
     """
     finder = _LineFinder(text)
     script: list[str] = []
@@ -65,7 +65,7 @@ def _language(document: dict[str, Any]) -> str:
 
 
 def _python_of(lines: list[str]) -> list[str]:
-    """A cell's lines with magics taken out; blank where it is no Python at all."""
+    """The lines of a cell without magics; blank if it is not Python."""
     if lines and _CELL_MAGIC.match(lines[0]):
         return [""] * len(lines)
     plain = [re.sub(r"\S.*", "pass", line) if _MAGIC.match(line) else line for line in lines]
@@ -73,14 +73,14 @@ def _python_of(lines: list[str]) -> list[str]:
 
 
 class _LineFinder:
-    """Where in the file the lines of cells stand, one after another, as they are written by Jupyter."""
+    """Finds the lines of cells in the file, in order, as Jupyter writes them."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
         self._next = 0
 
     def line_of(self, line: str) -> int:
-        """The line of the file, from 1; 0 where it can't be told. Empty lines are looked for nearby alone."""
+        """The line in the file from 1, or 0 if unknown. Empty lines are searched nearby only."""
         wanted = [json.dumps(line, ensure_ascii=ascii_)[:-1] for ascii_ in (False, True)]
         reach = len(self._lines) if line.strip() else min(self._next + 2, len(self._lines))
         for number in range(self._next, reach):

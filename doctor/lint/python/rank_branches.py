@@ -1,4 +1,4 @@
-"""Conditions on the rank: what in a script runs on some ranks and not on others."""
+"""Conditions on the rank: parts of a script that run on some ranks only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAIN_NAMES = re.compile(
     r"(?:_process|_proc|_rank|_node|_ordinal|_worker)?|(?:first|last)_(?:process|rank|worker|node))$"
     r"|^_?(?:main|master)_(?:process|proc|rank)$"
 )
-"""Names that ask whether this is the one rank that writes: ``is_main_process``, ``trainer.is_global_zero``."""
+"""Names that test for the one rank that writes: ``is_main_process``, ``trainer.is_global_zero``."""
 
 OF_THE_JOB = re.compile(
     r"(?:^|_)(?:is_)?(?:distributed|dist|ddp|fsdp|deepspeed|parallel|multi_?gpus?|multi_?node|n_?gpus?|nprocs?|"
@@ -30,7 +30,7 @@ OF_THE_JOB = re.compile(
     r"(?:_|$)",
     re.IGNORECASE,
 )
-"""Names that ask whether, or over how many, ranks the job is spread: the same answer on all of them."""
+"""Names that test whether, or over how many ranks, the job is distributed: equal on all ranks."""
 
 ON_ONE_RANK = frozenset(
     {
@@ -41,7 +41,7 @@ ON_ONE_RANK = frozenset(
         "accelerate.Accelerator().on_process",
     }
 )
-"""Decorators of functions that one rank runs; on the others they return at once."""
+"""Decorators of functions that run on one rank and return at once on the others."""
 
 _DECORATORS = frozenset({"rank_zero_only", "master_only", "main_process_only", "on_main_process", "main_rank_only"})
 _ASKED = re.compile(r"^(?:get_(?:\w+_)?rank|(?:local_|node_|cross_)?rank|process_index)$")
@@ -49,8 +49,8 @@ _FIRST = re.compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank
 
 
 class RankCondition(NamedTuple):
-    """Why ``node`` runs on some ranks alone: the ``test`` as it is written, and the statement or decorator ``where`` it
-    stands. ``other``: the branch of the other ranks."""
+    """Why a node runs on some ranks only: the ``test`` as written, and its statement or decorator ``where``. ``other``:
+    the branch of the other ranks."""
 
     test: str
     where: ast.AST
@@ -85,8 +85,8 @@ def _is_asked_rank(script: Script, call: ast.Call) -> bool:
 
 
 def is_rank_test(script: Script, node: ast.expr, depth: int = 4) -> bool:
-    """Whether the truth of an expression differs between ranks because it asks for the rank. Tests that ask whether
-    there are several ranks at all (``local_rank != -1``, ``rank is None``) do not."""
+    """Whether the value of an expression differs between ranks because it tests the rank. Tests for the presence of
+    several ranks (``local_rank != -1``, ``rank is None``) do not."""
     if depth == 0:
         return False
     if isinstance(node, ast.BoolOp):
@@ -123,13 +123,13 @@ def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
 
 
 def _is_in_the_world(node: ast.Compare) -> bool:
-    """``rank < world_size``, ``rank >= nprocs``: processes that are no ranks, if there are any, are left out."""
+    """``rank < world_size``, ``rank >= nprocs``: leaves out processes that are not ranks."""
     bare = last_name(node.comparators[0])
     return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(bare))
 
 
 def _asks_for_one(node: ast.expr) -> bool:
-    """``world_size == 1``, ``not distributed``: what is decided together with it happens in jobs of one process."""
+    """``world_size == 1``, ``not distributed``: a test for jobs of one process."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return bool(OF_THE_JOB.search(last_name(node.operand)))
     if not isinstance(node, ast.Compare) or not OF_THE_JOB.search(last_name(node.left)):
@@ -139,8 +139,8 @@ def _asks_for_one(node: ast.expr) -> bool:
 
 
 def is_of_the_job(script: Script, node: ast.expr) -> bool:
-    """Whether a test asks how the job is spread (``dist.is_initialized()``, ``args.distributed``, ``world_size > 1``):
-    one answer for all ranks, and "yes" in every job of several. Parameters that switch it for one call do not."""
+    """Whether a test asks how the job is distributed (``dist.is_initialized()``, ``args.distributed``, ``world_size >
+    1``): true on all ranks of a job of several. Parameters that switch it for one call do not."""
     for one in ast.walk(node):
         if isinstance(one, ast.Name) and _is_switch(script, one):
             return False
@@ -181,8 +181,8 @@ def _is_kept_test(script: Script, node: ast.Name, depth: int) -> bool:
 
 
 def rank_condition(script: Script, node: ast.AST) -> RankCondition | None:
-    """The nearest condition on the rank under which ``node`` runs, inside the function that it stands in: a branch, a
-    decorator, or a return of the other ranks before it."""
+    """The nearest rank condition under which ``node`` runs, inside its function: a branch, a decorator, or an earlier
+    return of the other ranks."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, ast.If) and is_rank_test(script, outer.test):
@@ -236,7 +236,7 @@ def _decorated(script: Script, function: FunctionNode) -> RankCondition | None:
 
 
 def rank_conditions(script: Script, node: ast.AST) -> Iterator[RankCondition]:
-    """All conditions on the rank under which it runs, the nearest first, inside its function."""
+    """All rank conditions under which it runs, the nearest first, inside its function."""
     current: ast.AST = node
     while (found := rank_condition(script, current)) is not None:
         yield found
@@ -246,8 +246,8 @@ def rank_conditions(script: Script, node: ast.AST) -> Iterator[RankCondition]:
 
 
 def main_first(script: Script, node: ast.AST) -> ast.Call | None:
-    """The call of ``with accelerator.main_process_first():`` around a node, inside its function: all ranks run the
-    block, and the others stand at a barrier until one has left it."""
+    """The call of ``with accelerator.main_process_first():`` around a node, inside its function: the other ranks wait
+    at a barrier until one rank has left the block."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):

@@ -1,4 +1,4 @@
-"""Which functions of a script every rank runs."""
+"""Functions of a script that every rank runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LAUNCHERS = frozenset(
         "lightning.fabric.Fabric().launch",
     }
 )
-"""Calls that start ranks, with the function that these run."""
+"""Calls that start ranks with a function."""
 
 
 @per_script
 def run_by_all(script: Script) -> frozenset[ast.AST | None]:
-    """Functions of this file that every rank runs, as far as one looks; ``None``: the statements of the module itself.
+    """Functions of this file that every rank runs; ``None`` stands for the statements of the module.
 
-    Ranks that a launcher in the file starts run its function; ranks that came from outside run the module. From there
-    calls are followed that stand under no condition on the rank, and functions that are handed on.
+    Ranks that the file starts run the function of its launcher; others run the module. Calls without a rank condition,
+    and functions that are passed on, are followed from there.
     """
     return frozenset(_reached(script, _started(script)))
 

@@ -1,4 +1,4 @@
-"""What one rank may run alone, as far as one can suspect: more than conditions that are certain to ask for the rank."""
+"""Parts of a script that one rank may run alone: more than certain rank conditions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _ROLES = re.compile(
     r"(?:should|do|can|will|enable)_?(?:save|log|write|dump|report|print)|save_on|on_last|output_process|^root$|^log$",
     re.IGNORECASE,
 )
-"""Words of conditions that may ask whether this is the rank that writes."""
+"""Words of conditions that may test for the rank that writes."""
 _ORDERED = re.compile(r"lock|first|zero|main|master|sequential|order", re.IGNORECASE)
-"""Words of contexts in which ranks come one after the other, or one alone."""
+"""Words of contexts that ranks enter one after the other, or one alone."""
 _DEVICES = re.compile(
     r"(?:^|_)(?:gpu|device|local)(?:_?id|_?index|_rank)?$|^(?:proc|process|p|rank)_?id$|^rank_?0$", re.IGNORECASE
 )
-"""Numbers of devices, by which scripts tell their ranks apart."""
+"""Device numbers by which scripts distinguish their ranks."""
 
 
 def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
-    """Whether one rank may be the only one that runs it: a condition on the rank, or one that may be, stands around it
-    or around every call of its function. Rather too often than too seldom, as it keeps rules silent."""
+    """Whether one rank may be the only one that runs it: a certain or possible rank condition is around it, or around
+    every call of its function. In doubt true, which keeps rules silent."""
     if rank_condition(script, node) is not None or depends_on_ranks(script, node):
         return True
     function = script.function_of(node)
@@ -50,7 +50,7 @@ def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
 
 
 def _is_in_turns(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find what it made."""
+    """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find its result."""
     block = next((one for name in ("body", "orelse") if inner in (one := _block(outer, name))), [])
     return any(
         isinstance(one, ast.If) and is_rank_test(script, one.test) and _waits(script, one)
@@ -69,7 +69,7 @@ def _waits(script: Script, branch: ast.If) -> bool:
 
 
 def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bool:
-    """An early return of others above it, for a reason that can't be followed."""
+    """An early return above it, for an unknown reason."""
     for one in script.inside(function, ast.If):
         if one.lineno < getattr(node, "lineno", 0) and any(isinstance(last, ast.Return) for last in one.body):
             if _may_ask(script, one.test):
@@ -78,7 +78,7 @@ def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bo
 
 
 def _may_ask(script: Script, test: ast.expr) -> bool:
-    """Whether a test asks for the rank, under whatever name, or for what one rank alone was given."""
+    """Whether a test may ask for the rank, or for something that one rank alone has."""
     if is_rank_test(script, test):
         return True
     named = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))]
@@ -92,7 +92,7 @@ def _may_ask(script: Script, test: ast.expr) -> bool:
 
 
 def _never_with_ranks(script: Script) -> frozenset[str]:
-    """Names that an assertion rules out where there are several ranks."""
+    """Names that an assertion excludes in jobs of several ranks."""
     told = (one for one in script.all(ast.Assert) if depends_on_ranks(script, one))
     parts = (part for one in told for part in ast.walk(one.test))
     return frozenset(last_name(part) for part in parts if isinstance(part, (ast.Attribute, ast.Name)))

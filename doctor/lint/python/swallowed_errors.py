@@ -1,4 +1,4 @@
-"""Handlers in which a rank passes over an error of its own, and goes on with its next step."""
+"""Finds exception handlers in which a rank ignores its own error and continues with the next step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 
 
 def swallows_error(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> bool:
-    """Whether the loop goes on after an error in one of its steps that one rank alone may meet."""
+    """Whether the loop continues after an error that one rank alone may have."""
     named = _named(handler.type) in _ERRORS
     return named and _goes_on(script, handler.body) and _is_rank_own(script, handler, loop)
 
@@ -27,8 +27,8 @@ def _named(node: ast.expr | None) -> str:
 
 
 def _is_rank_own(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> bool:
-    """An error that one rank may meet: out of memory; or any error of a batch that is passed over without a look. What
-    is tried so many times (``for _ in range(3)``), or is asked after, may be meant to fail on all ranks."""
+    """An error that one rank may have: out of memory, or any error of a batch that is ignored unseen. What is retried
+    (``for _ in range(3)``) or checked afterwards may fail on all ranks."""
     if _OUT_OF_MEMORY.search(ast.unparse(handler)):
         return True
     looks = any(isinstance(one, (ast.Raise, ast.Return, ast.Break, ast.Assert)) for one in ast.walk(handler))
@@ -40,7 +40,7 @@ def _is_rank_own(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> b
 
 
 def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
-    """Whether the statements of a block may come to their end, or to the next step of the loop."""
+    """Whether the statements of a block may reach their end, or the next step of the loop."""
     for statement in block:
         if isinstance(statement, ast.Continue):
             return True

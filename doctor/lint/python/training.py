@@ -1,4 +1,4 @@
-"""What a script is about: whether it trains on several ranks, with what, and in which loops."""
+"""Whether a script trains on several ranks, how, and in which loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 WRAPPERS = (DDP, *FSDP, "apex.parallel.DistributedDataParallel", "horovod.torch.DistributedOptimizer")
-"""What makes ranks train one model, and leaves the data to the script."""
+"""Wrappers that make ranks train one model and leave the data to the script."""
 LOADER = "torch.utils.data.DataLoader"
 SAMPLER = "torch.utils.data.DistributedSampler"
 TRAINER = "lightning.pytorch.Trainer"
@@ -34,19 +34,19 @@ _BY_ITSELF = (
     "horovod.torch.init",
     "ray.train.torch.prepare_model",
 )
-"""Calls that stand in scripts of several ranks alone, or in scripts that are made for them."""
+"""Calls of scripts for several ranks."""
 RANK_WORDS = (
     *("init_process_group", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
     *("DistributedOptimizer", "init_device_mesh", "Accelerator", "deepspeed", "horovod", "prepare_model"),
     *("Trainer(", "Fabric("),
 )
-"""Words of which one stands in every file that shows that it is made for several ranks."""
+"""Every file that is made for several ranks has one of these words."""
 _OLD_STRATEGIES = ("ddp", "ddp2", "ddp_spawn", "ddp_sharded", "horovod")
 _SINGLE = ("auto", "single_device", None, UNKNOWN)
 
 
 def several_ranks(script: Script) -> ast.Call | None:
-    """The first call that shows that a script is made for several ranks; ``None`` where nothing does."""
+    """The first call that shows that a script is made for several ranks; ``None`` if there is none."""
     first = next(script.calls(*_BY_ITSELF), None)
     trainers = (call for call in script.calls(TRAINER, FABRIC) if trains_on_several(script, call))
     return min(
@@ -55,8 +55,8 @@ def several_ranks(script: Script) -> ast.Call | None:
 
 
 def trains_on_several(script: Script, trainer: ast.Call) -> bool:
-    """Whether a Trainer or a Fabric is given several devices or nodes, or a strategy for them; in the words of old
-    releases, too."""
+    """Whether a Trainer or a Fabric gets several devices or nodes, or a strategy for them, also in the arguments of old
+    releases."""
     devices = script.value(script.argument(trainer, "devices", 2 if script.name(trainer.func) == TRAINER else None))
     nodes = script.value(script.argument(trainer, "num_nodes"))
     strategy = script.argument(trainer, "strategy")
@@ -73,7 +73,7 @@ def trains_on_several(script: Script, trainer: ast.Call) -> bool:
 
 
 def _is_one_process(script: Script, trainer: ast.Call, devices: object, nodes: object) -> bool:
-    """One device, processors of which one is taken where nothing is said, or replicas inside one process."""
+    """Whether it runs one process: one device, CPUs with the default of one, or replicas inside one process."""
     accelerator = script.value(script.argument(trainer, "accelerator"))
     one = devices in (1, "1", (0,)) and not isinstance(devices, bool)
     unsaid = accelerator == "cpu" and not script.is_given(trainer, "devices")
@@ -99,22 +99,22 @@ _SHARDING_METHODS = frozenset({"prepare_data_loader", "setup_dataloaders", "auto
 
 
 def shards_loaders_itself(script: Script) -> bool:
-    """Whether a framework is used that puts distributed samplers into loaders, and sets their epochs, by itself."""
+    """Whether a framework is used that adds distributed samplers to loaders and sets their epochs."""
     made = any(_SHARDS_LOADERS.match(script.name(call.func)) for call in script.all(ast.Call))
     derived = any(_SHARDS_LOADERS.match(base) for one in script.all(ast.ClassDef) for base in script.bases(one))
     return made or derived or next(script.method_calls(*_SHARDING_METHODS), None) is not None
 
 
 def is_test(script: Script) -> bool:
-    """Whether a file tests software: what it makes on purpose, or for one rank of many, is no fault."""
+    """Whether a file is a unit test, whose faults may be intended."""
     named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
     return named is not None and any(one.name.startswith("test_") for one in script.functions)
 
 
 class Loop(NamedTuple):
-    """A loop that trains or evaluates. ``node``: it goes through batches; ``source``: what it goes through, as it is
-    written, without ``enumerate`` and progress bars; ``epochs``: the loop around it, if there is one in its function;
-    ``trains``: it has a backward pass."""
+    """A loop that trains or evaluates. ``node``: the loop over batches; ``source``: its iterable as written, without
+    ``enumerate`` and progress bars; ``epochs``: the loop around it in its function; ``trains``: it has a backward
+    pass."""
 
     node: ast.For
     source: ast.expr
@@ -131,7 +131,7 @@ _WRAPPING = frozenset(
 
 
 def loops(script: Script) -> Iterator[Loop]:
-    """The innermost loops that have a backward pass in them, and loops over loaders that have none."""
+    """The innermost loops with a backward pass, and loops over loaders without one."""
     for node in script.all(ast.For):
         source = unwrapped(node.iter)
         trains = has_backward(script, node) and not any(
@@ -145,7 +145,7 @@ def loops(script: Script) -> Iterator[Loop]:
 
 
 def unwrapped(source: ast.expr) -> ast.expr:
-    """What a loop goes through: ``enumerate(tqdm(loader), 1)`` is ``loader``."""
+    """The iterable of a loop: ``enumerate(tqdm(loader), 1)`` is ``loader``."""
     while isinstance(source, ast.Call) and source.args and not isinstance(source.args[0], ast.Starred):
         called = last_name(source.func)
         if called not in _WRAPPING:
@@ -159,7 +159,7 @@ _SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
 
 
 def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
-    """Whether a backward pass runs in it, also in functions of this file that it calls, if not in a loop of theirs."""
+    """Whether a backward pass runs in it, also in called functions of this file, but not in their loops."""
     for call in script.inside(node, ast.Call):
         called = last_name(call.func)
         if (called in _BACKWARD and isinstance(call.func, ast.Attribute)) or _SCALERS.search(called):
@@ -183,7 +183,7 @@ def _sounds_like_a_loader(source: ast.expr) -> bool:
 
 
 def epoch_loops(script: Script, loop: Loop) -> tuple[ast.For | ast.While, ...]:
-    """The loops over epochs of a loop over batches: around it, or around the calls of the function that it is in."""
+    """The loops over epochs around a loop over batches, or around the calls of its function."""
     if loop.epochs is not None:
         return (loop.epochs,)
     function = script.function_of(loop.node)
@@ -203,7 +203,7 @@ def _loop_around(script: Script, node: ast.AST) -> ast.For | ast.While | None:
 
 
 def calls_of(script: Script, function: FunctionNode) -> Iterator[ast.Call]:
-    """The calls in this file of a function of this file; of ``__init__``, those of its class."""
+    """The calls of a function of this file; of ``__init__``, those of its class."""
     yield from (
         call
         for call in script.all(ast.Call)
@@ -218,7 +218,7 @@ def constructor_of(script: Script, call: ast.Call) -> FunctionNode | None:
 
 
 def lightning_modules(script: Script) -> Iterator[ast.ClassDef]:
-    """Classes that derive from a LightningModule, as far as the file tells."""
+    """Classes that derive from a LightningModule, as far as this file shows."""
     yield from (one for one in script.all(ast.ClassDef) if script.derives(one, MODULE))
 
 
@@ -231,8 +231,8 @@ def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
 
 @per_script
 def gradients_reduced(script: Script) -> frozenset[ast.Call]:
-    """Calls ``loss.backward()`` of models that the file wraps so that gradients are reduced in them: in the function
-    or class that wraps one, or in functions that are called there."""
+    """Calls ``loss.backward()`` that reduce gradients, because the model is wrapped in the same function or class, or
+    in a caller."""
     wrapping = list(script.calls(*WRAPPERS))
     return frozenset(call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping))
 
@@ -251,7 +251,7 @@ def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> boo
 
 
 def _calls(script: Script, caller: FunctionNode, function: FunctionNode, depth: int = 2) -> bool:
-    """Whether a function calls another one of the file, also through functions between them."""
+    """Whether a function calls another one of the file, also indirectly."""
     called = {one for call in script.inside(caller, ast.Call) if (one := script.definition(call.func)) is not None}
     if function in called:
         return True

@@ -59,7 +59,7 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
 
 
 def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast.expr, str] | None:
-    """The statement that keeps some ranks out, its test and what it hangs on."""
+    """The statement that keeps some ranks out, its test, and what the test depends on."""
     inner: ast.AST = call
     for outer in script.around(call):
         around = isinstance(outer, (ast.If, ast.While)) and inner is not outer.test

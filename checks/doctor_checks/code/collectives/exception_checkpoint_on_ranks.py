@@ -91,7 +91,7 @@ _WAITS = frozenset(
     {"barrier", "wait_for_everyone", "all_reduce", "all_gather", "all_gather_object", "broadcast", "save_checkpoint"}
 )
 _ALIKE = frozenset({"KeyboardInterrupt", "SystemExit", "ImportError", "ModuleNotFoundError", "AttributeError"})
-"""What every rank meets at the same time, or where a library lacks something."""
+"""Errors that all ranks have at the same time, or that a missing library causes."""
 
 
 def _handlers(script: Script) -> Iterator[Violation]:
@@ -124,7 +124,7 @@ def _is_of_all(script: Script, handler: ast.ExceptHandler) -> bool:
 
 
 def _trains(script: Script, tried: ast.Try) -> bool:
-    """Whether what is tried is the work of a rank: loops, steps, a fit."""
+    """Whether the tried block trains: loops, steps, a fit."""
     words = ("fit", "train", "backward", "step", "training_step", "forward")
     for part in tried.body:
         if any(True for _ in script.inside(part, ast.For)):

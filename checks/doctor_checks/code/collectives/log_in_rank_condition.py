@@ -52,7 +52,7 @@ def log_in_rank_condition(script: Script) -> Iterator[Violation]:
 
 
 def _is_lightnings(script: Script, call: ast.Call) -> bool:
-    """``self.log`` in a module or a callback, ``pl_module.log`` in a callback; never the log of a class of the file."""
+    """``self.log`` in a module or a callback, ``pl_module.log`` in a callback; not a ``log`` that the file defines."""
     name = script.name(call.func)
     return name.removesuffix("_dict") in (
         "lightning.pytorch.LightningModule().log",
@@ -77,7 +77,7 @@ _ZERO = ("self.global_rank == 0", "self.trainer.is_global_zero", "trainer.is_glo
 
 
 def _edits(script: Script, call: ast.Call, condition: RankCondition) -> tuple[Edit, ...]:
-    """For rank 0, and where the file monitors nothing."""
+    """A fix for rank 0 if the file monitors nothing."""
     if condition.test not in _ZERO or "monitor" in script.text:
         return ()
     return (SetArgument(location_of(call), "rank_zero_only", "True"),)

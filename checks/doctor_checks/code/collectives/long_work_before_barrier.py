@@ -59,7 +59,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
 
 
 def _started(script: Script) -> ast.Call | None:
-    """The call that starts the job and takes the time limit; ``None`` where there is none, or a limit is given."""
+    """The call that starts the job and takes the timeout; ``None`` if there is none, or a timeout is given."""
     if "timeout" in script.text:
         return None
     calls = (*joins(script), *script.calls(ACCELERATOR, "transformers.TrainingArguments"))
@@ -70,7 +70,7 @@ _FETCHES = frozenset({"snapshot_download", "urlretrieve", "extractall", "downloa
 
 
 def _is_long(script: Script, call: ast.Call) -> bool:
-    """Downloads, archives, and ``dataset.map(function)`` over data that is told when the script is started."""
+    """Downloads, archives, and ``dataset.map(function)`` over data of unknown size."""
     bare = last_name(call.func)
     if bare in _FETCHES:
         return True
@@ -81,7 +81,7 @@ def _is_long(script: Script, call: ast.Call) -> bool:
 
 
 def _waiting(script: Script, call: ast.Call) -> tuple[int, str] | None:
-    """Where the others wait: at the block that the main process enters first, or at a barrier behind the condition."""
+    """Where the others wait: at the block that the main process enters first, or at a barrier after the condition."""
     first = main_first(script, call)
     if first is not None:
         return first.lineno, f"in `with {script.text_of(first, 50)}` (line {first.lineno})"

@@ -47,18 +47,18 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
     Fix: take part with a loss of zero (loss = loss * 0 does not help with NaN: use torch.nan_to_num or
     sum(p.sum() for p in model.parameters()) * 0), or reduce a flag first so that all ranks skip together.
     """
-    synchronising = _synchronising(script)
+    synchronizing = _synchronizing(script)
     leaving: list[ast.Continue | ast.Break] = [*script.all(ast.Continue), *script.all(ast.Break)]
     for statement in leaving:
-        if found := _left(script, statement, synchronising):
+        if found := _left(script, statement, synchronizing):
             yield found
     for tried in script.all(ast.Try):
-        yield from _swallowed(script, tried, synchronising)
+        yield from _swallowed(script, tried, synchronizing)
     if several_ranks(script) is not None:
         yield from _without_loss(script)
 
 
-def _synchronising(script: Script) -> dict[ast.Call, str]:
+def _synchronizing(script: Script) -> dict[ast.Call, str]:
     calls = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
     calls.update(dict.fromkeys(gradients_reduced(script), "backward"))
     return calls
@@ -84,7 +84,7 @@ def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.C
 
 
 def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[ast.expr, str] | None:
-    """The test that decides, between the statement and its loop, and what it hangs on."""
+    """The test between the statement and its loop, and what it depends on."""
     inner: ast.AST = statement
     for outer in script.around(statement):
         if outer is loop:
@@ -101,7 +101,7 @@ _LOADER = re.compile(r"loader|(?:^|_)(?:dl|batches|iter|iterator)$", re.IGNORECA
 
 
 def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
-    """``if batch is None``, ``if len(batch["x"]) == 0``: of what the loop goes through."""
+    """``if batch is None``, ``if len(batch["x"]) == 0``: a test of the loop's own batch."""
     if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _LOADER.search(ast.unparse(unwrapped(loop.iter))):
         return ""
     own = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
@@ -118,13 +118,13 @@ def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
 
 
 def _is_under(script: Script, call: ast.Call, test: ast.expr) -> bool:
-    """A collective in the branch that leaves: the ranks may be agreeing there."""
+    """A collective in the branch that leaves: ranks may agree there."""
     branch = script.parent(test)
     return any(one is branch for one in script.around(call))
 
 
 def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Violation]:
-    """A step of a loop whose error is caught, and the loop goes on."""
+    """A step of a loop whose error is caught and ignored."""
     loop = next((one for one in script.around(tried) if isinstance(one, (*_LOOPS, ast.FunctionDef))), None)
     if not isinstance(loop, _LOOPS):
         return

@@ -20,7 +20,7 @@ _SYNCED = re.compile(
     r"broadcast|world_size|callback_metrics|logged_metrics|optimizers|lr|learning_rate|param_groups|current_epoch|"
     r"global_step|torchmetrics|memory_allocated|max_memory_allocated|perf_counter|time)$"
 )
-"""Words of values that are the same on all ranks already, that ranks gathered, or that a metric object holds."""
+"""Words of values that are equal on all ranks already, that ranks gathered, or that a metric object holds."""
 _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/])")
 
 
@@ -96,7 +96,7 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
 
 
 def _is_for_several(script: Script) -> bool:
-    """A Trainer of several devices in the file, or a module that speaks of them by itself."""
+    """A Trainer with several devices in the file, or a module that synchronizes metrics itself."""
     if is_test(script):
         return False
     if several_ranks(script) is not None:
@@ -108,7 +108,7 @@ def _is_for_several(script: Script) -> bool:
 
 
 def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:
-    """On the epoch's level and for all ranks, with nothing left open."""
+    """Logged per epoch on all ranks, with known arguments."""
     if script.is_open(call) or rank_condition(script, call) is not None:
         return False
     if script.argument(call, "sync_dist") is not None or script.argument(call, "rank_zero_only") is not None:
@@ -147,8 +147,7 @@ def _logged(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_of_this_rank(script: Script, value: ast.expr, hook: ast.FunctionDef) -> bool:
-    """A value that is computed from a batch, or from outputs, in this hook: no metric object, no number, nothing that
-    was gathered, and nothing that can't be followed."""
+    """A value computed in this hook from a batch or outputs: not a metric object, a number, gathered, or unknown."""
     made = [one for one in script.values_of(value) if _is_computed(one)]
     if not made or isinstance(value, ast.Constant) or _is_stored(value):
         return False
@@ -159,7 +158,7 @@ def _is_of_this_rank(script: Script, value: ast.expr, hook: ast.FunctionDef) -> 
 
 
 def _metric_of(script: Script, value: ast.expr) -> str:
-    """``self.accuracy``, an object of torchmetrics, where the value is what a call of it returned for a batch."""
+    """``self.accuracy``, the torchmetrics object whose call returned the value."""
     for made in script.values_of(value):
         if isinstance(made, ast.Call) and _is_stored(made.func) and script.name(made.func).startswith("torchmetrics."):
             return script.text_of(made.func)
@@ -180,7 +179,7 @@ def _is_stored(node: ast.expr) -> bool:
 
 
 def _is_on_the_host(script: Script, value: ast.expr) -> bool:
-    """A tensor that was moved to the processor, which NCCL can't reduce."""
+    """A tensor on the CPU, which NCCL cannot reduce."""
     return not {"cpu", "numpy"}.isdisjoint(words_behind(script, value))
 
 

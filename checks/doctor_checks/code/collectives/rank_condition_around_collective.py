@@ -57,11 +57,11 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
 
 
 _BY_SOME = frozenset({"save_state", "load_state", "init_process_group"})
-"""Plain DDP bears that one rank saves; and who joins a job is no question of who is in it."""
+"""With DDP one rank may save; and joining a job does not depend on its members."""
 
 
 def _is_of_one_device(script: Script, call: ast.Call) -> bool:
-    """A Trainer of the file that is told one device and no strategy."""
+    """A Trainer of the file with one device and no strategy."""
     if not script.name(call.func).startswith(("lightning.pytorch.Trainer().", "lightning.fabric.Fabric().")):
         return False
     owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
@@ -108,7 +108,7 @@ def _words(script: Script, one: CollectiveCall) -> str:
 
 
 def _plain(test: str) -> str:
-    """``not (rank != 0)`` as ``rank == 0``, where that is all there is to it."""
+    """``not (rank != 0)`` as ``rank == 0``, if that is the whole condition."""
     inner = test.removeprefix("not (").removesuffix(")") if test.startswith("not (") else ""
     for one, other in ((" != ", " == "), (" == ", " != ")):
         if inner.count(one) == 1 and not any(word in inner for word in (" and ", " or ", " not ")):

@@ -17,7 +17,7 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - compared, not bound
 _TCP = re.compile(r"^tcp://(?P<host>[^:/\\]+|\[[^\]]+\]):(?P<port>\d+)$")
 _GIVEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""Variables that torchrun gives to ranks, together with the address and the port."""
+"""Variables that torchrun sets for ranks, together with address and port."""
 _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.Process")
 
 
@@ -139,7 +139,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
 
 
 def _reads_ranks(script: Script) -> bool:
-    """Whether the script is told by a launcher which rank it is."""
+    """Whether the script reads its rank from a launcher's variables."""
     for one in script.all(ast.Subscript):
         if (
             isinstance(one.ctx, ast.Load)
@@ -152,7 +152,7 @@ def _reads_ranks(script: Script) -> bool:
 
 
 class _Write(NamedTuple):
-    """A variable that is given a value; empty where that can't be told. ``kept``: only where it has none."""
+    """A write of a variable; ``value`` is empty if unknown. ``kept``: only if it is unset."""
 
     at: ast.AST
     name: str
@@ -186,7 +186,7 @@ def _write(script: Script, at: ast.AST, key: ast.expr, value: ast.expr, kept: bo
 
 
 def _is_asked_before(script: Script, at: ast.AST, name: str) -> bool:
-    """Whether it is written only where the job gave none, or where there is one process."""
+    """Whether it is written only if the job did not set it, or in a job of one process."""
     for outer in script.around(at):
         if isinstance(outer, (ast.If, ast.IfExp, ast.Try)):
             words = ast.unparse(outer.test) if not isinstance(outer, ast.Try) else "environ"

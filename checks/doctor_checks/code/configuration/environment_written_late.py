@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
-from doctor.lint.python.cuda import initialises_cuda, joins
+from doctor.lint.python.cuda import initializes_cuda, joins
 from doctor.lint.python.training import WRAPPERS
 from doctor.testing.script_cases import fails, passes
 
@@ -54,14 +54,14 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
 
 
 class _VariableReader(NamedTuple):
-    """What reads a variable: ``words`` on when it is too late, ``starts``: the calls from which on it is."""
+    """What reads a variable: ``words`` for when it is too late, ``starts``: the calls that read it."""
 
     words: str
     starts: Callable[[Script], Iterator[ast.Call]]
 
 
 def _communicating(script: Script) -> Iterator[ast.Call]:
-    """The first communicator is made by the first collective, or at once where the group knows its device."""
+    """The first collective creates the first communicator; a group with a known device does so at once."""
     yield from (call for call in joins(script) if script.argument(call, "device_id") is not None)
     yield from script.calls(*WRAPPERS)
     without = ("init_process_group", "new_group", "prepare", "setup")
@@ -72,7 +72,7 @@ def _communicating(script: Script) -> Iterator[ast.Call]:
 
 def _using_cuda(script: Script) -> Iterator[ast.Call]:
     for call in script.all(ast.Call):
-        if initialises_cuda(script, call):
+        if initializes_cuda(script, call):
             yield call
 
 
@@ -112,7 +112,7 @@ def _named(script: Script, at: ast.stmt, key: ast.expr) -> Iterator[tuple[ast.st
 
 
 def _started_before(script: Script, at: ast.stmt, reader: _VariableReader) -> ast.Call | None:
-    """The first call above that reads, in the same function or the module, or in a function that is called above."""
+    """The first earlier call that reads, in the same function or the module, or in a function that is called before."""
     scope = script.function_of(at)
     starts = list(reader.starts(script))
     inside = {script.function_of(one) for one in starts} - {scope, None}
@@ -126,7 +126,7 @@ def _started_before(script: Script, at: ast.stmt, reader: _VariableReader) -> as
 
 
 def _is_apart(script: Script, call: ast.Call, at: ast.stmt) -> bool:
-    """Whether the two are never both run: in two branches, or the one leaves; or the call may not be run."""
+    """Whether the two may not both run: in two branches, or one leaves, or the call is conditional."""
     inner: ast.AST = call
     around = set(script.around(at))
     for outer in script.around(call):
@@ -141,7 +141,7 @@ def _is_apart(script: Script, call: ast.Call, at: ast.stmt) -> bool:
 
 
 def _same_block(outer: ast.AST, inner: ast.AST, at: ast.stmt, script: Script) -> bool:
-    """Whether ``at`` and ``inner`` stand in one block of ``outer``, its test included."""
+    """Whether ``at`` and ``inner`` are in one block of ``outer``, its test included."""
     if inner is getattr(outer, "test", None):
         return True
     above = (at, *script.around(at))
@@ -156,8 +156,8 @@ _CHILDREN_STARTED = ("subprocess.", "torch.multiprocessing.", "multiprocessing."
 
 
 def _is_for_later(script: Script, at: ast.stmt) -> bool:
-    """Whether processes are started below, which get the variable, or communicators are made for which NCCL reads some
-    of its variables anew."""
+    """Whether later code starts processes, which get the variable, or communicators, for which NCCL reads some
+    variables again."""
     scope = script.function_of(at)
     return any(
         script.name(call.func).startswith((*_CHILDREN_STARTED, "torch.distributed.new_group"))

@@ -209,7 +209,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
 
 
 class _Complaint(NamedTuple):
-    """What is asked for (``words``), since when it is gone or there, and what to write."""
+    """An outdated use: ``words``, since when it is removed or available, and the replacement."""
 
     at: ast.AST
     words: str
@@ -220,7 +220,7 @@ class _Complaint(NamedTuple):
 
 
 def _hit(complaints: list[_Complaint], release: str | None) -> Violation:
-    """One for all of a line: it speaks of the worst, and the fix of all."""
+    """One violation per line, about the most severe complaint, with the fixes of all."""
     severity = min((one.severity for one in complaints), key=list(Severity).index)
     worst = [one for one in complaints if one.severity is severity]
     certain = all(one.edits for one in complaints)
@@ -246,7 +246,7 @@ def _claim(worst: list[_Complaint], release: str | None) -> str:
 
 
 def _is_gone(removed: str | None, release: str | None) -> bool:
-    """Whether a release lacks it; where none is known, the newest is meant."""
+    """Whether a release lacks it; an unknown release counts as the newest."""
     return removed is not None and (release is None or is_older(release, removed) is False)
 
 
@@ -275,7 +275,7 @@ def _of_trainer(script: Script, call: ast.Call, release: str | None) -> Iterator
 
 
 def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.AST]]:
-    """Keyword arguments, also those of a dictionary that is unpacked, where it is written out."""
+    """Keyword arguments, also those of an unpacked dictionary literal."""
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield keyword.arg, keyword.value, keyword
@@ -292,7 +292,7 @@ def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.
 def _of_value(
     script: Script, call: ast.Call, name: str, value: ast.expr, at: ast.AST, release: str | None
 ) -> Iterator[_Complaint]:
-    """Values of arguments that live on."""
+    """Outdated values of arguments that still exist."""
     written = value.value if isinstance(value, ast.Constant) else UNKNOWN
     words = f"Trainer({name}={script.text_of(value, 24)})"
     edits = trainer_edits(script, call, name, value) if isinstance(at, ast.keyword) else ()
@@ -349,13 +349,13 @@ def _of_module(owner: ast.ClassDef, release: str | None) -> Iterator[_Complaint]
 
 
 def _required(method: ast.FunctionDef) -> list[str]:
-    """Parameters that must be given."""
+    """Parameters without a default."""
     places = [*method.args.posonlyargs, *method.args.args]
     return [one.arg for one in places[: len(places) - len(method.args.defaults)]]
 
 
 def _is_guarded(script: Script, node: ast.AST) -> bool:
-    """Whether the script asks for the release, or tries and does something else where it fails."""
+    """Whether the script checks the release, or handles a failure."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, ast.Try) and (inner in outer.body or inner in outer.handlers):

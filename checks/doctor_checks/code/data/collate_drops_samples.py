@@ -78,7 +78,7 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
 
 
 def _collating(script: Script) -> Iterator[FunctionNode | ast.Lambda]:
-    """Functions that are handed to a loader as collate_fn, or are called as if they were."""
+    """Functions that a loader gets as collate_fn, or that are named like one."""
     found: dict[ast.AST, None] = {}
     for call in script.calls(*LOADERS):
         given = script.argument(call, "collate_fn", 6)

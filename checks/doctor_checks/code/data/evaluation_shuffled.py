@@ -80,7 +80,7 @@ def _effect(script: Script, call: ast.Call) -> str:
 
 
 def _samplers(script: Script) -> Iterator[Violation]:
-    """Samplers of an evaluation that nobody told anything."""
+    """Samplers of an evaluation without an explicit ``shuffle``."""
     for call in script.calls(SAMPLER):
         name = target_name(script, call)
         data = script.argument(call, "dataset", 0)
@@ -95,7 +95,7 @@ def _samplers(script: Script) -> Iterator[Violation]:
 
 
 def _looked_at(script: Script) -> set[str]:
-    """Loaders of which a few batches are taken, or that a loop leaves early: there the shuffle is a sample."""
+    """Loaders of which only a few batches are used: there the shuffle draws a sample."""
     taken = [call.args[0] for call in script.all(ast.Call) if last_name(call) in ("next", "islice") and call.args]
     left = [loop.iter for loop in script.all(ast.For) if next(script.inside(loop, ast.Break), None) is not None]
     sources = [unwrapped(one) for one in (*taken, *left)]

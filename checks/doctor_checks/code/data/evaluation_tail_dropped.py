@@ -13,7 +13,7 @@ from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_shape|fsdp|fully_?shard", re.IGNORECASE)
-"""Files whose kernels need whole batches in evaluation, too, or whose ranks meet in each forward pass."""
+"""Files whose kernels need full batches in evaluation too, or whose ranks synchronize in each forward pass."""
 
 
 @rule(
@@ -79,14 +79,14 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
 
 
 def _is_whole(script: Script, loader: ast.Call) -> bool:
-    """Batches of one sample, which leave none over, or a loader of one rank."""
+    """Batches of one sample, which leave no remainder, or a loader of one rank."""
     size = script.argument(loader, "batch_size", 1)
     one = size is None or script.value(size) == 1
     return (one and not script.is_open(loader)) or rank_condition(script, loader) is not None
 
 
 def _is_made_up_for(script: Script) -> bool:
-    """Whether the samples that a sampler leaves out are evaluated by themselves, as a subset."""
+    """Whether the samples that a sampler drops are evaluated separately, as a subset."""
     subsets = (script.argument(call, "dataset", 0) for call in script.calls("torch.utils.data.Subset"))
     return any(one is not None and evaluates(script.text_of(one)) for one in subsets)
 

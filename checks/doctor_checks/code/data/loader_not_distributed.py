@@ -17,9 +17,9 @@ _MADE_UP = re.compile(
     r"random_?(?:data|tensor|image|sample|input|text)\w*)$",
     re.IGNORECASE,
 )
-"""Words of data that is drawn anew on each rank, so that there is nothing to share."""
+"""Words of data that each rank generates itself."""
 _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.distributed.pipelining.pipeline")
-"""Ranks that hold parts of one model have to read the same."""
+"""Ranks with parts of one model must read the same data."""
 
 
 @rule(
@@ -79,7 +79,7 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
 
 
 def _wrapper(script: Script) -> ast.Call | None:
-    """What joins the ranks to train one model; DeepSpeed parts the data set that it is given."""
+    """The call that makes ranks train one model; DeepSpeed distributes data that it is given."""
     engines = (call for call in script.calls("deepspeed.initialize") if not script.is_given(call, "training_data", 3))
     return next(script.calls(*WRAPPERS), None) or next(engines, None)
 
@@ -93,7 +93,7 @@ def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> boo
 
 
 def _gives_all(script: Script, loader: LoaderCall) -> bool:
-    """No sampler, no stream, and nothing that says that this rank's data is another one's."""
+    """Whether it has no sampler, no stream, and no rank-specific data."""
     call = loader.call
     if script.is_open(call) or any(
         script.argument(call, name, place) is not None for name, place in (("sampler", 3), ("batch_sampler", 4))

@@ -116,7 +116,7 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
 
 
 class _Workers(NamedTuple):
-    """``number``: ``None`` for all cores. ``of``: the words for where it stands."""
+    """``number``: ``None`` for all cores. ``of``: where it is set."""
 
     number: int | None
     of: str
@@ -147,7 +147,7 @@ def _default_of(script: Script, name: str) -> int | None:
 
 
 def _ranks_of_host(script: Script) -> int:
-    """Ranks that the script itself puts onto one host; 1 where it does not say."""
+    """Ranks that the script itself starts on one host, by default 1."""
     counts = [1]
     for call in script.calls(TRAINER, FABRIC):
         devices = script.value(script.argument(call, "devices"))
@@ -163,7 +163,7 @@ def _ranks_of_host(script: Script) -> int:
 
 
 def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -> Iterator[Violation]:
-    """As many as the host has, for each of its ranks."""
+    """Each rank of a host starts a worker for every core."""
     shown = several_ranks(script)
     if shown is None or runs_alone(script, call):
         return

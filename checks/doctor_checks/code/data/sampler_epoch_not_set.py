@@ -79,8 +79,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
 
 
 def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
-    """The name of the loader that a loop goes through and that has the sampler, where it is made; empty: another one
-    may have."""
+    """The loader of a loop that has the sampler; empty if another one may have it."""
     sources = [loop.source, *_handed(script, loop)]
     for source in sources:
         for made in script.values_of(source):
@@ -90,7 +89,7 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
 
 
 def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
-    """What is handed to the function of a loop as the parameter that it goes through."""
+    """The arguments of the function of a loop for the parameter that it iterates over."""
     function = script.function_of(loop.node)
     if function is None or not isinstance(loop.source, ast.Name):
         return
@@ -130,7 +129,7 @@ def _statement(script: Script, sampler: ast.Call, epochs: ast.For | ast.While, l
 def _edit(
     script: Script, sampler: ast.Call, repeated: list[ast.For | ast.While], loader: str
 ) -> Iterator[InsertStatement]:
-    """Where one loop counts the epochs, and the sampler is made on every way there."""
+    """Whether one loop counts the epochs, and the sampler exists on every path to it."""
     epochs = repeated[0]
     if len(repeated) > 1 or not isinstance(epochs, ast.For) or not isinstance(epochs.target, ast.Name):
         return

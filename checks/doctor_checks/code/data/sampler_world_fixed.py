@@ -79,12 +79,12 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
 
 
 def _number(node: ast.expr | None) -> int | None:
-    """A number that stands in the call itself."""
+    """A literal number in the call."""
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
 def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
-    """A rank on the node against the number of all ranks; where that comes from this node's devices, there is one."""
+    """A local rank with the number of all ranks; one that is derived from this node's devices is fine."""
     if not _LOCAL.search(script.text_of(rank)) or not _WORLD.search(script.text_of(replicas)):
         return False
     if any(script.name(call.func) in _STARTS or _joins_as(script, call, rank) for call in script.all(ast.Call)):
@@ -94,7 +94,7 @@ def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
 
 
 def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:
-    """Whether a process joins the group under the same number, which is its rank then, whatever it is called."""
+    """Whether a process joins the group under the same number, which then is its rank."""
     given = script.argument(call, "rank", 4) if script.name(call.func) == _JOINS else None
     return given is not None and script.text_of(given) == script.text_of(rank)
 

@@ -19,7 +19,7 @@ _SPLITS = {
     "sklearn.model_selection.train_test_split": ("random_state", None),
     "sklearn.model_selection._split.train_test_split": ("random_state", None),
 }
-"""Calls that draw, and the argument that holds what they draw from."""
+"""Calls that draw random numbers, and their source argument."""
 _ORDERS = {
     "torch.randperm": ("generator", None),
     "numpy.random.permutation": ("", None),
@@ -123,7 +123,7 @@ def _is_of_each_rank(script: Script, call: ast.Call) -> bool:
 
 
 def _is_shared(script: Script, call: ast.Call) -> bool:
-    """Whether what was drawn is sent to all ranks afterwards."""
+    """Whether the result is broadcast to all ranks."""
     names = _names_of(script, call.args[0] if _in_place(call) and call.args else call)
     for sent in script.method_calls("broadcast", "broadcast_object_list"):
         if any(isinstance(part, ast.Name) and part.id in names for one in sent.args for part in ast.walk(one)):
@@ -132,7 +132,7 @@ def _is_shared(script: Script, call: ast.Call) -> bool:
 
 
 def _parts_data(script: Script, call: ast.Call) -> bool:
-    """Whether what is drawn says which samples there are in a subset."""
+    """Whether the result selects the samples of a subset."""
     kept = call.args[0] if _in_place(call) and call.args else call
     names = _names_of(script, kept)
     for subset in script.calls(*_SUBSETS):
@@ -162,7 +162,7 @@ def _sliced_from(script: Script, name: ast.Name, names: set[str]) -> bool:
 
 
 def _seeding(script: Script) -> Iterator[ast.Call]:
-    """Calls that seed, of torch, of a framework, or of a function that sounds like it."""
+    """Calls that seed: of torch, a framework, or a function named like one."""
     for call in script.all(ast.Call):
         called = last_name(call.func)
         if _SEEDS.search(called) and "get" not in called and "initial_seed" not in called:
@@ -175,7 +175,7 @@ def _comes_first(script: Script, seed: ast.Call, draw: ast.Call) -> bool:
 
 
 def _own_seed(script: Script, seeds: list[ast.Call]) -> ast.Call | None:
-    """The seeding of this rank alone, where every one has the rank in it."""
+    """The rank-specific seed, if every seed depends on the rank."""
     own = [
         one
         for one in seeds
@@ -185,7 +185,7 @@ def _own_seed(script: Script, seeds: list[ast.Call]) -> ast.Call | None:
 
 
 def _copies(script: Script, ranks: ast.Call) -> bool:
-    """Whether a Trainer copies its process, with all that was drawn, to the ranks."""
+    """Whether a Trainer copies its process, with the drawn numbers, to the ranks."""
     strategy = script.value(script.argument(ranks, "strategy"))
     return isinstance(strategy, str) and any(word in strategy for word in _COPIED)
 

@@ -17,9 +17,9 @@ _PARTS = re.compile(
     r"num_parts|part_id|subset_id",
     re.IGNORECASE,
 )
-"""Words of streams that ask who reads them, or are told which part is theirs."""
+"""Words of streams that are partitioned by reader."""
 _DRAWS = re.compile(r"^(?:rand\w*|random|randn|choices?|shuffle|sample|Generator|default_rng|normal|uniform|env|step)$")
-"""Words of streams without an end that are drawn anew, or played, by each reader."""
+"""Words of infinite streams that each reader generates."""
 _READS = frozenset(
     {
         *("open", "glob", "iglob", "rglob", "iterdir", "listdir", "scandir", "read_csv", "read_parquet", "read_text"),
@@ -114,7 +114,7 @@ def _fed_loaders(script: Script, owner: ast.ClassDef) -> Iterator[ast.Call]:
 
 
 def _reads_by_itself(script: Script, owner: ast.ClassDef, reads: ast.FunctionDef) -> bool:
-    """A stream with an end of its own, over files or a list, that asks nobody which part is its."""
+    """A finite stream over files or a list that is not partitioned."""
     bases = (base for one in owner.bases if (base := script.class_definition(one)) not in (None, owner))
     words = {word for one in (owner, *filter(None, bases)) for part in ast.walk(one) for word in _words(part)}
     if any(_PARTS.search(word) or _DRAWS.match(word) for word in words):
@@ -144,7 +144,7 @@ def _is_whole(source: ast.expr) -> bool:
 
 
 def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
-    """``load_dataset(…, streaming=True)``, which parts for workers and not for ranks."""
+    """``load_dataset(…, streaming=True)``, which is partitioned for workers but not for ranks."""
     words = {word for part in ast.walk(script.tree) for word in _words(part)}
     if not words.isdisjoint(_SPLITS) or "Trainer" in words:
         return

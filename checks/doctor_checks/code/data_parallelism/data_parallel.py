@@ -145,14 +145,14 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
 
 def _names_one(script: Script, call: ast.Call) -> bool:
-    """``device_ids=[gpu]``: one device, whichever it is."""
+    """``device_ids=[gpu]``: a single device."""
     devices = script.argument(call, "device_ids", 1)
     return isinstance(devices, ast.List) and len(devices.elts) == 1 and not isinstance(devices.elts[0], ast.Starred)
 
 
 def _is_in_ranks(script: Script, call: ast.Call, shown: ast.Call) -> bool:
-    """Whether ranks run it for certain: beside what makes them, and not one way of several, as scripts for ranks keep
-    one for where they are started as one process."""
+    """Whether ranks certainly run it: beside the call that starts them, and not in a branch that may be for one
+    process."""
     together = script.function_of(call) is script.function_of(shown)
     return together and script.nearest(call, ast.If, ast.IfExp) is None
 

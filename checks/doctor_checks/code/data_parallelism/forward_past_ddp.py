@@ -152,7 +152,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
 
 
 def _training(script: Script, call: ast.Call) -> ast.AST | None:
-    """The loop that trains around a call with gradients, or the function that is a step."""
+    """The training loop around a call with gradients, or the function that is one step."""
     for outer in script.around(call):
         if isinstance(outer, ast.With):
             if any(word in script.text_of(item.context_expr) for item in outer.items for word in _WITHOUT):
@@ -173,7 +173,7 @@ _METHODS = ("forward", "compute_loss", "loss", "get_loss", "training_step", "tra
 
 
 def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str:
-    """The wrapper that ``model.module(x)`` goes past, as it is written."""
+    """The wrapper that ``model.module(x)`` bypasses, as written."""
     target = call.func
     if isinstance(target, ast.Attribute) and target.attr in _METHODS:
         target = target.value
@@ -197,7 +197,7 @@ def _is_renamed(script: Script, wrap: ast.Call) -> bool:
 
 
 def _unwrapped(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
-    """The wrapper beside a model that is called by the name it had before."""
+    """The wrapper of a model that is called by its former name."""
     if not isinstance(call.func, (ast.Name, ast.Attribute)):
         return ""
     for wrap in wraps:
@@ -214,7 +214,7 @@ def _unwrapped(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
 
 
 def _is_given_again(script: Script, name: ast.expr, wrap: ast.Call) -> bool:
-    """Whether the bare name holds something else later: ``model = ddp_model``."""
+    """Whether the former name is reassigned later: ``model = ddp_model``."""
     scope = script.function_of(wrap) or script.tree
     own = ast.unparse(name)
     return any(
@@ -224,7 +224,8 @@ def _is_given_again(script: Script, name: ast.expr, wrap: ast.Call) -> bool:
 
 
 def _is_prepared(script: Script, block: ast.AST, wrapper: str) -> bool:
-    """Whether the wrapper itself is called in the same step, which prepares the reduction, or handed to what may."""
+    """Whether the wrapper itself is called in the same step, which prepares the reduction, or passed to something that
+    may."""
     for one in script.inside(block, ast.Call):
         if ast.unparse(one.func) in (wrapper, f"{wrapper}.forward"):
             return True

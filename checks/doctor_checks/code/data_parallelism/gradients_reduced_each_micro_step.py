@@ -114,7 +114,7 @@ def _wrapper(script: Script) -> ast.Call | None:
 
 
 def _backward(script: Script, loop: Loop) -> ast.Call | None:
-    """The backward pass of every round of a loop."""
+    """The backward pass of every iteration of a loop."""
     for call in script.inside(loop.node, ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not _is_of_deepspeed(script, call):
             between = [one for one in script.around(call) if one is not loop.node and loop.node in script.around(one)]
@@ -129,7 +129,7 @@ def _is_of_deepspeed(script: Script, call: ast.Call) -> bool:
 
 
 def _accumulated(script: Script, loop: Loop) -> str | None:
-    """In which rounds the optimizer steps, in words, where it is not in all of them."""
+    """The iterations in which the optimizer steps, in words, unless it is all of them."""
     steps = [call for call in script.inside(loop.node, ast.Call) if _is_optimizer_step(call)]
     if not steps:
         return _after(script, loop)
@@ -165,7 +165,7 @@ def _is_every_nth(script: Script, test: ast.expr) -> bool:
 
 
 def _after(script: Script, loop: Loop) -> str | None:
-    """A loop over micro-batches with the step of the optimizer behind it."""
+    """A loop over micro-batches with the optimizer step after it."""
     if "micro" not in script.text_of(loop.node.iter).lower() and "accum" not in script.text_of(loop.node.iter).lower():
         return None
     parent = script.parent(loop.node)

@@ -170,7 +170,7 @@ def _idle(call: ast.Call, word: str) -> Violation:
 
 
 def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
-    """Calls that turn the search on, with the words that do it."""
+    """Calls that enable the search, and how."""
     for call in script.calls(DDP, *_KWARGS, *_STRATEGIES):
         if script.value(script.argument(call, "find_unused_parameters")) is True:
             yield call, "find_unused_parameters=True"
@@ -184,7 +184,7 @@ def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
 
 
 def _reentrant(script: Script) -> ast.Call | None:
-    """The first call that checkpoints activations the reentrant way."""
+    """The first call with reentrant activation checkpointing."""
     for call in script.calls(*_CHECKPOINT):
         chosen = script.argument(call, "use_reentrant")
         if not script.is_open(call) and (chosen is None or script.value(chosen) is True):
@@ -214,7 +214,7 @@ def _is_reentrant_in_transformers(script: Script, call: ast.Call) -> bool:
 
 
 def _parts(script: Script) -> Iterator[Violation]:
-    """Lightning 2 no longer searches by itself: modules of several optimizers end in their first step."""
+    """Lightning 2 no longer searches by default: modules with several optimizers fail in their first step."""
     step = next(
         (
             one
@@ -243,7 +243,7 @@ def _parts(script: Script) -> Iterator[Violation]:
 
 
 def _alternates(script: Script, step: ast.FunctionDef) -> bool:
-    """Whether a step takes several optimizers and passes back once for each."""
+    """Whether a step uses several optimizers with one backward pass each."""
     passes = [one for one in script.inside(step, ast.Call) if script.text_of(one.func) == "self.manual_backward"]
     taken = [
         one

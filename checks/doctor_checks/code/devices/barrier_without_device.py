@@ -52,7 +52,7 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
         or binds_device(script)
         or on_current_device(script) is not None
     ):
-        return  # what works on the current device without a word is CODE003's
+        return  # implicit use of the current device is CODE003's
     for one in collectives_of(script).all():
         call = one.call
         if script.name(call.func) != "torch.distributed.barrier" or one.grouped or script.is_given(call, "device_ids"):
@@ -70,7 +70,7 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
 
 
 def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
-    """Where a variable of the same function is called after the rank on the host."""
+    """A fix if a variable of the same function is named like the local rank."""
     for name in ("local_rank",):
         scope = script.scope_of(call, name)
         if scope is not None and len(scope.names[name]) == 1 and scope.node is script.function_of(call):

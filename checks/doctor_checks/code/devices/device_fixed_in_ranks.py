@@ -16,7 +16,7 @@ from doctor.testing.script_cases import fails, passes
 
 _INDEXED = re.compile(r"^cuda:(\d+)$")
 _OF_ONE_HOST = re.compile(r"local_?rank|nproc|device_count|torchrun|spawn|accelerate|localid", re.IGNORECASE)
-"""Words of scripts that have several ranks on one host; others may have one GPU in each."""
+"""Words of scripts with several ranks on one host; others may have one GPU in each."""
 _MOVES = ("to", "cuda")
 _VISIBLE = re.compile(r"environ(?:\[|\.setdefault\(|\.update\()[^\n]*CUDA_VISIBLE_DEVICES|set_visible_devices")
 _BY_NAME = ("torch.", "transformers.")
@@ -176,7 +176,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
 
 
 def _spreads_one_model(script: Script) -> bool:
-    """Whether the file names other GPUs, too: layers of one model, a server beside the training."""
+    """Whether the file uses other GPUs too: layers of one model, a server beside the training."""
     numbers = {
         match[1]
         for one in script.all(ast.Constant)
@@ -186,7 +186,7 @@ def _spreads_one_model(script: Script) -> bool:
 
 
 def _fixed(script: Script) -> Iterator[tuple[ast.AST, str]]:
-    """Places that fix the first GPU, with their words."""
+    """Nodes that use the first GPU, with their words."""
     for call in script.all(ast.Call):
         if words := _moves_to_first(script, call) or _made_on_first(script, call):
             yield call, words
@@ -211,7 +211,7 @@ def _is_first(node: ast.expr) -> bool:
 
 
 def _made_on_first(script: Script, call: ast.Call) -> str:
-    """``torch.device("cuda:0")`` that is given to no name which may hold another; ``device=`` and ``device_map=``."""
+    """``torch.device("cuda:0")`` that no other device replaces; ``device=`` and ``device_map=``."""
     name = script.name(call.func)
     if name == "torch.device":
         return script.text_of(call) if _is_device_of_all(script, call) else ""
@@ -245,7 +245,7 @@ def _is_first_device(script: Script, call: ast.Call) -> bool:
 
 
 def _early(script: Script) -> Iterator[Violation]:
-    """What goes to CUDA before ``set_device`` in the same block of statements."""
+    """CUDA calls before ``set_device`` in the same block."""
     for sets in script.calls("torch.cuda.set_device"):
         function = script.function_of(sets)
         if not sets.args or _is_first(sets.args[0]):
@@ -272,6 +272,6 @@ def _is_current_device(script: Script, call: ast.Call) -> bool:
 
 
 def _is_same_block(script: Script, one: ast.AST, other: ast.AST, function: FunctionNode | None) -> bool:
-    """Whether both are run whenever the function is, one after the other."""
+    """Whether both always run, one after the other."""
     body = (function or script.tree).body
     return script.statement_of(one) in body and script.statement_of(other) in body

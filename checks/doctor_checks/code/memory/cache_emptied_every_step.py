@@ -131,7 +131,7 @@ def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
 
 
 def _step_around(script: Script, call: ast.Call) -> str:
-    """The step that a call runs in unconditionally; empty: it runs less often, or one can't tell."""
+    """The step in which a call always runs; empty if it runs less often, or that is unknown."""
     for outer in script.around(call):
         if isinstance(outer, (ast.If, ast.IfExp, ast.ExceptHandler, ast.Lambda, ast.BoolOp)):
             return ""
@@ -152,7 +152,7 @@ def _of_a_loop(script: Script, loop: ast.For | ast.While) -> str:
 
 
 def _steps(script: Script, node: ast.AST) -> bool:
-    """Whether an optimizer or an engine steps in it: loops that look for a batch size do not."""
+    """Whether an optimizer or an engine steps in it; loops that search for a batch size do not."""
     for call in script.inside(node, ast.Call):
         called = last_name(call.func)
         function = script.definition(call.func)
@@ -167,7 +167,7 @@ def _has_step(script: Script, function: ast.AST) -> bool:
 
 
 def _has_own_backward(script: Script, loop: ast.For | ast.While) -> bool:
-    """Whether the loop is one of steps, not of epochs whose steps are in another function."""
+    """Whether the loop is over steps, not over epochs with their steps in another function."""
     for call in script.inside(loop, ast.Call):
         bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         if bare in ("backward", "manual_backward", "training_step"):

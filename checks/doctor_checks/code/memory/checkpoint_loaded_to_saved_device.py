@@ -21,7 +21,7 @@ _CHECKPOINT = re.compile(
 )
 _DATA = re.compile(r"data|feature|feat\b|cache|embed|vocab|index|token|buffer|bytes|sample|batch|latent", re.IGNORECASE)
 _HELD_ON_CPU = re.compile(r"sched|scaler|sampler|loader|rng|generator|random", re.IGNORECASE)
-"""States that are numbers or tensors of the CPU, whoever saved them."""
+"""States of numbers or CPU tensors."""
 _OF_A_RANK = re.compile(r"rank|process_index", re.IGNORECASE)
 """A file that each rank saved for itself."""
 _FIRST = re.compile(r"^cuda:0$")
@@ -198,7 +198,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
 
 
 def _only_infers(script: Script, shown: ast.Call) -> bool:
-    """Whether an Accelerator or a Trainer is all that speaks of ranks, and nothing is trained: demos and converters."""
+    """Whether only an Accelerator or a Trainer indicates ranks and nothing is trained: demos and converters."""
     if script.name(shown.func) == TRAINER:
         return next(script.method_calls("fit", "validate", "test", "predict"), None) is None
     return script.name(shown.func) == ACCELERATOR and not any(
@@ -222,8 +222,8 @@ def _source(script: Script, call: ast.Call) -> str:
 
 
 def _is_checkpoint(script: Script, call: ast.Call) -> bool:
-    """Whether the file says that this is a checkpoint: by its path, by the name it is given, by where it goes; data
-    saved with torch.save are tensors of the CPU as a rule."""
+    """Whether the file shows that this is a checkpoint, by its path, its name or its use; data saved with torch.save is
+    usually on the CPU."""
     path = _words_of_path(script, call)
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
@@ -237,14 +237,14 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
 
 
 def _words_of_path(script: Script, call: ast.Call) -> str:
-    """The path as it is written, and what its name was given."""
+    """The path as written, and the values of its name."""
     if not call.args:
         return ""
     return " ".join(script.text_of(one, 200) for one in (call.args[0], *script.values_of(call.args[0])))
 
 
 def _saved_here(script: Script, call: ast.Call) -> bool:
-    """Whether this very rank has saved what it loads, in the same function."""
+    """Whether this rank saved the file itself, in the same function."""
     path = ast.unparse(call.args[0]) if call.args else ""
     return any(
         len(one.args) > 1
@@ -257,7 +257,7 @@ def _saved_here(script: Script, call: ast.Call) -> bool:
 
 
 def _goes_into_state(script: Script, call: ast.Call) -> bool:
-    """Whether all that is loaded is copied by ``load_state_dict``, beside numbers that are kept with it."""
+    """Whether everything loaded is copied by ``load_state_dict``, except for numbers."""
     if _copies(script, call):
         return True
     statement = script.parent(call)
@@ -296,7 +296,7 @@ def _is_scalar(script: Script, node: ast.expr) -> bool:
 
 
 def _first_gpu(script: Script, where: ast.expr) -> str:
-    """The words of a place that is the first GPU on every rank; empty: it is another, or can't be told."""
+    """The source of a device that is the first GPU on every rank; empty if it is another one or unknown."""
     value = script.value(where) if isinstance(where, ast.Constant) else UNKNOWN
     if isinstance(value, str) and _FIRST.match(value):
         return f'"{value}"'

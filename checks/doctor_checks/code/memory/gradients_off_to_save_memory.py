@@ -184,7 +184,7 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
 
 
 def _off(script: Script, node: ast.AST) -> ast.AST | None:
-    """The statement that switches gradients off around a node, unless they are switched on again below it."""
+    """The statement that disables gradients for a node, unless they are enabled again in between."""
     for outer in script.around(node):
         if isinstance(outer, ast.With):
             names = [_called(script, item.context_expr) for item in outer.items]
@@ -237,7 +237,7 @@ def _steps_without(script: Script) -> Iterator[Violation]:
 
 
 def _untrained(script: Script, loop: ast.For) -> Iterator[Violation]:
-    """Models that an optimizer is given, and that run in the loop without gradients alone."""
+    """Models of an optimizer that run only without gradients in the loop."""
     for call in script.inside(loop, ast.Call):
         where = _off(script, call) if isinstance(call.func, ast.Name) else None
         if where is None or not isinstance(call.func, ast.Name):
@@ -272,7 +272,7 @@ def _optimized(script: Script, scope: ast.AST, name: str) -> ast.Call | None:
 
 
 def _learns_elsewhere(script: Script, scope: ast.AST, name: str) -> bool:
-    """Whether anything else is done with a model: it runs with gradients, is handed on, or is frozen."""
+    """Whether a model is used otherwise: it runs with gradients, is passed on, or is frozen."""
     for node in ast.walk(scope):
         if not (isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name) or isinstance(
             node.ctx, ast.Store
@@ -315,7 +315,7 @@ def _untrained_parts(script: Script, owner: ast.ClassDef) -> Iterator[Violation]
 
 
 def _parts(owner: ast.ClassDef) -> set[str]:
-    """Attributes of ``self`` that ``__init__`` gives what a call makes."""
+    """Attributes of ``self`` that ``__init__`` sets to the result of a call."""
     start = next(hooks(owner, "__init__"), None)
     return {
         ast.unparse(target)

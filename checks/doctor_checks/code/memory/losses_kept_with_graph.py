@@ -180,7 +180,7 @@ def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
 
 
 def _passed_back(script: Script, body: ast.For | ast.While | FunctionNode) -> frozenset[str]:
-    """Names whose backward pass runs in this very loop or step, once each."""
+    """Names whose backward pass runs once in this very loop or step."""
     found: set[str] = set()
     for call in script.inside(body, ast.Call):
         if script.nearest(call, ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef) is not body:
@@ -208,7 +208,7 @@ def _names_in(node: ast.expr) -> set[str]:
 
 
 def _returned(script: Script, step: ast.FunctionDef) -> frozenset[str]:
-    """Names of what ``training_step`` returns to be passed back."""
+    """Names of the losses that ``training_step`` returns."""
     found: set[str] = set()
     for one in script.inside(step, ast.Return):
         value = one.value
@@ -242,7 +242,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
 
 
 def _keeps(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
-    """What is kept where: ``total += loss``, ``total = total + loss``, ``losses.append(loss)``."""
+    """The container and the kept value: ``total += loss``, ``total = total + loss``, ``losses.append(loss)``."""
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
         return statement.target, statement.value
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp) and len(statement.targets) == 1:
@@ -264,7 +264,7 @@ def _without_gradients(script: Script, node: ast.AST) -> bool:
 
 
 def _outlives(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
-    """Whether what keeps them was there before the step: it is given nothing new in it."""
+    """Whether the container exists before the step and is not reset in it."""
     while isinstance(keeper, ast.Subscript):
         keeper = keeper.value
     if not isinstance(keeper, (ast.Name, ast.Attribute)):
@@ -278,13 +278,13 @@ def _outlives(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
 
 
 def _is_bounded(script: Script, keeper: ast.Name) -> bool:
-    """A deque that drops the oldest, or an object that can't be told to be a list or a number."""
+    """A bounded deque, or an object of unknown type."""
     values = script.values_of(keeper)
     return any(isinstance(one, ast.Call) and script.text_of(one.func).endswith("deque") for one in values) or not values
 
 
 def _is_freed(script: Script, kept: ast.Name, body: ast.AST) -> bool:
-    """Whether the name is given something without a graph in the step."""
+    """Whether the name is reassigned to a value without a graph in the step."""
     return any(
         _is_plain(one.value) and any(isinstance(target, ast.Name) and target.id == kept.id for target in one.targets)
         for one in script.inside(body, ast.Assign)
@@ -292,7 +292,7 @@ def _is_freed(script: Script, kept: ast.Name, body: ast.AST) -> bool:
 
 
 def _is_plain(value: ast.expr) -> bool:
-    """Ends in ``.item()``, ``.detach()``, ``.data``, or goes through a function that may free it."""
+    """Whether it ends in ``.item()``, ``.detach()`` or ``.data``, or a function that may detach it."""
     if isinstance(value, ast.Attribute):
         return value.attr in _FREE
     if isinstance(value, ast.BinOp):
@@ -304,7 +304,7 @@ def _is_plain(value: ast.expr) -> bool:
 
 
 def _goes_back(script: Script, keeper: ast.expr) -> bool:
-    """Whether what keeps them is itself passed back, by this name or through another one."""
+    """Whether a backward pass goes through the container, by this name or another one."""
     while isinstance(keeper, ast.Subscript):
         keeper = keeper.value
     scope = script.function_of(keeper) or script.tree

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.cuda import initialises_cuda
+from doctor.lint.python.cuda import initializes_cuda
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.script import UNKNOWN, FunctionNode
 from doctor.lint.python.training import LOADER, TRAINER
@@ -71,7 +71,7 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
     if workers is None or script.value(workers) == 0 or script.is_given(loader, "multiprocessing_context"):
         return
     for function, what in _run_by_workers(script, loader):
-        used = next((one for one in script.inside(function, ast.Call) if initialises_cuda(script, one)), None)
+        used = next((one for one in script.inside(function, ast.Call) if initializes_cuda(script, one)), None)
         if used is not None:
             yield Violation(
                 used,
@@ -83,7 +83,7 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
 
 
 def _run_by_workers(script: Script, loader: ast.Call) -> Iterator[tuple[FunctionNode, str]]:
-    """``__getitem__`` of the data set and the collate function, where they are in this file."""
+    """``__getitem__`` of the data set and the collate function, if they are in this file."""
     data = script.argument(loader, "dataset", 0)
     owner = script.class_definition(data) if data is not None else None
     for name in ("__getitem__", "__iter__") if owner is not None else ():
@@ -121,18 +121,18 @@ def _in_children(script: Script, call: ast.Call) -> Iterator[Violation]:
 
 def _first_use(script: Script, function: FunctionNode) -> ast.Call | None:
     for call in script.inside(function, ast.Call):
-        if initialises_cuda(script, call) or script.name(call.func) == "torch.cuda.set_device":
+        if initializes_cuda(script, call) or script.name(call.func) == "torch.cuda.set_device":
             return call
     return None
 
 
 def _used_before(script: Script, call: ast.AST) -> ast.Call | None:
-    """CUDA in the same function, or in the statements of the module, above a line."""
+    """The first CUDA call before a line, in the same function or in the module itself."""
     scope = script.function_of(call)
     line = getattr(call, "lineno", 0)
     for one in script.all(ast.Call):
         above = one.lineno < line and script.function_of(one) in (scope, None) and not runs_alone(script, one)
-        if above and initialises_cuda(script, one) and script.class_of(one) is script.class_of(call):
+        if above and initializes_cuda(script, one) and script.class_of(one) is script.class_of(call):
             return one
     return None
 

@@ -22,13 +22,13 @@ _WRITERS = {
     "safetensors.torch.save_file": ("filename", 1),
     "joblib.dump": ("filename", 1),
 }
-"""Calls that write, with the argument that says where."""
+"""Calls that write, with their path argument."""
 _OWN = re.compile(
     r"rank|proc(?:ess)?_?(?:id|index)|getpid|gethostname|hostname|node_?name|uuid|te?mp|mkstemp|local|device|gpu|worker|"
     r"shard|BytesIO|buffer|stream|time|now|random|dev.null|part|split_id|\bpid\b|stdout|stderr|socket|queue|job_id",
     re.IGNORECASE,
 )
-"""Words of places that are another one on each rank, or no file."""
+"""Words of paths that differ between ranks, or are not files."""
 
 
 @rule(
@@ -138,7 +138,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
 
 
 def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Calls that write, and where."""
+    """Calls that write, and their paths."""
     for name, (argument, place) in _WRITERS.items():
         for call in script.calls(name):
             if (where := script.argument(call, argument, place)) is not None:
@@ -151,7 +151,7 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 def _is_left_where_there(script: Script, call: ast.Call) -> bool:
-    """``if os.path.exists(path): continue`` in its loop: ranks that share work by what is not there yet."""
+    """``if os.path.exists(path): continue`` in its loop: ranks share work by existing files."""
     loop = script.nearest(call, ast.For, ast.While)
     branches = script.inside(loop, ast.If) if loop is not None else ()
     return any(
@@ -161,7 +161,7 @@ def _is_left_where_there(script: Script, call: ast.Call) -> bool:
 
 
 def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
-    """Whether the place may be another one on each rank: by its words, or those that callers hand in."""
+    """Whether the path may differ between ranks, by its words or those of the callers' arguments."""
     words = words_behind(script, where)
     if any(_OWN.search(word) for word in words) or not _can_be_told(script, where, function):
         return True
@@ -170,7 +170,7 @@ def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> b
 
 
 def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
-    """Whether it is a path: written out, joined, or of the settings; of a parameter, whether callers hand in one."""
+    """Whether it is a known path: literal, joined, or a setting; of a parameter, whether callers pass one."""
     if isinstance(where, ast.Attribute):
         return True
     values = script.values_of(where)
@@ -180,7 +180,7 @@ def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None)
 
 
 def _handed_in(script: Script, name: str, function: FunctionNode | None) -> Iterator[ast.expr]:
-    """What the callers in this file give to a parameter."""
+    """The arguments for a parameter in this file."""
     names = [one.arg for one in function.args.args] if function is not None else []
     if function is None or name not in names:
         return

@@ -54,7 +54,7 @@ _MULTIPROCESSING = ("multiprocessing", "torch.multiprocessing")
 
 
 def _default(script: Script) -> object:
-    """How processes of the file start, where it says so."""
+    """The default start method of processes, if the file sets it."""
     for module in _MULTIPROCESSING:
         for call in script.calls(f"{module}.set_start_method"):
             return script.value(script.argument(call, "method", 0))
@@ -62,7 +62,7 @@ def _default(script: Script) -> object:
 
 
 def _sent(script: Script, call: ast.Call, default: object) -> Iterator[tuple[str, ast.expr]]:
-    """What a call hands to other processes, and the words for these."""
+    """What a call sends to other processes, and the words for these."""
     name = script.name(call.func)
     if name in _SPAWN:
         if name.endswith("spawn") or script.value(script.argument(call, "start_method")) in _SPAWNED:

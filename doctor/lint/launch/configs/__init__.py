@@ -1,4 +1,4 @@
-"""Configurations of launchers and trainers: told apart by what they hold, and what in them contradicts itself."""
+"""Configurations of launchers and trainers: their kinds and their contradictions."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ _JUDGES = {
 
 
 def contradictions_in(config: LauncherConfig) -> Iterator[Contradiction]:
-    """What can't hold together in one configuration, in the order in which it is looked for."""
+    """The contradictions in one configuration."""
     yield from _JUDGES[config.kind](config.root)

@@ -1,4 +1,4 @@
-"""What ``accelerate launch`` refuses or passes over in its YAML.
+"""Settings that ``accelerate launch`` rejects or ignores in its YAML.
 
 Sources: https://github.com/huggingface/accelerate/blob/main/src/accelerate/commands/launch.py,
 https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/launch.py and
@@ -17,7 +17,7 @@ from doctor.lint.launch.yaml_tree import YamlNode
 _SECTIONS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
 _KINDS = re.compile(r"[A-Z_]+")
 _OWN_WAYS = ("XLA", "TPU")
-"""Types that read fsdp_config in a way of their own."""
+"""Types that read fsdp_config differently."""
 _NOT_BESIDE_A_FILE = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -30,11 +30,11 @@ _NOT_BESIDE_A_FILE = (
 )
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin._deepspeed_config_checks; mixed_precision is one more."""
 _UNLESS_ASKED = 0.9
-"""An option of ``accelerate launch`` goes before the file."""
+"""Options of ``accelerate launch`` override the file."""
 
 
 def contradictions(root: YamlNode) -> Iterator[Contradiction]:
-    """Of one configuration for hosts of one's own."""
+    """The contradictions of one configuration for the user's own hosts."""
     kind = (root.word("distributed_type") or "").upper()
     is_own = (root.word("compute_environment") or "LOCAL_MACHINE") == "LOCAL_MACHINE"
     if not is_own or not _KINDS.fullmatch(kind) or kind in _OWN_WAYS:
@@ -111,12 +111,12 @@ def _loading(root: YamlNode) -> Iterator[Contradiction]:
 
 
 def _of_fsdp(root: YamlNode, name: str) -> YamlNode | None:
-    """A key of fsdp_config, whose names may lack their prefix."""
+    """A key of fsdp_config, with or without its prefix."""
     return root.get("fsdp_config", f"fsdp_{name}") or root.get("fsdp_config", name)
 
 
 def _is(node: YamlNode, word: str) -> bool:
-    """A truth without quotes; text in quotes is true, whatever it says."""
+    """An unquoted boolean; quoted text is always true."""
     return node.plain and (node.text or "").lower() == word
 
 

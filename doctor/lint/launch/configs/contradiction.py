@@ -1,4 +1,4 @@
-"""Two settings of one file that can't both hold."""
+"""Two contradicting settings of one file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from doctor.lint.launch.yaml_tree import YamlNode
 
 
 class Contradiction(NamedTuple):
-    """``at``: the later of the two; ``claim``: one line; ``is_refused``: the program stops at its start, else one of
-    the two is passed over; ``confidence``: below 1 where the command line or another file may decide otherwise."""
+    """``at``: the later setting; ``claim``: one line; ``is_refused``: the program fails at its start, else it ignores
+    one setting; ``confidence``: below 1 if the command line or another file may override it."""
 
     at: YamlNode
     claim: str
@@ -20,17 +20,17 @@ class Contradiction(NamedTuple):
 
 
 def later(one: YamlNode, other: YamlNode) -> YamlNode:
-    """Of two values the one that stands below."""
+    """The later of two values."""
     return max(one, other, key=lambda node: node.line)
 
 
 ZERO3_NAME = re.compile(r"(?<![a-z0-9])(?:zero|z|stage)[-_]?3(?!\d)", re.IGNORECASE)
-"""What files for ZeRO-3 are called: ds_z3_config.json, zero3_offload.json, ds_config_stage_3.json."""
+"""Names of files for ZeRO-3: ds_z3_config.json, zero3_offload.json, ds_config_stage_3.json."""
 OFFLOADED = ("cpu", "nvme")
 
 
 def stage_of(root: YamlNode) -> int | None:
-    """The ZeRO stage of a configuration of DeepSpeed, 0 where it names none; ``None``: ``auto``, or not told."""
+    """The ZeRO stage of a DeepSpeed configuration, 0 if it has none; ``None`` if it is ``auto`` or unknown."""
     zero = root.get("zero_optimization")
     if zero is None:
         return 0

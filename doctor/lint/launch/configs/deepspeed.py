@@ -1,4 +1,4 @@
-"""What DeepSpeed refuses or passes over in its JSON.
+"""Settings that DeepSpeed rejects or ignores in its JSON.
 
 Sources: https://www.deepspeed.ai/docs/config-json/,
 https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/config.py and
@@ -15,7 +15,7 @@ from doctor.lint.launch.yaml_tree import YamlNode
 
 
 def contradictions(root: YamlNode) -> Iterator[Contradiction]:
-    """Of one configuration."""
+    """The contradictions of one configuration."""
     yield from _precisions(root)
     yield from _batch(root)
     stage = stage_of(root)
@@ -79,7 +79,7 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
 
 
 def _offloaded(root: YamlNode, section: str, old: str) -> YamlNode | None:
-    """Where a section, or the flag that was there before it, moves something off the GPU."""
+    """The setting, in a section or as the older flag, that moves something off the GPU."""
     if root.word("zero_optimization", section, "device") in OFFLOADED:
         return root.get("zero_optimization", section, "device")
     return root.get("zero_optimization", old) if root.flag("zero_optimization", old) else None

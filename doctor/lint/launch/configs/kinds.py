@@ -1,4 +1,4 @@
-"""Whose configuration a document is."""
+"""Recognizes the launcher or trainer that a configuration belongs to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRAINS = ("per_device_train_batch_size", "do_train", "dataset", "output_dir")
 
 
 def configs_in(tree: YamlNode) -> Iterator[LauncherConfig]:
-    """The configuration that a document is, and one of DeepSpeed that stands in it."""
+    """The configuration in a document, and a DeepSpeed configuration nested in it."""
     kind = _kind_of(tree)
     if kind:
         yield LauncherConfig(kind, tree)
@@ -47,6 +47,6 @@ def _is_small_deepspeed(tree: YamlNode) -> bool:
 
 
 def _is_llamafactory(tree: YamlNode) -> bool:
-    """One that trains: those for inference and for merging hold nothing of ranks."""
+    """A configuration for training; those for inference and merging have no ranks."""
     named = tree.get("finetuning_type") is not None or tree.word("stage") in STAGES
     return named and tree.get("model_name_or_path") is not None and any(tree.get(name) is not None for name in _TRAINS)

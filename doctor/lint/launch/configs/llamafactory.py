@@ -1,4 +1,4 @@
-"""What LLaMA-Factory, and the Trainer of transformers below it, refuse in a YAML for training.
+"""Settings that LLaMA-Factory, or the Trainer of transformers, rejects in a YAML for training.
 
 Sources: https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/hparams/parser.py,
 https://github.com/hiyouga/LLaMA-Factory/blob/main/src/llamafactory/hparams/finetuning_args.py,
@@ -17,7 +17,7 @@ from doctor.lint.launch.configs.contradiction import ZERO3_NAME, Contradiction, 
 from doctor.lint.launch.yaml_tree import YamlNode
 
 Test = Callable[[YamlNode, str], bool]
-"""Whether a key of a configuration has a value of some sort."""
+"""Tests the value of a key of a configuration."""
 
 
 def _on(root: YamlNode, key: str) -> bool:
@@ -25,13 +25,13 @@ def _on(root: YamlNode, key: str) -> bool:
 
 
 def _given(root: YamlNode, key: str) -> bool:
-    """Whether it is there, and neither empty nor off."""
+    """Whether it is set, and neither empty nor off."""
     node = root.get(key)
     return bool(node is not None and (node.pairs or node.items or root.word(key))) and root.flag(key) is not False
 
 
 def _zero3(root: YamlNode, key: str) -> bool:
-    """DeepSpeed's configuration, by its stage, or by its name where it is another file."""
+    """Whether DeepSpeed's configuration has stage 3, by its content or by the name of its file."""
     node = root.get(key)
     if node is not None and node.is_mapping:
         return stage_of(node) == 3
@@ -47,7 +47,7 @@ def _but(*words: str) -> Test:
 
 
 class _Refusal(NamedTuple):
-    """What must not come together."""
+    """Two settings that exclude each other."""
 
     first: tuple[str, Test]
     second: tuple[str, Test]
@@ -129,11 +129,11 @@ _EIGHT_BITS = _Refusal(
     f"`quantization_bit: 4`; or {_ON_ZERO2}.",
 )
 _BY_NAME = 0.9
-"""The name of DeepSpeed's file says the stage, and the file itself is not looked at."""
+"""The stage is derived from the name of DeepSpeed's file, which is not read."""
 
 
 def contradictions(root: YamlNode) -> Iterator[Contradiction]:
-    """Of one configuration."""
+    """The contradictions of one configuration."""
     if root.word("quantization_method") in (None, "bnb", "bitsandbytes"):
         yield from _judge(root, _EIGHT_BITS)
     for refusal in _REFUSALS:
@@ -155,6 +155,6 @@ def _judge(root: YamlNode, refusal: _Refusal) -> Iterator[Contradiction]:
 
 
 def _shown(root: YamlNode, key: str) -> str:
-    """A setting as it stands there, on one line; of a flag or a section the name."""
+    """A setting on one line; only the name of a flag or a section."""
     word = root.word(key)
     return key if word is None or root.flag(key) else f"{key}: {' '.join(word.split())}"

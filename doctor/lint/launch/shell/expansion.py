@@ -1,4 +1,4 @@
-"""Words of a script with their variables filled in, as far as the script itself says what they hold."""
+"""Expands the variables in the words of a script, as far as the script sets them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Value = str | tuple[str, ...]
 PER_TASK = frozenset(
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURMD_NODENAME", "SLURM_TASK_PID")
 )
-"""What SLURM gives each task of a step; in the batch script itself they are those of its first host (srun(1))."""
+"""Variables that SLURM sets for each task of a step; a batch script has those of its first host (srun(1))."""
 
 
 LONGEST = 1 << 14
-"""Characters, or words of an array; longer values (doubled again and again) are not followed."""
+"""Characters of a value, or words of an array; longer ones (doubled again and again) are not followed."""
 
 
 class Variables:
-    """What the variables of a script hold where it has come to. ``inside_step``: srun runs this script."""
+    """The values of a script's variables at the current command. ``inside_step``: srun runs this script."""
 
     def __init__(
         self, given: Mapping[str, Value] | None = None, doubtful: Iterable[str] = (), *, inside_step: bool = False
@@ -31,7 +31,7 @@ class Variables:
         self.inside_step = inside_step
 
     def value(self, name: str) -> Value:
-        """What it holds; a mark where that can't be told."""
+        """Its value, or a mark if unknown."""
         if name in self.values and name not in self.doubtful:
             return self.values[name]
         return unknown_mark(f"{IN_STEP}{name}" if self.inside_step and name in PER_TASK else name)
@@ -45,7 +45,7 @@ class Variables:
         self.values[name] = value if len(value) <= LONGEST else unknown_mark(name)
 
     def forget(self, names: Iterable[str] | None = None) -> None:
-        """From here on nobody knows what these hold, or any."""
+        """Mark these variables, or all of them, as unknown."""
         if names is None:
             self.values.clear()
         for name in names or ():
@@ -58,7 +58,7 @@ class Variables:
         return "".join(_one(self._part(part)) for part in parts)
 
     def assigned(self, parts: tuple[Part, ...]) -> Value:
-        """What an assignment gives: a text, or the words of an array."""
+        """The value of an assignment: a text, or the words of an array."""
         if len(parts) == 1 and isinstance(parts[0], Array):
             return tuple(field for word in parts[0].words for field in self.fields(word))
         return self.text(parts)
@@ -119,7 +119,7 @@ _FORMULA = re.compile(r"[\w\s+*/%()-]{1,200}")
 
 
 def calculate(text: str, variables: Variables) -> int | None:
-    """The whole number that ``$((text))`` gives; ``None`` where a part of it can't be told."""
+    """The value of ``$((text))``; ``None`` if a part of it is unknown."""
     filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: _one(variables.value(match[1])) or "0", text)
     if not is_known(filled) or not _FORMULA.fullmatch(filled):
         return None

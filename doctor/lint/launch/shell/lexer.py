@@ -1,6 +1,7 @@
-"""A shell script as words and operators, read with tolerance: what is no valid shell makes odd words and no error.
+"""Tokenizes a shell script into words and operators; invalid shell yields odd words, not errors.
 
-Quotes, escapes, continued lines, comments, here-documents (skipped), variables, and substitutions (not looked into).
+Handles quotes, escapes, continued lines, comments, here-documents (skipped), variables and substitutions (not
+parsed).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _DOUBLE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WITHIN_DOUBLE = re.compile(r'[^"$`\\]+')
 _ORDINARY = re.compile(r"[^\s'\"$`\\;&|()<>]+|.", re.DOTALL)
 _STOPS = {"{": re.compile(r"[\\{}\n]"), "(": re.compile(r"[\\()'\"#\n]")}
-"""Characters that matter between brackets."""
+"""Special characters between brackets."""
 _BLANK = " \t\r"
 DEPTH = 20
-"""Substitutions inside each other that are followed."""
+"""Nested substitutions that are followed."""
 
 
 def tokens(text: str) -> Iterator[Token]:
@@ -41,7 +42,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def comments(text: str) -> tuple[tuple[int, str], ...]:
-    """The comments of a script, with their lines; here-documents and texts in quotes hold none."""
+    """The comments of a script and their lines; here-documents and quoted texts have none."""
     lexer = _Lexer(text)
     for _ in lexer.run():
         pass
@@ -194,7 +195,7 @@ class _Lexer:
         return parts
 
     def _within_double(self) -> str:
-        """Characters that mean themselves between double quotes; a backslash before any other is one of them."""
+        """Literal characters between double quotes; a backslash before any other one is literal too."""
         match = _WITHIN_DOUBLE.match(self._text, self._at)
         text = match[0] if match else self._text[self._at]
         self._at += len(text)
@@ -223,14 +224,14 @@ class _Lexer:
         return Literal("$")
 
     def _between(self, opening: str, closing: str) -> str:
-        """The text between brackets, the first of which stands behind the dollar sign."""
+        """The text between the brackets behind the dollar sign."""
         self._at += 1
         start = self._at
         self._skip_brackets(opening, closing)
         return self._text[start + 1 : self._at - 1]
 
     def _skip_brackets(self, opening: str, closing: str) -> None:
-        """Up to behind the bracket that closes the one here; those in quotes and comments do not count."""
+        """Advance past the closing bracket; those in quotes and comments do not count."""
         level = 0
         stops = _STOPS[opening]
         while found := stops.search(self._text, self._at):

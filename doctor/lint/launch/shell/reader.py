@@ -1,4 +1,4 @@
-"""A shell script, read from its first line to its last: what it sets and what it starts. Nothing is run."""
+"""Reads a shell script: what it sets and what it starts. Nothing is run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from doctor.lint.launch.shell.tokens import Literal, Word
 from doctor.lint.launch.slurm_batch import Allocation, read_headers, read_late_headers
 
 DEPTH = 6
-"""Scripts inside each other (``bash -c``, ``eval``) that are followed."""
+"""Nested scripts (``bash -c``, ``eval``) that are followed."""
 MOST_SCRIPTS = 100
-"""Such scripts of one file."""
+"""Nested scripts of one file that are followed."""
 MOST_COMMANDS = 5000
-"""Commands of one script: longer ones were made by programs."""
+"""Commands of one script; longer scripts are generated."""
 _HARMLESS = ("activate", "bashrc", "profile", "conda.sh", "zshrc", "bash_profile", "modules", "module.sh", ".env")
-"""Ends of names of sourced files that set nothing of interest here."""
+"""Ends of names of sourced files that set nothing relevant."""
 
 
 @dataclass(frozen=True)
 class ShellFile(LaunchFile):
-    """``allocation``: what its ``#SBATCH`` lines ask for; ``None``: there are none, so it may run anywhere.
-    ``waits``: lines on which it waits for what runs in the background; ``waits_in_loops``: those of them in loops.
-    ``late_headers``: options behind the first command, by line."""
+    """``allocation``: the request of its ``#SBATCH`` lines; ``None``: it has none and may run anywhere. ``waits``:
+    lines of ``wait`` commands; ``waits_in_loops``: those in loops. ``late_headers``: options behind the first command,
+    by line."""
 
     allocation: Allocation | None = None
     waits: tuple[int, ...] = ()
@@ -61,8 +61,8 @@ def read_shell(path: str, text: str) -> ShellFile:
 
 
 class ScriptReader:
-    """``given``: variables whose values are known from the start; ``settings``: the environment of the script;
-    ``inside_step``: srun runs it."""
+    """``given``: variables with known values; ``settings``: the environment of the script; ``inside_step``: srun runs
+    it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ScriptReader:
             self.notes.append(f"only the first {MOST_COMMANDS} commands are looked at")
 
     def run(self, words: Sequence[tuple[str, int]]) -> None:
-        """One command whose words, with their lines, were split by somebody else."""
+        """Run one command that is already split into words with lines."""
         if not words:
             return
         here = Statement((), words[0][1], words[-1][1])
@@ -158,7 +158,7 @@ class ScriptReader:
         self.settings.append(setting)
 
     def _start(self, words: Sequence[Word], assigned: Sequence[Word], statement: Statement) -> None:
-        """A program, with the variables that are set for it alone."""
+        """Start a program with the variables set for it alone."""
         settings = dict(self._current)
         for word in assigned:
             value, _ = self._value_of(word)
@@ -170,7 +170,7 @@ class ScriptReader:
             self._add(launch)
 
     def _add(self, launch: Launch) -> None:
-        """What srun and mpirun set for their programs is set by the file too."""
+        """Add a launch; the file also sets what srun and mpirun export."""
         for one in launch.chain():
             known = set(map(id, self.settings))
             fresh = [one.settings[name] for name in one.settings if id(one.settings[name]) not in known]
@@ -200,7 +200,7 @@ class ScriptReader:
     def _inner(
         self, text: str, line: int, settings: Mapping[str, EnvironmentSetting], statement: Statement, *, inside: bool
     ) -> Launch | None:
-        """What the script in a word starts; of several launchers nothing is told but that they are there."""
+        """What a nested script starts; of several launchers only that they exist."""
         if self._depth >= DEPTH or len(self._scripts) >= MOST_SCRIPTS:
             return None
         self._scripts.append(line)

@@ -12,7 +12,7 @@ from doctor.lint.launch.shell.tokens import Literal, Operator, Token, Word
 
 @dataclass(frozen=True)
 class Statement:
-    """One command. ``is_chained``: it runs only if another one ended so or so (``&&``, ``||``)."""
+    """One command. ``is_chained``: whether it runs depends on another one (``&&``, ``||``)."""
 
     words: tuple[Word, ...]
     line: int
@@ -31,8 +31,8 @@ _LOOPS = frozenset(("for", "while", "until", "select"))
 
 
 class ShellScript(NamedTuple):
-    """The commands in the order of the text. ``doubtful``: variables that a branch, a loop or a function may set or
-    not, so that nobody knows what they hold."""
+    """The commands in the order of the text. ``doubtful``: variables that a branch, loop or function may set, so their
+    values are unknown."""
 
     statements: tuple[Statement, ...]
     doubtful: frozenset[str]
@@ -50,7 +50,7 @@ def split_script(text: str) -> ShellScript:
 
 
 def _sets_for_good(statement: Statement) -> bool:
-    """Whether it is an assignment, and not a program with variables for itself alone."""
+    """Whether it is an assignment, not a program with variables of its own."""
     first = statement.words[0].plain
     return first in DECLARING or all(assigned_name(word) is not None for word in statement.words)
 
@@ -72,7 +72,7 @@ class _Splitter:
     def __init__(self) -> None:
         self.loop_names: list[str] = []
         self._done: list[Statement] = []
-        self._around: list[tuple[str, int]] = []  # what is open here, and how many statements came before it
+        self._around: list[tuple[str, int]] = []  # open blocks, and the number of statements before each
         self._words: list[Word] = []
         self._skips = False  # the target of a redirection
         self._is_chained = False
@@ -100,7 +100,7 @@ class _Splitter:
             self._end(text)
 
     def _open_bracket(self) -> None:
-        """A subshell; behind a name, the definition of a function."""
+        """A subshell, or the definition of a function after a name."""
         self._words.clear()
         self._around.append(("(", len(self._done)))
 
@@ -128,7 +128,7 @@ class _Splitter:
             self._begin = len(self._done)
 
     def _always_works(self) -> bool:
-        """Whether the last command is an assignment or so, which nobody expects to fail."""
+        """Whether the last command is an assignment or the like, which is not expected to fail."""
         if not self._done:
             return False
         first = self._done[-1].words[0]
@@ -153,7 +153,7 @@ class _Splitter:
         )
 
     def _keywords(self, words: list[Word]) -> list[Word]:
-        """The words without the keywords before them, which are entered or left."""
+        """The words without leading keywords, whose blocks are entered or left."""
         while words:
             first = words[0].plain
             if first in _LISTS:

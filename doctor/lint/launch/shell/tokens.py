@@ -1,4 +1,4 @@
-"""What a shell script is made of: words, whose parts are known or not, and operators."""
+"""Tokens of shell scripts: words, whose parts may be unknown, and operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Literal:
-    """Characters as they stand there."""
+    """Literal characters."""
 
     text: str
 
@@ -31,7 +31,7 @@ class ArithmeticExpansion:
 
 @dataclass(frozen=True)
 class Opaque:
-    """Something whose value only the shell knows; ``text`` as it is shown behind a dollar sign."""
+    """A part whose value only the shell knows; ``text`` as shown behind a dollar sign."""
 
     text: str
 
@@ -48,7 +48,7 @@ Part = Literal | ParameterExpansion | ArithmeticExpansion | Opaque | Array
 
 @dataclass(frozen=True)
 class Word:
-    """One word; ``quoted``: a quotation mark stands somewhere in it."""
+    """One word; ``quoted``: a part of it is quoted."""
 
     parts: tuple[Part, ...]
     line: int
@@ -57,7 +57,7 @@ class Word:
 
     @property
     def plain(self) -> str | None:
-        """Its text, where it is neither quoted nor expanded: a keyword, a name."""
+        """Its text if it is neither quoted nor expanded: a keyword or a name."""
         parts = self.parts
         return parts[0].text if len(parts) == 1 and isinstance(parts[0], Literal) and not self.quoted else None
 
