@@ -31,7 +31,7 @@ def kinds(name, text):
 def hits(name, holds, *, dump=yaml.safe_dump):
     file = read_launch_file(name, dump(holds))
     assert isinstance(file, Manifest), "it is not read at all"
-    return list(RULE.hits(file))
+    return list(RULE.violations(file))
 
 
 def of_deepspeed(holds):
@@ -149,7 +149,7 @@ def test_a_precision_beside_the_file_of_deepspeed_may_be_undone_by_an_option():
 def test_weights_in_rank_0_are_sent():
     def asked(text):
         text = f"{yaml.safe_dump({**ACCELERATE, 'distributed_type': 'FSDP'})}fsdp_config: {{{text}}}\n"
-        return list(RULE.hits(read_launch_file("a.yaml", text)))
+        return list(RULE.violations(read_launch_file("a.yaml", text)))
 
     assert asked("fsdp_cpu_ram_efficient_loading: true, fsdp_sync_module_states: false")
     assert asked("cpu_ram_efficient_loading: true, sync_module_states: false")
@@ -233,9 +233,9 @@ def test_the_configuration_of_deepspeed_in_the_file_is_read():
 )
 def test_what_another_rule_says_is_not_said_twice(name, text):
     file = read_launch_file(name, text)
-    assert not list(RULE.hits(file))
+    assert not list(RULE.violations(file))
     others = [rule for rule in RULES if isinstance(file, rule.reads) and rule is not RULE]
-    assert len([hit for rule in others for hit in rule.hits(file)]) == 1
+    assert len([hit for rule in others for hit in rule.violations(file)]) == 1
 
 
 def test_the_engine_shows_the_line_that_is_hit(tmp_path):
@@ -272,7 +272,7 @@ _VALUES = st.recursive(
 def test_nothing_in_a_configuration_breaks_the_rule(holds, base):
     with contextlib.suppress(UnreadableFile):
         file = read_launch_file("a.yaml", yaml.safe_dump({**base, **holds}))
-        for hit in RULE.hits(file) if file is not None else ():
+        for hit in RULE.violations(file) if file is not None else ():
             assert hit.place.line > 0
             assert "\n" not in hit.summary
 
@@ -280,4 +280,4 @@ def test_nothing_in_a_configuration_breaks_the_rule(holds, base):
 def test_the_examples_of_this_project_hold_together():
     examples = Path(__file__).parents[2] / "examples"
     read = [read_launch_file(str(path), path.read_text()) for path in examples.rglob("*.y*ml")]
-    assert not [hit for file in read if isinstance(file, Manifest) for hit in RULE.hits(file)]
+    assert not [hit for file in read if isinstance(file, Manifest) for hit in RULE.violations(file)]

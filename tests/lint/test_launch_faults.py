@@ -109,7 +109,7 @@ def found(name, text):
     file = read_launch_file(name, text)
     lines = {}
     for rule in RULES:
-        for hit in rule.hits(file) if isinstance(file, rule.reads) else ():
+        for hit in rule.violations(file) if isinstance(file, rule.reads) else ():
             lines.setdefault(hit.place.line, set()).add(rule.id)
     return lines
 

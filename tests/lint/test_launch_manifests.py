@@ -58,8 +58,8 @@ def test_a_pytorch_job():
     assert (box.gpus, box.has_shm) == (8, False)
     (launch,) = box.launches
     assert (launch.program, launch.place.line, launch.number("nproc-per-node")) == ("torchrun", 18, 4)
-    assert launch.told("nnodes") is None
-    names = {setting.name: (setting.told, setting.place.line) for setting in box.settings}
+    assert launch.known_option("nnodes") is None
+    names = {setting.name: (setting.known_value, setting.place.line) for setting in box.settings}
     assert names == {"NPROC": ("4", 21), "HOST": (None, 22), "NCCL_DEBUG": ("INFO", 17)}
 
 
@@ -182,5 +182,5 @@ def test_the_examples_of_this_project_are_silent():
         file = read_launch_file(str(path), path.read_text())
         if file is not None:
             read.append(path.name)
-            assert not [hit for rule in rules if isinstance(file, rule.reads) for hit in rule.hits(file)], path
+            assert not [hit for rule in rules if isinstance(file, rule.reads) for hit in rule.violations(file)], path
     assert {"slurm_job.sbatch", "torchrun.sh", "pytorchjob.yaml"} <= set(read)

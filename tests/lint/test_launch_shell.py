@@ -46,10 +46,10 @@ def test_variables_are_filled_in_as_far_as_the_file_sets_them():
         "torchrun $OPTIONS --master_port ${PORT} '--rdzv_id=$GPUS' train.py",
     )
     assert launch.number("nproc-per-node") == 8
-    assert launch.told("nnodes") is None
+    assert launch.known_option("nnodes") is None
     assert names_in(launch.option("nnodes")) == ("NODES",)
-    assert launch.told("master-port") == "29516"
-    assert launch.told("rdzv-id") == "$GPUS"
+    assert launch.known_option("master-port") == "29516"
+    assert launch.known_option("rdzv-id") == "$GPUS"
     assert launch.script == "train.py"
     assert not launch.is_open
 
@@ -61,7 +61,7 @@ def test_a_default_counts_only_where_the_file_empties_the_variable():
 
 def test_arrays_give_their_words():
     launch = last("ARGS=(", "  --nproc_per_node 4 # don't", '  --rdzv_id "a b"', ")", 'torchrun "${ARGS[@]}" train.py')
-    assert (launch.number("nproc-per-node"), launch.told("rdzv-id")) == (4, "a b")
+    assert (launch.number("nproc-per-node"), launch.known_option("rdzv-id")) == (4, "a b")
 
 
 @each_case(
@@ -86,7 +86,7 @@ def test_arrays_give_their_words():
 def test_what_may_hold_something_else_is_not_known(lines):
     launch = last(*lines, "torchrun --nproc_per_node=$N train.py")
     assert launch.option("nproc-per-node") is not None
-    assert launch.told("nproc-per-node") is None
+    assert launch.known_option("nproc-per-node") is None
 
 
 def test_sourcing_an_environment_changes_nothing_of_interest():

@@ -37,7 +37,7 @@ def source_of(rule, case, text=None):
 
 
 def hits_of(rule, case, text=None):
-    return list(rule.hits(source_of(rule, case, text)))
+    return list(rule.violations(source_of(rule, case, text)))
 
 
 def test_metadata():

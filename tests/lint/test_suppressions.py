@@ -62,7 +62,7 @@ def vain(text, judged=("CODE001", "CODE003"), used=()):
     comments = ignores(text)
     for rule_id, line in used:
         comments.reason_for(OfRule(rule_id), (line,))
-    return [(hit.place.line, hit.summary) for hit in comments.in_vain(set(judged), KNOWN)]
+    return [(hit.place.line, hit.summary) for hit in comments.unused(set(judged), KNOWN)]
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,19 @@ def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
     Fix: a number from 1024 to 32767, the same for all ranks of the job: `export MASTER_PORT=29500`.
     """
     for setting in file.settings:
-        if setting.name == "MASTER_PORT" and setting.is_exported and setting.told and not _is_port(setting.told):
+        if (
+            setting.name == "MASTER_PORT"
+            and setting.is_exported
+            and setting.known_value
+            and not _is_port(setting.known_value)
+        ):
             yield Violation(
-                setting.place, f"MASTER_PORT={setting.told} is no port", evidence=(("value", setting.told),)
+                setting.place,
+                f"MASTER_PORT={setting.known_value} is no port",
+                evidence=(("value", setting.known_value),),
             )
     for start in starts_of(file):
-        given = start.launch.told("master-port", "main-process-port", "main-port") if start.is_agent else None
+        given = start.launch.known_option("master-port", "main-process-port", "main-port") if start.is_agent else None
         if given and not _is_port(given):
             yield Violation(start.launch.place, f"the port {given} is none", evidence=(("value", given),))
 

@@ -247,12 +247,12 @@ def allocator_setting_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
     Fix: `export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (option:value, commas between, True or False).
     """
     for setting in file.settings:
-        if setting.name in (_CUDA, _GENERAL) and setting.is_exported and setting.told:
-            for complaint in allocator_complaints(setting.told):
+        if setting.name in (_CUDA, _GENERAL) and setting.is_exported and setting.known_value:
+            for complaint in allocator_complaints(setting.known_value):
                 yield Violation(
                     setting.place,
                     f"{setting.name} {complaint.text}",
                     fix=f"`{complaint.value or complaint.fix}`" if complaint.value or complaint.fix else "",
                     severity=Severity.WARNING if complaint.harmless else None,
-                    evidence=(("value", setting.told), ("option", complaint.option)),
+                    evidence=(("value", setting.known_value), ("option", complaint.option)),
                 )

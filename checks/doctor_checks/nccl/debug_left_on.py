@@ -267,9 +267,9 @@ def debug_left_on_in_files(file: LaunchFile) -> Iterator[Violation]:
     Fix: remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and `export NCCL_DEBUG=WARN`.
     """
     for setting in file.settings:
-        if not setting.is_exported or not setting.is_certain or setting.told is None:
+        if not setting.is_exported or not setting.is_certain or setting.known_value is None:
             continue
-        value = setting.told.strip()
+        value = setting.known_value.strip()
         cost = _COSTS.get(setting.name) if value.lower() not in _OFF else None
         cost = cost or _LEVELS.get((setting.name, value.upper()))
         if cost:

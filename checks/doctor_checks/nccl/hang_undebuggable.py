@@ -274,10 +274,15 @@ def hang_undebuggable_in_files(file: LaunchFile) -> Iterator[Violation]:
     """
     for setting in file.settings:
         value, why = _OFF.get(setting.name, ("", ""))
-        if setting.is_exported and setting.told and value and effective_value(setting.name, setting.told) == value:
+        if (
+            setting.is_exported
+            and setting.known_value
+            and value
+            and effective_value(setting.name, setting.known_value) == value
+        ):
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.told}: {why}",
+                f"{setting.name}={setting.known_value}: {why}",
                 severity=Severity.INFO if setting.name.endswith("BLOCKING_WAIT") else None,
-                evidence=(("name", setting.name), ("value", setting.told)),
+                evidence=(("name", setting.name), ("value", setting.known_value)),
             )

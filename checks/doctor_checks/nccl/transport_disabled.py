@@ -278,7 +278,7 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
         if why := _why(setting):
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.told} on {model} GPUs: {why}",
+                f"{setting.name}={setting.known_value} on {model} GPUs: {why}",
                 confidence=0.8,
                 evidence=(("name", setting.name), ("gpus", model)),
             )
@@ -296,5 +296,5 @@ def _model(file: ShellFile) -> str | None:
 
 def _why(setting: EnvironmentSetting) -> str:
     value, why = _OFF.get(setting.name, ("", ""))
-    off = setting.told is not None and value and effective_value(setting.name, setting.told) == value
+    off = setting.known_value is not None and value and effective_value(setting.name, setting.known_value) == value
     return why if off and setting.is_exported and setting.is_certain else ""

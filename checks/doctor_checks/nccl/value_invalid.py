@@ -194,14 +194,14 @@ def _files(job: Job) -> Iterator[Finding]:
 def value_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether every known variable of a launch file has a value that its reader takes."""
     for setting in file.settings:
-        if not setting.is_exported or setting.told is None or known_variable(setting.name) is None:
+        if not setting.is_exported or setting.known_value is None or known_variable(setting.name) is None:
             continue
-        fault = value_fault(setting.name, setting.told)
+        fault = value_fault(setting.name, setting.known_value)
         if fault is not None:
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.told or repr('')} {fault.problem}",
+                f"{setting.name}={setting.known_value or repr('')} {fault.problem}",
                 fix=f"A value that fits: {fault.expected}.",
                 severity=_severity(fault),
-                evidence=(("name", setting.name), ("value", setting.told), ("expected", fault.expected)),
+                evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
             )

@@ -33,7 +33,7 @@ TOGETHER = 1800.0
 """Seconds for all files of a command; ten thousand typical files take two minutes on one core."""
 DEADLINE = 30.0
 """Seconds that one file may take."""
-MOST_HITS = 1_000
+MOST_VIOLATIONS = 1_000
 """Violations of one rule in one file that are kept."""
 LONGEST_LINE = 240
 """Characters of a line that are shown."""
@@ -49,7 +49,7 @@ class LocatedViolation(NamedTuple):
 
     rule: int
     place: SourceLocation
-    hit: Violation
+    violation: Violation
     code: str
     ignored: Ignored | None = None
     cell: tuple[int, int] | None = None
@@ -178,8 +178,8 @@ class FileChecker:
             self._ask(number, rule, source, page, ignores, verdict)
         if self._vain is not None:
             judged = {rule.id for number, rule in self._rules if number in verdict.judged}
-            vain = list(ignores.in_vain(judged, self._known))
-            verdict.found += [page.found(self._vain, hit, None) for hit in vain]
+            vain = list(ignores.unused(judged, self._known))
+            verdict.found += [page.found(self._vain, violation, None) for violation in vain]
             verdict.judged.add(self._vain)
         verdict.found.sort(key=lambda one: (one.place, one.rule))
 
@@ -194,8 +194,8 @@ class FileChecker:
     ) -> None:
         began = time.perf_counter()
         try:
-            for hit in _few(rule.hits(source())):
-                verdict.found.append(page.found(number, hit, ignores.reason_for(rule, page.lines_of(hit))))
+            for violation in _few(rule.violations(source())):
+                verdict.found.append(page.found(number, violation, ignores.reason_for(rule, page.lines_of(violation))))
             verdict.judged.add(number)
         except UnreadableFile:
             raise
@@ -236,14 +236,14 @@ class _LintedText:
     def _lines(self) -> list[str]:
         return LINE_END.split(self.text)
 
-    def lines_of(self, hit: Violation) -> tuple[int, ...]:
+    def lines_of(self, violation: Violation) -> tuple[int, ...]:
         """The lines whose comments suppress it: its first line, and the last one of an expression."""
-        is_simple = isinstance(hit.at, (ast.expr, ast.keyword, ast.Expr, ast.Assign))
-        return (hit.place.line, (hit.place.end_line if is_simple else None) or hit.place.line)
+        is_simple = isinstance(violation.at, (ast.expr, ast.keyword, ast.Expr, ast.Assign))
+        return (violation.place.line, (violation.place.end_line if is_simple else None) or violation.place.line)
 
-    def found(self, number: int, hit: Violation, ignored: tuple[str, int] | None) -> LocatedViolation:
+    def found(self, number: int, violation: Violation, ignored: tuple[str, int] | None) -> LocatedViolation:
         """The violation with its place in the file."""
-        place = self._in_characters(hit.place) if isinstance(hit.at, ast.AST) else hit.place
+        place = self._in_characters(violation.place) if isinstance(violation.at, ast.AST) else violation.place
         code = self._line(place.line).rstrip()[:LONGEST_LINE]
         reason = None
         if ignored is not None:
@@ -251,7 +251,7 @@ class _LintedText:
         line, cell = self._told(place.line)
         if cell is not None:
             place = SourceLocation(line, place.column)
-        return LocatedViolation(number, place, portable(hit), code, reason, cell)
+        return LocatedViolation(number, place, portable(violation), code, reason, cell)
 
     def _told(self, line: int) -> tuple[int, tuple[int, int] | None]:
         """The line in the file, and the cell and the line in it."""
@@ -277,24 +277,32 @@ def _characters(line: str, column: int) -> int:
     return len(line.encode("utf-8", "replace")[:column].decode("utf-8", "ignore"))
 
 
-def portable(hit: Violation) -> Violation:
+def portable(violation: Violation) -> Violation:
     """The violation without its syntax tree, with evidence that JSON can represent.
 
     Raises:
         TypeError: it cannot.
     """
-    if not isinstance(hit, Violation):
-        raise TypeError(f"a rule yields Hit, not {type(hit).__name__}")
-    evidence = tuple((str(name), msgspec.to_builtins(value)) for name, value in hit.evidence)
-    edits: tuple[Edit, ...] = tuple(hit.edits)
-    return Violation(hit.place, str(hit.summary), str(hit.fix), hit.severity, float(hit.confidence), edits, evidence)
+    if not isinstance(violation, Violation):
+        raise TypeError(f"a rule yields Hit, not {type(violation).__name__}")
+    evidence = tuple((str(name), msgspec.to_builtins(value)) for name, value in violation.evidence)
+    edits: tuple[Edit, ...] = tuple(violation.edits)
+    return Violation(
+        violation.place,
+        str(violation.summary),
+        str(violation.fix),
+        violation.severity,
+        float(violation.confidence),
+        edits,
+        evidence,
+    )
 
 
-def _few(hits: Iterator[Violation]) -> Iterator[Violation]:
-    for count, hit in enumerate(hits):
-        if count >= MOST_HITS:
-            raise OverflowError(f"it hits more than {MOST_HITS} lines of one file")
-        yield hit
+def _few(violations: Iterator[Violation]) -> Iterator[Violation]:
+    for count, violation in enumerate(violations):
+        if count >= MOST_VIOLATIONS:
+            raise OverflowError(f"it hits more than {MOST_VIOLATIONS} lines of one file")
+        yield violation
 
 
 def _innermost(error: BaseException) -> str:

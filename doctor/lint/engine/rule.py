@@ -183,13 +183,13 @@ class Rule:
         """The name of its family, derived from the letters of its id."""
         return family_of(self.id)
 
-    def hits(self, source: Any) -> Iterator[Violation]:
+    def violations(self, source: Any) -> Iterator[Violation]:
         """The violations in a file, at most one per line."""
         seen = set()
-        for hit in self.judge(source):
-            if hit.place.line not in seen:
-                seen.add(hit.place.line)
-                yield hit
+        for violation in self.judge(source):
+            if violation.place.line not in seen:
+                seen.add(violation.place.line)
+                yield violation
 
 
 def rule(

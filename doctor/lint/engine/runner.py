@@ -115,17 +115,17 @@ def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, l
 
 
 def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: Ignored | None) -> ReportFinding:
-    hit = found.hit
+    violation = found.violation
     return ReportFinding(
-        summary=hit.summary,
-        severity=hit.severity or rule.severity,
+        summary=violation.summary,
+        severity=violation.severity or rule.severity,
         ignored=ignored,
         ranks=(),
         hosts=(),
         evidence=_evidence(rule, found),
         effect=rule.effect,
-        fix=hit.fix or rule.fix,
-        confidence=hit.confidence,
+        fix=violation.fix or rule.fix,
+        confidence=violation.confidence,
         source=Source(target.shown, found.place.line or None),
     )
 
@@ -141,9 +141,9 @@ def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
         told |= {"cell": found.cell[0], "line_in_cell": found.cell[1]}
     if rule.foreshadows:
         told["foreshadows"] = list(rule.foreshadows)
-    if found.hit.edits and found.cell is None:
+    if found.violation.edits and found.cell is None:
         told["fixable"] = True
-    return told | dict(found.hit.evidence)
+    return told | dict(found.violation.evidence)
 
 
 def _result(

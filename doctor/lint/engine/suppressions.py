@@ -18,12 +18,12 @@ _COMMENT = re.compile(r"#\s*doctor:\s*ignore(?:\[(?P<names>[^\]]*)\])?:?[ \t]*(?
 
 @dataclass(frozen=True)
 class SuppressionComment:
-    """A suppression comment. ``line`` and ``column``: its place; ``speaks_of``: the line that it covers. Without a
+    """A suppression comment. ``line`` and ``column``: its place; ``covered_line``: the line that it covers. Without a
     ``reason`` it has no effect."""
 
     line: int
     column: int
-    speaks_of: int
+    covered_line: int
     names: tuple[str, ...]
     reason: str
 
@@ -52,11 +52,11 @@ def comments_in(text: str, *, is_python: bool) -> tuple[SuppressionComment, ...]
 
 
 def _comment(place: SourceLocation, alone: bool, match: re.Match[str], stacked: Collection[int]) -> SuppressionComment:
-    speaks_of = place.line
-    while alone and speaks_of in stacked:  # several of them, one above the other
-        speaks_of += 1
+    covered_line = place.line
+    while alone and covered_line in stacked:  # several of them, one above the other
+        covered_line += 1
     names = tuple(name.strip().upper() for name in (match["names"] or "").split(",") if name.strip())
-    return SuppressionComment(place.line, place.column, speaks_of, names, match["reason"].strip())
+    return SuppressionComment(place.line, place.column, covered_line, names, match["reason"].strip())
 
 
 def _python_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:
@@ -86,13 +86,13 @@ class Suppressions:
     def reason_for(self, rule: Rule, lines: Collection[int]) -> tuple[str, int] | None:
         """The reason for which a violation on these lines is suppressed, and the line of the comment."""
         for comment in self._comments:
-            if comment.speaks_of in lines and comment.covers(rule):
+            if comment.covered_line in lines and comment.covers(rule):
                 self._used.update((comment, name) for name in comment.names if _names(name, rule.id, rule.family))
                 if comment.counts:
                     return comment.reason, comment.line
         return None
 
-    def in_vain(self, judged: Collection[str], known: Mapping[str, str]) -> Iterator[Violation]:
+    def unused(self, judged: Collection[str], known: Mapping[str, str]) -> Iterator[Violation]:
         """Comments without a reason, with unknown names, and unused ones. ``judged``: ids of the rules that finished;
         ``known``: every id, with its family."""
         for comment in self._comments:

@@ -127,9 +127,9 @@ def _edit_groups(verdict: FileResult, asked: LintRequest) -> list[tuple[Edit, ..
     ignored_in = asked.settings.ignored_in
     rules = asked.book.rules
     return [
-        one.hit.edits
+        one.violation.edits
         for one in verdict.found
-        if one.hit.edits and one.ignored is None and ignored_in(rules[one.rule], verdict.target.shown) is None
+        if one.violation.edits and one.ignored is None and ignored_in(rules[one.rule], verdict.target.shown) is None
     ]
 
 
@@ -164,7 +164,7 @@ def _replacements(verdict: FileResult, asked: LintRequest) -> dict[tuple[str, st
         return {}
     found: dict[tuple[str, str, int], tuple[Replacement, ...]] = {}
     for one in verdict.found:
-        after, granted = fixed_text(before, [one.hit.edits]) if one.hit.edits else (before, ())
+        after, granted = fixed_text(before, [one.violation.edits]) if one.violation.edits else (before, ())
         if granted:
             key = (asked.book.rules[one.rule].id, verdict.target.shown, one.place.line)
             changes = changed_lines(before, after)

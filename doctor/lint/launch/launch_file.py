@@ -29,7 +29,7 @@ class EnvironmentSetting:
     for_task: bool = False
 
     @property
-    def told(self) -> str | None:
+    def known_value(self) -> str | None:
         """The value if all of it is known."""
         return self.value if is_known(self.value) else None
 
@@ -91,7 +91,7 @@ class Launch:
         """The value of the first given option; it may hold marks."""
         return next((self.options[name] for name in names if name in self.options), None)
 
-    def told(self, *names: str) -> str | None:
+    def known_option(self, *names: str) -> str | None:
         """The same value if all of it is known."""
         value = self.option(*names)
         return value if value is not None and is_known(value) else None
@@ -103,7 +103,7 @@ class Launch:
     def setting(self, name: str) -> str | None:
         """A variable of its environment if the file sets it and all of it is known."""
         setting = self.settings.get(name)
-        return setting.told if setting is not None else None
+        return setting.known_value if setting is not None else None
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def processes_of(launch: Launch) -> int | None:
     given = option_of(launch, *command.processes)
     if given is None and command.included:
         # Devices in "localhost:0,1,3"; entries of several hosts are not counted.
-        match = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", launch.told(command.included) or "")
+        match = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", launch.known_option(command.included) or "")
         return match[1].count(",") + 1 if match else None
     if given is None:
         return None if launch.is_open else command.default_processes
@@ -151,7 +151,7 @@ def port_of(launch: Launch) -> str | None:
     """The port that it fixes for its master; ``None`` if that is unknown or any free one."""
     if launch.option(launch.command.standalone):
         return None
-    endpoint = launch.told(launch.command.host_port)
+    endpoint = launch.known_option(launch.command.host_port)
     if endpoint is not None:
         host, _, port = endpoint.rpartition(":")
         return port if host and port.isdigit() and port != "0" else None

@@ -325,7 +325,7 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         if ranks > visible[1]:
             yield _violation(start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}")
         return
-    listed = start.launch.told("gpu-ids")
+    listed = start.launch.known_option("gpu-ids")
     if listed is not None and listed != "all" and (hosts_of(start.launch) or 1) == 1:
         if ranks > len(listed.split(",")):
             yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--gpu_ids {listed}")

@@ -159,6 +159,6 @@ def gloo_interface_syntax_in_files(file: LaunchFile) -> Iterator[Violation]:
         if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
             yield Violation(
                 setting.place,
-                f"GLOO_SOCKET_IFNAME={setting.told or '…'}: ^ and = are NCCL's grammar, which Gloo does not read",
-                evidence=(("value", setting.told),),
+                f"{setting.name}={setting.known_value or '…'}: ^ and = are NCCL's grammar, which Gloo does not read",
+                evidence=(("value", setting.known_value),),
             )

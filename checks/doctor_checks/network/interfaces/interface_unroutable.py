@@ -360,10 +360,11 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
     """
     has_pods = isinstance(file, Manifest) and any((one.pods or 1) > 1 for one in file.workloads)
     for setting in file.settings if has_pods or file_spans_hosts(file) else ():
-        name = (setting.told or "").removeprefix("=")
+        value = setting.known_value
+        name = (value or "").removeprefix("=")
         if setting.name in _NAMES and setting.is_exported and name in _NOWHERE:
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.told} in a job of several hosts: {_NOWHERE[name]} leads to no other host",
-                evidence=(("value", setting.told),),
+                f"{setting.name}={value} in a job of several hosts: {_NOWHERE[name]} leads to no other host",
+                evidence=(("value", value),),
             )

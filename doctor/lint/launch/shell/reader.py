@@ -204,7 +204,7 @@ class ScriptReader:
         if self._depth >= DEPTH or len(self._scripts) >= MOST_SCRIPTS:
             return None
         self._scripts.append(line)
-        given = {name: setting.value for name, setting in settings.items() if setting.told is not None}
+        given = {name: setting.value for name, setting in settings.items() if setting.known_value is not None}
         depth, scripts = self._depth + 1, self._scripts
         reader = ScriptReader(given, settings, inside_step=inside, line=line, depth=depth, scripts=scripts)
         reader.read(text)
