@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import functools
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from doctor.core.decoding import prepared
-from doctor.knowledge.linear_regex import Pattern, linear
+
+if TYPE_CHECKING:
+    from doctor.knowledge.linear_regex import Pattern
 
 
 class LogFinding(msgspec.Struct, frozen=True):
@@ -62,6 +65,8 @@ class LogPattern(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _compiled(pattern: str) -> Pattern:
+    from doctor.knowledge.linear_regex import linear  # it loads RE2, which checks do not need
+
     return linear(pattern)
 
 
