@@ -186,45 +186,42 @@ def is_point_to_point(operation: str) -> bool:
 
 
 class LocalWork(NamedTuple):
-    """Work of a rank that waits for no other. ``kind``: a key; ``frame``: the line that shows it."""
+    """Work of a rank that waits for no other.
+
+    ``kind``: a key; ``frame``: the line that shows it; ``is_next_batch``: known only from the point at which a loop
+    waits for data."""
 
     kind: str
-    words: str
     frame: Frame | None
+    is_next_batch: bool = False
 
 
-_BUSINESS = (
-    ("debugger", "stands in the debugger", r"/(?:pdb|bdb|ipdb|pudb|debugpy)[/.]|python\d\.\d+/code\.py:|pydevd"),
-    ("saving", "is saving a checkpoint", r"torch/serialization\.py:\w*save|/safetensors/.*:save|checkpoint_io.*:save_"),
-    ("reading", "is reading a checkpoint", r"torch/serialization\.py:\w*load|/safetensors/.*:load"),
+_WORK = (
+    ("debugger", r"/(?:pdb|bdb|ipdb|pudb|debugpy)[/.]|python\d\.\d+/code\.py:|pydevd"),
+    ("saving", r"torch/serialization\.py:\w*save|/safetensors/.*:save|checkpoint_io.*:save_"),
+    ("reading", r"torch/serialization\.py:\w*load|/safetensors/.*:load"),
     (
         "compiling",
-        "is compiling",
         r"torch/_dynamo/convert_frame\.py|torch/_inductor/(?:compile_fx|codecache|async_compile|graph|scheduler)\.py"
         r"|/triton/compiler/|torch/utils/cpp_extension\.py",
     ),
-    ("tokenising", "is tokenising", r"/tokenizers/|/tokenization_\w+\.py:|/sentencepiece/|/tiktoken/"),
+    ("tokenising", r"/tokenizers/|/tokenization_\w+\.py:|/sentencepiece/|/tiktoken/"),
     (
         "downloading",
-        "is waiting for a download",
         r"/(?:urllib3?|requests|httpx|huggingface_hub|botocore|boto3|s3fs|gcsfs|fsspec|aiohttp)/|http/client\.py:",
     ),
-    ("loading", "is loading data", r"torch/utils/data/|site-packages/datasets/|/webdataset/|/litdata/|/ffcv/"),
-    ("logging", "is writing to a logger", r"/(?:wandb|mlflow|tensorboard|neptune|comet_ml)/|torch/utils/tensorboard/"),
-    ("lock", "is waiting for a file lock", r"/filelock/"),
-    ("child", "is waiting for a child process", r"/subprocess\.py:"),
+    ("loading", r"torch/utils/data/|site-packages/datasets/|/webdataset/|/litdata/|/ffcv/"),
+    ("logging", r"/(?:wandb|mlflow|tensorboard|neptune|comet_ml)/|torch/utils/tensorboard/"),
+    ("lock", r"/filelock/"),
+    ("child", r"/subprocess\.py:"),
 )
 """Kinds of work, and patterns of the files and functions that do it."""
-_BUSINESS_OF_POINT = {
-    "data": ("loading", "is waiting for its next batch"),
-    "checkpoint": ("saving", "is saving a checkpoint"),
-    "setup": ("setup", "is still setting up"),
-}
-_OWN_WORDS = (
-    ("tokenising", "is tokenising", r"tokeni[sz](?:e|ation|ing)"),
-    ("saving", "is saving a checkpoint", r"(?:^|_)save(?:_|$)|write_checkpoint|dump_checkpoint"),
-    ("downloading", "is waiting for a download", r"download"),
-    ("loading", "is loading data", r"^__getitems?__$|collate|prepare_data|load_(?:data|file|image|sample|batch)"),
+_WORK_OF_POINT = {"data": "loading", "checkpoint": "saving", "setup": "setup"}
+_WORK_OF_USER_CODE = (
+    ("tokenising", r"tokeni[sz](?:e|ation|ing)"),
+    ("saving", r"(?:^|_)save(?:_|$)|write_checkpoint|dump_checkpoint"),
+    ("downloading", r"download"),
+    ("loading", r"^__getitems?__$|collate|prepare_data|load_(?:data|file|image|sample|batch)"),
 )
 """Names of user functions that do it, if nothing else is known."""
 _NEAR = 3
@@ -234,20 +231,14 @@ _NEAR = 3
 def local_work_of(stack: Sequence[Frame], point: str = "") -> LocalWork | None:
     """The work of a rank, by files in its stack, its last point, or names of user functions; ``None`` if unknown."""
     own = own_line(stack)
-    if found := _by_file(stack, own):
-        return found
-    if point in _BUSINESS_OF_POINT:
-        return LocalWork(*_BUSINESS_OF_POINT[point], own)
-    for frame in [frame for frame in stack if frame.user][:_NEAR]:
-        for kind, words, pattern in _OWN_WORDS:
-            if re.search(pattern, frame.function):
-                return LocalWork(kind, words, frame)
-    return None
-
-
-def _by_file(stack: Sequence[Frame], own: Frame | None) -> LocalWork | None:
     for frame in stack:
-        for kind, words, pattern in _BUSINESS:
+        for kind, pattern in _WORK:
             if not frame.user and re.search(pattern, f"{frame.file}:{frame.function}"):
-                return LocalWork(kind, words, own or frame)
+                return LocalWork(kind, own or frame)
+    if point in _WORK_OF_POINT:
+        return LocalWork(_WORK_OF_POINT[point], own, is_next_batch=point == "data")
+    for frame in [frame for frame in stack if frame.user][:_NEAR]:
+        for kind, pattern in _WORK_OF_USER_CODE:
+            if re.search(pattern, frame.function):
+                return LocalWork(kind, frame)
     return None

@@ -197,11 +197,11 @@ def _near_comm_id(nccl: NcclFacts, interfaces: InterfaceFacts) -> tuple[Interfac
     target = parse_address(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
     if target is None:
         return ()
-    near = (endpoint for endpoint in _endpoints(interfaces) if _holds(network_of(endpoint.address), target))
+    near = (endpoint for endpoint in _endpoints(interfaces) if _contains(network_of(endpoint.address), target))
     return tuple(endpoint for endpoint, _ in zip(near, range(1), strict=False))
 
 
-def _holds(network: IPv4Network | IPv6Network | None, address: IPv4Address | IPv6Address) -> bool:
+def _contains(network: IPv4Network | IPv6Network | None, address: IPv4Address | IPv6Address) -> bool:
     return network is not None and network.version == address.version and address in network
 
 
@@ -327,16 +327,12 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return None
 
 
-def _length(text: str) -> int:
-    network = _network(text)
-    return network.prefixlen if network else -1
-
-
 def routed_ranges(interfaces: InterfaceFacts, version: int, *, default: bool = True) -> tuple[tuple[int, int], ...]:
     """The address ranges to which the host has a route: sorted, inclusive numbers that do not overlap.
 
     Its own subnets count, and with ``default`` the default route. ``version``: 4 or 6."""
-    networks = [_network(route.destination) for route in interfaces.routes if default or _length(route.destination)]
+    networks = [_network(route.destination) for route in interfaces.routes]
+    networks = [network for network in networks if default or network is None or network.prefixlen]
     networks += [network_of(endpoint.address) for endpoint in _endpoints(interfaces) if endpoint.interface.up]
     spans = sorted(
         (int(network.network_address), int(network.broadcast_address))
@@ -499,14 +495,9 @@ def leads_nowhere(interface: str | None, address: str | None) -> str | None:
     for names, ranges, words in _OF_ITSELF:
         if interface and names.fullmatch(interface):
             return words
-        if parsed is not None and any(_is_in(parsed, text) for text in ranges) and not interface:
+        if parsed is not None and any(_contains(_network(text), parsed) for text in ranges) and not interface:
             return words
     return None
-
-
-def _is_in(address: IPv4Address | IPv6Address, text: str) -> bool:
-    network = ip_network(text)
-    return address.version == network.version and address in network
 
 
 _UNKNOWN_NAMES = ("host.name_unknown", "torch.host_not_found", "nccl.name_unknown", "net.name.pdsh", "net.name.windows")

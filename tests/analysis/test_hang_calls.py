@@ -143,9 +143,9 @@ def test_backward_waits_or_works():
     ],
 )
 def test_what_a_rank_is_busy_with(stack, point, kind, line):
-    business = local_work_of(stack, point)
-    assert business.kind == kind
-    assert (business.frame.line if business.frame else None) == line
+    work = local_work_of(stack, point)
+    assert work.kind == kind
+    assert (work.frame.line if work.frame else None) == line
 
 
 @pytest.mark.parametrize("name", ["token_mixing", "checkpointed_forward", "load_balancing_loss", "saved_tensors"])
@@ -158,7 +158,7 @@ def test_a_compiled_model_is_not_being_compiled():
     assert local_work_of((user_frame(58), compiled, user_frame(70)), "forward") is None
 
 
-def test_a_line_of_the_step_is_no_business():
+def test_a_line_of_the_step_is_not_local_work():
     assert local_work_of((user_frame(58),), "step") is None
     assert local_work_of((), "backward") is None
 

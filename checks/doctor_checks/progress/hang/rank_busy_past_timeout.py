@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.call_sites import LocalWork
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdict, check, finding_from_logs
@@ -116,22 +117,19 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
     Fix: do that work before the run or on all ranks alike, make it shorter, or give the group a longer timeout.
     """
     found = diagnose_stall(job)
-    if found is not None and found.kind == "busy":
-        yield _finding(found)
+    if found is not None and found.work is not None:
+        yield _finding(found, found.work)
 
 
-def _finding(found: Diagnosis) -> Finding:
-    work = found.work
-    words = work.words if work else "is busy"
-    if len(found.ranks) > 1:
-        words = words.replace("is ", "are ", 1).replace("stands ", "stand ", 1).replace("its ", "their ")
-    line = work.frame if work else None
+def _finding(found: Diagnosis, work: LocalWork) -> Finding:
+    activity = "waiting for the next batch" if work.is_next_batch else _ACTIVITIES[work.kind]
+    line = work.frame
     place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
     return Finding(
-        f"{stall_ranks(found)} {words}{place}{stall_waiters(found)}",
+        f"{stall_ranks(found)} {'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{stall_waiters(found)}",
         ranks=found.ranks,
-        evidence={**stall_evidence(found), "busy_with": work.kind if work else None, **_workers(found)},
-        fix=_FIXES.get(work.kind if work else "", ""),
+        evidence={**stall_evidence(found), "busy_with": work.kind, **_workers(found)},
+        fix=_FIXES[work.kind],
         severity=Severity.INFO if found.within_limit else Severity.ERROR,
         confidence=found.confidence,
         explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),
@@ -146,6 +144,19 @@ def _workers(found: Diagnosis) -> dict[str, object]:
     return {"children": [f"{child.pid} {child.name} {child.state}" for child in children[:16]]} if children else {}
 
 
+_ACTIVITIES = {
+    "debugger": "stopped in the debugger",
+    "saving": "saving a checkpoint",
+    "reading": "reading a checkpoint",
+    "compiling": "compiling",
+    "tokenising": "tokenizing",
+    "downloading": "waiting for a download",
+    "loading": "loading data",
+    "logging": "writing to a logger",
+    "lock": "waiting for a file lock",
+    "child": "waiting for a child process",
+    "setup": "still setting up",
+}
 _TIMEOUT = (
     "`Trainer(strategy=DDPStrategy(timeout=timedelta(hours=2)))` or `init_process_group(timeout=...)` lets the others "
     "wait for longer"
