@@ -121,16 +121,16 @@ def compare_devices(job: Job, *, share: float = SPEED_SHARE, deviations: float =
     A rank that was as fast as its peers once is not slow; one that was never measured again is unconfirmed."""
     first = samples_of(job, 0)
     suspected = {(slow.rank, slow.what): slow for slow in slow_devices(first, share=share, deviations=deviations)}
-    standing, judged_again, turn = set(suspected), set(), 1
+    confirmed_slow, judged_again, turn = set(suspected), set(), 1
     while samples := samples_of(job, turn):
         compared = {rank for peers in kinds(samples).values() if len(peers) >= LEAST_PEERS for rank in peers}
         confirmed = {(slow.rank, slow.what) for slow in slow_devices(samples, share=share, deviations=deviations)}
-        standing = {key for key in standing if key in confirmed or key[0] not in compared}
+        confirmed_slow = {key for key in confirmed_slow if key in confirmed or key[0] not in compared}
         judged_again |= compared
         turn += 1
     alone = [rank for peers in kinds(first).values() if len(peers) < LEAST_PEERS for rank in peers]
     return DeviceSpeedResult(
-        tuple(slow for key, slow in suspected.items() if key in standing and key[0] in judged_again),
+        tuple(slow for key, slow in suspected.items() if key in confirmed_slow and key[0] in judged_again),
         tuple(sorted({rank for rank, _ in suspected} - judged_again)),
         tuple(sorted(alone)),
         sum(map(len, kinds(first).values())) - len(alone),

@@ -250,15 +250,15 @@ def absent_by_host(job: Job) -> dict[str, tuple[int, ...]]:
     if not job.absent:
         return {}
     size = _block_size(job)
-    told = [(seen.rank, seen.host) for seen in job.last_seen if seen.host]
-    homes = [*told, *((rank.number, rank.host.name) for rank in job.ranks)]
+    registered = [(seen.rank, seen.host) for seen in job.last_seen if seen.host]
+    homes = [*registered, *((rank.number, rank.host.name) for rank in job.ranks)]
     seen = {number // size: name for number, name in homes} if size else {}
     blocks = {block: list(ranks) for block, ranks in groupby(job.absent, key=lambda rank: rank // size if size else -1)}
     silent = _silent_hosts(job, [block for block in blocks if block not in seen])
     found: dict[str, list[int]] = {}
     for block, ranks in blocks.items():
         for rank in ranks:
-            name = dict(told).get(rank) or seen.get(block) or silent.get(block, "")
+            name = dict(registered).get(rank) or seen.get(block) or silent.get(block, "")
             found.setdefault(name, []).append(rank)
     return {host: tuple(ranks) for host, ranks in found.items()}
 
@@ -315,12 +315,12 @@ def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
     return f"rank{'' if len(ordered) == 1 else 's'} " + ", ".join(words[:most]) + (f" and {left} more" if left else "")
 
 
-def joined_ranks(told: EventGroup) -> dict[int, int]:
+def joined_ranks(group: EventGroup) -> dict[int, int]:
     """Ranks that logged that they wait for the others, with the number of messages.
 
     More than one if several processes claim one rank, or if the log has several runs."""
     times: dict[int, int] = {}
-    for event in told.events:
+    for event in group.events:
         rank = parse_count(event.value("rank"))
         if rank is not None:
             times[rank] = times.get(rank, 0) + event.count

@@ -119,10 +119,10 @@ def split_directories(job: Job) -> Iterator[SplitDirectory]:
             for one in facts.readings
             if one.path == path and one.outcome in ("absent", "other")
         )
-        blamed = _to_blame(looks)
-        alone = tuple((place,) for place in blamed)
-        sharing = tuple(kept for group in groups.all if (kept := tuple(one for one in group if one not in blamed)))
-        yield SplitDirectory(path, blamed or sum(groups.all[1:], ()), (*sharing, *alone), missed)
+        faulty = _faulty_hosts(looks)
+        alone = tuple((place,) for place in faulty)
+        sharing = tuple(kept for group in groups.all if (kept := tuple(one for one in group if one not in faulty)))
+        yield SplitDirectory(path, faulty or sum(groups.all[1:], ()), (*sharing, *alone), missed)
 
 
 def visibility_tests(job: Job, path: str) -> list[_VisibilityTest]:
@@ -136,7 +136,7 @@ def visibility_tests(job: Job, path: str) -> list[_VisibilityTest]:
     ]
 
 
-def _to_blame(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
+def _faulty_hosts(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
     """The fewest hosts that explain the missing files: hosts whose files no other saw, and hosts that saw no other's.
 
     None if the job is divided into groups that share files; all if no host saw any file."""
@@ -145,7 +145,7 @@ def _to_blame(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
     missed = [look for look in looks if not look.seen]
     hidden = {look.writer for look in missed} - {look.writer for look in looks if look.seen}
     blind = {look.reader for look in missed} - {look.reader for look in looks if look.seen}
-    blamed: list[int] = []
+    faulty: list[int] = []
     while missed:
         explains = Counter(
             place
@@ -155,9 +155,9 @@ def _to_blame(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
         )
         if not explains:
             break
-        blamed.append(max(explains, key=lambda place: (explains[place], place in hidden, -place)))
-        missed = [look for look in missed if blamed[-1] not in (look.reader, look.writer)]
-    return tuple(sorted(blamed))
+        faulty.append(max(explains, key=lambda place: (explains[place], place in hidden, -place)))
+        missed = [look for look in missed if faulty[-1] not in (look.reader, look.writer)]
+    return tuple(sorted(faulty))
 
 
 class _PlaceGroups:

@@ -89,13 +89,13 @@ def trial_conclusions(
         if trial.subject in subjects and (unit is None or trial.unit in ("", unit))
         if _concerns(trial, rank, hosts, ranks)
     ]
-    mending = [trial for trial in trials if trial.restores]
+    restoring = [trial for trial in trials if trial.restores]
     return TrialConclusions(
-        _once(map(_words, mending)),
+        _once(map(_words, restoring)),
         _once(_words(trial) for trial in trials if not trial.restores and trial.knob not in (AGAIN, NOT_TRIED)),
         _once(_words(trial) for trial in trials if trial.knob == AGAIN),
         _once(trial.error or "" for trial in trials if trial.knob == NOT_TRIED),
-        _once(trial.setting for trial in mending if trial.setting),
+        _once(trial.setting for trial in restoring if trial.setting),
     )
 
 

@@ -146,8 +146,8 @@ def _whole(reader: RankLoader) -> int | None:
 
 
 def _mean(reader: RankLoader) -> float | None:
-    told = [(epoch.samples, epoch.batches) for epoch in reader.loader.epochs if epoch.samples and epoch.batches]
-    samples, batches = (sum(column) for column in zip(*told, strict=True)) if told else (0, 0)
+    counted = [(epoch.samples, epoch.batches) for epoch in reader.loader.epochs if epoch.samples and epoch.batches]
+    samples, batches = (sum(column) for column in zip(*counted, strict=True)) if counted else (0, 0)
     return samples / batches if batches else None
 
 

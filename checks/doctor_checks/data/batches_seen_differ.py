@@ -150,9 +150,9 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
         if differing is None:
             continue
         shortest = min(differing.batches[rank] for rank in differing.ended)
-        blamed = _blamed(job, differing, shortest)
-        if blamed:
-            yield _finding(job, readers, differing, blamed)
+        odd = _odd(job, differing, shortest)
+        if odd:
+            yield _finding(job, readers, differing, odd)
         else:
             yield Unknown("a loader has ended, and it is not seen yet whether those of most ranks go on", readers.ranks)
 
@@ -178,7 +178,7 @@ def _differs(seen: _EpochBatches) -> bool:
     return any(batches > shortest for batches in seen.batches.values())
 
 
-def _blamed(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None:
+def _odd(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None:
     """The minority.
 
     Ranks that are not beyond the shortest and did not end there count like the longer ones in a stuck run; while it

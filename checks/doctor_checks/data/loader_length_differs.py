@@ -298,8 +298,8 @@ def _is_harmless(ends: _Ends) -> bool:
     if ends.stage not in TRAINING:
         spread = max(known.values()) - min(known.values())
         return spread == 1 and all(_is_unrepeated(reader) for reader in ends.members)
-    told = [reader.training for reader in ends.members if reader.training.max_steps is not None]
-    return bool(told) and all((one.max_steps or 0) * one.accumulate <= min(known.values()) for one in told)
+    limited = [reader.training for reader in ends.members if reader.training.max_steps is not None]
+    return bool(limited) and all((one.max_steps or 0) * one.accumulate <= min(known.values()) for one in limited)
 
 
 def _is_unrepeated(reader: RankLoader) -> bool:

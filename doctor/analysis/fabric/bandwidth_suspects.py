@@ -129,10 +129,10 @@ def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
     failed = {way: one for way, one in ways.items() if way not in known}
     paths = [MeasuredPath(*way, float(way in known)) for way in ways]
     hosts, rest = take_hosts(paths, [path for path in paths if not path.value], FAILING_SHARE)
-    heard = {name for way in known for name in way}
+    reached = {name for way in known for name in way}
     return UnmeasuredPairs(
         tuple((name, _outcomes(failed[own.first, own.second] for own in ways)) for name, ways in hosts),
-        frozenset(name for name, _ in hosts if name not in heard),
+        frozenset(name for name, _ in hosts if name not in reached),
         tuple(failed[path.first, path.second] for path in rest),
     )
 

@@ -218,9 +218,9 @@ class _HostLinks:
 
     def _by_ports(self, host: int, sharing: int) -> float | None:
         """At most the rate of the fastest port alone, because the port of a message is unknown."""
-        told = [*self._ports.get(host, {}).values()]
-        rates = [rate * 1e9 / 8 for rate in told if rate is not None and rate > 0]
-        return min(max(rates), sum(rates) / sharing) if rates and len(rates) == len(told) else None
+        known = [*self._ports.get(host, {}).values()]
+        rates = [rate * 1e9 / 8 for rate in known if rate is not None and rate > 0]
+        return min(max(rates), sum(rates) / sharing) if rates and len(rates) == len(known) else None
 
     def _by_interface(self, name: str, sharing: int) -> float | None:
         """Without the bound of one stream, because NCCL may open several connections (NCCL_NSOCKS_PERTHREAD)."""

@@ -92,8 +92,8 @@ def _of_cycle(states: JobState, cycle: tuple[int, ...]) -> Diagnosis:
 
 def _timed_out(states: JobState, ranks: Iterable[int]) -> bool:
     """Whether a call timed out: dumps of a healthy job may show all ranks in one call too."""
-    standings = [states.ranks[rank] for rank in ranks if rank in states.ranks]
-    return any(one.ended_waiting or (one.wait is not None and one.wait.retired) for one in standings)
+    waiting = [states.ranks[rank] for rank in ranks if rank in states.ranks]
+    return any(one.ended_waiting or (one.wait is not None and one.wait.retired) for one in waiting)
 
 
 def _has_history(states: JobState) -> bool:
