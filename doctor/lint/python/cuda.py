@@ -34,6 +34,13 @@ def joins(script: Script) -> Iterator[ast.Call]:
             yield call
 
 
+def start_method(script: Script) -> object:
+    """The default start method of processes, if the file sets it; else :data:`UNKNOWN`."""
+    calls = script.calls("multiprocessing.set_start_method", "torch.multiprocessing.set_start_method")
+    call = next(calls, None)
+    return script.value(script.argument(call, "method", 0)) if call is not None else UNKNOWN
+
+
 def shows_whole_process(script: Script, *nodes: ast.AST) -> bool:
     """Whether a file shows the whole process: it is the main script, or the nodes are in one function or in the module
     itself."""

@@ -29,6 +29,11 @@ def run_by_all(script: Script) -> frozenset[ast.AST | None]:
     return frozenset(_reached(script, _started(script)))
 
 
+def is_run_by_all(script: Script, node: ast.AST) -> bool:
+    """Whether every rank runs a node: in a function that every rank runs, under no condition on the rank."""
+    return script.function_of(node) in run_by_all(script) and rank_condition(script, node) is None
+
+
 def _started(script: Script) -> set[ast.AST | None]:
     targets: set[ast.AST | None] = {
         function

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import Edit, Script, Severity, Violation, is_older, rule
+from doctor.knowledge.lightning_api import ArgumentInfo
 from doctor.knowledge.lightning_api import argument as trainer_argument
 from doctor.knowledge.lightning_api import hook as lightning_hook
 from doctor.knowledge.lightning_api import imported as lightning_import
@@ -250,6 +251,12 @@ def _is_gone(removed: str | None, release: str | None) -> bool:
     return removed is not None and (release is None or is_older(release, removed) is False)
 
 
+def _gone(at: ast.AST, words: str, known: ArgumentInfo | None, release: str | None) -> Iterator[_Complaint]:
+    """A use of something known, if the release lacks it."""
+    if known is not None and _is_gone(known.removed, release):
+        yield _Complaint(at, words, known.removed or "", known.replacement)
+
+
 def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
     for call in script.calls(TRAINER):
         yield from _of_trainer(script, call, release)
@@ -311,9 +318,9 @@ def _of_value(
 def _of_methods(script: Script, release: str | None) -> Iterator[_Complaint]:
     for call in script.method_calls("from_argparse_args", "add_argparse_args", "tune"):
         name = script.name(call.func)
-        known = trainer_method(name.rpartition(".")[2])
-        if name.startswith(TRAINER) and known is not None and _is_gone(known.removed, release):
-            yield _Complaint(call, f"Trainer.{name.rpartition('.')[2]}", known.removed or "", known.replacement)
+        if name.startswith(TRAINER):
+            method = name.rpartition(".")[2]
+            yield from _gone(call, f"Trainer.{method}", trainer_method(method), release)
 
 
 def _of_imports(script: Script, release: str | None) -> Iterator[_Complaint]:
@@ -325,18 +332,13 @@ def _of_imports(script: Script, release: str | None) -> Iterator[_Complaint]:
             continue
         for one in node.names:
             path = (module + one.name).removeprefix(_PACKAGE)
-            known = lightning_import(path)
-            if known is not None and _is_gone(known.removed, release):
-                yield _Complaint(node, f"{node.module}.{one.name}", known.removed or "", known.replacement)
+            yield from _gone(node, f"{node.module}.{one.name}", lightning_import(path), release)
 
 
 def _of_module(owner: ast.ClassDef, release: str | None) -> Iterator[_Complaint]:
     for statement in owner.body:
         if isinstance(statement, ast.FunctionDef):
-            known = lightning_hook(statement.name)
-            if known is not None and _is_gone(known.removed, release):
-                words = f"{owner.name}.{statement.name}"
-                yield _Complaint(statement, words, known.removed or "", known.replacement)
+            yield from _gone(statement, f"{owner.name}.{statement.name}", lightning_hook(statement.name), release)
     if not _is_gone("2.0.0", release):
         return
     for method in hooks(owner, "training_step", "optimizer_step"):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import depends_on_ranks
-from doctor.lint.python.rank_branches import is_rank, rank_condition
-from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.rank_branches import is_rank
+from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -98,7 +98,8 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
     for call, argument in _draws(script):
         if _is_shared(script, call):
             continue
-        if _is_of_each_rank(script, call) and not (argument and script.is_given(call, *argument)):
+        alone = not is_run_by_all(script, call) or depends_on_ranks(script, call)
+        if not alone and not (argument and script.is_given(call, *argument)):
             before = [one for one in seeds if _comes_first(script, one, call)]
             own = _own_seed(script, before)
             if not before or own is not None:
@@ -112,14 +113,6 @@ def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | 
         for call in script.calls(name):
             if _parts_data(script, call):
                 yield call, argument if argument[0] else None
-
-
-def _is_of_each_rank(script: Script, call: ast.Call) -> bool:
-    return (
-        script.function_of(call) in run_by_all(script)
-        and rank_condition(script, call) is None
-        and not depends_on_ranks(script, call)
-    )
 
 
 def _is_shared(script: Script, call: ast.Call) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
-from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN, FunctionNode
 from doctor.lint.python.training import DDP, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -161,10 +160,8 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     if shown is None or simulates_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
         return
     yield from _early(script)
-    everywhere = run_by_all(script)
     for node, words in _fixed(script):
-        function = script.function_of(node)
-        if function in everywhere and rank_condition(script, node) is None and not runs_alone(script, node):
+        if is_run_by_all(script, node) and not runs_alone(script, node):
             certain = bool(_OF_ONE_HOST.search(script.text))
             yield Violation(
                 node,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import ACCELERATOR, TRAINER, has_backward, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -176,14 +176,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     shown = several_ranks(script)
     if shown is None or not uses_gpus(script) or simulates_ranks(script) or _only_infers(script, shown):
         return
-    everywhere = run_by_all(script)
     for call in script.calls("torch.load", "torch.jit.load"):
-        if (
-            script.function_of(call) not in everywhere
-            or rank_condition(script, call) is not None
-            or runs_alone(script, call)
-            or script.is_open(call)
-        ):
+        if not is_run_by_all(script, call) or runs_alone(script, call) or script.is_open(call):
             continue
         where = script.argument(call, "map_location", 1)
         if where is None or script.value(where) is None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.cuda import initializes_cuda
+from doctor.lint.python.cuda import initializes_cuda, start_method
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.script import UNKNOWN, FunctionNode
 from doctor.lint.python.training import LOADER, TRAINER
@@ -47,7 +47,7 @@ def cuda_before_fork(script: Script) -> Iterator[Violation]:
     Fix: move tensors to the GPU in the main process, after the loader; start ranks with torchrun or mp.spawn; where
     workers need CUDA: DataLoader(..., multiprocessing_context="spawn").
     """
-    if _start_method(script) in ("spawn", "forkserver"):
+    if start_method(script) in ("spawn", "forkserver"):
         return
     for loader in script.calls(LOADER):
         yield from _in_workers(script, loader)
@@ -55,15 +55,6 @@ def cuda_before_fork(script: Script) -> Iterator[Violation]:
         yield from _in_children(script, call)
     for trainer in script.calls(TRAINER):
         yield from _in_ranks(script, trainer)
-
-
-_MODULES = ("multiprocessing", "torch.multiprocessing")
-
-
-def _start_method(script: Script) -> object:
-    for call in script.calls(*(f"{module}.set_start_method" for module in _MODULES)):
-        return script.value(script.argument(call, "method", 0))
-    return "fork"
 
 
 def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
@@ -98,7 +89,7 @@ def _run_by_workers(script: Script, loader: ast.Call) -> Iterator[tuple[Function
 
 def _in_children(script: Script, call: ast.Call) -> Iterator[Violation]:
     name = script.name(call.func)
-    if name in tuple(f"{module}.Process" for module in _MODULES):
+    if name in ("multiprocessing.Process", "torch.multiprocessing.Process"):
         target = script.argument(call, "target", 1)
     elif name == "torch.multiprocessing.start_processes":
         target = script.argument(call, "fn", 0)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.cuda import start_method
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import LOADER
 from doctor.testing.script_cases import fails, passes
@@ -37,7 +38,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
     of the first epoch.
     Fix: def the function at the top of the module, and hand settings over with functools.partial.
     """
-    default = _default(script)
+    default = start_method(script)
     for call in script.all(ast.Call):
         for what, sent in _sent(script, call, default):
             if words := _unpicklable(script, sent):
@@ -51,14 +52,6 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
 _SPAWNED = ("spawn", "forkserver")
 _SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _MULTIPROCESSING = ("multiprocessing", "torch.multiprocessing")
-
-
-def _default(script: Script) -> object:
-    """The default start method of processes, if the file sets it."""
-    for module in _MULTIPROCESSING:
-        for call in script.calls(f"{module}.set_start_method"):
-            return script.value(script.argument(call, "method", 0))
-    return UNKNOWN
 
 
 def _sent(script: Script, call: ast.Call, default: object) -> Iterator[tuple[str, ast.expr]]:
