@@ -134,16 +134,16 @@ def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
     """The evidence: ``code`` is the line, ``column`` counts characters from 1, ``end_column`` is exclusive,
     ``fixable``: ``--fix`` can fix it."""
     place = found.place
-    told: dict[str, object] = {"code": found.code, "column": place.column + 1}
+    evidence: dict[str, object] = {"code": found.code, "column": place.column + 1}
     if place.end_line is not None and place.end_column is not None:
-        told |= {"end_line": place.end_line, "end_column": place.end_column + 1}
+        evidence |= {"end_line": place.end_line, "end_column": place.end_column + 1}
     if found.cell is not None:
-        told |= {"cell": found.cell[0], "line_in_cell": found.cell[1]}
+        evidence |= {"cell": found.cell[0], "line_in_cell": found.cell[1]}
     if rule.foreshadows:
-        told["foreshadows"] = list(rule.foreshadows)
+        evidence["foreshadows"] = list(rule.foreshadows)
     if found.violation.edits and found.cell is None:
-        told["fixable"] = True
-    return told | dict(found.violation.evidence)
+        evidence["fixable"] = True
+    return evidence | dict(found.violation.evidence)
 
 
 def _result(

@@ -73,7 +73,7 @@ class _WorkerPool(Generic[T, R]):
             for _ in range(count):
                 self._start()
             while len(self._done) < len(self._pieces):
-                self._hear()
+                self._receive()
                 self._end_late()
         finally:
             for worker in self._workers:
@@ -91,7 +91,7 @@ class _WorkerPool(Generic[T, R]):
         there.close()
         worker = _PoolWorker(process, here)
         self._workers.append(worker)
-        self._give(worker)
+        self._assign(worker)
 
     def _serve(self, pipe: Connection, other_end: Connection) -> None:
         """Run in the child: process pieces until the parent closes the pipe."""
@@ -104,7 +104,7 @@ class _WorkerPool(Generic[T, R]):
             while True:
                 pipe.send(self._work(self._pieces[pipe.recv()]))
 
-    def _give(self, worker: _PoolWorker) -> None:
+    def _assign(self, worker: _PoolWorker) -> None:
         if self._next >= len(self._pieces):
             worker.piece = None
             return
@@ -112,11 +112,11 @@ class _WorkerPool(Generic[T, R]):
         self._next += 1
         worker.pipe.send(worker.piece)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Receive results until the next deadline."""
         busy = {worker.pipe: worker for worker in self._workers if worker.piece is not None}
-        patience = min(worker.until for worker in busy.values()) - time.monotonic()
-        for pipe in wait(list(busy), max(patience, 0.0)):
+        timeout = min(worker.until for worker in busy.values()) - time.monotonic()
+        for pipe in wait(list(busy), max(timeout, 0.0)):
             worker = busy[pipe]  # type: ignore[index]
             try:
                 outcome = worker.pipe.recv()
@@ -125,7 +125,7 @@ class _WorkerPool(Generic[T, R]):
                 continue
             if worker.piece is not None:
                 self._done[worker.piece] = outcome
-            self._give(worker)
+            self._assign(worker)
 
     def _end_late(self) -> None:
         now = time.monotonic()

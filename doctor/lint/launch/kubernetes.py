@@ -194,8 +194,8 @@ def _settings(box: YamlNode) -> Iterator[EnvironmentSetting]:
     for entry in (box.get("env") or box).children():
         name, value = entry.word("name"), entry.get("value")
         if name is not None:
-            told = value.text if value is not None and value.text is not None else None
-            yield EnvironmentSetting(name, unknown_mark(name) if told is None else _filled(told), entry.place)
+            text = value.text if value is not None and value.text is not None else None
+            yield EnvironmentSetting(name, unknown_mark(name) if text is None else _filled(text), entry.place)
 
 
 def _filled(text: str) -> str:

@@ -187,7 +187,7 @@ def read_late_headers(text: str) -> dict[int, tuple[str, ...]]:
     begin = next((at for at, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"), None)
     if begin is None or "#SBATCH" not in text:
         return {}
-    found = ((line, match) for line, said in comments(text) if line > begin and (match := _HEADER.match(said)))
+    found = ((line, match) for line, comment in comments(text) if line > begin and (match := _HEADER.match(comment)))
     fields = {line: [CommandWord(word, line) for word in _words(match[1])] for line, match in found}
     return {line: tuple(parse_options(words, SLURM_OPTIONS).options) for line, words in fields.items()}
 

@@ -120,8 +120,8 @@ def _device(script: Script, node: ast.expr) -> str:
 
 def _stated_device(script: Script, node: ast.expr) -> str:
     if isinstance(node, ast.IfExp):
-        said = [_stated_device(script, one) for one in (node.body, node.orelse)]
-        return next((one for one in said if one.startswith("cuda")), "")
+        devices = [_stated_device(script, one) for one in (node.body, node.orelse)]
+        return next((one for one in devices if one.startswith("cuda")), "")
     if isinstance(node, ast.Call) and script.name(node.func) == "torch.device":
         inner = script.argument(node, "type", 0)
         numbered = script.is_given(node, "index", 1)

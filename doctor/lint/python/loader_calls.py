@@ -68,17 +68,17 @@ def loaders(script: Script) -> Iterator[LoaderCall]:
     """Every loader that is made in a script, in the order of the text."""
     for call in script.calls(*LOADERS):
         name = target_name(script, call)
-        told = [evaluates(one) for one in (name, *_names_of_data(script, call))]
+        purposes = [evaluates(one) for one in (name, *_names_of_data(script, call))]
         maker = _function_name(script, call)
-        if not any(one is not None for one in told) and _MAKERS.match(maker):
-            told = [evaluates(maker)]
-        yield LoaderCall(call, name, _agreed(told))
+        if not any(one is not None for one in purposes) and _MAKERS.match(maker):
+            purposes = [evaluates(maker)]
+        yield LoaderCall(call, name, _agreed(purposes))
 
 
-def _agreed(told: list[bool | None]) -> bool | None:
+def _agreed(purposes: list[bool | None]) -> bool | None:
     """What the names say, unless they contradict each other."""
-    said = {one for one in told if one is not None}
-    return said.pop() if len(said) == 1 else None
+    known = {one for one in purposes if one is not None}
+    return known.pop() if len(known) == 1 else None
 
 
 def target_name(script: Script, node: ast.AST) -> str:

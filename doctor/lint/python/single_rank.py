@@ -93,6 +93,6 @@ def _may_ask(script: Script, test: ast.expr) -> bool:
 
 def _never_with_ranks(script: Script) -> frozenset[str]:
     """Names that an assertion excludes in jobs of several ranks."""
-    told = (one for one in script.all(ast.Assert) if depends_on_ranks(script, one))
-    parts = (part for one in told for part in ast.walk(one.test))
+    asserted = (one for one in script.all(ast.Assert) if depends_on_ranks(script, one))
+    parts = (part for one in asserted for part in ast.walk(one.test))
     return frozenset(last_name(part) for part in parts if isinstance(part, (ast.Attribute, ast.Name)))

@@ -43,12 +43,12 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
     started = _started(script)
     if started is None:
         return
-    told = set()
+    reported = set()
     for call in script.all(ast.Call):
         found = _waiting(script, call) if _is_long(script, call) else None
-        if found is not None and found[0] not in told:
+        if found is not None and found[0] not in reported:
             place, words = found
-            told.add(place)
+            reported.add(place)
             yield Violation(
                 call,
                 f"{script.text_of(call.func, 40)} at line {call.lineno} may take long, and the other ranks wait for it "
@@ -76,8 +76,8 @@ def _is_long(script: Script, call: ast.Call) -> bool:
         return True
     if bare != "map" or not isinstance(call.func, ast.Attribute) or not (call.args or call.keywords):
         return False
-    told = [script.value(script.argument(one, "path", 0)) for one in script.calls("datasets.load_dataset")]
-    return UNKNOWN in told or any(True for _ in script.calls("datasets.load_from_disk"))
+    paths = [script.value(script.argument(one, "path", 0)) for one in script.calls("datasets.load_dataset")]
+    return UNKNOWN in paths or any(True for _ in script.calls("datasets.load_from_disk"))
 
 
 def _waiting(script: Script, call: ast.Call) -> tuple[int, str] | None:

@@ -113,8 +113,8 @@ def _is_by_epoch(script: Script, call: ast.Call, hook: ast.FunctionDef) -> bool:
         return False
     if script.argument(call, "sync_dist") is not None or script.argument(call, "rank_zero_only") is not None:
         return False
-    told = script.argument(call, "on_epoch")
-    return told is None or script.value(told) is True
+    given = script.argument(call, "on_epoch")
+    return given is None or script.value(given) is True
 
 
 def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Violation]:

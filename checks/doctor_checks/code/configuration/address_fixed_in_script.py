@@ -181,8 +181,8 @@ def _write(script: Script, at: ast.AST, key: ast.expr, value: ast.expr, kept: bo
         value = value.args[0]
     name, text = script.value(key), script.value(value)
     if isinstance(name, str):
-        told = isinstance(text, (str, int)) and not isinstance(text, bool)
-        yield _Write(at, name, str(text) if told else "", kept)
+        is_known = isinstance(text, (str, int)) and not isinstance(text, bool)
+        yield _Write(at, name, str(text) if is_known else "", kept)
 
 
 def _is_asked_before(script: Script, at: ast.AST, name: str) -> bool:

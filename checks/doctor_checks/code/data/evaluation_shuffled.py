@@ -84,8 +84,10 @@ def _samplers(script: Script) -> Iterator[Violation]:
     for call in script.calls(SAMPLER):
         name = target_name(script, call)
         data = script.argument(call, "dataset", 0)
-        told = evaluates(name) if evaluates(name) is not None else evaluates(script.text_of(data) if data else "")
-        if told and not script.is_given(call, "shuffle", 3):
+        evaluates_it = (
+            evaluates(name) if evaluates(name) is not None else evaluates(script.text_of(data) if data else "")
+        )
+        if evaluates_it and not script.is_given(call, "shuffle", 3):
             yield Violation(
                 call,
                 f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation, as it does unless it is "

@@ -71,8 +71,8 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
-        told = [evaluates(target_name(script, call)), evaluates(script.text_of(data)) if data is not None else None]
-        if True not in told or False in told or _is_made_up_for(script):
+        purposes = [evaluates(target_name(script, call)), evaluates(script.text_of(data)) if data is not None else None]
+        if True not in purposes or False in purposes or _is_made_up_for(script):
             continue
         if script.value(script.argument(call, "drop_last", 5)) is True:
             yield _of_sampler(call, target_name(script, call))

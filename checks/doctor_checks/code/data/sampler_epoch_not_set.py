@@ -53,10 +53,10 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
 
 
 def _shuffles(script: Script, sampler: ast.Call) -> bool:
-    told = script.argument(sampler, "shuffle", 3)
+    given = script.argument(sampler, "shuffle", 3)
     if script.is_open(sampler):
         return False
-    return told is None or script.value(told) is True
+    return given is None or script.value(given) is True
 
 
 def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Violation]:
