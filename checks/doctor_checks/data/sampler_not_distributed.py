@@ -111,9 +111,12 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     for readers in loaders:
         whole = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _reads_all(reader)}
         for group in _by_data_set(whole):
-            if group[0][1].loader.fingerprint is not None or _gives_the_same(group):
+            compared = _compared(group)
+            is_same = any(order and contents == 1.0 for order, contents in compared)
+            if group[0][1].loader.fingerprint is not None or is_same:
                 yield _finding(job, readers, [data_rank for data_rank, _ in group])
-            elif not _gives_different(group):
+            # Equal indices that gave different samples on all ranks are of shards.
+            elif not compared or not all(order and contents == 0.0 for order, contents in compared):
                 ranks = readers.at(data_rank for data_rank, _ in group)
                 yield Unknown("no distributed sampler, and whether the ranks' data sets differ can't be seen", ranks)
 
@@ -143,16 +146,6 @@ def _compared(group: Sequence[tuple[int, RankLoader]]) -> list[tuple[bool | None
     epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in group})
     known = list(epochs.values())
     return [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
-
-
-def _gives_the_same(group: Sequence[tuple[int, RankLoader]]) -> bool:
-    return any(order and contents == 1.0 for order, contents in _compared(group))
-
-
-def _gives_different(group: Sequence[tuple[int, RankLoader]]) -> bool:
-    """Whether equal indices gave different samples on all ranks, which have their own shards."""
-    compared = _compared(group)
-    return bool(compared) and all(order and contents == 0.0 for order, contents in compared)
 
 
 def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:

@@ -132,7 +132,8 @@ def _explaining(ways: Sequence[_LossPath], left: Sequence[_LossPath]) -> tuple[E
     best: tuple[tuple[int, float], _LossComponent] | None = None
     for part, count in lossy.items():
         score = (count, count / total[part])
-        if count >= _two_peers(part) and score[1] >= PART_SHARE and (best is None or score > best[0]):
+        # Losses with one peer only belong to the link.
+        if count >= (3 if part.end == "host" else 2) and score[1] >= PART_SHARE and (best is None or score > best[0]):
             best = (score, part)
     if best is None:
         return "link", tuple(sorted((left[0].source, left[0].target)))
@@ -151,11 +152,6 @@ def _by_part(ways: Sequence[_LossPath]) -> Counter[_LossComponent]:
             _LossComponent("receiving", way.target),
         )
     )
-
-
-def _two_peers(part: _LossComponent) -> int:
-    """Losses with one peer only belong to the link."""
-    return 3 if part.end == "host" else 2
 
 
 def _has(way: _LossPath, end: End, hosts: Sequence[str]) -> bool:

@@ -243,7 +243,7 @@ def _origin(rows: Sequence[_SequenceRow], history: _CallSiteHistory) -> tuple[_S
     differing: list[tuple[_SequenceRow, Aspect]] = []
     equal = 0
     for row in rows:
-        aspect = _aspect(row, history)
+        aspect = _hard_aspect(row) or ("site" if _differs_in_site(row, history) else None)
         equal = equal + 1 if aspect is None else 0
         if equal > GAP:
             break
@@ -254,10 +254,6 @@ def _origin(rows: Sequence[_SequenceRow], history: _CallSiteHistory) -> tuple[_S
         return None, "site"
     has_beginning = equal > 0 or rows[-1].sequence == 1 or len(rows) == 1
     return differing[-1] if has_beginning else hard
-
-
-def _aspect(row: _SequenceRow, history: _CallSiteHistory) -> Aspect | None:
-    return _hard_aspect(row) or ("site" if _differs_in_site(row, history) else None)
 
 
 def _hard_aspect(row: _SequenceRow) -> Aspect | None:

@@ -55,9 +55,14 @@ class Diagnosis:
     behind: tuple[int, ...] = ()
 
     @property
+    def known(self) -> tuple[RankState, ...]:
+        """The known states of the faulty ranks."""
+        return tuple(self.states.ranks[rank] for rank in self.ranks if rank in self.states.ranks)
+
+    @property
     def first(self) -> RankState | None:
-        """The state of the first faulty rank for which one is known."""
-        return next((self.states.ranks[rank] for rank in self.ranks if rank in self.states.ranks), None)
+        """The first of the known states of the faulty ranks."""
+        return next(iter(self.known), None)
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -120,7 +120,8 @@ def ends_of(states: JobState) -> WaitGraphEnds:
         behind=tuple(sorted(behind)),
         late=(*still, *_stopped_early(states, calls)),
         cycles=tuple(sink.ranks for sink in cycles),
-        absent=tuple(rank for rank in alone if rank not in dumped) if _are_few(states) else (),
+        # If most dumps are missing, they were not collected.
+        absent=tuple(rank for rank in alone if rank not in dumped and len(states.unseen) < len(states.ranks)),
         together=_together(states, calls),
         alone=_alone(states, calls),
     )
@@ -222,8 +223,3 @@ def _alone(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]
 def _is_undetermined(states: JobState, call: CollectiveNode) -> bool:
     groups = (one.recorder.group(call.group) for one in states.ranks.values() if one.recorder)
     return not any(group.members for group in groups if group is not None)
-
-
-def _are_few(states: JobState) -> bool:
-    """Whether few ranks left no dump: where most dumps are missing, they were not collected."""
-    return len(states.unseen) < len(states.ranks)

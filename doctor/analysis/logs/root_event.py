@@ -146,7 +146,11 @@ def _is_root(aftermath: LaterEvents, event: Event) -> bool:
 
 def exceptions(evidence: LogEvidence) -> Iterator[Event]:
     """Exceptions of ranks, without those of launchers about failed processes."""
-    return (one for one in evidence.of(EXCEPTION, CRASH) if _plain(one) not in _WRAPPERS and not _is_abort(one))
+    for one in evidence.of(EXCEPTION, CRASH):
+        # Watchdogs abort their process on purpose after a timeout, and log why.
+        is_abort = one.kind == CRASH and (one.value("what") or "").startswith("Aborted")
+        if _plain(one) not in _WRAPPERS and not is_abort:
+            yield one
 
 
 def launcher_reports(evidence: LogEvidence) -> Iterator[Event]:
@@ -164,11 +168,6 @@ def failure_of(event: Event) -> Failure:
     if event.kind == CRASH:
         return Failure("Fatal Python error", event.value("what") or "", event.at, event.frames)
     return Failure(event.value("type") or "exception", event.value("message") or "", event.at, event.frames)
-
-
-def _is_abort(event: Event) -> bool:
-    """Whether native code aborted the process and logged why, as watchdogs do after a timeout."""
-    return event.kind == CRASH and (event.value("what") or "").startswith("Aborted")
 
 
 def cause_in_chain(events: Sequence[Event]) -> Event:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import JobState, RankState
-from doctor.api import ranks_in_words
+from doctor.api import Source, ranks_in_words
 from doctor.facts import Collective
 
 SHOWN = 8
@@ -41,6 +41,12 @@ def stall_evidence(found: Diagnosis) -> dict[str, object]:
         "waiting_ranks": list(found.waiting[:64]),
         **{name: seconds for name, seconds in times.items() if seconds is not None},
     }
+
+
+def stall_source(found: Diagnosis) -> Source | None:
+    """The line at which the first faulty rank is."""
+    line = found.first.site.frame if found.first and found.first.site else None
+    return Source(line.file, line.line) if line else None
 
 
 def stall_location(rank_state: RankState) -> str:

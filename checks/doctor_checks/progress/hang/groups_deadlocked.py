@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.api import Finding, Job, Scope, Severity, Source, Verdict, check, ranks_in_words
+from doctor.api import Finding, Job, Scope, Severity, Verdict, check, ranks_in_words
 from doctor.facts import Collective, Frame, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_group_call, with_late_ranks, without_recorders
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_waiters
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_source, stall_waiters
 
 
 def _crossed(world: int) -> JobBuilder:
@@ -103,8 +103,7 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
 
 
 def _finding(found: Diagnosis) -> Finding:
-    transfers = _of_transfers(found)
-    frame = found.first.site.frame if found.first and found.first.site else None
+    transfers = any(one.transfers or one.stack_wait in ("send", "recv") for one in found.known)
     return Finding(
         f"{_claim(found, transfers)}{stall_waiters(found)}",
         ranks=found.ranks,
@@ -112,17 +111,12 @@ def _finding(found: Diagnosis) -> Finding:
         fix=_PAIR if transfers else _ORDER,
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
-        source=Source(frame.file, frame.line) if frame else None,
+        source=stall_source(found),
     )
 
 
-def _of_transfers(found: Diagnosis) -> bool:
-    known = [found.states.ranks[rank] for rank in found.ranks if rank in found.states.ranks]
-    return any(one.transfers or one.stack_wait in ("send", "recv") for one in known)
-
-
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
-    known = [found.states.ranks[rank] for rank in found.ranks if rank in found.states.ranks]
+    known = found.known
     places = ", ".join(
         f"rank {one.rank} in {one.site.text}" + (f" of {found.states.name_of(one.wait.group)}" if one.wait else "")
         for one in known[:most]

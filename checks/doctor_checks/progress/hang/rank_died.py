@@ -71,35 +71,27 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     elif native := native_crashes(job):
         yield _of_native(native)
     elif own:
-        yield _of_outlived(tuple(own))
+        yield finding_from_logs(
+            EventGroup(own[0].kind, tuple(own)),
+            f"an error was printed, and the run went on: {_headline(failure_of(own[0]))}",
+            severity=Severity.INFO,
+            confidence=0.6,
+            symptoms=False,
+        )
     elif signals := _signals(job):
         yield _of_exits(signals)
     elif reports:
-        yield _of_reports(reports)
+        yield finding_from_logs(
+            EventGroup(reports[0].kind, reports),
+            "a process failed, and its own error is not in this log",
+            fix="Give the logs of all ranks: `torchrun --tee 3 --log-dir logs`, `srun --label`; with `@record` on the "
+            "main function torchrun's table shows the error itself.",
+            confidence=0.25,
+            symptoms=False,
+        )
 
 
 _RAS_FIX = "See the end of that rank's log, and on its host `dmesg -T | grep -iE 'killed process|oom|nvrm'`."
-
-
-def _of_outlived(events: tuple[Event, ...]) -> Finding:
-    return finding_from_logs(
-        EventGroup(events[0].kind, events),
-        f"an error was printed, and the run went on: {_headline(failure_of(events[0]))}",
-        severity=Severity.INFO,
-        confidence=0.6,
-        symptoms=False,
-    )
-
-
-def _of_reports(events: tuple[Event, ...]) -> Finding:
-    return finding_from_logs(
-        EventGroup(events[0].kind, events),
-        "a process failed, and its own error is not in this log",
-        fix="Give the logs of all ranks: `torchrun --tee 3 --log-dir logs`, `srun --label`; with `@record` on the "
-        "main function torchrun's table shows the error itself.",
-        confidence=0.25,
-        symptoms=False,
-    )
 
 
 def _signals(job: Job) -> tuple[Event, ...]:

@@ -14,7 +14,6 @@ from doctor.api import (
     Job,
     Scope,
     Severity,
-    Source,
     Unknown,
     Verdict,
     check,
@@ -32,6 +31,7 @@ from doctor_checks.progress.hang._stall_text import (
     numbered_call,
     stall_evidence,
     stall_ranks,
+    stall_source,
     stall_waiters,
 )
 
@@ -293,8 +293,6 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
 
 
 def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
-    first = found.first
-    line = first.site.frame if first and first.site else None
     remark = found.within_limit
     return Finding(
         claim,
@@ -304,7 +302,7 @@ def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
         severity=Severity.INFO if remark else Severity.ERROR,
         confidence=found.confidence,
         explains=() if remark else ("RUN012", "RUN016"),
-        source=Source(line.file, line.line) if line else None,
+        source=stall_source(found),
     )
 
 

@@ -10,7 +10,7 @@ from doctor.analysis.interface_choice import active_rdma_ports
 from doctor.analysis.stats.rank_roles import same_role, uses_lightning
 from doctor.analysis.stats.step_times import common_windows, milliseconds, typical_parts, typical_total
 from doctor.analysis.visible_devices import mebibytes
-from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import InterfaceFacts, ModelFacts, RdmaFacts, StepFacts, TrainingFacts, Window
 from doctor.testing import Fails, JobBuilder, Passes, running
 
@@ -74,10 +74,12 @@ def communication_bound(
         if not steps or len(chosen) < 2:
             continue
         judged = True
-        cost = _cost(chosen, on_gpu=_on_gpu(ranks))
-        if cost is None:
+        trainings = (rank.find(TrainingFacts) for rank in ranks)
+        if any(training and (training.device or "").startswith("cuda") for training in trainings):
             yield Unknown("on GPUs the host does not see how long collectives take", tuple(chosen), _UNHIDE)
-        elif cost.seconds > max(least_seconds, communication_share * cost.total):
+            continue
+        cost = _cost(chosen)
+        if cost.seconds > max(least_seconds, communication_share * cost.total):
             yield _finding(job, cost)
     if not judged:
         yield Skip("not enough steps yet on ranks that do the same work")
@@ -93,16 +95,10 @@ class _Cost(NamedTuple):
 _UNHIDE = "torch.profiler for a few steps, or TORCH_NCCL_ENABLE_TIMING=1 and the flight recorder"
 
 
-def _on_gpu(ranks: tuple[Rank, ...]) -> bool:
-    return any((training.device or "").startswith("cuda") for rank in ranks if (training := rank.find(TrainingFacts)))
-
-
-def _cost(windows: Mapping[int, list[Window]], *, on_gpu: bool) -> _Cost | None:
+def _cost(windows: Mapping[int, list[Window]]) -> _Cost:
     """The cost on the rank that waits least; more is the wait for a straggler (RUN003).
 
     It is the excess of the backward pass over its arithmetic, which is unknown on a host that only launches kernels."""
-    if on_gpu:
-        return None
     parts = [typical_parts(own) for own in windows.values()]
     total = median(typical_total(own) for own in windows.values())
     if not all(own["forward"] and own["backward"] for own in parts):
