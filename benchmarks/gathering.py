@@ -119,14 +119,16 @@ def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
         sections = {**real, "launch": member.sections["launch"], "process": member.sections["process"], "host": host}
         speaks = member.rank % PER_HOST == 0
         brought = {key: value for key, value in sections.items() if speaks or SECTIONS[key].level == "rank"}
-        card = MemberFacts(f"{member.rank:016x}", member.rank, pack_member(Member(member.rank, brought, identity)))
+        capture = pack_member(Member(member.rank, brought, identity))
+        card = MemberFacts(f"{member.rank:016x}", member.rank, host.hostname, capture)
         yield card.token, card.number, encode(card)
 
 
 def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyValueStore) -> tuple[float, int]:
     """Seconds from the call until the job is built, and bytes of the cards."""
     from doctor.cluster.gather.coordinator import Coordinator
-    from doctor.cluster.gather.protocol import JoinRequest, MemberFacts
+    from doctor.cluster.gather.protocol import MemberFacts
+    from doctor.cluster.membership.protocol import JoinRequest
     from doctor.cluster.rendezvous.process_identity import ProcessIdentity
     from doctor.cluster.transport.codec import decode, encode
 

@@ -40,7 +40,8 @@ ROOMS: dict[str, str] = {
     "doctor.testing": "core analysis postmortem lint.engine.rule",
     "doctor.api": "core core.check analysis knowledge.releases lint",
     "doctor.facts": "core.facts",
-    "doctor.cluster": "core knowledge cluster.transport analysis collectors probes version",
+    "doctor.cluster": "core knowledge cluster.membership cluster.transport analysis collectors probes version",
+    "doctor.cluster.membership": "core cluster.transport",
     "doctor.cluster.transport": "core",
     "doctor.session": f"{EXAMINE} analysis collectors probes cluster cluster.transport",
     "doctor.lint": f"{EXAMINE} knowledge",
@@ -49,8 +50,8 @@ ROOMS: dict[str, str] = {
     "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
     "doctor.monitor.telemetry": "core collectors",
-    "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.rendezvous.process_identity "
-    "cluster.transport monitor.telemetry",
+    "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.membership "
+    "cluster.rendezvous.process_identity cluster.transport monitor.telemetry",
     "doctor.monitor.sinks": "core report",
     "doctor.cli": f"{EXAMINE} cluster postmortem lint estimate probes session report version",
     "doctor_checks": "",

@@ -18,8 +18,8 @@ from doctor.core.report_summary import summarize
 from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
 if TYPE_CHECKING:
-    from doctor.cluster.gather.gather_plan import GatherOptions
     from doctor.cluster.gather.gather_session import GatherSession
+    from doctor.cluster.gather.plan import GatherOptions
     from doctor.cluster.gather.probe_schedule import ProbeOptions
     from doctor.cluster.ray.ray_session import RayGatherSession
     from doctor.core.check_registry import CheckRegistry
@@ -82,7 +82,7 @@ def open_gathering(
         NoWay: nothing says where the processes can meet.
         UnusableError: the options contradict each other, or the key of the job can't be used.
     """
-    from doctor.cluster.gather.gather_plan import gather_plan
+    from doctor.cluster.gather.plan import gather_plan
     from doctor.collectors.base import Machine
     from doctor.collectors.launch.launcher import launch_facts
 

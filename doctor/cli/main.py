@@ -34,8 +34,8 @@ from doctor.core.decoding import prepared
 from doctor.version import __version__
 
 if TYPE_CHECKING:
-    from doctor.cluster.gather.gather_plan import GatherOptions
     from doctor.cluster.gather.gather_session import GatherSession
+    from doctor.cluster.gather.plan import GatherOptions
     from doctor.cluster.ray.ray_session import RayGatherSession
     from doctor.core.check import Check
     from doctor.core.check_registry import CheckRegistry
@@ -409,7 +409,7 @@ def _parsed_mesh(text: str) -> tuple[Axis, ...]:
 
 
 def _gather_options(group: str | None, **gathering: Any) -> GatherOptions:
-    from doctor.cluster.gather.gather_plan import GatherOptions
+    from doctor.cluster.gather.plan import GatherOptions
     from doctor.core.files.trusted_owners import chosen_group
 
     return GatherOptions(**gathering, group=chosen_group(group))
@@ -421,7 +421,7 @@ def _gathered(
 ) -> Iterator[GatherSession | RayGatherSession | _SingleProcess]:
     """Open the session that gathers this process's job. Ranks that do not write the report exit inside of it."""
     from doctor.cluster.gather.dismissal import Dismissed
-    from doctor.cluster.rendezvous.endpoint import NoRendezvous
+    from doctor.cluster.gather.plan import NoRendezvous
     from doctor.session import open_gathering
 
     try:

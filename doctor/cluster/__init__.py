@@ -1,1 +1,1 @@
-"""Exchange of facts between the processes of a job: transports, rendezvous, gathering, Ray, host lists."""
+"""Exchange of facts between the processes of a job: transports, membership, rendezvous, gathering, Ray, host lists."""

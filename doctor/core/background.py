@@ -40,35 +40,43 @@ def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
             tell(f"thread {thread.name} is blocked{_place(thread)}; it is left behind as a daemon thread")
 
 
-class BackgroundCall(Generic[T]):
-    """Work that was begun and is not waited for."""
+class PendingCall(Generic[T]):
+    """A call whose result another thread awaits."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
         self._results: list[T] = []
         self._errors: list[BaseException] = []
         self._ended = threading.Event()
-        start_thread("doctor-soon", self._run)
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether it has returned or raised."""
         return self._ended.is_set()
 
-    def result(self) -> T:
-        """What it gave, or what it raised. ``TimeoutError`` where it has not ended."""
-        if not self.is_done:
-            raise TimeoutError
-        if self._errors:
-            raise self._errors[0]
-        return self._results[0]
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Make the call."""
         try:
             self._results.append(self._work())
         except BaseException as error:  # noqa: BLE001 - raised again in result()
             self._errors.append(error)
         self._ended.set()
+
+    def result(self, seconds: float = 0.0) -> T:
+        """Return its result or raise its exception; ``TimeoutError`` if it has not ended after ``seconds``."""
+        if not self._ended.wait(seconds):
+            raise TimeoutError
+        if self._errors:
+            raise self._errors[0]
+        return self._results[0]
+
+
+class BackgroundCall(PendingCall[T]):
+    """A call in a daemon thread of its own."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(work)
+        start_thread("doctor-soon", self.run)
 
 
 def _others() -> list[threading.Thread]:

@@ -300,7 +300,7 @@ LAUNCHERS = (
         prefixes=("OMPI_COMM_",),
         variables=_names("OMPI_UNIVERSE_SIZE PMIX_RANK"),
         run_variables=_names("OMPI_MCA_ess_base_jobid PMIX_NAMESPACE"),
-        endpoint="doctor.cluster.rendezvous.endpoint:open_mpi_endpoint",
+        endpoint="doctor.cluster.gather.plan:open_mpi_endpoint",
         processes=_names("mpirun mpiexec orterun orted prte"),
         # mpirun --tag-output (Open MPI 4 and 5, PRRTE), horovodrun, SageMaker.
         log_prefixes=(

@@ -16,7 +16,7 @@ from doctor.cluster.gather.coordinator import Coordinator, Superseded
 from doctor.cluster.gather.host_lease import HostLease
 from doctor.cluster.gather.member import GatherMember, NoCoordinator
 from doctor.cluster.gather.participant import Participant
-from doctor.cluster.gather.probe_schedule import LocalProbeSchedule
+from doctor.cluster.gather.probe_schedule import ProbeSchedule, light_schedule
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.signing import RejectedMessages, Secret, SignedBackend
@@ -53,7 +53,7 @@ def probe_hosts(
     address = find_store()
     key = f"probes-{derived_run_id(address, next(_COUNT), os.environ)}"
     identity = ProcessIdentity(rank, world_size, key)
-    schedule = LocalProbeSchedule(rank, leads_host=facts.leads_host, write_line=write_line, within=SECONDS / 2)
+    schedule = light_schedule(rank, SECONDS, Machine(), leads_host=facts.leads_host, write_line=write_line)
     participant = Participant(
         identity,
         host_identity(Machine()),
@@ -83,21 +83,13 @@ def _gather(
     store: KeyValueStore,
     identity: ProcessIdentity,
     participant: Participant,
-    schedule: LocalProbeSchedule,
+    schedule: ProbeSchedule,
     write_line: Callable[[str], None],
 ) -> None:
     close_at = time.monotonic() + SECONDS
     try:
         if identity.number:
-            GatherMember(
-                store,
-                identity,
-                participant.join_request,
-                participant.member_facts,
-                schedule,
-                close_at=close_at,
-                max_seconds=SECONDS,
-            ).participate()
+            GatherMember(store, participant, schedule, close_at=close_at, max_seconds=SECONDS).participate()
             return
         coordinator = Coordinator(store, identity, secrets.token_hex(8), close_at=close_at, write_line=write_line)
         coordinator.open(participant.join_request)

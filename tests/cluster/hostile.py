@@ -16,14 +16,8 @@ from typing import Any
 
 import msgspec
 
-from doctor.cluster.gather.protocol import (
-    GatherAnnouncement,
-    GatherVerdict,
-    JoinRequest,
-    MemberFacts,
-    ProbeTask,
-    closed_marker,
-)
+from doctor.cluster.gather.protocol import GatherVerdict, MemberFacts, ProbeTask, closed_marker
+from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.store import KeyValueStore, StoreLost
@@ -77,7 +71,7 @@ def read(data: bytes | None, kind: type[Any]) -> Any:
 
 def keeper(board: KeyValueStore, order: bytes, stage: str) -> None:
     """Pose as the coordinator: call, give whoever comes an order, and let all leave with 0."""
-    board.set("call", encode(GatherAnnouncement(NONCE, 0, 60.0)))
+    board.set("call", encode(LeaderAnnouncement(NONCE, 0, 60.0)))
     say("called")
     hellos = board.mailbox(f"{NONCE}/hello")
     known: dict[str, int] = {}
@@ -108,7 +102,7 @@ def keeper(board: KeyValueStore, order: bytes, stage: str) -> None:
 
 def forger(board: KeyValueStore) -> None:
     """Let the others leave with 0, whatever the coordinator finds; and be rank 1, in good health."""
-    nonce = until(lambda: (call := read(board.get("call"), GatherAnnouncement)) and call.nonce)
+    nonce = until(lambda: (call := read(board.get("call"), LeaderAnnouncement)) and call.nonce)
     say(f"heard {nonce}")
     board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
     seen = board.mailbox(f"{nonce}/hello")
@@ -121,7 +115,7 @@ def forger(board: KeyValueStore) -> None:
                 if hello is not None and hello.token not in tokens:
                     tokens[hello.token] = hello.number
                     member = healthy(1, 2).members[hello.number % 2]
-                    card = MemberFacts(hello.token, hello.number, pack_member(member))
+                    card = MemberFacts(hello.token, hello.number, hello.host, pack_member(member))
                     board.append(f"{nonce}/card", encode(card))
                     say(f"posed {hello.number}")
             board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 import pytest
 
-from doctor.cluster.gather import coordinator, gather_session, heartbeat
+from doctor.cluster.gather import coordinator, gather_session
 from doctor.cluster.gather import member as member_module
 from doctor.cluster.gather.dismissal import Dismissed
-from doctor.cluster.gather.gather_plan import GatherPlan
 from doctor.cluster.gather.gather_session import GatherSession
 from doctor.cluster.gather.host_lease import HostLease
 from doctor.cluster.gather.participant import Participant
+from doctor.cluster.gather.plan import GatherPlan
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.rendezvous.store_access import ConnectedStore
 from doctor.cluster.transport.signing import Secret
@@ -45,10 +45,9 @@ LIMIT = patience(20.0)
 """Seconds after which a rank that has not ended hangs."""
 
 _SHORTER = {
-    coordinator: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "ACKNOWLEDGE_SECONDS": 1.5},
-    member_module: {"EVALUATION_SECONDS": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3},
+    coordinator: {"GRACE": 0.1, "EXTRA": 0.3, "ON_THE_WAY": 1.0, "ACKNOWLEDGE_SECONDS": 1.5, "HEARTBEAT_EVERY": 0.1},
+    member_module: {"EVALUATION_SECONDS": 1.0, "LEAVING": 6.0, "IN_TURN": 0.3, "HEARTBEAT_EVERY": 0.24},
     gather_session: {"TAKE_OVER": 0.6, "CANCEL_SECONDS": 5.0},
-    heartbeat: {"HEARTBEAT_EVERY": 0.1, "HEARTBEAT_TIMEOUT": 1.2},
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from doctor.cluster.rendezvous.endpoint import NoRendezvous, parse_master, store_endpoint
+from doctor.cluster.gather.plan import NoRendezvous, parse_master, store_endpoint
 from doctor.cluster.rendezvous.mpirun import expand_nodes
 from doctor.cluster.rendezvous.process_identity import process_identity
 from doctor.collectors.launch.launcher import launcher_of

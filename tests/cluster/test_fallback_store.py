@@ -21,8 +21,7 @@ def sides(tmp_path):
 
 
 def with_fallback(first, second, lost):
-    optional = StoreConnection.over(second, on_lost=lost.append)
-    return FailoverStore((StoreConnection.over(first, required=True), optional))
+    return FailoverStore((StoreConnection.over(second.backend, second.patience, lost.append),), first)
 
 
 @pytest.fixture

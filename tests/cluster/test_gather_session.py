@@ -3,7 +3,7 @@
 import threading
 import time
 
-from doctor.cluster.gather.protocol import GatherAnnouncement
+from doctor.cluster.membership.protocol import LeaderAnnouncement
 from doctor.cluster.transport.codec import decode
 from tests.cluster.ranks import CODE, LIMIT, TIMEOUT, hurry, judges, new_ranks, run, start, until, wait_for
 from tests.cluster.scenes import CARRIERS, Scenes
@@ -177,7 +177,7 @@ def test_a_rank_that_joins_after_the_end_reports_it(place):
 
 def is_closed(board):
     call = board.get("call")
-    return call is not None and board.get(f"{decode(call, GatherAnnouncement).nonce}/pulse") == b"rest"
+    return call is not None and board.get(f"{decode(call, LeaderAnnouncement).nonce}/pulse") == b"rest"
 
 
 def test_rank_0_joins_while_another_rank_coordinates(folder, monkeypatch):

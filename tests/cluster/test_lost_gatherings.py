@@ -9,8 +9,9 @@ import shutil
 import threading
 import time
 
-from doctor.cluster.gather import heartbeat
-from doctor.cluster.gather.protocol import GatherAnnouncement, GatherVerdict
+from doctor.cluster.gather import member
+from doctor.cluster.gather.protocol import GatherVerdict
+from doctor.cluster.membership.protocol import LeaderAnnouncement
 from doctor.cluster.transport.codec import MalformedMessage, decode, encode
 from doctor.cluster.transport.store import StoreLost
 from doctor.core.capture import read_capture
@@ -28,7 +29,7 @@ played = SCENES.fixture()
 def announcement_of(board):
     """The call that stands on a board."""
     try:
-        return decode(board.get("call") or b"", GatherAnnouncement)
+        return decode(board.get("call") or b"", LeaderAnnouncement)
     except MalformedMessage:
         return None
 
@@ -41,7 +42,7 @@ def heartbeat_of(board):
 
 def leave_behind(board, *, judged):
     """What a run leaves whose keeper was killed: before its verdict, or when it had judged others."""
-    board.set("call", encode(GatherAnnouncement("stale", 0, 30.0)))
+    board.set("call", encode(LeaderAnnouncement("stale", 0, 30.0)))
     board.set("stale/pulse", b"rest" if judged else b"7")
     if judged:
         board.set("stale/verdict", encode(GatherVerdict.of(1, ["0123456789abcdef"])))
@@ -52,7 +53,7 @@ def test_early_ranks_do_not_fall_for_a_run_that_was_killed(place, judged):
     leave_behind(place.boards()(), judged=judged)
     ranks = new_ranks(place.boards(), range(3), 3)
     start(*ranks[1:])
-    time.sleep(1.3 * heartbeat.HEARTBEAT_TIMEOUT)  # longer than any keeper may be silent
+    time.sleep(1.3 * member.MOST_MISSED * member.HEARTBEAT_EVERY)  # longer than any keeper may be silent
     start(ranks[0])
     assert wait_for(*ranks) == [CODE] * 3
     assert judges(ranks) == [0]
@@ -104,7 +105,7 @@ def test_a_coordinator_that_pauses_is_not_replaced(place):
     board = place.boards()()
     until(lambda: heartbeat_of(board))
     ranks[0].mortal.awake.clear()
-    time.sleep(2 * heartbeat.HEARTBEAT_TIMEOUT)  # twice as long as a keeper may be silent
+    time.sleep(2 * member.MOST_MISSED * member.HEARTBEAT_EVERY)  # twice as long as a keeper may be silent
     ranks[0].mortal.awake.set()
     late.set()
     assert wait_for(*ranks) == [CODE] * 3

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from doctor.cluster.gather import heartbeat
-from doctor.cluster.gather.heartbeat import CoordinatorHeartbeat, HeartbeatMonitor
 from doctor.cluster.gather.host_lease import HostLease
 from doctor.cluster.gather.participant import Participant, keys_to_collect
+from doctor.cluster.membership import heartbeat
+from doctor.cluster.membership.heartbeat import Heartbeat, HeartbeatMonitor
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport import polling
 from doctor.cluster.transport.codec import unpack_capture
@@ -147,26 +148,37 @@ def test_rests_grow_and_do_not_reach_beyond_the_end(monkeypatch):
     assert slept[-1] == 0
 
 
-def test_a_coordinator_is_alive_while_its_heartbeat_continues(folder, monkeypatch):
+def heartbeats(folder, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
-    beating, looking = CoordinatorHeartbeat(folder(), "nonce"), HeartbeatMonitor(folder(), "nonce")
+    beating = Heartbeat(partial(folder().set, "nonce/pulse"), 0, every=1.0)
+    return now, beating, HeartbeatMonitor(partial(folder().get, "nonce/pulse"), every=1.0)
+
+
+def test_a_coordinator_is_alive_while_its_heartbeat_continues(folder, monkeypatch):
+    now, beating, monitor = heartbeats(folder, monkeypatch)
     for _ in range(20):
         beating.beat()
-        assert not looking.is_silent()
+        assert monitor.look() == 0
         now[0] += 1.0
-    for _ in range(3):
-        assert not looking.is_silent()
-        now[0] += 1.0
-    now[0] += 3.0
-    assert looking.is_silent()
+    for missed in range(1, 6):
+        assert monitor.look() == missed
+        now[0] += 0.5
+        assert monitor.look() == missed, "not yet due"
+        now[0] += 0.5
+
+
+def test_a_process_that_was_suspended_itself_misses_one_heartbeat(folder, monkeypatch):
+    now, beating, monitor = heartbeats(folder, monkeypatch)
+    beating.beat()
+    monitor.look()
+    now[0] += 100.0
+    assert monitor.look() == 1
 
 
 def test_a_paused_heartbeat_does_not_time_out(folder, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
-    looking = HeartbeatMonitor(folder(), "nonce")
-    CoordinatorHeartbeat(folder(), "nonce").rest()
+    now, beating, monitor = heartbeats(folder, monkeypatch)
+    beating.pause()
     for _ in range(50):
-        assert not looking.is_silent()
+        assert monitor.look() == 0
         now[0] += 1.0

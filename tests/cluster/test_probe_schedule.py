@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+import msgspec
 import pytest
 
-from doctor.cluster.gather.membership import MemberRecord
 from doctor.cluster.gather.probe_schedule import MARGIN, ProbeSchedule, light_schedule, probe_addresses
-from doctor.cluster.gather.protocol import ProbeTask
+from doctor.cluster.gather.protocol import MemberFacts, ProbeTask
 from doctor.cluster.gather.section_merge import merge_section, merge_sections
 from doctor.cluster.transport.codec import MalformedMessage
 from doctor.collectors.base import Machine
-from doctor.core.job import Member, build_job
+from doctor.core.job import build_job
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, Missing, MissingReason, StorageSpeedFacts, StorageTrial
 from doctor.probes.base import StageOrders, StageResult
 from doctor.testing import healthy
@@ -56,12 +56,13 @@ def _product(number):
 def _records(hosts=2, per_host=2):
     job = healthy(hosts, per_host).job()
     return job, [
-        MemberRecord(
+        MemberFacts(
             TOKENS[rank.number],
-            Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity),
-            0,
-            4000 + rank.number if rank.number % per_host == 0 else None,
-            "word",
+            rank.number,
+            rank.host.name,
+            b"",
+            port=4000 + rank.number if rank.number % per_host == 0 else None,
+            word="word",
         )
         for rank in job.ranks
     ]
@@ -84,8 +85,8 @@ def test_participants_are_the_members_and_one_leads_each_host():
 
 def test_two_processes_that_claim_one_rank_are_two_posts():
     _, arrivals = _records(1, 2)
-    twins = [arrivals[0], arrivals[0]._replace(token=TOKENS[3], port=4009)]
-    both = build_job([arrival.member for arrival in twins])
+    twins = [arrivals[0], msgspec.structs.replace(arrivals[0], token=TOKENS[3], port=4009)]
+    both = build_job([healthy(1, 2).members[0]] * 2)
     posts = probe_addresses(both, twins, {})
     assert [post.number for post in posts] == [0, 0]
     assert [post.speaks for post in posts] == [True, False]

@@ -7,14 +7,8 @@ import zlib
 import msgspec
 import pytest
 
-from doctor.cluster.gather.protocol import (
-    TOKEN_PREFIX_BYTES,
-    GatherAnnouncement,
-    GatherVerdict,
-    JoinRequest,
-    MemberFacts,
-    ProbeResult,
-)
+from doctor.cluster.gather.protocol import TOKEN_PREFIX_BYTES, GatherVerdict, MemberFacts, ProbeResult
+from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member, unpack_capture
 from doctor.core.capture import FILE_LIMIT
 from doctor.core.facts import Variable
@@ -24,9 +18,9 @@ from doctor.testing import healthy
 TOKENS = [f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}" for number in range(1, 2000)]
 MEMBER = healthy(hosts=1, per_host=2).members[1]
 MESSAGES = [
-    GatherAnnouncement("0123abcd", 0, 30.0),
+    LeaderAnnouncement("0123abcd", 0, 30.0),
     JoinRequest(TOKENS[0], 3, "node0"),
-    MemberFacts(TOKENS[0], 3, b"\0", 1, 4000, "word"),
+    MemberFacts(TOKENS[0], 3, "node0", b"\0", 1, 4000, "word"),
     ProbeResult(TOKENS[0], 3, b"\0"),
     GatherVerdict.of(1, TOKENS),
 ]
@@ -54,25 +48,25 @@ def test_garbage_is_unreadable_and_nothing_worse(message):
 
 def test_a_message_of_another_kind_is_unreadable():
     with pytest.raises(MalformedMessage):
-        decode(encode(GatherVerdict(1)), GatherAnnouncement)
+        decode(encode(GatherVerdict(1)), LeaderAnnouncement)
     with pytest.raises(MalformedMessage):
-        decode(b"\x91" * 100_000, GatherAnnouncement)  # lists within lists
+        decode(b"\x91" * 100_000, LeaderAnnouncement)  # lists within lists
 
 
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (GatherAnnouncement, {"nonce": "../../etc/passwd", "number": 0, "seconds": 1.0}),
-        (GatherAnnouncement, {"nonce": "", "number": 0, "seconds": 1.0}),
-        (GatherAnnouncement, {"nonce": "abc\n", "number": 0, "seconds": 1.0}),
-        (GatherAnnouncement, {"nonce": "abc", "number": 0, "seconds": math.nan}),
-        (GatherAnnouncement, {"nonce": "abc", "number": 0, "seconds": math.inf}),
-        (GatherAnnouncement, {"nonce": "abc", "number": 0, "seconds": -1.0}),
+        (LeaderAnnouncement, {"nonce": "../../etc/passwd", "number": 0, "seconds": 1.0}),
+        (LeaderAnnouncement, {"nonce": "", "number": 0, "seconds": 1.0}),
+        (LeaderAnnouncement, {"nonce": "abc\n", "number": 0, "seconds": 1.0}),
+        (LeaderAnnouncement, {"nonce": "abc", "number": 0, "seconds": math.nan}),
+        (LeaderAnnouncement, {"nonce": "abc", "number": 0, "seconds": math.inf}),
+        (LeaderAnnouncement, {"nonce": "abc", "number": 0, "seconds": -1.0}),
         (JoinRequest, {"token": "no token", "number": 0, "host": ""}),
         (JoinRequest, {"token": TOKENS[0], "number": -1, "host": ""}),
-        (MemberFacts, {"token": "zz" * 8, "number": 0, "capture": b""}),
-        (MemberFacts, {"token": TOKENS[0], "number": 0, "capture": b"", "twins": -1}),
-        (MemberFacts, {"token": TOKENS[0], "number": 0, "capture": b"", "port": 0}),
+        (MemberFacts, {"token": "zz" * 8, "number": 0, "host": "", "capture": b""}),
+        (MemberFacts, {"token": TOKENS[0], "number": 0, "host": "", "capture": b"", "duplicates": -1}),
+        (MemberFacts, {"token": TOKENS[0], "number": 0, "host": "", "capture": b"", "port": 0}),
         (GatherVerdict, {"code": 256}),
         (GatherVerdict, {"code": -1}),
     ],

@@ -178,7 +178,8 @@ def start(cluster, nodes):
 
 
 STRANGER = """
-from doctor.cluster.gather.protocol import GatherAnnouncement, GatherVerdict, JoinRequest, ProbeTask
+from doctor.cluster.gather.protocol import GatherVerdict, ProbeTask
+from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import decode, encode
 from ray.experimental.internal_kv import _internal_kv_get
 import msgspec
@@ -193,7 +194,7 @@ while not os.path.exists("STOP"):
         run, _, rest = name.partition("/")
         try:
             if rest == "call":
-                nonce = decode(data, GatherAnnouncement).nonce
+                nonce = decode(data, LeaderAnnouncement).nonce
                 for what, value in (("verdict", GatherVerdict(0)), ("hello/forged", JoinRequest("f" * 16, 1, "node1"))):
                     _internal_kv_put(f"{run}/{nonce}/{what}".encode(), encode(value), True, namespace=NAMESPACE)
                 heard.add(nonce)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from doctor.cluster.rendezvous.endpoint import StoreEndpoint
+from doctor.cluster.gather.plan import StoreEndpoint
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.rendezvous.store_access import PortInUse, RendezvousFailed, open_store
 from doctor.cluster.transport.store import StoreLost

@@ -22,15 +22,8 @@ from hypothesis import strategies as st
 
 from doctor.cluster.gather.coordinator import Coordinator
 from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
-from doctor.cluster.gather.protocol import (
-    GatherAnnouncement,
-    GatherClosed,
-    GatherVerdict,
-    JoinRequest,
-    MemberFacts,
-    ProbeResult,
-    ProbeTask,
-)
+from doctor.cluster.gather.protocol import GatherClosed, GatherVerdict, MemberFacts, ProbeResult, ProbeTask
+from doctor.cluster.membership.protocol import HeartbeatMessage, JoinRequest, LeaderAnnouncement
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.codec import MalformedMessage, decode, encode, pack_member, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore
@@ -42,8 +35,7 @@ from doctor.monitor.watchdog.admission import AdmissionLeader, AdmissionRequest,
 from doctor.monitor.watchdog.decision import Decision
 from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe
 from doctor.monitor.watchdog.peer_table import PeerTable
-from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundPeers, RoundTimeouts
-from doctor.monitor.watchdog.rounds.periodic_rounds import RoundHeartbeat
+from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundTimeouts
 from doctor.probes.ablation.group_trials import GroupTrialOutcome, PrepareTrial
 from doctor.probes.ablation.setting_variants import ExperimentRow
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
@@ -69,22 +61,20 @@ PACKED = pack_member(MEMBER)
 SECRET = Secret(b"k" * 16, "test")
 
 VALID: list[msgspec.Struct] = [
-    GatherAnnouncement("abc", 0, 30.0),
+    LeaderAnnouncement("abc", 0, 30.0),
     JoinRequest(TOKEN, 1, "node1"),
-    MemberFacts(TOKEN, 1, PACKED, 0, 40_000, "word"),
+    MemberFacts(TOKEN, 1, "node1", PACKED, 0, 40_000, "word"),
     ProbeTask(1, "light", 5.0, b"order"),
     ProbeResult(TOKEN, 1, PACKED, 1, b"note"),
     GatherVerdict.of(1, [TOKEN]),
     GatherClosed("abc", GatherVerdict(0)),
-    between.AdmissionToken(TOKEN, 1),
     between.MemberList("abc-1", bytes.fromhex(TOKEN)),
-    between.LeaderClaim("abc"),
     between.PeerProcess(1, 4711, 12.5, 4712, 64),
     between.RankPresence(1, came=True),
     between.PeerObservation(1, 0, "silent", "S"),
     between.RankResumed(1, 3.0),
     between.DecisionMessage(0, "stall", Decision(True, "words", ("RUN001",), (1,))),
-    RoundHeartbeat(0, 3),
+    HeartbeatMessage(0, 3),
     GroupTrialOutcome(1.0, ""),
     TorchCapabilities(1, True, ("gloo",)),
 ]
@@ -250,7 +240,7 @@ def test_a_coordinator(entries: list[tuple[str, bytes]]) -> None:
         shelf.append(name, data)
         if name != "call":
             shelf.set(name, data)
-    job = keeper.gather(lambda: MemberFacts("f" * 16, 0, pack_member(healthy(1, 2).members[0])), None)
+    job = keeper.gather(lambda: MemberFacts("f" * 16, 0, "node0", pack_member(healthy(1, 2).members[0])), None)
     assert 0 in {rank.number for rank in job.ranks}
     board.close()
 
@@ -259,7 +249,8 @@ def test_a_coordinator(entries: list[tuple[str, bytes]]) -> None:
 @FEW
 def test_signed_boards(entries: list[tuple[str, bytes]]) -> None:
     """What was not signed with the key is not there."""
-    shelf, rejected = Shelf(), RejectedMessages("call")
+    shelf, rejected = Shelf(), RejectedMessages()
+    rejected.keep("call")
     signed = SignedBackend(shelf, "run", SECRET, rejected)
     signed.set("abc/leave", b"x")
     sealed = shelf.values["abc/leave"]
@@ -291,7 +282,7 @@ def test_a_watchdog(entries: list[bytes]) -> None:
     collection = CollectionRound(
         "alarm-1",
         "stall",
-        RoundPeers(0, 2, lines, local_peers),
+        SimpleNamespace(rank=0, world_size=2, peer_store=lines, local_peers=local_peers),  # type: ignore[arg-type]
         RoundTimeouts(60.0, 60.0),
         lambda _: Decision(),
         now=time.monotonic(),
@@ -302,7 +293,7 @@ def test_a_watchdog(entries: list[bytes]) -> None:
         for name in ("alarm-1/ruling", "card/1", "rounds", "roll"):
             lines.set(name, data)
         line.set("bell/lead", data)
-        line.append("bell/doorbell", data)
+        line.append("abc/hello", data)
         for box in ("host-host", "alarm-1/here", "alarm-1/here-host", "alarm-1/seen"):
             lines.append(box, data)
         local_peers.read_announcements()
@@ -310,7 +301,7 @@ def test_a_watchdog(entries: list[bytes]) -> None:
         peer_table.read((line,))
         peer_table.job_of_round(collection, "abc")
         AdmissionRequest(1, 2, own_namespace(1, "abc"), 0.0).step((line,), time.monotonic())
-        AdmissionLeader(own_namespace(0, "abc")).step((line,))
+        AdmissionLeader(own_namespace(0, "abc"), 0, 2).step((line,))
     board.close()
 
 
@@ -318,8 +309,8 @@ def _line(board: KeyValueStore) -> Any:
     """A line that is open."""
     from doctor.cluster.transport.failover import StoreConnection
 
-    line = StoreConnection("bell", lambda: board.backend)
-    line._store = board
+    line = StoreConnection.over(board.backend, 3.0, lambda lost: None)
+    line.admission_prefix = "bell"
     return line
 
 

@@ -45,7 +45,7 @@ import json
 import sys
 from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, direct_launch, inner_launcher
 from doctor.cluster.hostlist import as_hostlist
-from doctor.cluster.rendezvous.endpoint import store_endpoint
+from doctor.cluster.gather.plan import store_endpoint
 from doctor.cluster.rendezvous.process_identity import process_identity
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.knowledge.launcher_index import JOB_NAMES, PROCESSES, SCRIPT_VARIABLES

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from doctor.api import Finding, Job
-from doctor.cluster.gather.membership import MemberRecord
 from doctor.cluster.gather.probe_schedule import ProbeSchedule
-from doctor.cluster.gather.protocol import ProbeTask
+from doctor.cluster.gather.protocol import MemberFacts, ProbeTask
 from doctor.cluster.gather.section_merge import merge_sections
 from doctor.collectors.base import Machine
 from doctor.core.check_registry import builtin_checks
-from doctor.core.job import Member, Sections, build_job
+from doctor.core.job import Sections, build_job
 from doctor.facts import CollectiveFacts
 from doctor.probes.base import StageResult
 from doctor.probes.collectives.mesh import parse_mesh
@@ -95,13 +94,8 @@ class Party:
         return survey
 
 
-def _arrivals(job: Job) -> list[MemberRecord]:
-    return [
-        MemberRecord(
-            _token(place), Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity), 0, None, ""
-        )
-        for place, rank in enumerate(job.ranks)
-    ]
+def _arrivals(job: Job) -> list[MemberFacts]:
+    return [MemberFacts(_token(place), rank.number, rank.host.name, b"") for place, rank in enumerate(job.ranks)]
 
 
 def _at_once(

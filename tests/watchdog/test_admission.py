@@ -5,12 +5,13 @@ import time
 
 import pytest
 
+from doctor.cluster.membership.protocol import LeaderAnnouncement
 from doctor.cluster.transport.codec import encode
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.monitor.watchdog import admission
 from doctor.monitor.watchdog.admission import AdmissionLeader, AdmissionRequest, own_namespace
-from doctor.monitor.watchdog.protocol import LeaderClaim, MemberList
+from doctor.monitor.watchdog.protocol import MemberList
 from tests.lab.speed import patience, slowness
 
 WORLD = 3
@@ -38,7 +39,7 @@ class Newcomer(threading.Thread):
             self.lines.step(time.monotonic(), 0.0)
             if self.place is None:
                 self.place = looks.step(self.lines.usable(time.monotonic()), time.monotonic())
-                leader = AdmissionLeader(self.place) if self.place and self.place.leads else None
+                leader = AdmissionLeader(self.place, self.number, WORLD) if self.place and self.place.leads else None
             if leader is not None:
                 leader.step(self.lines.reading)
             time.sleep(0.02)
@@ -63,9 +64,9 @@ def test_rank_0_leads_and_makes_the_run_id(tmp_path):
 
 def test_what_an_earlier_run_left_is_passed_over(tmp_path):
     folder = FileStoreBackend(tmp_path, "runs")
-    folder.exchange("bell/lead", None, encode(LeaderClaim("0123abcd")))
+    folder.exchange("bell/lead", None, encode(LeaderAnnouncement("0123abcd", 0)))
     folder.set("0123abcd/roll", encode(MemberList("abc-old", b"12345678" * 3)))
-    folder.append("bell/doorbell", b"no bell at all")
+    folder.append("0123abcd/hello", b"no request at all")
     places = settled(*(Newcomer(number, tmp_path) for number in range(WORLD)))
     assert len({place.name for place in places}) == 1
     assert places[0].name != "0123abcd"
@@ -96,3 +97,15 @@ def test_of_many_who_would_lead_one_does(tmp_path, monkeypatch):
 def test_no_rank_is_admitted_without_a_connection(tmp_path, rank):
     looks = AdmissionRequest(rank, WORLD, own_namespace(rank, "abc"), 0.0)
     assert looks.step((), 1000.0) is None
+
+
+def test_a_leader_whose_announcement_was_removed_announces_itself_again(tmp_path):
+    folder = FileStoreBackend(tmp_path, "runs")
+    first = Newcomer(0, tmp_path)
+    until = time.monotonic() + LONGEST
+    while not first.place and time.monotonic() < until:
+        time.sleep(0.02)
+    folder.clear("bell")
+    late = Newcomer(1, tmp_path)
+    places = settled(first, late)
+    assert places[0].name == places[1].name

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from doctor.cluster.membership.leadership import acknowledge
 from doctor.cluster.transport import failover as lined
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
 from doctor.cluster.transport.file_store import FileStoreBackend
@@ -100,7 +101,7 @@ def test_a_line_that_is_lost_costs_its_patience_once(both, faulty, trouble, monk
         assert both.get("word") == b"1"
 
 
-def test_a_line_is_found_again_and_read_from_the_start(both, faulty, tmp_path):
+def test_a_lost_connection_is_reopened(both, faulty, tmp_path):
     reader = both.mailbox("box")
     both.append("box", b"1")
     assert sorted(beat(both).mailbox("box").fresh()) == [b"1", b"1"]
@@ -112,7 +113,9 @@ def test_a_line_is_found_again_and_read_from_the_start(both, faulty, tmp_path):
     assert reader.fresh() == [b"2"]
     faulty.refuses = False
     assert len(opened(both).alive) == 2
-    assert reader.fresh() == [b"1"], "that which stood there; what was said in between is on the other"
+    assert reader.fresh() == [], "what was said in between is on the other"
+    both.append("box", b"3")
+    assert reader.fresh() == [b"3", b"3"]
 
 
 def test_a_line_is_not_tried_for_ever(faulty, monkeypatch):
@@ -193,13 +196,13 @@ def entries(folder):
 
 
 def test_an_acknowledgment_stays_as_long_as_the_decision(tmp_path, leaving):
-    assert not leaving.acknowledge("end/ruling", "end/heard", b"0")
+    assert not acknowledge(leaving.all[0], "place", "end/ruling", "end/heard", b"0")
     assert len(entries(tmp_path)) == 2
 
 
 def test_nothing_is_acknowledged_on_a_board_that_was_cleared(tmp_path, leaving):
     leaving.clear_run(())
-    assert not leaving.acknowledge("end/ruling", "end/heard", b"0")
+    assert not acknowledge(leaving.all[0], "place", "end/ruling", "end/heard", b"0")
     assert entries(tmp_path) == []
 
 
@@ -208,7 +211,7 @@ def test_an_acknowledgment_is_removed_with_the_board(tmp_path, leaving, monkeypa
     [line] = leaving.all
     append = line.append
     monkeypatch.setattr(line, "append", lambda *entry: (leaving.clear_run(()), append(*entry)))
-    assert leaving.acknowledge("end/ruling", "end/heard", b"0")
+    assert acknowledge(leaving.all[0], "place", "end/ruling", "end/heard", b"0")
     assert entries(tmp_path) == []
 
 

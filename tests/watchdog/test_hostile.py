@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor.cluster.membership.protocol import LeaderAnnouncement
 from doctor.cluster.transport.codec import decode_or_none, encode
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.signing import Secret
@@ -17,8 +18,9 @@ from doctor.collectors.host.host_identity import host_identity
 from doctor.monitor.telemetry.local_processes import process_start_time
 from doctor.monitor.watchdog.decision import Decision
 from doctor.monitor.watchdog.local_peers.peer_observation import host_key
-from doctor.monitor.watchdog.protocol import DecisionMessage, LeaderClaim, PeerProcess, RankResumed
+from doctor.monitor.watchdog.protocol import DecisionMessage, PeerProcess, RankResumed
 from doctor.monitor.watchdog.store_discovery import KEY, derived_run_id
+from tests.lab.speed import slowness
 from tests.watchdog.ranks import LIMIT, fork
 
 SECRET = Secret(b"s" * 16, "test")
@@ -56,12 +58,12 @@ class Stranger:
             carrier = TCPStoreBackend(join_store("127.0.0.1", port, 20.0), KEY, "hostile", survives_coordinator=True)
         self.board = KeyValueStore(carrier)
         self.bell = bell
-        self.place = self.until(lambda: (lead := self.lead()) and lead.place)
+        self.place = self.until(lambda: (lead := self.lead()) and lead.nonce)
 
     def lead(self):
         data = self.board.get(f"{self.bell}/lead")
         # Signatures keep nobody from reading: what is signed stands after the signature.
-        return next((lead for at in (0, 44) if (lead := decode_or_none((data or b"")[at:], LeaderClaim))), None)
+        return next((lead for at in (0, 44) if (lead := decode_or_none((data or b"")[at:], LeaderAnnouncement))), None)
 
     def until(self, holds):
         end = time.monotonic() + LIMIT
@@ -104,7 +106,8 @@ def test_no_other_process_gets_a_signal(scene, carried, bystander):
     def script(rank):
         rank.watchdog.start()
         rank.train(3.0)
-        rank.stand_still(8.0) if rank.number == 0 else rank.hold_the_lock(10)
+        seconds = round(10 * slowness())  # longer than a round waits for rank 1
+        rank.stand_still(0.8 * seconds) if rank.number == 0 else rank.hold_the_lock(seconds)
         rank.source.state = "ended"
         rank.watchdog.stop(5)
 

@@ -6,20 +6,23 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from doctor.analysis.launch_origin import ranks_in_words
-from doctor.cluster.gather.heartbeat import CoordinatorHeartbeat
-from doctor.cluster.gather.membership import MemberRecord, Membership
+from doctor.cluster.gather.member_table import MemberTable
 from doctor.cluster.gather.protocol import (
-    GatherAnnouncement,
+    ANNOUNCEMENT,
+    HEARTBEAT_EVERY,
     GatherClosed,
     GatherVerdict,
-    JoinRequest,
     MemberFacts,
     ProbeTask,
     closed_marker,
 )
+from doctor.cluster.membership.heartbeat import Heartbeat
+from doctor.cluster.membership.leadership import Leadership
+from doctor.cluster.membership.protocol import JOIN_REQUESTS, JoinRequest, LeaderAnnouncement
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.codec import encode
 from doctor.cluster.transport.failover import Store
@@ -75,35 +78,35 @@ class Coordinator:
         self._store = store
         self._identity = identity
         self._nonce = nonce
-        self._announcement = encode(
-            GatherAnnouncement(nonce, identity.number, max(0.0, close_at - time.monotonic()) + overtime)
-        )
+        seconds = max(0.0, close_at - time.monotonic()) + overtime
+        announcement = LeaderAnnouncement(nonce, identity.number, seconds)
+        self._leadership = Leadership(store, ANNOUNCEMENT, announcement)
         self._close_at = close_at
         self._write_line = write_line
         self._registry = registry
         self._rejected = rejected or RejectedMessages()
         self._own_token = ""
         self._verdict = GatherVerdict(0)
-        self._asked: list[MemberRecord] = []
+        self._asked: list[MemberFacts] = []
         self._next_status = time.monotonic() + FIRST_STATUS_AFTER
         self._quiet = _QuietPeriod()
-        self._heartbeat = CoordinatorHeartbeat(store, nonce)
-        self.membership = Membership(store, nonce, identity.world_size)
+        self._heartbeat = Heartbeat(partial(store.set, f"{nonce}/pulse"), identity.number, HEARTBEAT_EVERY)
+        self.table = MemberTable(store, nonce, identity.world_size)
 
     def open(self, join_request: JoinRequest | None = None) -> None:
         """Announce the gather, replacing any earlier announcement.
 
         ``join_request``: of this process, for members that may have to continue without it.
         """
-        self._store.set("call", self._announcement)
+        self._leadership.announce()
         if join_request is not None:
-            self._store.append(f"{self._nonce}/hello", encode(join_request))
+            self._store.append(f"{self._nonce}/{JOIN_REQUESTS}", encode(join_request))
 
     def take_over(self, after: bytes | None) -> bool:
         """Replace a lost coordinator; return ``False`` if another process did so first."""
-        if not self._store.exchange("call", after, self._announcement):
+        if not self._leadership.take_over(after):
             return False
-        self.membership.recall(after)
+        self.table.recall(after)
         return True
 
     def gather(self, own_facts: Callable[[], MemberFacts | None] | None, schedule: ProbeSchedule | None) -> Job:
@@ -122,8 +125,8 @@ class Coordinator:
         if schedule is not None:
             self._measure(schedule)
         self._wait(self._is_complete, until=self._close_at)
-        self._heartbeat.rest()
-        if damaged := self.membership.damaged:
+        self._heartbeat.pause()
+        if damaged := self.table.damaged:
             self._write_line(f"{len(damaged)} of the messages of other ranks can't be read: {damaged[0]}")
         return self.job()
 
@@ -136,34 +139,34 @@ class Coordinator:
             return bool(facts)
 
         self._wait(is_here, until=math.inf)
-        self.membership.enter_own(facts[0])
+        self.table.enter_own(facts[0])
         return facts[0].token
 
     def job(self) -> Job:
         """Return the job as far as it has been collected."""
-        waited = time.monotonic() >= self._close_at or not self.membership.awaited
+        waited = time.monotonic() >= self._close_at or not self.table.awaited
         # Ranks whose messages were not authentic may have joined.
-        is_known = waited and not self._rejected.count and not self.membership.disputed
-        absent = self.membership.missing if is_known else ()
+        is_known = waited and not self._rejected.count and not self.table.disputed
+        absent = self.table.missing if is_known else ()
         listed = {number: self._registry.host_of(number) for number in absent} if self._registry else {}
         return build_job(
-            self.membership.members(),
+            self.table.members(),
             world_size=self._identity.world_size,
             absent=absent,
-            last_seen=self.membership.last_seen(self._asked, listed),
+            last_seen=self.table.last_seen(self._asked, listed),
         )
 
     def _are_all_here(self) -> bool:
-        return not self.membership.awaited and not self.membership.expected_soon
+        return not self.table.awaited and not self.table.expected_soon
 
     def _is_complete(self) -> bool:
         """Whether no other process is expected."""
-        quiet = self._quiet.lasts(len(self.membership.records))
+        quiet = self._quiet.lasts(len(self.table.joined))
         if self._are_all_here():
             return quiet >= GRACE
-        if not self.membership.awaited:
+        if not self.table.awaited:
             return quiet >= ON_THE_WAY
-        return len(self.membership.records) >= self.membership.world_size and quiet >= EXTRA
+        return len(self.table.joined) >= self.table.world_size and quiet >= EXTRA
 
     def _wait(self, done: Callable[[], bool], *, until: float) -> None:
         interval = PollInterval(self._identity.world_size)
@@ -175,44 +178,39 @@ class Coordinator:
             interval.rest(until)
 
     def _look(self) -> None:
-        self.membership.look()
+        self.table.look()
         self._heartbeat.beat()
         if self._registry is not None:
-            self.membership.gone.update(self._registry.gone())
-        current = self._store.get("call")
-        if current is None:  # removed, or overwritten by a process without the key
-            self._store.set("call", self._announcement)
-        elif current != self._announcement:
+            self.table.gone.update(self._registry.gone())
+        if not self._leadership.is_held():
             raise Superseded
 
     def _report_status(self) -> None:
         now = time.monotonic()
-        awaited = self.membership.awaited
+        awaited = self.table.awaited
         if now >= self._next_status and awaited:
             self._next_status = now + STATUS_EVERY
             left = max(0.0, self._close_at - now)
-            joined = f"{len(self.membership.numbers)} of {self.membership.world_size} ranks are here"
+            joined = f"{len(self.table.numbers)} of {self.table.world_size} ranks are here"
             self._write_line(f"{joined}; waiting for {ranks_in_words(awaited)}, {left:.0f} s at most")
 
     def _measure(self, schedule: ProbeSchedule) -> None:
         end = time.monotonic() + schedule.seconds
         while True:
-            probe_round = schedule.next(
-                self.job(), self.membership.in_order, self.membership.notes, end - time.monotonic()
-            )
+            probe_round = schedule.next(self.job(), self.table.in_order, self.table.notes, end - time.monotonic())
             if probe_round is None:
                 return
-            self.membership.notes.clear()
+            self.table.notes.clear()
             self._hand_out(probe_round.tasks, schedule)
             self._wait_for(probe_round)
             for token in self._unmeasured(probe_round.tasks):
-                self.membership.note_timeout(token, probe_round.makes)
+                self.table.note_timeout(token, probe_round.makes)
 
     def _wait_for(self, probe_round: ProbeRound) -> None:
         self._wait(lambda: not self._unmeasured(probe_round.tasks), until=time.monotonic() + probe_round.seconds)
 
     def _hand_out(self, tasks: Mapping[str, ProbeTask], schedule: ProbeSchedule) -> None:
-        self._asked = [record for token, record in self.membership.records.items() if token in tasks]
+        self._asked = [facts for token, facts in self.table.joined.items() if token in tasks]
         for token, task in tasks.items():
             if token != self._own_token:
                 self._store.set(f"{self._nonce}/plan/{token}", encode(task))
@@ -221,20 +219,18 @@ class Coordinator:
 
     def _unmeasured(self, tasks: Mapping[str, ProbeTask]) -> list[str]:
         """Return the tokens of the members that have not finished their task and still may."""
-        gone = {token for token, record in self.membership.records.items() if record.number in self.membership.gone}
+        gone = {token for token, facts in self.table.joined.items() if facts.number in self.table.gone}
         return [
-            token
-            for token, task in tasks.items()
-            if self.membership.steps.get(token, 0) < task.step and token not in gone
+            token for token, task in tasks.items() if self.table.steps.get(token, 0) < task.step and token not in gone
         ]
 
     def _take_part(self, schedule: ProbeSchedule, task: ProbeTask) -> None:
         found = schedule.take_part(task)
-        self.membership.note_measured(self._own_token, task.step, found.sections, found.note)
+        self.table.note_measured(self._own_token, task.step, found.sections, found.note)
 
     def announce(self, code: int) -> None:
         """Publish the exit code with which all leave."""
-        self._verdict = GatherVerdict.of(code, self.membership.records)
+        self._verdict = GatherVerdict.of(code, self.table.joined)
         try:
             self._store.set(f"{self._nonce}/verdict", encode(self._verdict))
         except StoreLost:
@@ -243,8 +239,8 @@ class Coordinator:
     @property
     def _others(self) -> int:
         """The number of other members that are still running."""
-        joined = ((token, record.number) for token, record in self.membership.records.items())
-        return sum(token != self._own_token and number not in self.membership.gone for token, number in joined)
+        others = (facts for token, facts in self.table.joined.items() if token != self._own_token)
+        return sum(facts.number not in self.table.gone for facts in others)
 
     def dismiss(self, others: int | None = None, seconds: float | None = None) -> None:
         """Dismiss the members once they or so many ``others`` have acknowledged the verdict.
@@ -262,9 +258,9 @@ class Coordinator:
                 acknowledged.update(mailbox.fresh())  # a set: a member may have written to two connections
                 interval.rest(until)
             self._store.set(f"{self._nonce}/leave", b"")
-            if self._store.get("call") == self._announcement:
+            if self._leadership.is_held():
                 self._store.set("last", encode(GatherClosed(self._nonce, self._verdict)))
-                self._store.set("call", closed_marker(self._nonce))
+                self._store.set(ANNOUNCEMENT, closed_marker(self._nonce))
             self._store.clear(self._nonce)
         except StoreLost:
             return

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from doctor.cluster.gather.coordinator import Coordinator, Superseded
 from doctor.cluster.gather.dismissal import Dismissed
-from doctor.cluster.gather.gather_plan import GatherPlan
 from doctor.cluster.gather.local_verdict import EXIT_CODES_BY_SEVERITY, LocalVerdict, worse_exit_code
 from doctor.cluster.gather.member import GatherMember, NoCoordinator
 from doctor.cluster.gather.participant import Participant
+from doctor.cluster.gather.plan import GatherPlan
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.rendezvous.store_access import (
     NOT_OURS,
@@ -79,7 +79,7 @@ class GatherSession:
         own_code: Callable[[Job], int] | None = None,
     ) -> None:
         self._secret = secret
-        self._rejected = RejectedMessages("call")
+        self._rejected = RejectedMessages()
         self._local_verdict = LocalVerdict(own_code, self._alone) if own_code is not None and secret is None else None
         self._was_replaced = False
         self._plan = plan
@@ -177,10 +177,13 @@ class GatherSession:
                 one.wrap(lambda backend: SignedBackend(backend, self._identity.key, self._secret, self._rejected))
         self._store = store
         if fallback is not None:
-            fallback.patience = store.patience / 3  # a blocked folder must not delay the heartbeat on the store
-            optional = StoreConnection.over(fallback, on_lost=lambda lost: self._write_line(FALLBACK_LOST))
-            self._store = FailoverStore((StoreConnection.over(store, required=True), optional))
+            patience = store.patience / 3  # a blocked folder must not delay the heartbeat on the store
+            connection = StoreConnection.over(fallback.backend, patience, self._report_lost_fallback)
+            self._store = FailoverStore((connection,), store)
         return self._store
+
+    def _report_lost_fallback(self, lost: StoreLost) -> None:
+        self._write_line(FALLBACK_LOST)
 
     def _join_the_folder(self) -> ConnectedStore:
         assert self._plan.share is not None  # a plan has one or the other
@@ -262,9 +265,7 @@ class GatherSession:
     def _participate(self, store: Store) -> Job:
         member = GatherMember(
             store,
-            self._identity,
-            self._participant.join_request,
-            self._participant.member_facts,
+            self._participant,
             self._schedule,
             close_at=self._close_at,
             max_seconds=self._max_seconds,

@@ -35,13 +35,9 @@ class HostLease:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and self._socket is not None:
                 self.granted = False
-                self._notify_holder(self._socket, address)
+                with contextlib.suppress(OSError):
+                    self._socket.sendto(b"me too", address)  # its holder counts it
             self.close()
-
-    @staticmethod
-    def _notify_holder(sender: socket.socket, address: str) -> None:
-        with contextlib.suppress(OSError):
-            sender.sendto(b"me too", address)
 
     def rivals(self) -> int:
         """Return the number of other processes that have requested it so far."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from doctor.core.background import BackgroundCall
 from doctor.core.job import Job
 
 EXIT_CODES_BY_SEVERITY = (0, 3, 2, 1)
@@ -30,25 +30,19 @@ class LocalVerdict:
     def __init__(self, judge: Callable[[Job], int], local_job: Callable[[], Job]) -> None:
         self._judge = judge
         self._local_job = local_job
-        self._code: int | None = None
-        self._thread: threading.Thread | None = None
+        self._call: BackgroundCall[int] | None = None
 
     def begin(self) -> None:
         """Start the evaluation unless it has started."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="doctor-local-verdict", daemon=True)
-            self._thread.start()
+        if self._call is None:
+            self._call = BackgroundCall(lambda: self._judge(self._local_job()))
 
     def wait(self) -> int | None:
         """Return the exit code; ``None`` if the evaluation failed or timed out."""
         self.begin()
-        if self._thread is not None:
-            self._thread.join(PATIENCE)
-        return self._code
-
-    def _work(self) -> None:
+        assert self._call is not None
         try:
-            code = self._judge(self._local_job())
-        except Exception:  # noqa: BLE001 - plugins may raise anything: then nothing is known
-            return
-        self._code = code if code in EXIT_CODES_BY_SEVERITY else None
+            code = self._call.result(PATIENCE)
+        except (Exception, SystemExit):  # noqa: BLE001 - plugins may raise anything: then nothing is known
+            return None
+        return code if code in EXIT_CODES_BY_SEVERITY else None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from doctor.analysis.visible_devices import states_binding
 from doctor.cluster.gather.host_lease import HostLease
-from doctor.cluster.gather.protocol import JoinRequest, MemberFacts
+from doctor.cluster.gather.protocol import MemberFacts
+from doctor.cluster.membership.protocol import JoinRequest
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.codec import pack_member
 from doctor.collectors import MODULES
@@ -84,9 +85,9 @@ class Participant:
         """Return the facts message of this process, or ``None`` until the facts are collected."""
         if not self._ready.is_set():
             return None
-        port, word = self._answers_at or (None, "")
+        request, (port, word) = self.join_request, self._answers_at or (None, "")
         capture, duplicates = pack_member(self.member()), self._rank_lease.rivals()
-        return MemberFacts(self.join_request.token, self.identity.number, capture, duplicates, port, word)
+        return MemberFacts(request.token, request.number, request.host, capture, duplicates, port, word)
 
 
 def start_participant(

@@ -8,13 +8,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from doctor.cluster.gather.membership import MemberRecord
-from doctor.cluster.gather.protocol import MOST_STEPS, ProbeTask
+from doctor.cluster.gather.protocol import MOST_STEPS, MemberFacts, ProbeTask
 from doctor.cluster.transport.codec import MalformedMessage
 from doctor.collectors.base import Machine
-from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import Missing, MissingReason, Section
-from doctor.core.job import Job, Rank
+from doctor.core.job import Job
 from doctor.probes.authorization import Forbidden
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StageResult
 from doctor.probes.collectives.mesh import Axis
@@ -55,7 +53,7 @@ class ProbeSchedule:
 
     ``seconds``: for all of them; ``overtime``: of these, seconds after the gather is closed. ``leads_host``: this
     process measures for its host and answers the probes of others from now on; if no port can be opened, it measures
-    what needs none. ``write_line`` gets the cost of each step before it starts.
+    what needs none. ``write_line`` gets the cost of each step before it starts. ``sections``: measured by this process.
     """
 
     def __init__(
@@ -71,6 +69,7 @@ class ProbeSchedule:
         most = sum(stage.most_seconds + MARGIN for stage in stages)
         self.seconds = most if within is None else min(most, within)
         self.overtime = 0.0 if within is not None else most
+        self.sections: dict[str, Section | Missing] = {}
         self._stages = {stage.name: stage for stage in stages}
         self._waiting = list(stages)
         self._steps = 0
@@ -88,13 +87,14 @@ class ProbeSchedule:
         return (responder.port, responder.word) if responder else None
 
     def next(
-        self, job: Job, records: Sequence[MemberRecord], notes: Mapping[str, bytes], seconds: float
+        self, job: Job, members: Sequence[MemberFacts], notes: Mapping[str, bytes], seconds: float
     ) -> ProbeRound | None:
         """Return the next step; ``None`` when all is measured or no time is left.
 
-        ``notes``: what the members returned from the last step; ``seconds``: that are left.
+        ``members``: in the order of the ranks of ``job``; ``notes``: what they returned from the last step;
+        ``seconds``: that are left.
         """
-        participants = probe_addresses(job, records, notes)
+        participants = probe_addresses(job, members, notes)
         while self._waiting and self._steps < MOST_STEPS and seconds > MARGIN:
             stage = self._waiting[0]
             orders = self._planned(stage, job, participants)
@@ -120,14 +120,17 @@ class ProbeSchedule:
         return ProbeRound(tasks, seconds + MARGIN, tuple(section.key for section in stage.makes))
 
     def take_part(self, task: ProbeTask) -> StageResult:
-        """Run a task of this process.
+        """Run a task of this process, and keep the sections.
 
         Raises:
             MalformedMessage: the order cannot be decoded.
         """
         stage = self._stages.get(task.stage)
-        if stage is None:
-            return StageResult({})
+        found = self._take_part(stage, task) if stage is not None else StageResult({})
+        self.sections.update(found.sections)
+        return found
+
+    def _take_part(self, stage: Stage, task: ProbeTask) -> StageResult:
         try:
             return stage.take_part(task.order, self._context, ProbeDeadline(min(task.seconds, stage.most_seconds)))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -145,54 +148,22 @@ class ProbeSchedule:
         self._context.close()
 
 
-class LocalProbeSchedule(ProbeSchedule):
-    """Light probes alone; keeps the sections that this process measured.
-
-    ``within``: seconds for all of them.
-    """
-
-    def __init__(self, number: int, *, leads_host: bool, write_line: Callable[[str], None], within: float) -> None:
-        within = min(LIMIT_SECONDS, within)
-        super().__init__(
-            number, (LightStage(),), Machine(), leads_host=leads_host, write_line=write_line, within=within
-        )
-        self.sections: dict[str, Section | Missing] = {}
-
-    def take_part(self, task: ProbeTask) -> StageResult:
-        """Measure, and keep the sections."""
-        found = super().take_part(task)
-        self.sections = dict(found.sections)
-        return found
-
-
 def _broken(stage: Stage, error: Exception) -> Missing:
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else "no words"
     return Missing(MissingReason.FAILED, f"the probe {stage.name} raised {type(error).__name__}: {reason}")
 
 
-def probe_addresses(job: Job, records: Sequence[MemberRecord], notes: Mapping[str, bytes]) -> list[ProbeParticipant]:
-    """Return all members as stages see them, by rank; one process per host leads it."""
-    host_indices: dict[Identity | None, int] = {host.identity: host.index for host in job.hosts}
-    ranks: dict[tuple[int, int], list[Rank]] = {}
-    for rank in job.ranks:
-        ranks.setdefault((rank.number, rank.host.index), []).append(rank)
+def probe_addresses(job: Job, members: Sequence[MemberFacts], notes: Mapping[str, bytes]) -> list[ProbeParticipant]:
+    """Return the members as stages see them, in the order of the ranks of ``job``; one process per host leads it."""
     led_hosts: set[int] = set()
     participants = []
-    for record in records:
-        host_index = host_indices.get(record.host)
-        candidates = ranks.get((record.number, host_index), []) if host_index is not None else []
-        if host_index is None or not candidates:
-            continue
-        rank = candidates.pop(0) if len(candidates) > 1 else candidates[0]
-        leads_host = record.port is not None and host_index not in led_hosts
+    for facts, rank in zip(members, job.ranks, strict=True):
+        host, note = rank.host.index, notes.get(facts.token, b"")
+        leads_host = facts.port is not None and host not in led_hosts
         if leads_host:
-            led_hosts.add(host_index)
-        participants.append(
-            ProbeParticipant(
-                record.token, rank, host_index, leads_host, record.port, record.word, notes.get(record.token, b"")
-            )
-        )
+            led_hosts.add(host)
+        participants.append(ProbeParticipant(facts.token, rank, host, leads_host, facts.port, facts.word, note))
     return participants
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from doctor.cluster.membership.protocol import JoinRequest, has_token, join_tokens
 from doctor.cluster.transport.codec import Count, Nonce, Token
-from doctor.core.message_bounds import MOST_RANKS, Name, Port, Seconds, Word
+from doctor.core.message_bounds import MOST_RANKS, Port, Seconds, Word
 
 Code = Annotated[int, Meta(ge=0, lt=1 << 8)]
 Packed = Annotated[bytes, Meta(max_length=16 << 20)]
@@ -18,42 +19,23 @@ OrderBytes = Annotated[bytes, Meta(max_length=32 << 20)]
 """An order: the members of a group of a million ranks take five bytes each, along a few axes."""
 Note = Annotated[bytes, Meta(max_length=64 << 10)]
 Stage = Annotated[str, Meta(pattern=r"\A[a-z]{1,32}\Z")]
-
-
+ANNOUNCEMENT = "call"
+"""Key of the announcement."""
+HEARTBEAT_EVERY, MOST_MISSED = 1.0, 5
+"""Seconds between heartbeats, and missed ones after which a coordinator counts as dead or stopped."""
 MOST_STEPS = 40
 """Limit of the steps of all stages together, so that a gather ends."""
 
 
-class GatherAnnouncement(msgspec.Struct, frozen=True):
-    """Opens a gather. ``number``: rank of its coordinator; ``seconds`` until it is closed."""
-
-    nonce: Nonce
-    number: Count
-    seconds: Seconds
-
-
-class JoinRequest(msgspec.Struct, frozen=True):
-    """Sent on joining, before facts are collected.
-
-    ``token`` distinguishes processes with the same rank.
-    """
-
-    token: Token
-    number: Count
-    host: Name
-
-
-class MemberFacts(msgspec.Struct, frozen=True):
-    """A process and its facts.
+class MemberFacts(JoinRequest, frozen=True):
+    """A member: the join request of a process, completed with its facts.
 
     ``duplicates``: processes of its host with the same rank that may still be joining. ``port`` and ``word``: where it
     answers probes for its host, if it does.
     """
 
-    token: Token
-    number: Count
     capture: Packed
-    duplicates: Count = msgspec.field(default=0, name="twins")
+    duplicates: Count = 0
     port: Port | None = None
     word: Word = ""
 
@@ -96,12 +78,11 @@ class GatherVerdict(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, code: int, tokens: Iterable[str]) -> GatherVerdict:
         """Return the verdict on the processes with these tokens."""
-        return cls(code, b"".join(sorted(bytes.fromhex(token)[:TOKEN_PREFIX_BYTES] for token in tokens)))
+        return cls(code, join_tokens(tokens, TOKEN_PREFIX_BYTES))
 
     def covers(self, token: str) -> bool:
         """Return whether the process with that token was evaluated."""
-        prints = {self.judged[at : at + TOKEN_PREFIX_BYTES] for at in range(0, len(self.judged), TOKEN_PREFIX_BYTES)}
-        return bytes.fromhex(token)[:TOKEN_PREFIX_BYTES] in prints
+        return has_token(self.judged, token, TOKEN_PREFIX_BYTES)
 
 
 class GatherClosed(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from doctor.cluster.gather.membership import MemberRecord
 from doctor.cluster.gather.probe_schedule import ProbeOptions, ProbeSchedule, full_stages
+from doctor.cluster.gather.protocol import MemberFacts
 from doctor.cluster.gather.section_merge import merge_sections
 from doctor.collectors.base import Machine
 from doctor.core.job import Job, Member, Sections, build_job
@@ -30,8 +30,8 @@ def probe_single_process(job: Job, machine: Machine, write_line: Callable[[str],
         while True:
             known = member._replace(sections=merge_sections(member.sections, measured))
             job = build_job([known], world_size=job.world_size)
-            record = MemberRecord(_TOKEN, known, 0, *(schedule.answers_at or (None, "")))
-            probe_round = schedule.next(job, [record], notes, end - time.monotonic())
+            facts = MemberFacts(_TOKEN, member.rank, "", b"", 0, *(schedule.answers_at or (None, "")))
+            probe_round = schedule.next(job, [facts], notes, end - time.monotonic())
             if probe_round is None or _TOKEN not in probe_round.tasks:
                 return job
             found = schedule.take_part(probe_round.tasks[_TOKEN])

@@ -47,9 +47,7 @@ def join_from_node(
     store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
     close_at = time.monotonic() + timeout
     try:
-        GatherMember(
-            store, identity, participant.join_request, participant.member_facts, schedule, close_at=close_at
-        ).participate()
+        GatherMember(store, participant, schedule, close_at=close_at).participate()
     except NoCoordinator:
         return rejected.warning or "the driver was not heard of any more"
     except StoreLost as lost:

@@ -14,9 +14,9 @@ import msgspec
 
 from doctor.cluster.gather.dismissal import Dismissed
 from doctor.cluster.gather.gather_session import INCONCLUSIVE
+from doctor.cluster.gather.plan import NoRendezvous
 from doctor.cluster.gather.probe_schedule import ProbeOptions
 from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
-from doctor.cluster.rendezvous.endpoint import NoRendezvous
 from doctor.core.capture import parse_capture
 from doctor.core.decoding import prepared
 from doctor.core.job import Job
@@ -37,7 +37,7 @@ class RayGatherSession:
     Used like :class:`doctor.cluster.gather.gather_session.GatherSession`. ``timeout``: seconds within which the cluster
     accepts a driver and all nodes answer. ``directories``: pairs of role and path that every node also inspects.
     ``write_line`` gets lines for stderr; ``discreet``: without names and addresses. Raises
-    :class:`doctor.cluster.rendezvous.endpoint.NoRendezvous` if no process can be started.
+    :class:`doctor.cluster.gather.plan.NoRendezvous` if no process can be started.
     """
 
     judges = True

@@ -7,15 +7,14 @@ import errno
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from doctor.analysis.interface_choice import is_loopback
+from doctor.cluster.gather.plan import StoreEndpoint
 from doctor.cluster.rendezvous.connect_attempt import ConnectAttempt, attempt_connect, names_this_host
-from doctor.cluster.rendezvous.endpoint import StoreEndpoint
 from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.secret_file import LEAST
@@ -29,6 +28,7 @@ from doctor.cluster.transport.store import (
     first_line,
 )
 from doctor.cluster.transport.tcp_store import C10dStore, TCPStoreBackend, host_store, join_store, listen
+from doctor.core.background import BackgroundCall
 from doctor.core.facts import ReachFacts
 from doctor.core.files.own_folder import OwnFolder
 
@@ -78,22 +78,7 @@ class TorchImport:
         # torch's C++ code logs every connection that ends; it reads this when it is loaded. The environment is this
         # process's own, and its facts hold an earlier copy.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        self._error: str | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._load, name="doctor-torch", daemon=True).start()
-
-    def _load(self) -> None:
-        try:
-            import torch.distributed
-
-            if not torch.distributed.is_available():
-                self._error = "this torch is built without torch.distributed"
-        except ImportError as error:
-            self._error = f"torch can't be imported here ({first_line(error)})"
-        except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
-            self._error = f"torch breaks when it is imported ({type(error).__name__}: {first_line(error)})"
-        finally:
-            self._done.set()
+        self._error = BackgroundCall(_import_torch)
 
     def wait(self, until: float) -> None:
         """Wait for the import.
@@ -101,14 +86,26 @@ class TorchImport:
         Raises:
             RendezvousFailed: torch is not available.
         """
-        if not self._done.wait(max(0.0, until - time.monotonic())):
+        try:
+            error = self._error.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
             raise RendezvousFailed(
                 "torch was still being imported when the time was up: a longer --timeout, or --share DIR"
-            )
-        if self._error:
-            raise RendezvousFailed(
-                f"{self._error}, and the store is torch's: use --share DIR (a folder that all hosts see)"
-            )
+            ) from None
+        if error:
+            raise RendezvousFailed(f"{error}, and the store is torch's: use --share DIR (a folder that all hosts see)")
+
+
+def _import_torch() -> str:
+    """Import torch; return why it cannot be used, empty if it can."""
+    try:
+        import torch.distributed
+
+        return "" if torch.distributed.is_available() else "this torch is built without torch.distributed"
+    except ImportError as error:
+        return f"torch can't be imported here ({first_line(error)})"
+    except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
+        return f"torch breaks when it is imported ({type(error).__name__}: {first_line(error)})"
 
 
 NOT_OURS = (

@@ -1,15 +1,16 @@
 """Stores over several connections, so that the loss of one does not separate the ranks.
 
-A connection has one of two loss policies. A *required* one raises :class:`StoreLost`, and values are read from it
-alone, because it holds all that this process has written. Any other is optional: its calls return ``None`` once it is
-lost, ``on_lost`` is called, and it is reopened a few times if it can be. The coordinator of a gather requires its store
-and has the shared folder for ranks that cannot reach that store; a watchdog requires nothing.
+A store has one of two loss policies. A required one (:class:`KeyValueStore`) raises :class:`StoreLost`, and values are
+read from it alone, because it holds all that this process has written. An optional one (:class:`StoreConnection`)
+returns ``None``, and is reopened a few times if it can be. The coordinator of a gather requires its store and has the
+shared folder for ranks that cannot reach that store; a watchdog requires nothing.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from doctor.cluster.transport.store import KeyValueStore, Mailbox, Marks, StoreBackend, StoreLost, UntrustedStore
@@ -29,46 +30,37 @@ CHUNK = 200
 
 
 def _ignore(lost: StoreLost) -> None:
-    """Do nothing."""
+    return
 
 
-class StoreConnection:
-    """One connection to the other ranks, which may be lost and reopened.
+class StoreConnection(KeyValueStore):
+    """An optional connection to the other ranks, which may be lost and reopened.
 
     ``opens`` returns its backend; ``admission_prefix`` is the key prefix under which new ranks request admission.
+    ``on_lost`` is called when it is lost.
     """
 
-    is_required = False
+    is_alive = False
+    """Whether it can be used."""
 
     def __init__(
         self, admission_prefix: str, opens: Callable[[], StoreBackend], on_lost: Callable[[StoreLost], None] = _ignore
     ) -> None:
         self.admission_prefix = admission_prefix
+        self.patience = PATIENCE
         self._opens = opens
         self._on_lost = on_lost
         self._opening: BackgroundCall[StoreBackend] | None = None
-        self._store: KeyValueStore | None = None
         self._tries = 0
         self._due = 0.0
 
     @classmethod
-    def over(
-        cls, store: KeyValueStore, *, required: bool = False, on_lost: Callable[[StoreLost], None] = _ignore
-    ) -> StoreConnection:
-        """Return the connection of an open store, which is not reopened."""
-        connection = cls("", lambda: store.backend, on_lost)
-        connection._store, connection._tries, connection.is_required = store, TRIES, required
+    def over(cls, backend: StoreBackend, patience: float, on_lost: Callable[[StoreLost], None]) -> StoreConnection:
+        """Return a connection that is open, and is not reopened."""
+        connection = cls("", lambda: backend, on_lost)
+        connection.patience, connection._tries = patience, TRIES
+        connection._use(backend)
         return connection
-
-    @property
-    def description(self) -> str:
-        """Description of its store; empty while it is not open."""
-        return self._store.description if self._store is not None else ""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be used."""
-        return self._store is not None
 
     @property
     def is_opening(self) -> bool:
@@ -78,102 +70,77 @@ class StoreConnection:
     def step(self, now: float) -> None:
         """Continue or start opening it if that is due."""
         if self._opening is not None and self._opening.is_done:
-            self._finish_opening(self._opening, now)
+            try:
+                self._use(self._opening.result())
+            except (OSError, RuntimeError, ValueError, ImportError):  # refused, not a TCPStore, or torch is missing
+                self._lose(now)
             self._opening = None
-        elif self._opening is None and self._store is None and now >= self._due and self._tries < TRIES:
+        elif self._opening is None and not self.is_alive and now >= self._due and self._tries < TRIES:
             self._tries += 1
             self._opening = BackgroundCall(self._opens)
 
-    def _finish_opening(self, opened: BackgroundCall[StoreBackend], now: float) -> None:
-        try:
-            self._store = KeyValueStore(opened.result(), PATIENCE)
-        except (OSError, RuntimeError, ValueError, ImportError):  # refused, not a TCPStore, or torch is missing
-            self._lose(now)
+    def _use(self, backend: StoreBackend) -> None:
+        super().__init__(backend, self.patience)
+        self.is_alive = True
 
     def _lose(self, now: float) -> None:
-        if self._store is not None:
-            self._store.close()  # its thread ends as soon as it can
-        self._store = None
+        if self.is_alive:
+            super().close()  # its thread ends as soon as it can
+        self.is_alive = False
         self._due = now + AGAIN * 2 ** max(0, self._tries - 1)
 
-    def use(self, work: Callable[[KeyValueStore], T]) -> T | None:
-        """Run ``work`` with the store and return its result; ``None`` if it is not open or is lost.
-
-        Raises:
-            StoreLost: the connection is required.
-        """
-        if self._store is None:
-            return None
+    def use(self, work: Callable[[StoreBackend], T], otherwise: T) -> T:
+        """Run ``work`` with the backend; return ``otherwise`` if it is not open or is lost."""
+        if not self.is_alive:
+            return otherwise
         try:
-            return work(self._store)
+            return self.call(work)
         except StoreLost as lost:
-            if self.is_required:
-                raise
             self._lose(time.monotonic())
             if isinstance(lost, UntrustedStore):
                 self._tries = TRIES
             self._on_lost(lost)
-            return None
-
-    def set(self, name: str, data: bytes) -> None:
-        """Write ``data`` under ``name``."""
-        self.use(lambda store: store.set(name, data))
-
-    def get(self, name: str) -> bytes | None:
-        """Return the value of ``name``."""
-        return self.use(lambda store: store.get(name))
-
-    def exchange(self, name: str, old: bytes | None, new: bytes) -> bool | None:
-        """Write ``new`` if the value is ``old``; return whether it was written."""
-        return self.use(lambda store: store.exchange(name, old, new))
-
-    def append(self, name: str, data: bytes) -> None:
-        """Append an entry to a mailbox."""
-        self.use(lambda store: store.append(name, data))
+            return otherwise
 
     def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
         """Return the values of those of the names that have one."""
         found: dict[str, bytes] = {}
         for at in range(0, len(names), CHUNK):
-            found |= self.use(lambda store, some=names[at : at + CHUNK]: store.call(_get_each(some))) or {}  # type: ignore[misc]
+            some: dict[str, bytes] = self.use(partial(_get_each, names[at : at + CHUNK]), {})
+            found |= some
         return found
-
-    def mailbox(self, name: str) -> Mailbox:
-        """Return a reader of the mailbox ``name``; it reads all entries again after a reconnect."""
-        return Mailbox(name, self.fetch)
-
-    def fetch(self, name: str, marks: Marks) -> list[bytes]:
-        """Return the entries of a mailbox beyond ``marks``."""
-        return self.use(lambda store: store.fetch(name, marks)) or []
-
-    def clear(self, name: str) -> None:
-        """Remove all keys below ``name``."""
-        self.use(lambda store: store.clear(name))
 
     def close(self) -> None:
         """Release the connection, and do not open it again."""
         self._tries = TRIES
         self._opening = None
-        if self._store is not None:
-            self._store.close()
-        self._store = None
+        if self.is_alive:
+            super().close()
+        self.is_alive = False
 
 
-def _get_each(names: Sequence[str]) -> Callable[[StoreBackend], dict[str, bytes]]:
-    return lambda backend: {name: data for name in names if (data := backend.get(name)) is not None}
+def _get_each(names: Sequence[str], backend: StoreBackend) -> dict[str, bytes]:
+    return {name: data for name in names if (data := backend.get(name)) is not None}
 
 
 class FailoverStore:
-    """All store connections of a process, the preferred one first.
+    """All store connections of a process: the ``required`` store, if there is one, and optional ones.
 
-    Names are relative to the ``namespace``. Writes go to every open connection, because other ranks may have lost one
-    of them. Without :meth:`step` all are read; with it, the preferred one on each step and the others less often.
-    ``are_authentic``: messages are signed, so they come from ranks of this job.
+    The first connection is preferred. Names are relative to the ``namespace``. Writes go to every open connection,
+    because other ranks may have lost one of them. Without :meth:`step` all are read; with it, the preferred one on each
+    step and the others less often. ``are_authentic``: messages are signed, so they come from ranks of this job.
     """
 
-    def __init__(self, connections: Sequence[StoreConnection], *, are_authentic: bool = False) -> None:
+    def __init__(
+        self,
+        connections: Sequence[StoreConnection],
+        required: KeyValueStore | None = None,
+        *,
+        are_authentic: bool = False,
+    ) -> None:
         self.all = tuple(connections)
         self.are_authentic = are_authentic
+        self._required = required
         self.namespace = ""
         self.reading = self.alive
         self._began = time.monotonic()
@@ -201,14 +168,18 @@ class FailoverStore:
         return tuple(connection for connection in self.all if connection.is_alive)
 
     @property
+    def _stores(self) -> tuple[KeyValueStore, ...]:
+        return self.alive if self._required is None else (self._required, *self.alive)
+
+    @property
     def description(self) -> str:
         """Description of the open connections, for a sentence."""
-        return " and ".join(connection.description for connection in self.alive)
+        return " and ".join(store.description for store in self._stores)
 
     @property
     def survives_coordinator(self) -> bool:
-        """Whether the preferred connection outlives the coordinator; see :class:`StoreBackend`."""
-        return self.all[0].use(lambda store: store.survives_coordinator) or False
+        """Whether the required store outlives the coordinator."""
+        return self._required is not None and self._required.survives_coordinator
 
     def read_all(self) -> None:
         """Read every connection on this step."""
@@ -216,8 +187,8 @@ class FailoverStore:
 
     def set(self, name: str, data: bytes) -> None:
         """Write to every connection."""
-        for connection in self.alive:
-            connection.set(self._key(name), data)
+        for store in self._stores:
+            store.set(self._key(name), data)
 
     def set_on_best(self, name: str, data: bytes) -> None:
         """Write to the preferred connection alone, for values that are renewed often."""
@@ -226,24 +197,27 @@ class FailoverStore:
 
     def append(self, name: str, data: bytes) -> None:
         """Append an entry to a mailbox on every connection, where readers of several find it several times."""
-        for connection in self.alive:
-            connection.append(self._key(name), data)
+        for store in self._stores:
+            store.append(self._key(name), data)
 
     def get(self, name: str) -> bytes | None:
-        """Return the value of a name from the first connection that has one, or from the required one alone."""
-        found = (connection.get(self._key(name)) for connection in _deciding(self.reading))
+        """Return the value of a name in the required store, or in the first connection that has one."""
+        if self._required is not None:
+            return self._required.get(self._key(name))
+        found = (connection.get(self._key(name)) for connection in self.reading)
         return next((data for data in found if data is not None), None)
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Write ``new`` where the value is ``old``; return whether no other process was first on any connection.
 
-        If a connection is required, it decides, and the others follow.
+        The required store decides if there is one, and the others follow.
         """
-        deciding = _deciding(self.alive)
-        won = False not in [connection.exchange(self._key(name), old, new) for connection in deciding]
-        for connection in self.alive if won else ():
-            if connection not in deciding:
-                connection.set(self._key(name), new)
+        if self._required is None:
+            lost = [not one.exchange(self._key(name), old, new) and one.is_alive for one in self.alive]
+            return not any(lost)
+        won = self._required.exchange(self._key(name), old, new)
+        if won:
+            self.set(name, new)
         return won
 
     def get_many(self, names: Iterable[str], connections: Sequence[StoreConnection]) -> dict[str, tuple[bytes, ...]]:
@@ -261,12 +235,13 @@ class FailoverStore:
 
     def fetch(self, key: str, marks: Marks) -> list[bytes]:
         """Return the entries of a mailbox beyond ``marks``, from each connection that is read on this step."""
-        return [data for connection in self.reading for data in connection.fetch(key, marks)]
+        required = () if self._required is None else (self._required,)
+        return [data for store in (*required, *self.reading) for data in store.fetch(key, marks)]
 
     def clear(self, name: str) -> None:
         """Remove all keys below ``name`` on every connection."""
-        for connection in self.alive:
-            connection.clear(self._key(name))
+        for store in self._stores:
+            store.clear(self._key(name))
 
     def clear_run(self, emptied: Iterable[str]) -> None:
         """Remove the keys of this run.
@@ -280,33 +255,13 @@ class FailoverStore:
             for name in connection.get_many(full):
                 connection.set(name, b"")
 
-    def acknowledge(self, verdict: str, mailbox: str, data: bytes) -> bool:
-        """Append to ``mailbox`` wherever ``verdict`` is set; return whether keys were removed.
-
-        The rank that decided clears the store once all others have acknowledged or its deadline has passed. An entry
-        that was appended after that has created the folders again, and no other rank would remove them.
-        """
-        removed = False
-        for connection in self.alive:
-            if connection.get(self._key(verdict)) is None:
-                continue
-            connection.append(self._key(mailbox), data)
-            if connection.get(self._key(verdict)) is None:
-                connection.clear(self.namespace)
-                removed = True
-        return removed
-
     def close(self) -> None:
         """Release all connections."""
-        for connection in self.all:
-            connection.close()
+        for store in (*self._stores, *self.all):
+            store.close()
 
     def _key(self, name: str) -> str:
         return f"{self.namespace}/{name}" if self.namespace else name
-
-
-def _deciding(connections: Sequence[StoreConnection]) -> Sequence[StoreConnection]:
-    return [connection for connection in connections if connection.is_required] or connections
 
 
 Store = KeyValueStore | FailoverStore

@@ -44,18 +44,19 @@ class Secret:
 
 
 class RejectedMessages:
-    """Messages that could not be authenticated, each counted once however often it is read.
+    """Messages that could not be authenticated, each counted once however often it is read."""
 
-    ``kept``: names whose latest message is kept.
-    """
-
-    def __init__(self, *kept: str) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
+        self._kept: set[str] = set()
         self._seen: set[bytes] = set()
         self.is_signed = False
         """Whether one of them was signed and this process has no key."""
         self.latest: dict[str, bytes] = {}
         """Latest message of the kept names, without its signature."""
+
+    def keep(self, name: str) -> None:
+        """Keep the latest message with that name."""
+        self._kept.add(name)
 
     @property
     def count(self) -> int:

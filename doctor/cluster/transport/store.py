@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from doctor.core.background import start_thread
+from doctor.core.background import PendingCall, start_thread
 from doctor.core.files.trusted_owners import UntrustedPath
 
 T = TypeVar("T")
 Tasks = queue.SimpleQueue[Callable[[], None] | None]
 """Work of a thread, in order; ``None`` ends it."""
 
-Marks = dict["KeyValueStore", object]
-"""How far a mailbox was read in each store; see :meth:`StoreBackend.fetch`."""
+Marks = dict["StoreBackend", object]
+"""How far a mailbox was read in each backend; see :meth:`StoreBackend.fetch`."""
 
 LARGEST = 16 << 20
 """Bytes of one message. The facts of a process take tens of kilobytes, the tokens of a million processes 8 MB."""
@@ -89,7 +89,7 @@ class Mailbox:
 
 
 class KeyValueStore:
-    """Store whose calls have a timeout.
+    """Store whose calls have a timeout, and raise :class:`StoreLost` if the store does not answer or fails.
 
     A client of a stopped TCPStore blocks beyond its own timeout, and so does a file on a dead mount: each call runs in
     a thread that is abandoned if it does not return.
@@ -99,8 +99,16 @@ class KeyValueStore:
         self.backend = backend
         self.patience = patience
         self._worker = DeadlineWorker()
-        self.description = backend.description
-        self.survives_coordinator = backend.survives_coordinator
+
+    @property
+    def description(self) -> str:
+        """Description of the backend."""
+        return self.backend.description
+
+    @property
+    def survives_coordinator(self) -> bool:
+        """Whether the backend outlives the process that coordinates."""
+        return self.backend.survives_coordinator
 
     def wrap(self, layer: Callable[[StoreBackend], StoreBackend]) -> None:
         """Wrap the backend in another one."""
@@ -123,34 +131,37 @@ class KeyValueStore:
         except (OSError, RuntimeError, ValueError) as error:  # torch raises RuntimeErrors, folders OSErrors
             raise StoreLost(f"{self.description} is gone: {first_line(error)}") from None
 
+    def use(self, work: Callable[[StoreBackend], T], otherwise: T) -> T:
+        """Run ``work`` with the backend; an optional store returns ``otherwise`` if it is lost."""
+        return self.call(work)
+
     def set(self, name: str, data: bytes) -> None:
         """Write ``data`` under ``name``."""
-        self.call(lambda backend: backend.set(name, data))
+        self.use(lambda backend: backend.set(name, data), None)
 
     def get(self, name: str) -> bytes | None:
         """Return the value of ``name``."""
-        return self.call(lambda backend: backend.get(name))
+        return self.use(lambda backend: backend.get(name), None)
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Write ``new`` if the value is ``old``; return whether it was written."""
-        return self.call(lambda backend: backend.exchange(name, old, new))
+        return self.use(lambda backend: backend.exchange(name, old, new), False)
 
     def append(self, name: str, data: bytes) -> None:
         """Append an entry to a mailbox."""
-        self.call(lambda backend: backend.append(name, data))
+        self.use(lambda backend: backend.append(name, data), None)
 
     def mailbox(self, name: str) -> Mailbox:
-        """Return a reader of the mailbox ``name``."""
+        """Return a reader of the mailbox ``name``; it reads all entries again from another backend."""
         return Mailbox(name, self.fetch)
 
     def fetch(self, name: str, marks: Marks) -> list[bytes]:
         """Return the entries of a mailbox beyond ``marks``, which are updated."""
-        entries, marks[self] = self.call(lambda backend: backend.fetch(name, marks.get(self)))
-        return entries
+        return self.use(lambda backend: _fetch(backend, name, marks), [])
 
     def clear(self, name: str) -> None:
         """Remove all keys below ``name``, if the backend can."""
-        self.call(lambda backend: backend.clear(name))
+        self.use(lambda backend: backend.clear(name), None)
 
     def close(self) -> None:
         """Release the backend, or abandon it if it blocks."""
@@ -160,6 +171,11 @@ class KeyValueStore:
             return
         finally:
             self._worker.close()
+
+
+def _fetch(backend: StoreBackend, name: str, marks: Marks) -> list[bytes]:
+    entries, marks[backend] = backend.fetch(name, marks.get(backend))
+    return entries
 
 
 def first_line(error: BaseException) -> str:
@@ -185,24 +201,13 @@ class DeadlineWorker:
             raise TimeoutError
         if self._thread is None:
             self._thread = start_thread("doctor-store", _serve, self._tasks)
-        done = threading.Event()
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def task() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-                errors.append(error)
-            done.set()
-
-        self._tasks.put(task)
-        if not done.wait(seconds):
-            self._stuck = True
-            raise TimeoutError
-        if errors:
-            raise errors[0]
-        return results[0]
+        call = PendingCall(work)
+        self._tasks.put(call.run)
+        try:
+            return call.result(seconds)
+        except TimeoutError:
+            self._stuck = not call.is_done
+            raise
 
     def close(self) -> None:
         """End the thread when it has finished its work, and join it unless a call blocks it.

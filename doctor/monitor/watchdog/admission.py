@@ -1,19 +1,22 @@
 """Agreement of all ranks on one namespace in the store, whatever earlier runs left there.
 
-Every rank posts a random token and is admitted once a leader lists that very token, which leftovers of an earlier run
-cannot do. Rank 0 leads; another rank takes over if rank 0 does not answer.
+Every rank requests to join each leader that is announced, and is admitted once a leader lists its random token, which
+leftovers of an earlier run cannot do. Rank 0 leads; another rank takes over if no leader answers.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from doctor.cluster.membership.leadership import JoinAttempt, Leadership
+from doctor.cluster.membership.protocol import JOIN_REQUESTS, JoinRequest, LeaderAnnouncement, has_room, join_tokens
 from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
 from doctor.cluster.transport.failover import StoreConnection
+from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import Mailbox
-from doctor.monitor.watchdog.protocol import AdmissionToken, LeaderClaim, MemberList
+from doctor.monitor.watchdog.protocol import TOKEN_BYTES, MemberList
 
 LEAD = 10.0
 """Seconds without an answer after which a rank other than 0 leads."""
@@ -21,8 +24,8 @@ IN_TURN, TURNS = 0.25, 20
 """Additional seconds per rank before it leads, and the number of ranks this applies to."""
 ANSWER, ANSWER_PER_RANK = 1.5, 1 / 2000
 """Seconds for an apparent leader to answer, which polls once a tick; most likely it belongs to an earlier run."""
-RETRY = 5.0
-"""Seconds until a token is posted again: the end of an earlier run may have cleared the folder since."""
+MEMBERS = "roll"
+"""Key of the member list in the namespace."""
 
 
 class RunNamespace(NamedTuple):
@@ -45,66 +48,78 @@ def own_namespace(rank: int, derived: str) -> RunNamespace:
     return RunNamespace(f"{derived}-{secrets.token_hex(4)}" if rank == 0 else derived, secrets.token_hex(8), leads=True)
 
 
-class AdmissionRequest:
-    """The search of one rank for its peers. ``own``: the namespace it uses alone or as leader."""
+def announcement_key(connection: StoreConnection) -> str:
+    """Return the key under which the leader of a run is announced."""
+    return f"{connection.admission_prefix}/lead"
 
-    def __init__(self, rank: int, world_size: int, own: RunNamespace, now: float) -> None:
+
+class AdmissionRequest:
+    """The search of one rank for its peers.
+
+    ``own``: the namespace it uses alone or as leader; ``rejected``: messages of others that were not authentic.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, own: RunNamespace, now: float, rejected: RejectedMessages | None = None
+    ) -> None:
         self._rank = rank
         self._patience = ANSWER + ANSWER_PER_RANK * world_size
         self._own = own
-        self._token = secrets.token_hex(8)
+        self._request = JoinRequest(secrets.token_hex(TOKEN_BYTES), rank, "")
         self._began = now
-        self._post_at: dict[StoreConnection, float] = {}
-        self._claims_seen: dict[StoreConnection, tuple[bytes, float]] = {}
+        self._rejected = rejected
+        self._attempts: dict[StoreConnection, JoinAttempt] = {}
+        self._announced_at: dict[StoreConnection, float] = {}
 
     def step(self, connections: Sequence[StoreConnection], now: float) -> RunNamespace | None:
         """Return the namespace once this rank is admitted or leads."""
-        claims = {connection: connection.get(f"{connection.admission_prefix}/lead") for connection in connections}
-        answers = (self._answer(connection, data) for connection, data in claims.items())
-        if (namespace := next((answer for answer in answers if answer), None)) is not None:
-            return namespace
-        if self._leads_now(claims, now):
-            won = [_claim(connection, data, self._own) for connection, data in claims.items()]
-            return self._own if any(won) else None
-        self._post_token(connections, now)
-        return None
+        for connection in connections:
+            if connection not in self._attempts:
+                key = announcement_key(connection)
+                self._attempts[connection] = JoinAttempt(connection, key, self._request, self._rejected)
+            if self._attempts[connection].look():
+                self._announced_at[connection] = now
+            if not connection.is_alive:  # the request may be lost with it: post it again
+                del self._attempts[connection]
+                continue
+            if (namespace := self._admitted_on(connection)) is not None:
+                return namespace
+        known = [connection for connection in connections if connection in self._attempts]
+        won = [self._take_over(connection) for connection in known] if self._leads_now(known, now) else []
+        return self._own if any(won) else None
 
-    def _answer(self, connection: StoreConnection, claim: bytes | None) -> RunNamespace | None:
-        lead = decode_or_none(claim, LeaderClaim)
-        members = decode_or_none(connection.get(f"{lead.place}/roll"), MemberList) if lead else None
-        return RunNamespace(members.run, lead.place) if lead and members and members.covers(self._token) else None
+    def _admitted_on(self, connection: StoreConnection) -> RunNamespace | None:
+        leader = self._attempts[connection].announcement
+        members = decode_or_none(connection.get(f"{leader.nonce}/{MEMBERS}"), MemberList) if leader else None
+        admitted = leader and members and members.covers(self._request.token)
+        return RunNamespace(members.run, leader.nonce) if leader and members and admitted else None
 
-    def _leads_now(self, claims: Mapping[StoreConnection, bytes | None], now: float) -> bool:
+    def _leads_now(self, connections: Sequence[StoreConnection], now: float) -> bool:
         """Return whether rank 0 is overdue and an apparent leader has had time to answer."""
-        for connection, lead in claims.items():
-            if lead is not None and self._claims_seen.get(connection, (None, 0.0))[0] != lead:
-                self._claims_seen[connection] = (lead, now)
-        if any(lead and now - self._claims_seen[connection][1] < self._patience for connection, lead in claims.items()):
-            return False
+        for connection in connections:
+            standing = self._attempts[connection].current is not None
+            if standing and now - self._announced_at[connection] < self._patience:
+                return False
         return self._rank == 0 or now - self._began >= LEAD + IN_TURN * min(self._rank, TURNS)
 
-    def _post_token(self, connections: Sequence[StoreConnection], now: float) -> None:
-        for connection in connections:
-            if now >= self._post_at.get(connection, now):
-                self._post_at[connection] = now + RETRY
-                connection.append(
-                    f"{connection.admission_prefix}/doorbell", encode(AdmissionToken(self._token, self._rank))
-                )
+    def _take_over(self, connection: StoreConnection) -> bool:
+        return leadership_on(connection, self._own, self._rank).take_over(self._attempts[connection].current)
 
 
-def _claim(connection: StoreConnection, current: bytes | None, namespace: RunNamespace) -> bool:
-    return bool(
-        connection.exchange(f"{connection.admission_prefix}/lead", current, encode(LeaderClaim(namespace.name)))
-    )
+def leadership_on(connection: StoreConnection, namespace: RunNamespace, rank: int) -> Leadership:
+    """Return the leadership of a rank that leads on a connection."""
+    return Leadership(connection, announcement_key(connection), LeaderAnnouncement(namespace.name, rank))
 
 
 class AdmissionLeader:
     """Admits ranks on every connection for as long as the run lasts."""
 
-    def __init__(self, namespace: RunNamespace) -> None:
+    def __init__(self, namespace: RunNamespace, rank: int, world_size: int) -> None:
         self._namespace = namespace
+        self._rank = rank
+        self._world_size = world_size
         self._tokens: set[str] = set()
-        self._readers: dict[StoreConnection, Mailbox] = {}
+        self._mailboxes: dict[StoreConnection, Mailbox] = {}
         self._answered: dict[StoreConnection, int] = {}
 
     @property
@@ -113,25 +128,25 @@ class AdmissionLeader:
         return len(self._tokens)
 
     def step(self, connections: Sequence[StoreConnection]) -> None:
-        """Admit the ranks that posted a token on these connections since the last call."""
+        """Admit the ranks that requested to join on these connections since the last call."""
         for connection in connections:
-            if connection not in self._readers:
-                self._claim_connection(connection)
-            self._tokens.update(
-                posted.token for posted in decode_all(self._readers[connection].fresh(), AdmissionToken)
-            )
+            if connection not in self._mailboxes or self.admitted < self._world_size - 1:
+                self._lead_on(connection)
+            for request in decode_all(self._mailboxes[connection].fresh(), JoinRequest):
+                if has_room(self._tokens, self._world_size):
+                    self._tokens.add(request.token)
         for connection in connections:
             if self._answered.get(connection) != len(self._tokens):
                 self._answer(connection)
 
+    def _lead_on(self, connection: StoreConnection) -> None:
+        """Announce this rank, again if the end of an earlier run has removed the announcement."""
+        leadership = leadership_on(connection, self._namespace, self._rank)
+        if not leadership.is_held() and connection not in self._mailboxes:
+            leadership.take_over(connection.get(announcement_key(connection)))
+        self._mailboxes.setdefault(connection, connection.mailbox(f"{self._namespace.name}/{JOIN_REQUESTS}"))
+
     def _answer(self, connection: StoreConnection) -> None:
         self._answered[connection] = len(self._tokens)
-        tokens = b"".join(bytes.fromhex(token) for token in sorted(self._tokens))
-        connection.set(f"{self._namespace.name}/roll", encode(MemberList(self._namespace.run, tokens)))
-
-    def _claim_connection(self, connection: StoreConnection) -> None:
-        self._readers[connection] = connection.mailbox(f"{connection.admission_prefix}/doorbell")
-        current = connection.get(f"{connection.admission_prefix}/lead")
-        lead = decode_or_none(current, LeaderClaim)
-        if lead is None or lead.place != self._namespace.name:
-            _claim(connection, current, self._namespace)
+        members = MemberList(self._namespace.run, join_tokens(self._tokens, TOKEN_BYTES))
+        connection.set(f"{self._namespace.name}/{MEMBERS}", encode(members))

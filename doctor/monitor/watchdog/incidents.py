@@ -85,7 +85,7 @@ class IncidentHandler:
         elif self._stalls.is_news(stall, now):
             self._raise_incident()
             self._join_collection(now)
-        elif self._context.round_peers.store.get(f"{self._name}/raised") is not None:
+        elif self._context.peer_store.get(f"{self._name}/raised") is not None:
             self._join_collection(now)
 
     def _without_wait_time(self, stall: Stall | None, now: float) -> Stall | None:
@@ -120,26 +120,26 @@ class IncidentHandler:
         return f"alarm-{self._number}"
 
     def _raise_incident(self) -> None:
-        self._context.round_peers.store.set(f"{self._name}/raised", b"1")
+        self._context.peer_store.set(f"{self._name}/raised", b"1")
 
     def _open_collection(self, now: float) -> CollectionRound:
-        round_peers, ended = self._context.round_peers, self._ended_ranks()
-        self._is_shared = self._context.is_joined
-        extra = PER_RANK * round_peers.world_size
+        context, ended = self._context, self._ended_ranks()
+        self._is_shared = context.is_joined
+        extra = PER_RANK * context.world_size
         times = TIMES._replace(grace=TIMES.grace + extra, longest=TIMES.longest + extra)
         return CollectionRound(
             self._name,
             "stall",
-            round_peers,
+            context,
             times,
-            self._context.evaluate_incident,
+            context.evaluate_incident,
             now=now,
             observes=True,
             ended=ended,
         )
 
     def _ended_ranks(self) -> Collection[int]:
-        mailbox = self._context.round_peers.store.mailbox("end/here")
+        mailbox = self._context.peer_store.mailbox("end/here")
         return {presence.rank for presence in decode_all(mailbox.fresh(), RankPresence) if presence.came}
 
     def _join_collection(self, now: float) -> None:
@@ -167,7 +167,7 @@ class IncidentHandler:
         incident, confirmed = collection.name, message.ruling.sick
         self._stalls.evaluated(incident, now, confirmed=confirmed, passed=self._context.progress.passed)
         if confirmed:
-            resumed = self._context.round_peers.store.mailbox(_resumed(incident))
+            resumed = self._context.peer_store.mailbox(_resumed(incident))
             self._evaluated = ActiveIncident(message.ruling, resumed, {}) if message.by == self._context.rank else None
             self._resumed_locally = False
         if message.occasion == "failure":
@@ -230,7 +230,7 @@ class IncidentHandler:
             return ()
         one = RankResumed(context.rank, now - stall.since)
         context.post_card()
-        context.round_peers.store.append(_resumed(stall.incident), encode(one))
+        context.peer_store.append(_resumed(stall.incident), encode(one))
         return (one,)
 
     def give_up(self) -> None:

@@ -82,7 +82,7 @@ class PeerTable:
         """Build the job of these ranks, by default of all known ones, from their own reports."""
         wanted = self._members.keys() if ranks is None else set(ranks)
         others = [member for rank, member in self._members.items() if rank in wanted and rank != self._rank]
-        return self._build([self._local_state.member, *others])
+        return build_job([self._local_state.member, *others], world_size=self._world_size)
 
     def job_of_round(self, collection: CollectionRound, run: str) -> Job:
         """Build the job of a collection round from reporting and missing ranks.
@@ -116,9 +116,6 @@ class PeerTable:
     def _host_of(self, rank: int) -> Identity | None:
         member = self._local_state.member if rank == self._rank else self._members.get(rank)
         return member.host if member else None
-
-    def _build(self, members: Iterable[Member]) -> Job:
-        return build_job(members, world_size=self._world_size)
 
 
 def progress_of(member: Member) -> ProgressFacts:

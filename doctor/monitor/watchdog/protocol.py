@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from doctor.cluster.transport.codec import Count, Nonce, Token
+from doctor.cluster.membership.protocol import has_token
+from doctor.cluster.transport.codec import Count
 from doctor.core.facts import Frame
 from doctor.core.message_bounds import MOST_RANKS
 from doctor.monitor.watchdog.decision import Decision, Trigger
@@ -21,13 +22,6 @@ MOST_FRAMES = 256
 """Several times :data:`doctor.core.frames.MOST`."""
 
 
-class AdmissionToken(msgspec.Struct, frozen=True):
-    """Posted by a rank that requests admission."""
-
-    token: Token
-    rank: Count
-
-
 class MemberList(msgspec.Struct, frozen=True):
     """The tokens that the leader of a namespace has admitted, joined.
 
@@ -39,14 +33,7 @@ class MemberList(msgspec.Struct, frozen=True):
 
     def covers(self, token: str) -> bool:
         """Return whether ``token`` was admitted."""
-        wanted, size = bytes.fromhex(token), len(token) // 2
-        return any(self.tokens[at : at + size] == wanted for at in range(0, len(self.tokens), size))
-
-
-class LeaderClaim(msgspec.Struct, frozen=True):
-    """The namespace led here; becomes part of keys, which may be paths."""
-
-    place: Nonce
+        return has_token(self.tokens, token, TOKEN_BYTES)
 
 
 class PeerProcess(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from doctor.analysis.launch_origin import ranks_in_words
+from doctor.cluster.membership.leadership import acknowledge
 from doctor.cluster.transport.codec import encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.signing import RejectedMessages
@@ -18,7 +19,7 @@ from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER
 from doctor.monitor.watchdog.local_state import LocalState
 from doctor.monitor.watchdog.peer_table import PeerTable, card_name, progress_of
 from doctor.monitor.watchdog.protocol import RankPresence
-from doctor.monitor.watchdog.rounds.collection_round import CANDIDATES, CollectionRound, RoundPeers
+from doctor.monitor.watchdog.rounds.collection_round import CANDIDATES, CollectionRound
 from doctor.monitor.watchdog.run_records import RunRecords
 
 FINAL_DECISION, ACKNOWLEDGED = "end/ruling", "end/heard"
@@ -52,10 +53,9 @@ class WatchdogContext:
     empty_store: FailoverStore = field(default_factory=lambda: FailoverStore(()))
 
     @property
-    def round_peers(self) -> RoundPeers:
-        """The participants of a round."""
-        store = self.store if self.is_joined else self.empty_store
-        return RoundPeers(self.rank, self.world_size, store, self.local_peers)
+    def peer_store(self) -> FailoverStore:
+        """The store of the run; empty until this rank has joined."""
+        return self.store if self.is_joined else self.empty_store
 
     def join(self, namespace: RunNamespace) -> None:
         """Join the ranks of this run in ``namespace``."""
@@ -101,7 +101,7 @@ class WatchdogContext:
 
     def evaluate_incident(self, collection: CollectionRound) -> Decision:
         """Evaluate the ranks that reported in an incident, and those that are missing."""
-        self.peer_table.read(self.round_peers.store.alive)
+        self.peer_table.read(self.peer_store.alive)
         job = self.peer_table.job_of_round(collection, self.namespace.run)
         if self.peer_table.silent:
             self.write_record()
@@ -115,7 +115,7 @@ class WatchdogContext:
 
     def evaluate_start(self, collection: CollectionRound) -> Decision:
         """Evaluate the ranks that reported before the first batch."""
-        self.peer_table.read(self.round_peers.store.alive)
+        self.peer_table.read(self.peer_store.alive)
         if collection.missing:
             self.report_rejected()
             self.write_line(f"judged without {_in_words(collection.missing)}, who did not come before the first batch")
@@ -123,7 +123,7 @@ class WatchdogContext:
 
     def evaluate_end(self, collection: CollectionRound) -> Decision:
         """Evaluate how all known ranks ended."""
-        self.peer_table.read(self.round_peers.store.alive)
+        self.peer_table.read(self.peer_store.alive)
         return self.evaluate(self.peer_table.job(), "end")
 
     def is_left_to_lower_rank(self, collection: CollectionRound) -> bool:
@@ -135,7 +135,7 @@ class WatchdogContext:
         local_peers = self.local_peers
         local_peers.read_announcements()
         if lower:
-            self.peer_table.read(self.round_peers.store.alive)
+            self.peer_table.read(self.peer_store.alive)
         return any(
             local_peers.is_running(rank) if rank in local_peers.ranks else self.peer_table.is_recently_active(rank)
             for rank in lower
@@ -143,7 +143,10 @@ class WatchdogContext:
 
     def leave(self) -> None:
         """Acknowledge the final decision and stop using the store."""
-        if self.round_peers.store.acknowledge(FINAL_DECISION, ACKNOWLEDGED, encode(RankPresence(self.rank))):
+        run, presence = self.store.namespace, encode(RankPresence(self.rank))
+        connections = self.peer_store.alive
+        removed = [acknowledge(one, run, FINAL_DECISION, ACKNOWLEDGED, presence) for one in connections]
+        if any(removed):
             self.records.remove_empty_folder()
         self.store.close()
 

@@ -35,7 +35,7 @@ class WatchdogLoop:
     def __init__(self, context: WatchdogContext, on_hang: OnHang, round_seconds: float, now: float) -> None:
         self._context = context
         self._began = now
-        self._admission = AdmissionRequest(context.rank, context.world_size, context.namespace, now)
+        self._admission = AdmissionRequest(context.rank, context.world_size, context.namespace, now, context.rejected)
         self._leader: AdmissionLeader | None = None
         self._incidents = IncidentHandler(context, on_hang)
         self._requested = RequestedRounds(context, self._incidents)
@@ -99,7 +99,8 @@ class WatchdogLoop:
         namespace = context.namespace if alone else self._admission.step(context.store.usable(now), now)
         if namespace is not None:
             context.join(namespace)
-            self._leader = AdmissionLeader(namespace) if namespace.leads and not alone else None
+            if namespace.leads and not alone:
+                self._leader = AdmissionLeader(namespace, context.rank, context.world_size)
             self._record_due = now
             context.local_state.update(context.source.card())
             context.post_card()

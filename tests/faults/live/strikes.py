@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from doctor.cluster.gather.protocol import JoinRequest
+from doctor.cluster.membership.protocol import JoinRequest
 from doctor.cluster.transport.codec import MalformedMessage, decode
 from doctor.cluster.transport.signing import SIGNED
 from tests.faults.live.stage import Stage

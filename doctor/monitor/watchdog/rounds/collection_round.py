@@ -8,14 +8,15 @@ if it makes no decision in time, the next one does. All ranks adopt the decision
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
-from doctor.cluster.transport.failover import FailoverStore
 from doctor.monitor.telemetry.local_processes import SILENT
 from doctor.monitor.watchdog.decision import Decision, Trigger
-from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe
 from doctor.monitor.watchdog.protocol import DecisionMessage, PeerObservation, RankPresence
+
+if TYPE_CHECKING:
+    from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 EVALUATION_TIMEOUT, MOST_EVALUATORS = 8.0, 3
 """Seconds that each evaluator has, and how many evaluators in turn are awaited."""
@@ -24,15 +25,6 @@ SETTLE = 0.5
 CANDIDATES = 16
 """Only ranks below this one read all presences, until none of them evaluates: with thousands of ranks, reading
 everything everywhere would be millions of entries."""
-
-
-class RoundPeers(NamedTuple):
-    """The participants of a round and the means to reach them, as one of them sees them."""
-
-    rank: int
-    world_size: int
-    store: FailoverStore
-    local_peers: LocalPeerProbe
 
 
 class RoundTimeouts(NamedTuple):
@@ -58,7 +50,7 @@ class CollectionRound:
         self,
         name: str,
         trigger: Trigger,
-        peers: RoundPeers,
+        context: WatchdogContext,
         times: RoundTimeouts,
         evaluate: Callable[[CollectionRound], Decision],
         *,
@@ -76,14 +68,15 @@ class CollectionRound:
         self.deferred = False
         self._defers = defers
         self._trigger = trigger
-        self._peers = peers
+        self._rank, self._world_size = context.rank, context.world_size
+        self._store, self._local_peers = context.peer_store, context.local_peers
         self._times = times
         self._evaluate = evaluate
         self._began = now
         self._observes = observes
-        self._all_presences = peers.store.mailbox(f"{name}/here")
-        self._local_presences = peers.store.mailbox(f"{name}/here-{peers.local_peers.host}")
-        self._observation_reader = peers.store.mailbox(f"{name}/seen")
+        self._all_presences = self._store.mailbox(f"{name}/here")
+        self._local_presences = self._store.mailbox(f"{name}/here-{self._local_peers.host}")
+        self._observation_reader = self._store.mailbox(f"{name}/seen")
         self._complete_at: float | None = None
         self._last_turn = -1
         self._own_message: DecisionMessage | None = None
@@ -96,20 +89,20 @@ class CollectionRound:
     @property
     def missing(self) -> set[int]:
         """The expected ranks that did not report."""
-        return set(range(self._peers.world_size)) - self.reported - self.ended
+        return set(range(self._world_size)) - self.reported - self.ended
 
     def announce(self) -> None:
         """Announce that this rank is about to report."""
-        self._post(RankPresence(self._peers.rank))
+        self._post(RankPresence(self._rank))
 
     def report(self, *, failed: bool = False) -> None:
         """Report that this rank has posted its card; ``failed``: after an exception."""
-        self._post(RankPresence(self._peers.rank, came=True, failed=failed))
+        self._post(RankPresence(self._rank, came=True, failed=failed))
 
     def _post(self, here: RankPresence) -> None:
         self._add(here)
-        for box in ("here", f"here-{self._peers.local_peers.host}") if self._observes else ("here",):
-            self._peers.store.append(f"{self.name}/{box}", encode(here))
+        for box in ("here", f"here-{self._local_peers.host}") if self._observes else ("here",):
+            self._store.append(f"{self.name}/{box}", encode(here))
 
     def _add(self, here: RankPresence) -> None:
         self.announced.add(here.rank)
@@ -124,7 +117,7 @@ class CollectionRound:
 
     def step(self, now: float) -> DecisionMessage | None:
         """Do what is due; return the decision once there is one."""
-        message = self._own_message or decode_or_none(self._peers.store.get(f"{self.name}/ruling"), DecisionMessage)
+        message = self._own_message or decode_or_none(self._store.get(f"{self.name}/ruling"), DecisionMessage)
         if message is not None and self.is_trusted:
             return message
         self._read_messages(now)
@@ -140,7 +133,7 @@ class CollectionRound:
 
         It was made here, or messages are signed.
         """
-        return self._own_message is not None or self._peers.store.are_authentic
+        return self._own_message is not None or self._store.are_authentic
 
     def _is_first_evaluator(self, now: float) -> bool:
         """Return whether this rank evaluates first and no other rank can have done so yet.
@@ -149,14 +142,11 @@ class CollectionRound:
         """
         in_time = now - self._began <= self._times.longest + EVALUATION_TIMEOUT
         return (
-            in_time
-            and not self.deferred
-            and self._peers.rank < CANDIDATES
-            and self._peers.rank == min(self.reported, default=-1)
+            in_time and not self.deferred and self._rank < CANDIDATES and self._rank == min(self.reported, default=-1)
         )
 
     def _reads_all_ranks(self, now: float) -> bool:
-        return self._peers.rank < CANDIDATES or now - self._began > self._times.longest + EVALUATION_TIMEOUT
+        return self._rank < CANDIDATES or now - self._began > self._times.longest + EVALUATION_TIMEOUT
 
     def _read_messages(self, now: float) -> None:
         boxes = [self._local_presences] if self._observes else []
@@ -170,16 +160,16 @@ class CollectionRound:
 
     def _observe_local_peers(self, now: float) -> None:
         """Observe missing local peers, unless a lower rank on this host does."""
-        local_peers = self._peers.local_peers
+        local_peers = self._local_peers
         local_peers.read_announcements()
-        if min(self.reported & (local_peers.ranks | {self._peers.rank}), default=-1) != self._peers.rank:
+        if min(self.reported & (local_peers.ranks | {self._rank}), default=-1) != self._rank:
             return
         for rank in sorted(local_peers.ranks - self.announced - self.ended):
             before = self.observations.get(rank)
             observation = local_peers.observe(rank, before, in_grace=now - self._began < self._times.grace)
             if observation is not None and observation != before:
                 self.observations[rank] = observation
-                self._peers.store.append(f"{self.name}/seen", encode(observation))
+                self._store.append(f"{self.name}/seen", encode(observation))
 
     def _is_my_turn(self, now: float) -> bool:
         """Return whether it is this rank's turn to evaluate. Each turn is tried once."""
@@ -191,13 +181,13 @@ class CollectionRound:
         if self.deferred:
             return False
         turn, order = int((now - self._complete_at) / EVALUATION_TIMEOUT), sorted(self.reported)
-        if turn == self._last_turn or turn >= len(order) or order[turn] != self._peers.rank:
+        if turn == self._last_turn or turn >= len(order) or order[turn] != self._rank:
             return False
         self._last_turn = turn
-        store = self._peers.store
-        if not store.alive and not self._observes and self._peers.rank > 0:
+        store = self._store
+        if not store.alive and not self._observes and self._rank > 0:
             return False  # isolated by its own connection: only a stall is worth reporting then
-        claimed = store.exchange(f"{self.name}/turn-{turn}", None, b"%d" % self._peers.rank)
+        claimed = store.exchange(f"{self.name}/turn-{turn}", None, b"%d" % self._rank)
         return claimed or (turn == 0 and not store.are_authentic and self._is_first_evaluator(now))
 
     def _is_complete(self, waited: float) -> bool:
@@ -222,7 +212,7 @@ class CollectionRound:
 
     def _decide(self) -> DecisionMessage:
         trigger = self.trigger
-        message = DecisionMessage(self._peers.rank, trigger, self._evaluate(self))
+        message = DecisionMessage(self._rank, trigger, self._evaluate(self))
         self._own_message = message
-        self._peers.store.set(f"{self.name}/ruling", encode(message))
+        self._store.set(f"{self.name}/ruling", encode(message))
         return message

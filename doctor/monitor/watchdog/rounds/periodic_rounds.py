@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
-
-from doctor.cluster.transport.codec import Count, decode_or_none, encode
+from doctor.cluster.membership.heartbeat import Heartbeat, HeartbeatMonitor
+from doctor.cluster.membership.protocol import HeartbeatMessage
+from doctor.cluster.transport.codec import decode_or_none
 from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 PER_RANK = 0.05
@@ -18,13 +15,6 @@ MISSED, IN_TURN = 3, 8
 NAME = "rounds"
 
 
-class RoundHeartbeat(msgspec.Struct, frozen=True):
-    """Heartbeat of the rank that evaluates periodic rounds."""
-
-    rank: Count
-    number: Annotated[int, Meta(ge=0)] = 0
-
-
 class PeriodicRounds:
     """The participation of one rank in periodic rounds."""
 
@@ -32,8 +22,8 @@ class PeriodicRounds:
         self._context = context
         self._every = max(seconds, PER_RANK * context.world_size)
         self._due = now + self._every
-        self._last_heartbeat: RoundHeartbeat | None = None
-        self._missed = 0
+        self._heartbeat = Heartbeat(lambda data: context.peer_store.set_on_best(NAME, data), context.rank)
+        self._monitor = HeartbeatMonitor(lambda: context.peer_store.get(NAME))
 
     def step(self, now: float) -> None:
         """Post a new card and evaluate all cards, if a round is due and any card is new."""
@@ -44,25 +34,19 @@ class PeriodicRounds:
         context.local_state.update(context.source.card())
         context.refresh_card()
         context.local_peers.read_announcements()
-        connections = context.round_peers.store.alive
+        connections = context.peer_store.alive
         is_alone = not connections and context.rank == 0
         if self._is_evaluator() and (context.peer_table.read(connections[:1]) or is_alone):
             context.evaluate(context.peer_table.job(), "round")
 
     def _is_evaluator(self) -> bool:
         """Return whether no lower rank evaluates periodic rounds."""
-        context = self._context
-        context.round_peers.store.read_all()
-        heartbeat = decode_or_none(context.round_peers.store.get(NAME), RoundHeartbeat)
-        self._missed = 0 if heartbeat != self._last_heartbeat else self._missed + 1
-        self._last_heartbeat = heartbeat
-        by_another = heartbeat is not None and heartbeat.rank < context.rank
-        if (
-            context.rank > 0
-            and (by_another or heartbeat is None)
-            and self._missed < MISSED + min(context.rank, IN_TURN)
-        ):
+        rank = self._context.rank
+        self._context.peer_store.read_all()
+        missed = self._monitor.look()
+        heartbeat = decode_or_none(self._monitor.value, HeartbeatMessage)
+        by_another = heartbeat is None or heartbeat.number < rank
+        if rank > 0 and by_another and missed < MISSED + min(rank, IN_TURN):
             return False
-        self._last_heartbeat = RoundHeartbeat(context.rank, heartbeat.number + 1 if heartbeat else 0)
-        context.round_peers.store.set_on_best(NAME, encode(self._last_heartbeat))
+        self._heartbeat.beat()
         return True

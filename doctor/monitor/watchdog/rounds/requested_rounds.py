@@ -121,9 +121,7 @@ class RequestedRounds:
             return
         seconds = seconds if context.is_joined else 0.0
         times = RoundTimeouts(seconds, seconds)
-        collection = CollectionRound(
-            name, request.trigger, context.round_peers, times, evaluate, now=now, defers=defers
-        )
+        collection = CollectionRound(name, request.trigger, context, times, evaluate, now=now, defers=defers)
         context.post_card()
         collection.report()
         self._open_rounds.append(OpenRound(collection, request))
@@ -135,7 +133,7 @@ class RequestedRounds:
         if open_round.request.trigger != "end":
             open_round.request.answer(decision)
         elif message is not None and message.by == context.rank:
-            acknowledgments = context.round_peers.store.mailbox(ACKNOWLEDGED)
+            acknowledgments = context.peer_store.mailbox(ACKNOWLEDGED)
             self._final = FinalRound(
                 open_round, message.ruling, acknowledgments, {context.rank}, now + ACKNOWLEDGE_TIMEOUT
             )

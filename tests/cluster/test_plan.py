@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.cluster.gather.gather_plan import GatherOptions, GatherPlan, gather_plan
-from doctor.cluster.rendezvous.endpoint import NoRendezvous
+from doctor.cluster.gather.plan import GatherOptions, GatherPlan, NoRendezvous, gather_plan
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.core.errors import UnusableError
 from tests.cluster.launches import OPEN_MPI, STEP, TORCHRUN

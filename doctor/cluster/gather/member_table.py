@@ -1,69 +1,45 @@
-"""Membership of a gather, and what each member sent."""
+"""The members of a gather, and what each of them sent."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
-from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, MemberFacts, ProbeResult
+from doctor.cluster.gather.protocol import MemberFacts, ProbeResult
 from doctor.cluster.gather.section_merge import merge_sections
-from doctor.cluster.transport.codec import MalformedMessage, decode, unpack_capture
+from doctor.cluster.membership.protocol import JOIN_REQUESTS, MOST_TIMES, JoinRequest, LeaderAnnouncement, has_room
+from doctor.cluster.transport.codec import MalformedMessage, decode, decode_or_none, unpack_capture
 from doctor.cluster.transport.failover import Store
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors import MODULES
-from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import SECTIONS, HostFacts, MasterFacts, Missing, MissingReason, ReachFacts
 from doctor.core.job import LastSeen, Member, Sections
 
-MOST_TIMES, SPARE = 4, 64
-"""Limit of members: this multiple of the world size, and a few more. Two launches at once are twice."""
 
-
-class MemberRecord(NamedTuple):
-    """A process that sent its facts. ``port`` and ``word``: where it answers probes, if it does."""
-
-    token: str
-    member: Member
-    duplicates: int
-    port: int | None
-    word: str
-
-    @property
-    def number(self) -> int:
-        """Its rank."""
-        return self.member.rank
-
-    @property
-    def host(self) -> Identity | None:
-        """Its host."""
-        return self.member.host
-
-
-class Membership:
-    """Membership of one gather, read from the mailboxes of its store.
+class MemberTable:
+    """All processes of one gather, read from the mailboxes of its store.
 
     Messages that cannot be read are noted in ``damaged``. ``gone``: ranks that are known to have ended, whether or not
     they had joined. ``disputed``: tokens for which two different facts messages arrived, one of which is forged:
-    neither counts. By token: ``measured``, ``steps`` (the last finished task) and ``notes``.
+    neither counts. By token: ``join_requests``, ``joined`` (what a member sent), ``measured``, ``steps`` (the last
+    finished task) and ``notes``.
     """
 
     def __init__(self, store: Store, nonce: str, world_size: int) -> None:
         self.world_size = world_size
         self.join_requests: dict[str, JoinRequest] = {}
-        self.records: dict[str, MemberRecord] = {}
+        self.joined: dict[str, MemberFacts] = {}
         self.measured: dict[str, Sections] = {}
         self.steps: dict[str, int] = {}
         self.notes: dict[str, bytes] = {}
         self.damaged: list[str] = []
         self.gone: set[int] = set()
         self.disputed: set[str] = set()
-        self._facts: dict[str, MemberFacts] = {}
+        self._members: dict[str, Member] = {}
         self._own = ""
         self._store = store
         self._earlier: dict[str, JoinRequest] = {}
         self._boxes: tuple[tuple[Mailbox, Callable[[bytes], None]], ...] = (
-            (store.mailbox(f"{nonce}/hello"), lambda data: self._note_join_request(data, self.join_requests)),
+            (store.mailbox(f"{nonce}/{JOIN_REQUESTS}"), lambda data: self._note_request(data, self.join_requests)),
             (store.mailbox(f"{nonce}/card"), lambda data: self._note_facts(decode(data, MemberFacts))),
             (store.mailbox(f"{nonce}/measured"), self._note_result),
         )
@@ -90,18 +66,17 @@ class Membership:
         Raises:
             StoreLost: the store is gone.
         """
-        with contextlib.suppress(MalformedMessage):
-            nonce = decode(announcement or b"", GatherAnnouncement).nonce
-            for data in self._store.mailbox(f"{nonce}/hello").fresh():
-                self._read(data, lambda data: self._note_join_request(data, self._earlier))
+        earlier = decode_or_none(announcement, LeaderAnnouncement)
+        for data in self._store.mailbox(f"{earlier.nonce}/{JOIN_REQUESTS}").fresh() if earlier else ():
+            self._read(data, lambda data: self._note_request(data, self._earlier))
 
-    def _note_join_request(self, data: bytes, join_requests: dict[str, JoinRequest]) -> None:
-        join_request = decode(data, JoinRequest)
-        if len(join_requests) < MOST_TIMES * self.world_size + SPARE:
-            join_requests.setdefault(join_request.token, join_request)
+    def _note_request(self, data: bytes, requests: dict[str, JoinRequest]) -> None:
+        request = decode(data, JoinRequest)
+        if has_room(requests, self.world_size):
+            requests.setdefault(request.token, request)
 
     def enter_own(self, facts: MemberFacts) -> None:
-        """Add the process that reads this membership: other messages with its token are forged."""
+        """Add the process that reads this table: other messages with its token are forged."""
         self._own = facts.token
         self.enter(facts)
 
@@ -109,18 +84,17 @@ class Membership:
         """Accept the facts of a process once."""
         if facts.token == self._own or facts.token in self.disputed:
             raise MalformedMessage(f"another card of rank {facts.number}")
-        if self._facts.setdefault(facts.token, facts) == facts:
-            if facts.token not in self.records:
-                self._require_room()
-                self.enter(facts)
+        known = self.joined.get(facts.token)
+        if known == facts:
+            return
+        if known is None:
+            if not has_room(self.joined, self.world_size):
+                raise MalformedMessage(f"more processes than {MOST_TIMES} times the ranks of the job")
+            self.enter(facts)
             return
         self.disputed.add(facts.token)
-        self.records.pop(facts.token, None)
+        del self.joined[facts.token], self._members[facts.token]
         raise MalformedMessage(f"two different cards of rank {facts.number}")
-
-    def _require_room(self) -> None:
-        if len(self.records) >= MOST_TIMES * self.world_size + SPARE:
-            raise MalformedMessage(f"more processes than {MOST_TIMES} times the ranks of the job")
 
     def enter(self, facts: MemberFacts) -> None:
         """Add a process. Its rank may be outside the world size known here: a check reports that.
@@ -129,13 +103,12 @@ class Membership:
             MalformedMessage: its facts are damaged.
         """
         for member in unpack_capture(facts.capture, f"the card of rank {facts.number}").members[:1]:
-            self.records[facts.token] = MemberRecord(
-                facts.token, member._replace(rank=facts.number), facts.duplicates, facts.port, facts.word
-            )
+            self.joined[facts.token] = facts
+            self._members[facts.token] = member._replace(rank=facts.number)
 
     def _note_result(self, data: bytes) -> None:
         result = decode(data, ProbeResult)
-        if result.token == self._own or result.token not in self.records:
+        if result.token == self._own or result.token not in self.joined:
             raise MalformedMessage(f"a measurement of rank {result.number} that it did not make")
         for member in unpack_capture(result.capture, f"the probes of rank {result.number}").members[:1]:
             self.note_measured(result.token, result.step, member.sections, result.note)
@@ -155,7 +128,7 @@ class Membership:
     @property
     def numbers(self) -> set[int]:
         """Ranks of which at least one process joined."""
-        return {record.number for record in self.records.values()}
+        return {facts.number for facts in self.joined.values()}
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -170,18 +143,18 @@ class Membership:
     @property
     def expected_soon(self) -> bool:
         """Whether a process is joining: it sent a request, or another one of its host saw it."""
-        duplicates = sum(record.duplicates for record in self.records.values())
-        joining = {token for token, join_request in self.join_requests.items() if join_request.number not in self.gone}
-        return bool(joining - self.records.keys() - self.disputed) or len(self.records) < len(self.numbers) + duplicates
+        duplicates = sum(facts.duplicates for facts in self.joined.values())
+        joining = {token for token, request in self.join_requests.items() if request.number not in self.gone}
+        return bool(joining - self.joined.keys() - self.disputed) or len(self.joined) < len(self.numbers) + duplicates
 
     @property
-    def in_order(self) -> list[MemberRecord]:
-        """Records by rank, duplicates by token, so that every reader has the same order."""
-        return sorted(self.records.values(), key=lambda record: (record.number, record.token))
+    def in_order(self) -> list[MemberFacts]:
+        """What the members sent, by rank, duplicates by token, so that every reader has the same order."""
+        return sorted(self.joined.values(), key=lambda facts: (facts.number, facts.token))
 
     def members(self) -> list[Member]:
         """Return the facts of all members, with their probe results."""
-        joined = [(record, _with_measured(record, self.measured)) for record in self.in_order]
+        joined = [(facts, self._with_measured(facts.token)) for facts in self.in_order]
         shared = _reach_by_key(joined)
         read = {member.host for _, member in joined if HostFacts.key in member.sections}
         return [
@@ -189,22 +162,25 @@ class Membership:
             for _, member in joined
         ]
 
-    def last_seen(self, asked: Iterable[MemberRecord], listed: Mapping[int, str]) -> tuple[LastSeen, ...]:
+    def _with_measured(self, token: str) -> Member:
+        member, added = self._members[token], self.measured.get(token)
+        return member._replace(sections=merge_sections(member.sections, added)) if added else member
+
+    def last_seen(self, asked: Iterable[MemberFacts], listed: Mapping[int, str]) -> tuple[LastSeen, ...]:
         """Return the ranks that stopped answering, and where they were last seen.
 
         These sent a join request and nothing more, or were ``asked`` to measure and did not. Ranks that did not even
         start are included if it is ``listed`` on which host they were to run.
         """
         known = {**self._earlier, **self.join_requests}
-        missing = known.keys() - self.records.keys() - self.disputed
-        unfinished_requests = (known[token] for token in known if token in missing)
-        unfinished = [join_request for join_request in unfinished_requests if join_request.number not in self.numbers]
-        started = {join_request.number for join_request in unfinished}
-        unanswered = (record for record in asked if record.token not in self.steps)
+        missing = known.keys() - self.joined.keys() - self.disputed
+        unfinished = [known[token] for token in known if token in missing and known[token].number not in self.numbers]
+        started = {request.number for request in unfinished}
+        unanswered = (facts for facts in asked if facts.token not in self.steps)
         return (
             *(LastSeen(number, host, "listed") for number, host in listed.items() if number not in started),
-            *(LastSeen(join_request.number, join_request.host, "joined") for join_request in unfinished),
-            *(LastSeen(record.number, record.host[2] if record.host else "", "answered") for record in unanswered),
+            *(LastSeen(request.number, request.host, "joined") for request in unfinished),
+            *(LastSeen(facts.number, facts.host, "answered") for facts in unanswered),
         )
 
 
@@ -224,13 +200,6 @@ _TIMED_OUT = Missing(MissingReason.TIMEOUT, "the process did not come back from 
 ReachKey = tuple[object, ...]
 
 
-def _with_measured(record: MemberRecord, measured: Mapping[str, Sections]) -> Member:
-    own, added = record.member.sections, measured.get(record.token)
-    if not added:
-        return record.member
-    return record.member._replace(sections=merge_sections(own, added))
-
-
 def _reach_key(member: Member) -> ReachKey:
     """Return the host and its master; the lookup time is left out, since it differs by process."""
     master = member.sections.get(MasterFacts.key)
@@ -239,12 +208,12 @@ def _reach_key(member: Member) -> ReachKey:
     return member.host, master.address, master.port, master.resolved
 
 
-def _reach_by_key(joined: Iterable[tuple[MemberRecord, Member]]) -> dict[ReachKey, ReachFacts]:
+def _reach_by_key(joined: Iterable[tuple[MemberFacts, Member]]) -> dict[ReachKey, ReachFacts]:
     """Return what the leading process of a host tried, for its processes with that master."""
     return {
         _reach_key(member): reach
-        for record, member in joined
-        if record.port is not None and isinstance(reach := member.sections.get(ReachFacts.key), ReachFacts)
+        for facts, member in joined
+        if facts.port is not None and isinstance(reach := member.sections.get(ReachFacts.key), ReachFacts)
     }
 
 

@@ -5,9 +5,10 @@ import random
 import msgspec
 import pytest
 
-from doctor.cluster.gather.membership import Membership
+from doctor.cluster.gather.member_table import MemberTable
 from doctor.cluster.gather.probe_schedule import probe_addresses
-from doctor.cluster.gather.protocol import GatherAnnouncement, JoinRequest, MemberFacts, ProbeResult
+from doctor.cluster.gather.protocol import MemberFacts, ProbeResult
+from doctor.cluster.membership.protocol import JoinRequest, LeaderAnnouncement
 from doctor.cluster.transport.codec import encode, pack_member
 from doctor.core.facts import SECTIONS, Reach
 from doctor.core.job import Member, build_job
@@ -33,7 +34,7 @@ def card(number, *, speaks=True, **more):
     member = MEMBERS[number]
     sections = {key: value for key, value in member.sections.items() if speaks or SECTIONS[key].level == "rank"}
     capture = pack_member(Member(number, sections, identity(member)))
-    return MemberFacts(token(number), number, capture, **more)
+    return MemberFacts(token(number), number, f"node{number // 2}", capture, **more)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def board(tmp_path):
 
 @pytest.fixture
 def roll(board):
-    return Membership(board, "nonce", WORLD)
+    return MemberTable(board, "nonce", WORLD)
 
 
 def hello(board, number, name=None):
@@ -117,8 +118,7 @@ def test_probe_results_are_merged(board, roll):
     bring(board, card(0, port=1, word=""))
     roll.look()
     [arrival] = roll.in_order
-    arrival = arrival._replace(member=with_section(arrival.member, reach[0]))
-    roll.records[arrival.token] = arrival
+    roll._members[arrival.token] = with_section(roll._members[arrival.token], reach[0])
     assert roll.last_seen([arrival], {}) == ((0, "node0", "answered"),)
     measured = ProbeResult(token(0), 0, pack_member(with_section(Member(0, {}, identity(MEMBERS[0])), reach[1])))
     board.append("nonce/measured", encode(measured))
@@ -138,8 +138,8 @@ def with_section(member, section):
     [
         ("hello", b""),
         ("hello", b"\xff\xfe"),
-        ("hello", encode(MemberFacts(token(1), 1, b""))),
-        ("card", encode(MemberFacts(token(1), 1, b"no zlib"))),
+        ("hello", encode(ProbeResult(token(1), 1, b""))),
+        ("card", encode(MemberFacts(token(1), 1, "node0", b"no zlib"))),
         ("card", encode(JoinRequest(token(1), 1, "node0"))),
         ("measured", encode(ProbeResult(token(1), 1, b""))),
     ],
@@ -155,7 +155,7 @@ def test_damaged_messages_are_noted_and_hide_no_rank(board, roll, box, data):
 
 
 def test_a_rank_outside_the_world_size_is_kept_for_the_checks(board, roll):
-    bring(board, card(0), MemberFacts(token(9), 9, card(1).capture))
+    bring(board, card(0), MemberFacts(token(9), 9, "node0", card(1).capture))
     hello(board, 7)
     roll.look()
     assert [member.rank for member in roll.members()] == [0, 9]
@@ -180,8 +180,8 @@ def test_any_bytes_in_any_mailbox(board, roll):
 def test_join_requests_of_an_earlier_gather(board):
     hello(board, 0)
     hello(board, 1)
-    later = Membership(board, "later", WORLD)
-    later.recall(encode(GatherAnnouncement("nonce", 0, 1.0)))
+    later = MemberTable(board, "later", WORLD)
+    later.recall(encode(LeaderAnnouncement("nonce", 0, 1.0)))
     board.append("later/card", encode(card(1)))
     later.look()
     assert later.last_seen((), {}) == ((0, "node0", "joined"),)
@@ -189,6 +189,6 @@ def test_join_requests_of_an_earlier_gather(board):
 
 @pytest.mark.parametrize("call", [None, b"", b"ended by nobody"])
 def test_an_announcement_without_join_requests(board, call):
-    later = Membership(board, "later", WORLD)
+    later = MemberTable(board, "later", WORLD)
     later.recall(call)
     assert later.last_seen((), {}) == ()

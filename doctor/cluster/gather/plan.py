@@ -1,23 +1,41 @@
-"""Endpoint of a job's store, derived from the environment alone, the same in all processes."""
+"""Decides how a job is gathered, and where its store is.
+
+Derived from the user's options and the launcher's environment, the same in all processes.
+"""
 
 from __future__ import annotations
 
 import re
 import zlib
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from doctor.analysis.launch_origin import expand_hosts
 from doctor.cluster.rendezvous.mpirun import mpirun_of
-from doctor.cluster.rendezvous.process_identity import ProcessIdentity
+from doctor.cluster.rendezvous.process_identity import ProcessIdentity, process_identity
 from doctor.collectors.launch.launcher import PORTS
 from doctor.collectors.launch.rank_variables import Environ, whole_number
 from doctor.core.errors import UnusableError
+from doctor.core.facts import LaunchFacts
+from doctor.core.files.trusted_owners import TrustedOwners
 from doctor.knowledge.launcher_index import BY_NAME, function_of
-from doctor.knowledge.launchers import Launcher
 
 FIRST_PORT, PORT_COUNT = 20_000, 8_000
 """Ports for jobs without one: above the well-known ones, and below those that Linux uses for outgoing connections (from
 32768) and torch's default (29500)."""
+
+
+GatherMode = Literal["auto", "none", "store", "share", "ray"]
+
+
+class GatherOptions(NamedTuple):
+    """Options ``--gather``, ``--share``, ``--ray``, ``--master``, ``--share-group`` (GID)."""
+
+    gather: GatherMode = "auto"
+    share: Path | None = None
+    ray: str | None = None
+    master: str | None = None
+    group: int | None = None
 
 
 class NoRendezvous(Exception):
@@ -42,6 +60,67 @@ class StoreEndpoint(NamedTuple):
         """Such as ``node0:29500``."""
         name = self.names[0]
         return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
+
+
+class GatherPlan(NamedTuple):
+    """How this process gathers; alone if it has no ``identity``.
+
+    ``endpoint``: of the store, if there is one; ``share``: the folder, if there is one; with both, the folder is for
+    ranks that cannot reach the store. ``owners``: whose files in it are trusted. ``ray``: the address of the cluster
+    whose nodes are gathered, with this process as their driver.
+    """
+
+    identity: ProcessIdentity | None = None
+    endpoint: StoreEndpoint | None = None
+    share: Path | None = None
+    ray: str | None = None
+    owners: TrustedOwners | None = None
+
+
+def gather_plan(options: GatherOptions, environ: Environ, launch: LaunchFacts) -> GatherPlan:
+    """Return the plan for this process.
+
+    ``auto`` gathers only if the launcher's environment says that several processes run now.
+
+    Raises:
+        NoRendezvous: this is one of several processes, and no meeting point is known.
+        UnusableError: options conflict, or need several processes.
+    """
+    if options.master is not None:
+        parse_master(options.master)
+    if options.gather == "share" and options.share is None:
+        raise UnusableError("--gather share needs --share DIR")
+    if options.gather == "ray" or options.ray is not None:
+        return _ray_plan(options, environ)
+    if options.gather == "none" or (options.gather == "auto" and not launch.running_together):
+        return GatherPlan()
+    identity = process_identity(environ, launch)
+    if identity is None or identity.world_size < 2:
+        if options.gather == "auto":
+            return GatherPlan()
+        raise UnusableError(
+            f"--gather {options.gather} needs RANK and WORLD_SIZE, or a launcher that numbers the ranks"
+        )
+    owners = TrustedOwners.here(options.group)
+    if options.share is not None and options.gather != "store":
+        return GatherPlan(identity, None, options.share, owners=owners)
+    try:
+        endpoint = store_endpoint(environ, launch.launcher, identity, options.master)
+    except NoRendezvous:
+        if options.share is None:
+            raise
+        endpoint = None
+    return GatherPlan(identity, endpoint, options.share, owners=owners)
+
+
+def _ray_plan(options: GatherOptions, environ: Environ) -> GatherPlan:
+    from doctor.cluster.ray.cluster_address import ray_head_address
+
+    if options.gather not in ("auto", "ray") or options.share is not None or options.master is not None:
+        raise UnusableError(
+            "--ray is for the nodes of a cluster; --share, --master and --gather are for ranks of a job"
+        )
+    return GatherPlan(ray=ray_head_address(options.ray or "auto", environ))
 
 
 def store_endpoint(
@@ -88,21 +167,16 @@ def _port_for(*identity: object) -> int:
 
 
 def _launcher_endpoint(environ: Environ, launcher: str, identity: ProcessIdentity) -> StoreEndpoint | None:
-    """Return the endpoint that the launcher's variables imply; ``None`` if they name no host."""
+    """Return the endpoint that the launcher's variables imply; ``None`` if they name no host.
+
+    That is the first node of a list: rank 0 runs there, with srun in every distribution except arbitrary and plane.
+    """
     row = BY_NAME.get(launcher)
     if row is None:
         return None
     if row.endpoint:
         derived: StoreEndpoint | None = function_of(row.endpoint)(environ, identity)
         return derived
-    return _first_node(environ, row, identity)
-
-
-def _first_node(environ: Environ, row: Launcher, identity: ProcessIdentity) -> StoreEndpoint | None:
-    """Use the first node of the list.
-
-    Rank 0 runs there: with srun in every distribution except arbitrary and plane.
-    """
     nodes = expand_hosts(next((environ[name] for name in row.node_list if environ.get(name)), None))
     if not nodes:
         return None
