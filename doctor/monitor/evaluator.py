@@ -98,7 +98,10 @@ class RunEvaluator:
             self._publish(job, events, trigger)
             decision = _decision(report, trigger)
             if trigger == "stall":
-                self._stall_findings |= {finding_key(one) for one in events if _belongs_to(one, decision)}
+                ids = {*decision.ids}
+                self._stall_findings |= {
+                    finding_key(one) for one in events if ids & {one.result.id, one.finding.explained_by}
+                }
             return decision
 
     def report_recovery(self, decision: Decision, seconds: float) -> None:
@@ -187,8 +190,3 @@ def _decision(report: Report, trigger: Trigger) -> Decision:
     words = "; ".join(f"{result.id} {finding.summary}" for result, finding in errors[:3])
     ranks = tuple(sorted({rank for _, finding in errors for rank in finding.ranks}))
     return Decision(sick=True, words=shortened(words), ids=ids[:MOST_IDS], ranks=ranks)
-
-
-def _belongs_to(events: FindingEvent, decision: Decision) -> bool:
-    """Return whether a finding is one of the decision's findings or a consequence of one."""
-    return bool({events.result.id, events.finding.explained_by} & {*decision.ids})

@@ -53,7 +53,9 @@ class HookGuard:
         """Disable the doctor for the rest of the run and report that once."""
         if not self.off:
             self.off = True
-            _write_line(_disabled_message(where, error, self.failures))
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed
+                sys.stderr.write(f"{_disabled_message(where, error, self.failures)}\n")
+                sys.stderr.flush()
 
 
 def _disabled_message(where: str, error: Exception, failures: int) -> str:
@@ -65,10 +67,3 @@ def _disabled_message(where: str, error: Exception, failures: int) -> str:
         f"rankdoctor: switched itself off{count}; the run goes on without it. {where}: {words}{at}. "
         f"Please report this line to the authors of rankdoctor {__version__}"
     )
-
-
-def _write_line(line: str) -> None:
-    """Write one line to stderr; ignore a closed stream."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()

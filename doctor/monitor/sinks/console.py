@@ -14,7 +14,7 @@ import msgspec
 from doctor.core.capture import EARLIER, REPORT
 from doctor.core.job import Job
 from doctor.core.masking import mask_text
-from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.report_document import CheckResult, Report
 from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rate_limit import REGAIN, RateLimit
 from doctor.report.formatting import counts_line, place, some, spelt_out, why_inconclusive
@@ -154,12 +154,8 @@ def _conclusion(report: Report) -> Iterable[str]:
 
 def _headline(report: Report, check_id: str, label: str) -> Iterable[str]:
     result = report.result(check_id)
-    finding = _most_severe(result) if result is not None else None
-    if result is not None and finding is not None:
+    standing = [finding for finding in result.findings if finding.stands] if result is not None else []
+    if result is not None and standing:
+        finding = max(standing, key=lambda finding: finding.severity.weight)
         claim = " ".join(finding.summary.split())
         yield f"{label} {result.id} {result.name}: {claim} ({place(finding, report)})"
-
-
-def _most_severe(result: CheckResult) -> ReportFinding | None:
-    standing = [finding for finding in result.findings if finding.stands]
-    return max(standing, key=lambda finding: finding.severity.weight, default=None)

@@ -167,10 +167,6 @@ def _short(parts: _PrefixFields, found: _Match) -> None:
     parts.at = parts.calendar.yearless(int(found[1]), int(found[2]), found[3])
 
 
-def _nccl(parts: _PrefixFields, found: _Match) -> None:
-    parts.host, parts.pid, parts.record = found[1], int(found[2]), True
-
-
 def _named(parts: _PrefixFields, found: _Match) -> None:
     """Set the fields that the groups of the pattern are named after."""
     for name, value in found.groupdict().items():
@@ -321,7 +317,7 @@ def _parse(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
 def _nccl_prefix(parts: _PrefixFields, body: str) -> PrefixedLine:
     found = _NCCL.match(body)
     if found:
-        _nccl(parts, found)
+        parts.host, parts.pid, parts.record = found[1], int(found[2]), True
         body = body[found.end() :]
     return parts.result(body, _after_nccl(body))
 

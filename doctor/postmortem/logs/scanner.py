@@ -176,7 +176,8 @@ class _LogScan:
         self._read_tail(last)
         self._catch_up()
         self._tables.close()
-        self._sample_end(last)
+        for line in last[-SAMPLED_LATER * 200 :].splitlines()[-SAMPLED_LATER:]:
+            self._notice(text_of(line[:2000]))
         self._processes.settle()
 
     def result(self, cut: str | None) -> tuple[list[Event], LogFile]:
@@ -219,10 +220,6 @@ class _LogScan:
             self._style = style_of(parse_line(line, self._calendar).text for line in lines)
         for line in lines:
             self._notice(line)
-
-    def _sample_end(self, block: bytes) -> None:
-        for line in block[-SAMPLED_LATER * 200 :].splitlines()[-SAMPLED_LATER:]:
-            self._notice(text_of(line[:2000]))
 
     def _notice(self, line: str) -> None:
         parsed = parse_line(line, self._calendar, self._style)
@@ -325,33 +322,25 @@ class _LogScan:
             return not self._own.waiting and self._is_of_others(block, start)
         if not waits:
             if index.marks.issuperset(cues):
-                return self._is_spent(cues)
+                is_spent = self._budget.active.isdisjoint(cues)
+                self._not_read += is_spent
+                return is_spent
             if index.bars.issuperset(cues):
                 return self._recognize_if(
                     self._bars.keeps(DeferredLine(self._number, block[start : min(end, start + LONG)], cues))
                 )
         if self._bars.is_waiting:
             self._catch_up()
-        is_known = self._often.leaves_out(block, start, end, cues) or (not waits and self._is_one_of_many(cues))
-        if is_known:
-            self._known.add(self._number)
-        return is_known
-
-    def _is_spent(self, cues: Iterable[int]) -> bool:
-        """Return whether no line with these cues of marks may be read any more."""
-        is_spent = self._budget.active.isdisjoint(cues)
-        self._not_read += is_spent
-        return is_spent
+        is_one_of_many = not waits and index.alone.isdisjoint(cues)
+        return self._recognize_if(
+            self._often.leaves_out(block, start, end, cues) or (is_one_of_many and self._crowd.leaves_out(cues))
+        )
 
     def _recognize_if(self, is_known: bool) -> bool:
         """Count the current line as recognized, once."""
         if is_known:
             self._known.add(self._number)
         return is_known
-
-    def _is_one_of_many(self, cues: dict[int, int]) -> bool:
-        """Return whether a line is one of very many similar ones, and not part of a traceback."""
-        return self._index.alone.isdisjoint(cues) and self._crowd.leaves_out(cues)
 
     def _catch_up(self) -> None:
         """Read the deferred progress bars."""

@@ -126,7 +126,7 @@ def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
         path=name,
         devices=_devices(segments),
         holders=_holders(blocks),
-        growth=_growth(traces, stacks),
+        growth=_holders((block for trace in traces for block in _left(trace, stacks)), stretched=True),
         parts=_parts(blocks),
         refused=tuple(_refused(traces, stacks))[-KEPT:],
         unnamed=sum(block.size for block in blocks if block.site.frame is None),
@@ -275,12 +275,8 @@ def _parts(blocks: Iterable[_SnapshotBlock]) -> tuple[tuple[str, int], ...]:
 # The trace.
 
 
-def _growth(traces: Iterable[Sequence[Mapping[str, object]]], stacks: _AllocationSites) -> tuple[Holder, ...]:
-    """Return the holders of memory that was allocated during the trace and not freed by its end."""
-    return _holders((block for trace in traces for block in _left(trace, stacks)), stretched=True)
-
-
 def _left(trace: Sequence[Mapping[str, object]], stacks: _AllocationSites) -> Iterator[_SnapshotBlock]:
+    """Yield the memory that was allocated during the trace and not freed by its end."""
     standing: dict[int, int] = {}
     for position, entry in enumerate(trace):
         action, address = entry.get("action"), entry.get("addr")

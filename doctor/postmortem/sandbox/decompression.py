@@ -53,7 +53,9 @@ class Unpacked:
         elif head == zstd.MAGIC:
             pieces = self._zstd(head)
         else:
-            yield from self._plain(head)
+            yield head
+            while data := self._take(CHUNK):
+                yield data
             return
         yield from self._bounded(pieces)
 
@@ -70,11 +72,6 @@ class Unpacked:
         self._left = self._left - len(data) if data else 0
         self.taken += len(data)
         return data
-
-    def _plain(self, head: bytes) -> Iterator[bytes]:
-        yield head
-        while data := self._take(CHUNK):
-            yield data
 
     def _bounded(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         size = 0
