@@ -24,11 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from doctor.collectors.base import NotPresent, NotVisible
 from doctor.core.facts import Failure, Missing, MissingReason, ProgressFacts
+from doctor.core.frames import frames_of_traceback
 from doctor.monitor.telemetry.event_log import BatchMark, StageEntered
 from doctor.monitor.telemetry.flight_recorder import read_recorder
 from doctor.monitor.telemetry.local_processes import process_start_time, process_state
 from doctor.monitor.telemetry.progress import Progress
-from doctor.monitor.telemetry.stacks.live_stacks import frames_of_exception, thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from doctor.monitor.telemetry.stacks.stack_files import HEAD, read_stack_file
 from tests.lab.speed import slowness
 
@@ -316,7 +317,9 @@ def _live(scene: str, me: Ranks, meeting: str, record: Path) -> None:
     except Exception as error:
         if not record.exists():
             words = f"{type(error).__name__}: {error}"
-            me.progress.failure = Failure(type(error).__name__, words, time.time(), frames_of_exception(error))
+            me.progress.failure = Failure(
+                type(error).__name__, words, time.time(), frames_of_traceback(error.__traceback__)
+            )
             me.progress.state = "failed"
             _write(me, record)
         os._exit(1)

@@ -14,12 +14,19 @@ import pytest
 from doctor.core.errors import UnusableError
 from doctor.postmortem.filenames import hosts_in, parse_name
 from doctor.postmortem.flight_recorder import loader_processes
-from doctor.postmortem.flight_recorder.dumps import read_dump, read_dumps, world_size_in
+from doctor.postmortem.flight_recorder.dumps import read_dumps, world_size_in
 from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
 from tests.lab.cases import each_case
 from tests.lab.speed import patience
 
 NOON = 1_760_000_000_000_000_000
+
+
+def read_dump(path):
+    dumps, skipped = read_dumps([path], jobs=1)
+    if skipped:
+        raise UnusableError(skipped[0][1])
+    return dumps[0]
 
 
 def entry(number, *, frames=True, **more):
@@ -338,8 +345,8 @@ def test_a_folder_may_tell_the_rank_and_a_hostile_file_is_named_before_its_name_
 def test_no_torch_is_needed(tmp_path):
     path = saved(tmp_path, "rank_0", dump())
     code = (
-        "import sys; from pathlib import Path; from doctor.postmortem.flight_recorder.dumps import read_dump;"
-        f"read_dump(Path({str(path)!r})); sys.exit('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from doctor.postmortem.flight_recorder.dumps import read_dumps;"
+        f"read_dumps([Path({str(path)!r})]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=patience(60)).returncode == 0
 

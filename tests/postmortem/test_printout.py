@@ -8,7 +8,7 @@ from doctor.core.check_registry import CheckRegistry, builtin_checks
 from doctor.core.check_runner import examine_job
 from doctor.core.facts import GpuFacts, GpuProcess
 from doctor.core.finding import Severity
-from doctor.postmortem.nvidia_smi.printout import MARKS, NvidiaSmiInLog, looks_like_nvidia_smi, read_nvidia_smi
+from doctor.postmortem.nvidia_smi.printout import looks_like_nvidia_smi, read_nvidia_smi
 from doctor.testing.cases import healthy
 
 DATA = Path(__file__).parents[1] / "data" / "nvidia_smi"
@@ -303,21 +303,6 @@ SICK = [
 @pytest.mark.parametrize(("check", "name", "changes"), SICK, ids=[f"{one[0]}-{one[1]}" for one in SICK])
 def test_a_fault_in_the_output_is_found(check, name, changes):
     assert check in judged(changed(name, changes))
-
-
-@pytest.mark.parametrize("name", ["table.txt", "query.txt"])
-def test_an_output_in_the_middle_of_a_log(name):
-    log = [f"epoch 3: 7%| step {step}" for step in range(50)]
-    middle = text_of(name).splitlines()
-    middle.insert(len(middle) // 2, "rank 1 says: loss 0.3")
-    outputs = NvidiaSmiInLog("job.out")
-    for line in [*log, *middle, *log]:
-        if outputs.is_open or any(mark in line for mark in MARKS):
-            outputs.take(line)
-    assert not outputs.is_open
-    (found,), alone = outputs.sections(), facts_of(text_of(name))
-    assert found.gpus == alone.gpus
-    assert NvidiaSmiInLog().sections() == ()
 
 
 def test_nothing_is_read_from_nothing():

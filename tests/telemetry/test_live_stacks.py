@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from doctor.core.facts import Frame
-from doctor.core.frames import MOST, call_site_frames, is_user_code, shorten_stack
+from doctor.core.frames import MOST, call_site_frames, frames_of_traceback, is_user_code, shorten_stack
 from doctor.monitor.telemetry.stacks import rank_conditions
-from doctor.monitor.telemetry.stacks.live_stacks import frames_of_exception, thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from doctor.monitor.telemetry.stacks.rank_conditions import rank_condition
 from tests.lab.speed import NEVER
 
@@ -62,10 +62,10 @@ def test_the_traceback_of_an_error():
 
     with pytest.raises(ValueError) as raised:
         training_step()
-    frames = frames_of_exception(raised.value)
+    frames = frames_of_traceback(raised.value.__traceback__)
     assert frames[0].function == "raw_decode"
     assert next(frame.function for frame in frames if frame.user) == "training_step"
-    assert frames_of_exception(ValueError("never raised")) == ()
+    assert frames_of_traceback(ValueError("never raised").__traceback__) == ()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import msgspec
 from doctor.collectors.base import NotPresent, NotVisible
 from doctor.core.facts import Failure, Missing, MissingReason, Section, TrainingFacts
 from doctor.core.facts.section import in_unicode
+from doctor.core.frames import frames_of_traceback
 from doctor.core.masking import mask_text
 from doctor.monitor.telemetry.child_processes import child_processes
 from doctor.monitor.telemetry.data.loader_history import LoaderHistories
@@ -22,7 +23,7 @@ from doctor.monitor.telemetry.flight_recorder import read_recorder
 from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 from doctor.monitor.telemetry.progress import Progress, Stall
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
-from doctor.monitor.telemetry.stacks.live_stacks import frames_of_exception, thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from doctor.monitor.telemetry.step_clock import StepClock
 
 Sections = dict[str, "Section | Missing"]
@@ -171,7 +172,7 @@ class RankTelemetry:
     def failed(self, error: BaseException) -> None:
         """Record that an exception ends this rank."""
         self.progress.failure = Failure(
-            type(error).__name__, _message(error), round(time.time(), 3), frames_of_exception(error)
+            type(error).__name__, _message(error), round(time.time(), 3), frames_of_traceback(error.__traceback__)
         )
         self.progress.state = "failed"
         if not _is_out_of_memory(error):  # fetching needs memory, and the allocator would wait for the device

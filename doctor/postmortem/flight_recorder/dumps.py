@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from doctor.core.errors import UnusableError
 from doctor.core.facts import RecorderFacts
 from doctor.postmortem.filenames import hosts_in, parse_name, rank_in_name
 from doctor.postmortem.flight_recorder.loader_processes import load_files
@@ -22,18 +21,6 @@ class RecorderDump(NamedTuple):
     rank: int
     facts: RecorderFacts
     host: str | None = None
-
-
-def read_dump(path: Path) -> RecorderDump:
-    """Read one dump.
-
-    Raises:
-        UnusableError: it cannot be read, is hostile or not a dump, or its name has no rank.
-    """
-    dumps, failed = read_dumps([path], jobs=1)
-    if failed:
-        raise UnusableError(failed[0][1])
-    return dumps[0]
 
 
 def read_dumps(paths: Iterable[Path], jobs: int = 2) -> tuple[list[RecorderDump], list[tuple[Path, str]]]:

@@ -20,8 +20,6 @@ from doctor.postmortem.nvidia_smi.fields import NvidiaSmiFields, bus_id_of
 MOST_LINES = 200_000
 """``-q`` prints 300 lines per GPU."""
 LONGEST = 4000
-LONGEST_BLOCK = 5000
-"""Maximum lines of an output within a log: 16 GPUs by ``-q``."""
 MAIN_SHARE = 0.6
 """Minimum share of matching lines in a file that is output of nvidia-smi, and not a log that contains some."""
 
@@ -85,45 +83,6 @@ def read_nvidia_smi(text_lines: Iterable[str], name: str = "") -> tuple[Section,
             hidden=tuple(_notes(shown, gpus, name)),
         ),
     )
-
-
-class NvidiaSmiInLog:
-    """Output of nvidia-smi within a log, whose lines are passed without prefixes, one by one.
-
-    Several lines in a row that do not belong to an output end it; single ones, from another rank, do not.
-    """
-
-    STRANGE = 5
-
-    def __init__(self, name: str = "") -> None:
-        self._name = name
-        self._lines: list[str] = []
-        self._strange = self.STRANGE
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an output is unfinished: :meth:`take` needs every line, else those with a mark."""
-        return self._strange < self.STRANGE and len(self._lines) < LONGEST_BLOCK
-
-    def take(self, line: str) -> None:
-        """Process the next line."""
-        if _BEGINS.search(line):
-            self._lines, self._strange = [], 0
-        if not self.is_open:
-            return
-        is_shaped = not line.strip() or any(shape.match(line[:LONGEST]) for shape in _SHAPES)
-        self._strange = 0 if is_shaped else self._strange + 1
-        if is_shaped:
-            self._lines.append(line)
-
-    def sections(self) -> tuple[Section, ...]:
-        """Return the facts of the GPUs in the last output."""
-        return read_nvidia_smi(self._lines, self._name)
-
-
-_BEGINS = re.compile(r"\| NVIDIA-SMI \d|=NVSMI LOG=")
-MARKS = ("| NVIDIA-SMI ", "=NVSMI LOG=")
-"""The first line of an output contains one of these."""
 
 
 def _merged(found: Sequence[NvidiaSmiFields]) -> list[Gpu]:

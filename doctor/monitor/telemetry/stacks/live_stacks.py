@@ -1,11 +1,11 @@
-"""Stacks of live threads and of exceptions, from the interpreter."""
+"""Stacks of live threads, from the interpreter."""
 
 from __future__ import annotations
 
 import sys
 
 from doctor.core.facts import Frame
-from doctor.core.frames import frames_of_stack, frames_of_traceback, waits_in
+from doctor.core.frames import frames_of_stack, waits_in
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
@@ -21,8 +21,3 @@ def thread_stack(thread: int) -> tuple[Frame, ...]:
 def is_waiting_in_collective(thread: int) -> bool:
     """Return whether the stack of a thread shows a call of torch.distributed that waits."""
     return bool(waits_in(frames_of_stack(sys._current_frames().get(thread))))
-
-
-def frames_of_exception(error: BaseException) -> tuple[Frame, ...]:
-    """Return the traceback of an exception, innermost first, at most 60 frames, if it was raised."""
-    return frames_of_traceback(error.__traceback__)
