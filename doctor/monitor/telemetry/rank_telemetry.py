@@ -123,21 +123,20 @@ class RankTelemetry:
         """
         self.note((monotonic(), point, None))
 
-    def batch_end(self, stage: str, *, step: int | None = None, loss: object = None, point: str = "data") -> None:
+    def batch_end(self, stage: str, *, step: int | None = None, loss: object = None) -> None:
         """Record the end of a batch. (step path)
 
-        ``step``: optimizer steps so far; ``loss``: a tensor, left on its device; ``point``: what follows, if not the
-        wait for the next batch.
+        ``step``: optimizer steps so far; ``loss``: a tensor, left on its device.
         """
         if step is not None:
             self._progress.step = step
         if stage == "train":
-            self.train_batch_end(loss, point)
+            self.train_batch_end(loss, "data")
         else:
-            self.note((monotonic(), point, None))
+            self.note((monotonic(), "data", None))
 
     def train_batch_end(self, loss: object, point: str) -> None:
-        """Record the end of a training batch. (step path)"""
+        """Record the end of a training batch. (step path) ``point``: what follows."""
         self.note((monotonic(), point, ENDED))
         if (device := self._steps.device) is not None:
             device.end()
