@@ -77,7 +77,7 @@ class FindingHistory:
         return any(one.stands and one.severity is not Severity.INFO for one in cause.findings)
 
     def take_over(self, path: Path | OwnFile, run: str = "") -> None:
-        """Continue from the report that another rank wrote, if it is readable and belongs to ``run``."""
+        """Continue from the report of another rank, if it is readable and belongs to ``run``."""
         try:
             report = msgspec.json.decode(OwnFile.of(path).read(FILE_LIMIT), type=prepared(Report))
             self.report = report if not (run and report.run) or same_run(run, report.run) else None

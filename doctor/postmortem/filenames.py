@@ -29,7 +29,7 @@ _NAMED_AFTER = re.compile(r"(?:^|[^A-Za-z])rank[-_. ]?(\d{1,6})(?=\D|$)", re.IGN
 
 
 class DumpName(NamedTuple):
-    """``rank``: ``None`` if the name contains none. ``rest``: the other words, except generic ones."""
+    """``rank``: ``None`` if there is none. ``rest``: the other words, except generic ones."""
 
     rank: int | None
     rest: str

@@ -180,7 +180,7 @@ def name_of(path: Path) -> str:
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield the given files and those in given folders, each once, and whether it was given itself.
+    """Yield given files and those in given folders, each once, and whether it was given itself.
 
     Folders are sorted; hidden files and links to folders are skipped.
     """

@@ -106,7 +106,7 @@ class Adapter(Generic[R]):
         return session
 
     def _end_run(self, error: BaseException | None = None) -> None:
-        """End the run; ``error``: the exception that ends it. The doctor's own :class:`Findings` are no failure."""
+        """End the run. ``error``: the exception that ends it; :class:`Findings` is not a failure."""
         run, self._run = self._run, None
         if run is None:
             return

@@ -24,12 +24,12 @@ MOST_FAILURES = 3
 
 
 def is_disabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether :data:`SWITCH` is set to anything but an empty value, ``0``, ``false``, ``no`` or ``off``."""
+    """Return whether :data:`SWITCH` is set, and not to ``0``, ``false``, ``no`` or ``off``."""
     return environ.get(SWITCH, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def value_or_default(read: Callable[[], T], default: T) -> T:
-    """Return a value read from a framework, or ``default`` if that fails, as names differ by release."""
+    """Return a value read from a framework; ``default`` if that fails, as names differ."""
     try:
         return read()
     except Exception:  # noqa: BLE001 - see the module

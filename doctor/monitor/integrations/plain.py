@@ -81,7 +81,7 @@ class PlainRun(AdapterRun):
                 self._refresh_facts()
 
     def pass_start(self, loader: WatchedLoader[Any]) -> None:
-        """Record the start of a pass over ``loader``; before the first batch, all ranks are evaluated."""
+        """Record the start of a pass; before the very first batch, all ranks are evaluated."""
         self.attach(loader)
         self._active_loaders.append(loader)
         self.telemetry.stage_start(loader.slot.stage)
@@ -192,7 +192,7 @@ class Watch(Adapter[PlainRun]):
         self._finish(error)
 
     def loader(self, loader: Iterable[T], stage: str = "train", *, index: int = 0) -> WatchedLoader[T]:
-        """Return a watched ``loader`` to iterate over instead. ``index`` distinguishes loaders of one stage.
+        """Return a watched ``loader`` to iterate over. ``index``: of several loaders of one stage.
 
         Raises:
             ValueError: ``stage`` is not ``train``, ``validate``, ``test`` or ``predict``.
@@ -262,7 +262,7 @@ class Watch(Adapter[PlainRun]):
 
 
 def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFacts:
-    """Return the facts of process group, wrapper (``module``) and samplers, as far as they are known yet."""
+    """Return the known facts of process group, wrapper (``module``) and samplers."""
     process, device = torch_rank(os.environ), device_of(module)
     placement = infer_data_parallel_rank(module, samplers, process)
     return TrainingFacts(

@@ -28,7 +28,7 @@ class FindingEvent:
 
 
 class FindingSink:
-    """A destination for findings. By default it ignores them; exceptions are handled by the caller."""
+    """A destination for findings, which ignores them by default; its caller handles exceptions."""
 
     def found(self, events: Sequence[FindingEvent], report: Report) -> None:
         """Handle new findings. ``report``: the whole report of the run so far."""

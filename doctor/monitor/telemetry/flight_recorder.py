@@ -116,7 +116,7 @@ _DUMP_THREADS: list[threading.Thread] = []
 
 
 def _dump_with_deadline(dump: Callable[..., bytes], *, stacks: bool = True) -> bytes:
-    """Dump in a thread that may be abandoned. None is started beside a blocked one, which holds the recorder's lock."""
+    """Dump in a thread that may be abandoned, unless a blocked one holds the recorder's lock."""
     for thread in _DUMP_THREADS:
         thread.join(DEADLINE)
     if any(thread.is_alive() for thread in _DUMP_THREADS):

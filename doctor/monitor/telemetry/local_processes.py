@@ -34,7 +34,7 @@ def process_state(pid: int, started: float | None) -> tuple[State, str | None]:
 
 
 def process_start_time(pid: int | None = None) -> float | None:
-    """Return the start time of a process (this one) in seconds since boot; ``None`` if not visible."""
+    """Return the start time of a process (this one) in seconds since boot, if visible."""
     fields = _fields(os.getpid() if pid is None else pid)
     return _seconds(fields) if fields else None
 

@@ -80,7 +80,7 @@ def _newest_run(loaded: Mapping[Path, RecorderFacts], by_rank: Iterable[Sequence
 
 
 def _progress(facts: RecorderFacts) -> tuple[float, int, int]:
-    """Return what increases during a run: time of the newest call, number of calls, completed ones."""
+    """Return what increases during a run: time of the newest call, calls, and completed calls."""
     ended = sum(entry.retired or entry.state == "completed" for entry in facts.collectives)
     newest = max((entry.at or 0.0 for entry in facts.collectives), default=0.0)
     return (newest, sum(group.enqueued or 0 for group in facts.groups), ended)

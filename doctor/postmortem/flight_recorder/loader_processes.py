@@ -77,7 +77,7 @@ def _load_isolated(paths: Sequence[Path], jobs: int, limits: LoadLimits) -> list
 
 
 def main(jobs: str, entries: str, seconds: str, *paths: str) -> None:
-    """Answer :func:`load_files` from a fresh interpreter, which can fork because it has one thread."""
+    """Answer :func:`load_files` from a fresh interpreter, whose only thread can fork."""
     send_answer(_load_here([Path(path) for path in paths], int(jobs), LoadLimits(int(entries), int(seconds))))
 
 
@@ -130,7 +130,7 @@ def _shares(paths: Sequence[Path], jobs: int) -> list[list[int]]:
 
 
 class _LoaderProcess:
-    """A worker, in its parent. ``left``: files without an outcome; ``current``: the file it loads."""
+    """A worker. ``left``: files without an outcome; ``current``: the file that it loads."""
 
     def __init__(self, context: Any, paths: Sequence[Path], share: Sequence[int], limits: LoadLimits) -> None:
         self.left = list(share)

@@ -48,7 +48,7 @@ class LoadedDump(NamedTuple):
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Return whether a file with these first 64 KiB is a flight-recorder dump, as pickle or JSON."""
+    """Return whether a file with this beginning is a flight-recorder dump, as pickle or JSON."""
     if head.startswith(_PICKLE):
         return any(mark in head for mark in _MARKS)
     return _is_json(head) and any(b'"' + mark + b'":' in re.sub(rb"\s", b"", head) for mark in _MARKS)
@@ -108,7 +108,7 @@ class _PythonUnpickler(ImportRefusal, pickle._Unpickler):
 
 
 def _salvaged(data: bytes) -> Mapping[str, object] | None:
-    """Return the content of a truncated dump; ``None`` without counters, which precede the entries.
+    """Return the content of a truncated dump; ``None`` without the counters before the entries.
 
     Entries are last, oldest first: those that are left show where the rank waits, the counters its progress.
     """

@@ -1,4 +1,4 @@
-"""Clock offsets between hosts, from messages logged at the same moment; and the order of events."""
+"""Clock offsets between hosts, from messages logged at the same moment; order of events."""
 
 from __future__ import annotations
 

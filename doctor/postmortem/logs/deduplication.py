@@ -19,7 +19,7 @@ _LEVEL = b" NCCL INFO "
 
 
 class RepeatCount(NamedTuple):
-    """Repetitions of an NCCL line: the part before the level, which names its process; cue; count."""
+    """Repetitions of an NCCL line: the part before the level (its process), cue, and count."""
 
     head: bytes
     cue: int
@@ -87,7 +87,7 @@ class DeferredLine(NamedTuple):
 
 
 class ProgressBarStates:
-    """States of progress bars; from a limit on, only the newest one before another message is read."""
+    """States of progress bars; from a limit on, only the newest before another message is read."""
 
     def __init__(self) -> None:
         self._seen = 0

@@ -1,4 +1,4 @@
-"""Parser of torchrun's table of failed processes (``ChildFailedError``): one entry per process.
+"""Parser of torchrun's table of failed processes (``ChildFailedError``), one entry each.
 
 Format: ``ChildFailedError.format_msg`` in torch/distributed/elastic/multiprocessing/errors; before torch 1.10 with
 fields such as ``rank: 0 (local_rank: 0)``.

@@ -1,4 +1,4 @@
-"""The events of one log: the first of each process with the same kind and values, and a count.
+"""The events of one log: the first of each kind, process and values, with a count.
 
 The number of events is bounded for any log.
 """
@@ -107,7 +107,7 @@ class EventStore:
         self._numbers: Counter[tuple[str, LineOrigin | None]] = Counter()
 
     def keep(self, event: StoredEvent, key: Values) -> StoredEvent:
-        """Store an event; if it is a repetition or there is no room, count and return the earlier one."""
+        """Store an event; if it is repeated or there is no room, count and return the earlier one."""
         kind, origin = event.kind, event.origin
         full = (kind, origin, key)
         same = self._kept.get(full)

@@ -1,4 +1,4 @@
-"""Removal of lists of possible causes printed with an error: their entries were not observed.
+"""Removal of lists of possible causes printed with an error, which were not observed.
 
 Ray, for example, ends the report of every lost worker with "There are some potential root causes. (1) The process is
 killed by SIGKILL by OOM killer due to high memory usage. (2) …", whatever happened.

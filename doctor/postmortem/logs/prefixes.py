@@ -57,7 +57,7 @@ class PrefixedLine(NamedTuple):
 
 
 class PrefixStyle(NamedTuple):
-    """Prefixes accepted only if nearly every line has one: ``3: text``, ``[3] text``, ``node7: text``."""
+    """Prefixes accepted only if nearly all lines have one: ``3: a``, ``[3] a``, ``node7: a``."""
 
     numbered: bool = False
     bracketed: bool = False

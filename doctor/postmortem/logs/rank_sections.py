@@ -268,7 +268,7 @@ def _calls(evidence: LogEvidence) -> dict[int, RecorderFacts]:
 
 
 def _shared_numbers(evidence: LogEvidence) -> frozenset[str]:
-    """Return the group numbers that are the same on all ranks, as ranks within equal global ranks.
+    """Return the group numbers that are the same on all ranks: ranks within are global ranks.
 
     Other numbers may denote a different group on each rank.
     """

@@ -1,4 +1,4 @@
-"""Reader of snapshots of torch's allocator (``torch.cuda.memory._dump_snapshot``), without torch.
+"""Reader of allocator snapshots (``torch.cuda.memory._dump_snapshot``), without torch.
 
 Format: torch/csrc/cuda/Module.cpp (``THCPModule_memorySnapshot``) and torch/csrc/cuda/memory_snapshot.cpp:
 ``{"segments", "device_traces", "allocator_settings", "external_annotations"}``; before torch 2.0 a bare list of

@@ -1,4 +1,4 @@
-"""CSV output of nvidia-smi: ``--query-gpu``, ``--query-remapped-rows``, ``--query-compute-apps``."""
+"""CSV of nvidia-smi: ``--query-gpu``, ``--query-remapped-rows``, ``--query-compute-apps``."""
 
 from __future__ import annotations
 

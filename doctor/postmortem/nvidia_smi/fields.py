@@ -55,7 +55,7 @@ class NvidiaSmiFields(NamedTuple):
 
 
 def number(text: str | None) -> int | None:
-    """Return the integer that a value begins with; ``None`` for ``[Not Supported]`` and the like."""
+    """Return the integer that a value begins with; ``None`` for ``[Not Supported]`` and words."""
     found = _NUMBER.match(text.strip()) if text else None
     return None if found is None else int(float(found[1]))
 
@@ -92,7 +92,7 @@ def bus_id_of(text: str | None) -> str:
 
 
 def trouble(texts: list[str]) -> tuple[bool, str | None, str | None]:
-    """Return whether a GPU is lost, its error and recovery action, from words in place of values.
+    """Return whether a GPU is lost, its error and recovery action, from words instead of values.
 
     A single unreadable value is a failure of that sensor only.
     """

@@ -29,7 +29,7 @@ MOST_NAMED = 64
 
 
 def looks_like_ras(head: str) -> bool:
-    """Return whether a text with this beginning is a response of the RAS service, in text or JSON."""
+    """Return whether a text with this beginning is a response of the RAS service."""
     return is_status_json(head) if head.lstrip()[:1] == "{" else is_status_text(head)
 
 
@@ -113,7 +113,7 @@ class _ResponseEvents:
         )
 
     def _shared_devices(self, one: RasCommunicator) -> Iterator[Event]:
-        """Yield devices used by several ranks of a communicator, which NCCL allows only if configured."""
+        """Yield devices shared by ranks of a communicator, which NCCL allows only if configured."""
         users: dict[tuple[str, int], list[int]] = {}
         for rank, process in one.members.items():
             if process.node and process.nvml is not None:

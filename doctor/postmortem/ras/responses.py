@@ -1,4 +1,4 @@
-"""Parser of responses of NCCL's RAS service: text (``ncclras``, or ``STATUS`` on its port) and JSON.
+"""Parser of responses of NCCL's RAS service (``ncclras``), in text and JSON.
 
 Formats: src/ras/client_support.cc of NCCL; text since 2.24, JSON since 2.28.7, where some releases omit a comma. A file
 may contain several responses.
@@ -43,8 +43,7 @@ class RasProcess(NamedTuple):
 
 
 class RasMissingRank(NamedTuple):
-    """A rank that did not report. ``why``: ``dead``, ``unresponsive``, or ``left`` if its process responded but does
-    not know the communicator (any more)."""
+    """A rank that did not report: ``dead``, ``unresponsive``, or ``left`` the communicator."""
 
     rank: int | None
     process: RasProcess
@@ -54,7 +53,7 @@ class RasMissingRank(NamedTuple):
 
 
 class RasLaggingRanks(NamedTuple):
-    """A rank, or a number of unnamed ``ranks``, with fewer launches of an operation than ``most``."""
+    """A rank, or a number of unnamed ``ranks``, with fewer launches than ``most``."""
 
     rank: int | None
     ranks: int

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def parse_isolated(module: str, arguments: Sequence[str], deadline: float, kind: type[T]) -> T:
-    """Call ``main`` of ``module`` in a child process and decode its answer (:func:`send_answer`).
+    """Call ``main`` of ``module`` in a child process, and decode its answer into ``kind``.
 
     Raises:
         OSError: no interpreter can be started.

@@ -142,7 +142,7 @@ def batch_part(batch: Any, keys: Keys) -> Any:
 
 
 def leaf_paths(tree: Any, prefix: Keys = ()) -> Iterable[Keys]:
-    """Yield the key path of each leaf in nested lists, tuples and mappings, ordered as ``torch.utils._pytree``."""
+    """Yield the key path of each leaf of nested containers, as ``torch.utils._pytree`` does."""
     if type(tree) in (dict, OrderedDict, defaultdict):
         children: Iterable[tuple[Any, Any]] = tree.items()
     elif isinstance(tree, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Facts read from a Lightning Trainer; any may be missing, as internal names differ by release."""
+"""Facts read from a Lightning Trainer; any may be missing, as names differ by release."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _event_behind(tensor: Any, event: Any) -> Any:
 
 
 def is_tensor(thing: Any) -> bool:
-    """Return whether it is a dense torch tensor and not of a subclass (distributed, nested, fake)."""
+    """Return whether it is a dense torch tensor, and not of a subclass (such as DTensor)."""
     torch = sys.modules.get("torch")
     return torch is not None and type(thing) is torch.Tensor and thing.layout is torch.strided
 

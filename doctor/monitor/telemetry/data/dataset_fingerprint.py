@@ -194,7 +194,7 @@ def _of_array(array: Any) -> Sequence[Any]:
 
 
 def _of_object(thing: Any) -> Sequence[Any]:
-    """Return the attributes of a Python object; Hugging Face datasets have a digest of their own."""
+    """Return the attributes of a Python object; Hugging Face datasets have their own digest."""
     kind = type(thing)
     attributes: Any = getattr(thing, "__dict__", None)
     slots = any(vars(one).get("__slots__") for one in kind.__mro__)

@@ -70,7 +70,7 @@ class LossTracker:
         self._kept.clear()
 
     def finish(self, seconds: float = LAST) -> None:
-        """Check the pending losses at the end of the run; wait at most ``seconds``. For the training thread.
+        """Check the pending losses at the end of the run, in the training thread; wait ``seconds``.
 
         Never blocks on the device, which may be stalled or failed: it is only polled.
         """

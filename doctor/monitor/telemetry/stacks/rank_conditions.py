@@ -62,7 +62,7 @@ _READING: threading.Thread | None = None
 
 
 def with_conditions(stacks: Sequence[tuple[Frame, ...]], deadline: float = DEADLINE) -> list[tuple[Frame, ...]]:
-    """Add the conditions of the user's own lines, as far as they are known after ``deadline`` seconds."""
+    """Add the conditions of the user's own lines that are known after ``deadline`` seconds."""
     global _READING
     lines = {(frame.file, frame.line) for stack in stacks for frame in stack if frame.user}
     if lines and (_READING is None or not _READING.is_alive()):
@@ -131,7 +131,7 @@ def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt]
 
 
 def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks inside a statement; those of an ``elif`` chain belong to its first ``if``."""
+    """Yield the blocks inside a statement; blocks of ``elif`` belong to the first ``if``."""
     if isinstance(statement, ast.If) and (following := _elif_of(statement)):
         yield statement.body
         yield from _blocks_of(following)

@@ -43,7 +43,7 @@ def step_lines(block: bytes, seen: int, *, is_last: bool) -> Iterator[tuple[int,
 
 
 def estimate(block: bytes, sample: Sequence[tuple[bytes, bool]]) -> int:
-    """Estimate the number of lines that count steps, from a ``sample`` and whether each line does.
+    """Estimate the number of lines that count steps, from a ``sample`` with their results.
 
     Lines of one form contain a cue equally often, so counting the cue is exact for them. For a small sample, only the
     end of the block is counted.
