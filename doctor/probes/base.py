@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -82,6 +82,10 @@ class ProbeContext:
             self._child.close()
 
 
+StagePlan = Generator[StageOrders, tuple[Job, Sequence[ProbeParticipant]], None]
+"""Orders of a stage, one after the other; the facts and replies after each are sent in."""
+
+
 class Stage(Protocol):
     """One stage of the probes. Each process has an instance for the duration of a gather, which may keep state.
 
@@ -102,3 +106,23 @@ class Stage(Protocol):
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Execute ``order`` and return before ``deadline``."""
+
+
+class PlannedStage:
+    """Base of stages whose plan is a generator."""
+
+    _plan: StagePlan | None = None
+
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
+        """Yield the orders of the stage."""
+        raise NotImplementedError
+
+    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+        """Return the next orders of :meth:`steps`; see :meth:`Stage.plan`."""
+        if self._plan is None:
+            self._plan = self.steps(job, processes)
+            return next(self._plan, None)
+        try:
+            return self._plan.send((job, processes))
+        except StopIteration:
+            return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -28,7 +27,7 @@ from doctor.probes.ablation.trial_planner import PATH_SECONDS, path_orders
 from doctor.probes.ablation.trials import ROUNDS, PacketOrder, ReachOrder, RecordTrials, SpeedOrder
 from doctor.probes.authorization import require_peers
 from doctor.probes.bandwidth.schedule import outgoing_connections
-from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
 from doctor.probes.collectives.group_cost import most_sent
 from doctor.probes.collectives.group_steps import ends_of
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES
@@ -45,7 +44,7 @@ OwnOrder = PacketOrder | ReachOrder | SpeedOrder | DeviceOrder | RecordTrials
 """Orders that a process executes by itself, or with one other."""
 
 
-class WhyStage:
+class WhyStage(PlannedStage):
     """Stage of the trials (:class:`doctor.probes.base.Stage`). One request after the other, so that no trial disturbs
     another."""
 
@@ -55,19 +54,16 @@ class WhyStage:
     def __init__(self) -> None:
         of_groups = MOST_COLLECTIVES * GROUP_SECONDS
         self.most_seconds = MOST_REQUESTS * max(PATH_SECONDS, DEVICE_SECONDS) + of_groups
-        self._questions: deque[TrialRequest] | None = None
-        self._plan: TrialSequence | None = None
         self._groups = GroupTrials()
 
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return the next step of the current request, else the first one of the next."""
-        if self._questions is None:
-            self._questions = deque(trial_requests(job))
-        orders = _sent(self._plan, processes)
-        while orders is None and self._questions:
-            self._plan = _plan_of(self._questions.popleft(), job, processes)
-            orders = next(self._plan, None)
-        return orders and orders._replace(words=_words(orders))
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
+        """Yield the steps of one request after the other."""
+        for question in trial_requests(job):
+            plan = _plan_of(question, job, processes)
+            orders = next(plan, None)
+            while orders is not None:
+                job, processes = yield orders._replace(words=_words(orders))
+                orders = _sent(plan, processes)
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the trial of this process."""
@@ -133,10 +129,8 @@ def _copies(order: DeviceOrder) -> str:
     return f", at most {in_bytes(ROUNDS * children * 2 * (COPIES + 1) * COPY_BYTES)} copied to and from the GPU"
 
 
-def _sent(plan: TrialSequence | None, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-    """What a plan does next after these answers; ``None`` where it is at its end."""
-    if plan is None:
-        return None
+def _sent(plan: TrialSequence, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+    """Return the next orders of a plan after these replies; ``None`` at its end."""
     try:
         return plan.send(processes)
     except StopIteration:

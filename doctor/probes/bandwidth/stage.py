@@ -23,7 +23,7 @@ from doctor.probes.authorization import require_peers
 from doctor.probes.bandwidth.schedule import TransferSchedule, outgoing_connections
 from doctor.probes.bandwidth.transfer_plan import ROUND_SECONDS, Rounds, budget_of_rounds, transfer_schedules
 from doctor.probes.bandwidth.transfer_worker import TransferWorker
-from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
 from doctor.probes.reachability.assignments import Agent
 from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
 from doctor.probes.runtime.deadline import ProbeDeadline
@@ -41,7 +41,7 @@ LATE_START = 1.0
 """Maximum delay in seconds between the first and the last host that receives its order."""
 
 
-class TransfersStage:
+class TransfersStage(PlannedStage):
     """Stage of the transfers (:class:`doctor.probes.base.Stage`).
 
     First all hosts in rounds, then those that look slow, paired with healthy hosts.
@@ -52,33 +52,23 @@ class TransfersStage:
 
     def __init__(self) -> None:
         self.most_seconds = (MOST_ROUNDS + MOST_CONFIRMING) * ROUND_SECONDS + (1 + MOST_CONFIRMING) * LATE_START
-        self._steps = 0
-        self._rounds = 0
-        self._began = 0.0
 
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return rounds for all hosts, then some for the suspects; none for fewer than two hosts."""
-        nodes, tokens = _in_order(job, processes)
-        if len(nodes) < 2:
-            return None
-        self._steps += 1
-        if self._steps == 1:
-            self._began = time.monotonic()
-            return self._orders(nodes, tokens, rounds(len(nodes), MOST_ROUNDS))
-        if self._steps > MOST_STEPS:
-            return None
-        patient = time.monotonic() - self._began < PATIENCE
-        return self._orders(nodes, tokens, _to_confirm(job, nodes, patient=patient))
-
-    def _orders(self, nodes: Sequence[ProbeNode], tokens: Sequence[str], asked: Rounds) -> StageOrders | None:
-        if not asked:
-            return None
-        again = self._steps > 1
-        routes = transfer_schedules(nodes, asked, first=self._rounds, confirms=again)
-        self._rounds += len(asked)
-        orders = {tokens[place]: route for place, route in routes.items()}
-        budget = budget_of_rounds(asked, confirms=again)
-        return StageOrders.of(orders, budget.seconds + LATE_START, budget.words())
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
+        """Yield rounds for all hosts, then some for the suspects; none for fewer than two hosts."""
+        began, first = time.monotonic(), 0
+        for step in range(MOST_STEPS):
+            nodes, tokens = _in_order(job, processes)
+            if len(nodes) < 2:
+                return
+            patient = time.monotonic() - began < PATIENCE
+            asked = _to_confirm(job, nodes, patient=patient) if step else rounds(len(nodes), MOST_ROUNDS)
+            if not asked:
+                return
+            schedules = transfer_schedules(nodes, asked, first=first, confirms=step > 0)
+            first += len(asked)
+            budget = budget_of_rounds(asked, confirms=step > 0)
+            orders = {tokens[place]: schedule for place, schedule in schedules.items()}
+            job, processes = yield StageOrders.of(orders, budget.seconds + LATE_START, budget.words())
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the transfers of ``order``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -11,7 +11,7 @@ from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveFacts, Missing, MissingReason, Section
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
-from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
 from doctor.probes.collectives.group_assembly import GroupAssembly, assemble
 from doctor.probes.collectives.group_cost import most_sent
 from doctor.probes.collectives.group_driver import MOST_AXES, PATIENCE, GroupDriver, seconds_of, set_up_seconds
@@ -39,7 +39,7 @@ MARGIN = 1.0
 """Seconds by which a child is killed before the end of the step, so that there is time to report it."""
 
 
-class GroupsStage:
+class GroupsStage(PlannedStage):
     """Stage of the collectives (:class:`doctor.probes.base.Stage`). All load torch; one creates a store; all join and
     use the group. ``mesh``: the axes of the job, empty if they are to be determined."""
 
@@ -49,48 +49,27 @@ class GroupsStage:
     def __init__(self, mesh: tuple[Axis, ...] = ()) -> None:
         self.most_seconds = LOAD_SECONDS + OPEN_SECONDS + seconds_of("nccl", MOST_AXES)
         self._mesh = mesh[:MOST_AXES]
-        self._assembly: GroupAssembly | None = None
-        self._plan: Callable[[Job, Sequence[ProbeParticipant]], StageOrders | None] = self._load
 
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Load, open, join; or report to all why there is nothing to join."""
-        return self._plan(job, processes)
-
-    def _load(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        self._plan = self._open
-        order = LoadTorch(job.world_size)
         who = "one process loads torch" if len(processes) == 1 else f"{len(processes)} processes load torch at once"
         words = f"groups: {who}, at most {in_seconds(LOAD_SECONDS)}"
-        return StageOrders.of({process.token: order for process in processes}, LOAD_SECONDS, words)
-
-    def _open(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        self._plan = _nothing
-        found = assemble(job, processes, self._mesh)
-        if isinstance(found, GroupsNotRun):
-            # Without words: a process puts down what it was told, and nothing is sent or started.
-            known = [process for process in processes if process.note or found.error]
-            return StageOrders.of({process.token: found for process in known}, OPEN_SECONDS)
-        if found is None:
-            return None
-        self._plan, self._assembly = self._join, found
-        words = f"groups: one process, rank {found.first.number}, makes a store for {len(found.processes)} to meet at"
-        costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
-        return StageOrders.of({found.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
-
-    def _join(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        self._plan = _nothing
-        assembly = self._assembly
-        note = next(
-            (process.note for process in processes if assembly and process.token == assembly.first.token),
-            b"",
-        )
-        port = port_of(note)
-        if assembly is None or port is None:
-            return None
-        seconds = seconds_of(assembly.backend, len(assembly.courses))
-        orders = assembly.join(job, port, set_up_seconds(assembly.backend), PATIENCE)
-        most = max(map(most_sent, orders.values()))
-        return StageOrders.of(orders, seconds + MARGIN, assembly.words(seconds + MARGIN, most))
+        load = LoadTorch(job.world_size)
+        job, processes = yield StageOrders.of({process.token: load for process in processes}, LOAD_SECONDS, words)
+        group = assemble(job, processes, self._mesh)
+        if isinstance(group, GroupsNotRun):
+            # Without words: a process records the reason, and nothing is sent or started.
+            known = [process for process in processes if process.note or group.error]
+            yield StageOrders.of({process.token: group for process in known}, OPEN_SECONDS)
+        elif group is not None:
+            words = (
+                f"groups: one process, rank {group.first.number}, makes a store for {len(group.processes)} to meet at"
+            )
+            costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
+            job, processes = yield StageOrders.of({group.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
+            note = next((process.note for process in processes if process.token == group.first.token), b"")
+            if (port := port_of(note)) is not None:
+                yield _joins(group, job, port)
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the order of this process."""
@@ -107,8 +86,10 @@ class GroupsStage:
         return StageResult({CollectiveFacts.key: driver.facts()})
 
 
-def _nothing(job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-    return None
+def _joins(group: GroupAssembly, job: Job, port: int) -> StageOrders:
+    seconds = seconds_of(group.backend, len(group.courses)) + MARGIN
+    orders = group.join(job, port, set_up_seconds(group.backend), PATIENCE)
+    return StageOrders.of(orders, seconds, group.words(seconds, max(map(most_sent, orders.values()))))
 
 
 def _loaded(task: LoadTorch, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:

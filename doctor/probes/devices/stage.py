@@ -13,7 +13,7 @@ from doctor.analysis.visible_devices import local_rank_of, processor_asked
 from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing, Section
 from doctor.core.job import Job
-from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES, DeviceTask
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
@@ -42,7 +42,7 @@ class DevicesOrder(msgspec.Struct, frozen=True):
     task: DeviceTask = DeviceTask()
 
 
-class DevicesStage:
+class DevicesStage(PlannedStage):
     """Stage of the devices (:class:`doctor.probes.base.Stage`).
 
     All ranks measure at the same time, as the job will compute; if one is slow, all ranks of its host measure again,
@@ -54,28 +54,26 @@ class DevicesStage:
 
     def __init__(self) -> None:
         self.most_seconds = LOAD_SECONDS + 3 * MEASURE_SECONDS
-        self._step = 0
-        self._ready: frozenset[str] = frozenset()
 
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Load; measure if torch is available; measure again, twice, if something is slow."""
-        self._step += 1
-        if self._step == 1:
-            who = f"{counted(len(processes), 'rank')} at the same time"
-            words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
-            return StageOrders.of({process.token: DevicesOrder("load") for process in processes}, LOAD_SECONDS, words)
-        if self._step == 2:
-            self._ready = frozenset(process.token for process in processes if process.note == _LOADED)
-        ready = [process for process in processes if process.token in self._ready]
-        if self._step == 2:
-            words = f"devices: matrix products for a second on {counted(len(ready), 'rank')} at the same time"
-            return _orders([(process, _task(process)) for process in ready], words)
-        if self._step == 3:
-            suspects = {slow.rank for slow in slow_devices(samples_of(job, 0))}
-            return _to_confirm(suspects, ready)
-        if self._step == 4:
-            return _to_confirm({slow.rank for slow in compare_devices(job).slow}, ready, PAUSE)
-        return None
+        who = f"{counted(len(processes), 'rank')} at the same time"
+        words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
+        load = DevicesOrder("load")
+        job, processes = yield StageOrders.of({process.token: load for process in processes}, LOAD_SECONDS, words)
+        ready = [process for process in processes if process.note == _LOADED]
+        words = f"devices: matrix products for a second on {counted(len(ready), 'rank')} at the same time"
+        orders = _orders([(process, _task(process)) for process in ready], words)
+        if orders is None:
+            return
+        tokens = {process.token for process in ready}
+        job, processes = yield orders
+        ready = [process for process in processes if process.token in tokens]
+        if orders := _to_confirm({slow.rank for slow in slow_devices(samples_of(job, 0))}, ready):
+            job, processes = yield orders
+            ready = [process for process in processes if process.token in tokens]
+            if orders := _to_confirm({slow.rank for slow in compare_devices(job).slow}, ready, PAUSE):
+                yield orders
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the order in the child that has torch."""

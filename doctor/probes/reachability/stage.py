@@ -11,7 +11,7 @@ from doctor.core.decoding import prepared
 from doctor.core.facts import ReachFacts, Section
 from doctor.core.job import Job
 from doctor.probes.authorization import require_own_master, require_own_port, require_peer
-from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
 from doctor.probes.reachability.assignments import Agent, Assignment
 from doctor.probes.reachability.connection_plan import plan_light
 from doctor.probes.reachability.light_probe import MOST_AT_ONCE, probe_light
@@ -20,7 +20,7 @@ from doctor.probes.runtime.cost_text import counted
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 
-class LightStage:
+class LightStage(PlannedStage):
     """Stage of the light probes (:class:`doctor.probes.base.Stage`). One step: all hosts at the same time."""
 
     name: ClassVar[str] = "light"
@@ -28,14 +28,12 @@ class LightStage:
 
     def __init__(self) -> None:
         self.most_seconds = LIMIT_SECONDS
-        self._planned = False
 
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return assignments for all hosts, once; none for fewer than two hosts."""
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
+        """Yield assignments for all hosts; none for fewer than two hosts."""
         speakers = [process for process in processes if process.speaks and process.port is not None]
-        if self._planned or len(speakers) < 2:
-            return None
-        self._planned = True
+        if len(speakers) < 2:
+            return
         agents = [
             Agent(process.number, process.host, process.port, process.word)
             for process in speakers
@@ -43,7 +41,8 @@ class LightStage:
         ]
         assignments = plan_light(job, agents)
         orders = {process.token: assignment for process, assignment in zip(speakers, assignments, strict=True)}
-        return StageOrders.of(orders, LIMIT_SECONDS, _words(assignments)) if orders else None
+        if orders:
+            yield StageOrders.of(orders, LIMIT_SECONDS, _words(assignments))
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the assignment of this host."""

@@ -16,7 +16,7 @@ from doctor.core.decoding import prepared
 from doctor.core.facts import Directory, Section, StorageFacts, StorageSpeedFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_own_directory
-from doctor.probes.base import ProbeContext, ProbeParticipant, StageOrders, StageResult
+from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.storage.file_probe import COMMAND, MOST_BYTES, ProbeDirectory, WrittenFile, read_files
@@ -51,7 +51,7 @@ class StorageOrder(msgspec.Struct, frozen=True):
     hold: bool = False
 
 
-class StorageStage:
+class StorageStage(PlannedStage):
     """Stage of the storage (:class:`doctor.probes.base.Stage`).
 
     One process of each host writes a file into each directory; each reads the file of the next host in the same path;
@@ -65,24 +65,21 @@ class StorageStage:
         """``command`` starts a child of :mod:`doctor.probes.storage.file_child`."""
         self._command = command
         self.most_seconds = 2 * (WRITE_SECONDS + READ_SECONDS) + CLEAR_SECONDS
-        self._steps = [
+        self._word = secrets.token_hex(4)
+        self._places: dict[int, tuple[ProbeDirectory, ...]] = {}
+        self._held: list[WrittenFile] = []
+
+    def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
+        """Write, read, read again, remove, write again: the orders of each step that has any."""
+        for plan in (
             self._plan_writing,
             self._plan_reading,
             self._plan_reading_again,
             self._plan_clearing,
             self._plan_again,
-        ]
-        self._word = secrets.token_hex(4)
-        self._places: dict[int, tuple[ProbeDirectory, ...]] = {}
-        self._held: list[WrittenFile] = []
-
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return the orders of the next step that has any."""
-        speakers = [process for process in processes if process.speaks]
-        while self._steps:
-            if orders := self._steps.pop(0)(job, speakers):
-                return orders
-        return None
+        ):
+            if orders := plan(job, [process for process in processes if process.speaks]):
+                job, processes = yield orders
 
     def _plan_writing(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         folders = {process.host: folders for process in processes if (folders := _folders(process))}
