@@ -23,8 +23,7 @@ from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
 from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, LOCAL_RANKS, PARENTS
-from doctor.knowledge.launchers import LAUNCHERS, Launcher, ProcessCount
-from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS
+from doctor.knowledge.launchers import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS, LAUNCHERS, Launcher, ProcessCount
 
 LOCAL_RANK_NAMES = LOCAL_RANKS
 """Variables with the local rank of a process."""

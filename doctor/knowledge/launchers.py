@@ -30,6 +30,13 @@ def _letters(text: str) -> dict[str, str]:
     return dict(pair.split("=") for pair in text.split())
 
 
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""First SLURM step number that is not a step of srun: batch script, external and interactive step (slurm.h,
+MAX_NORMAL_STEP_ID, SLURM_BATCH_SCRIPT and those next to it)."""
+INTERACTIVE_JOBS = ("bash", "interactive")
+"""SLURM job names that Lightning does not treat as a SLURM run (lightning/fabric/plugins/environments/slurm.py)."""
+
+
 class ProcessCount(NamedTuple):
     """The variables by which a launcher counts the processes that run now.
 

@@ -177,9 +177,9 @@ SILENT = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 def test_child_that_does_not_answer_is_given_up():
     wishes = [DirectoryQuery("/remote/a"), DirectoryQuery("/"), DirectoryQuery("/remote/b")]
     first, second, third = scan_directories(wishes, REMOTE, SILENT, limit=0.3)
-    assert first.sight == third.sight == {"error": "no answer within 0.3 s"}
+    assert first.record == third.record == {"error": "no answer within 0.3 s"}
     assert (first.mount.kind, first.mount.shared) == ("nfs4", True)
-    assert second.sight["exists"] is True
+    assert second.record["exists"] is True
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,14 @@ def test_child_that_does_not_answer_is_given_up():
 )
 def test_child_that_breaks(program, error):
     seen = scan_directories([DirectoryQuery("/remote/a")], REMOTE, (sys.executable, "-S", "-c", program))
-    assert error in seen[0].sight["error"]
+    assert error in seen[0].record["error"]
 
 
 def test_child_sees_the_same(tmp_path):
     """The script that the child runs gives what the function gives."""
     (tmp_path / "x.lock").write_text("")
     mounts = (Mount("/", "nfs"),)
-    remote = scan_directories([DirectoryQuery(str(tmp_path), scan=True)], mounts)[0].sight
+    remote = scan_directories([DirectoryQuery(str(tmp_path), scan=True)], mounts)[0].record
     local = scan_directory(str(tmp_path), scan=True)
     assert (remote["exists"], remote["writable"], remote["total"]) == (True, True, local["total"])
     assert remote["locks"][0]["inode"] == local["locks"][0]["inode"]

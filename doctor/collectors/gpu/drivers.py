@@ -38,7 +38,7 @@ def collect_drivers(machine: Machine) -> DriverFacts:
     kernel_driver = read_kernel_driver(machine.proc)
     files = _device_files(machine.dev)
     modules = _modules(machine.proc)
-    if not (gpus or switches or kernel_driver or files or any(_is_telling(module) for module in modules)):
+    if not (gpus or switches or kernel_driver or files or any(_is_specific(module) for module in modules)):
         raise NotPresent("no NVIDIA and no InfiniBand device, driver or device file is there")
     services = tuple(_services(machine))
     return DriverFacts(
@@ -89,7 +89,7 @@ def _modules(proc: Path) -> tuple[str, ...]:
     return tuple(sorted(row[0] for row in read_rows(proc / "modules") if row and MODULES.fullmatch(row[0])))
 
 
-def _is_telling(module: str) -> bool:
+def _is_specific(module: str) -> bool:
     """Return whether a module proves such a device; several of InfiniBand are loaded on every host."""
     return module.startswith(("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re"))
 

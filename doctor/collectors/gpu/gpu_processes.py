@@ -45,7 +45,7 @@ def _running(nvml: Nvml, handle: Any, name: str, index: int) -> Any:
 
 
 def _named(listed: Iterable[Any], kind: str, proc: Path) -> Iterator[GpuProcess]:
-    # NVML gives numbers of the host's PID namespace; in a container they would name somebody else.
+    # NVML reports pids of the PID namespace of the host; in a container they would name other processes.
     visible = is_initial(proc, "pid", INITIAL_PID_NAMESPACE)
     for process in listed:
         memory = process.usedGpuMemory

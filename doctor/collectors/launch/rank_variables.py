@@ -11,8 +11,7 @@ from doctor.collectors.base import parse_int
 from doctor.collectors.launch.trainer_variables import device_count
 from doctor.core.facts import Claim
 from doctor.knowledge.launcher_index import COUNTED, PLAIN_MARKS, STEP, function_of
-from doctor.knowledge.launchers import ENVIRONMENT, LAUNCHERS, Launcher
-from doctor.knowledge.slurm_steps import FIRST_SPECIAL_STEP
+from doctor.knowledge.launchers import ENVIRONMENT, FIRST_SPECIAL_STEP, LAUNCHERS, Launcher
 
 Environ = Mapping[str, str]
 

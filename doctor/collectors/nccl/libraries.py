@@ -94,7 +94,7 @@ class NcclSearch:
             return match[1]
         if origin.startswith("wheel"):
             wheels = self._wheels_at(path.parents[3]) if len(path.parents) > 3 else []
-            # Wheels for different CUDA releases overwrite each other's file; then only the file itself tells.
+            # Wheels for different CUDA releases overwrite each other's file; then only the file itself has the release.
             release = re.match(r"\d+\.\d+\.\d+", wheels[0].version) if len(wheels) == 1 else None
             if release:
                 return release[0]

@@ -111,15 +111,15 @@ def shares_launcher(proc: Path, pid: int) -> bool:
 
     Rank 0 of the same job, which opens the store, is thus not reported as an unrelated process.
     """
-    line = own_ancestry(proc)
-    common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in line), None)
-    return common is not None and (common.pid == line[0] or common.name.startswith(PROCESSES))
+    ancestry = own_ancestry(proc)
+    common = next((parent for parent in ancestors_of(proc, pid) if parent.pid in ancestry), None)
+    return common is not None and (common.pid == ancestry[0] or common.name.startswith(PROCESSES))
 
 
 def _candidates(proc: Path) -> Iterator[int]:
-    line = own_ancestry(proc)
-    yield from line
-    known = set(line)
+    ancestry = own_ancestry(proc)
+    yield from ancestry
+    known = set(ancestry)
     yield from (pid for folder in process_folders(proc) if (pid := int(folder.name)) not in known)
 
 

@@ -1,12 +1,12 @@
-"""Main routing tables of IPv4 and IPv6, and TCP counters."""
+"""Main routing tables of IPv4 and IPv6, and counters of interfaces and TCP."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_network
 
-from doctor.collectors.base import Machine, parse_int, read_rows
+from doctor.collectors.base import Machine, parse_int, read_pairs, read_rows
 from doctor.core.facts import Route
 
 # Flags of include/uapi/linux/route.h and ipv6_route.h.
@@ -19,6 +19,9 @@ _LOCAL = 0x80000000
 
 _METRIC_MAX = 0xFFFFFFFF
 _TABLE = 8 << 20
+
+_ERRORS = (2, 10)
+"""Columns of /proc/net/dev after the name: errors of receiving and of sending."""
 
 LIMIT = 1000
 """Routes that are kept per family; a host with BGP can have a million."""
@@ -63,6 +66,15 @@ def _routes6(rows: list[list[str]]) -> Iterator[Route]:
         usable = flags & _UP and not flags & (_REJECT | _ANYCAST | _CACHE | _LOCAL) and not network.is_multicast
         if usable and metric <= _METRIC_MAX:
             yield Route(str(network), interface, str(gateway) if flags & _GATEWAY else None, metric)
+
+
+def read_interface_errors(machine: Machine, names: Iterable[str]) -> int | None:
+    """Return the errors that the interfaces called ``names`` counted; ``None`` if none can be read."""
+    table = read_pairs(machine.proc / "net" / "dev", ":")
+    rows = [table[name].split() for name in set(names) if name in table]
+    counts = [parse_int(row[column]) for row in rows for column in _ERRORS if column < len(row)]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def read_segments(machine: Machine) -> tuple[int | None, int | None]:

@@ -35,38 +35,40 @@ class DirectoryResult:
 
     path: str
     mount: Mount | None
-    sight: DirectoryRecord
+    record: DirectoryRecord
 
 
 def scan_directories(
-    wishes: Iterable[DirectoryQuery], mounts: tuple[Mount, ...], command: Sequence[str] = COMMAND, limit: float = LIMIT
+    queries: Iterable[DirectoryQuery], mounts: tuple[Mount, ...], command: Sequence[str] = COMMAND, limit: float = LIMIT
 ) -> list[DirectoryResult]:
     """Return the result of every query, in order, within ``limit`` seconds however many file systems are silent.
 
     ``command`` is the child that gets the path and ``scan`` or ``bare`` as arguments and prints a JSON object.
     """
     deadline = time.monotonic() + limit
-    open_wishes = []
-    for wish in wishes:
-        path, mount = resolve(wish.path, mounts)
+    pending = []
+    for query in queries:
+        path, mount = resolve(query.path, mounts)
         local = mount is not None and mount.is_local
-        child = None if local else start_child([*command, path, "scan" if wish.scan else "bare"], cwd="/")
-        open_wishes.append((wish, path, mount, child))
+        child = None if local else start_child([*command, path, "scan" if query.scan else "bare"], cwd="/")
+        pending.append((query, path, mount, child))
     return [
         DirectoryResult(
-            wish.path, mount, scan_directory(path, scan=wish.scan) if child is None else _answer(child, deadline, limit)
+            query.path,
+            mount,
+            scan_directory(path, scan=query.scan) if child is None else _answer(child, deadline, limit),
         )
-        for wish, path, mount, child in open_wishes
+        for query, path, mount, child in pending
     ]
 
 
 def _answer(child: subprocess.Popen[bytes], deadline: float, limit: float) -> DirectoryRecord:
     try:
         output, _ = child.communicate(timeout=max(0.05, deadline - time.monotonic()))
-        sight = json.loads(output)
+        record = json.loads(output)
     except subprocess.TimeoutExpired:
         abandon_child(child)
         return {"error": f"no answer within {limit:g} s"}
     except ValueError:
         return {"error": f"the process that looked ended with code {child.returncode}"}
-    return sight if isinstance(sight, dict) else {"error": "the process that looked gave no answer"}
+    return record if isinstance(record, dict) else {"error": "the process that looked gave no answer"}

@@ -19,35 +19,35 @@ def read_locks(machine: Machine, kind: str, mount: Mount | None, found: Iterable
     """Return the locks of one cache. Of torch extensions only ``lock`` itself blocks others."""
     return [
         BuildLock(
-            path=str(sight["path"]),
+            path=str(record["path"]),
             kind=kind,
-            age=round(float(sight["age"]), 1),
-            held=_is_held(machine, mount, sight),
-            blocking=kind == BATON and str(sight["path"]).endswith("/lock"),
+            age=round(float(record["age"]), 1),
+            held=_is_held(machine, mount, record),
+            blocking=kind == BATON and str(record["path"]).endswith("/lock"),
         )
-        for sight in found
+        for record in found
     ]
 
 
-def _is_held(machine: Machine, mount: Mount | None, sight: DirectoryRecord) -> bool | None:
+def _is_held(machine: Machine, mount: Mount | None, record: DirectoryRecord) -> bool | None:
     """Return whether a process has it open or locked; ``None`` if a possible holder is not visible.
 
     Other hosts (a shared file system), other containers (a cache that is mounted from outside) and processes of other
     users are not.
     """
-    if _is_locked(machine, sight):
+    if _is_locked(machine, record):
         return True
-    held, complete = files_held_open(machine.proc, {int(sight["user"])})
-    if str(sight["path"]) in held:
+    held, complete = files_held_open(machine.proc, {int(record["user"])})
+    if str(record["path"]) in held:
         return True
     outside = mount is None or mount.shared is not False
     apart = not is_initial(machine.proc, "pid", INITIAL_PID_NAMESPACE) and mount is not None and mount.point != "/"
     return None if outside or apart or not complete else False
 
 
-def _is_locked(machine: Machine, sight: DirectoryRecord) -> bool:
+def _is_locked(machine: Machine, record: DirectoryRecord) -> bool:
     """Return whether /proc/locks lists the file, by its device and inode (proc(5))."""
-    device, inode = int(sight["device"]), int(sight["inode"])
+    device, inode = int(record["device"]), int(record["inode"])
     # Device numbers as the kernel prints them: major and minor in hexadecimal, see fs/locks.c.
     major, minor = device >> 8 & 0xFFF, device & 0xFF | device >> 12 & 0xFFF00
     wanted = f"{major:02x}:{minor:02x}:{inode}"

@@ -38,9 +38,9 @@ def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: floa
     """Do the same with another child process and limit for file systems that may not answer."""
     places = list(dict.fromkeys([*_named(machine), *_caches(machine)]))
     mounts = read_mounts(machine)
-    wishes = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
-    seen = scan_directories(wishes, mounts, command, limit)
-    pairs = [pair for pair in zip(places, seen, strict=True) if _is_worth_telling(*pair)]
+    queries = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
+    seen = scan_directories(queries, mounts, command, limit)
+    pairs = [pair for pair in zip(places, seen, strict=True) if _is_reported(*pair)]
     locks = [lock for place, one in pairs for lock in _locks(machine, place, one)]
     return StorageFacts(
         directories=tuple(_directory(place, one) for place, one in pairs),
@@ -53,9 +53,9 @@ def directories_of(machine: Machine) -> set[tuple[str, str]]:
     return {(place.path, place.role) for place in _named(machine)}
 
 
-def _is_worth_telling(place: NamedDirectory, seen: DirectoryResult) -> bool:
+def _is_reported(place: NamedDirectory, seen: DirectoryResult) -> bool:
     """Return whether to include it: a cache that does not exist yet is created on demand."""
-    return place.role != "cache" or seen.sight.get("exists") is not False
+    return place.role != "cache" or seen.record.get("exists") is not False
 
 
 def _named(machine: Machine) -> Iterator[NamedDirectory]:
@@ -101,23 +101,23 @@ def _caches(machine: Machine) -> Iterator[NamedDirectory]:
 
 
 def _directory(place: NamedDirectory, seen: DirectoryResult) -> Directory:
-    sight, mount = seen.sight, seen.mount
+    record, mount = seen.record, seen.mount
     return Directory(
         path=place.path,
         role=place.role,
         source=place.source,
-        exists=sight.get("exists"),
-        writable=sight.get("writable"),
-        total=sight.get("total"),
-        free=sight.get("free"),
-        free_inodes=sight.get("free_inodes"),
+        exists=record.get("exists"),
+        writable=record.get("writable"),
+        total=record.get("total"),
+        free=record.get("free"),
+        free_inodes=record.get("free_inodes"),
         filesystem=mount.kind if mount else None,
         shared=mount.shared if mount else None,
-        error=sight.get("error"),
+        error=record.get("error"),
     )
 
 
 def _locks(machine: Machine, place: NamedDirectory, seen: DirectoryResult) -> list[BuildLock]:
     if place.lock_kind is None:
         return []
-    return read_locks(machine, place.lock_kind, seen.mount, seen.sight.get("locks") or ())
+    return read_locks(machine, place.lock_kind, seen.mount, seen.record.get("locks") or ())

@@ -30,21 +30,21 @@ def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
     ``exists`` (``None`` if unknown), ``writable`` by this user, ``total``, ``free`` and ``free_inodes`` of its file
     system (these four of the nearest existing parent if it is missing), ``error``; ``locks`` with ``scan``.
     """
-    sight: DirectoryRecord = {"exists": None, "writable": None}
+    record: DirectoryRecord = {"exists": None, "writable": None}
     folder = Path(path)
     try:
-        sight["exists"] = _is_folder(folder)
+        record["exists"] = _is_folder(folder)
         nearest = next(place for place in (folder, *folder.parents) if _is_folder(place))
         if any(map(_is_present, takewhile(lambda place: place != nearest, (folder, *folder.parents)))):
-            sight["error"] = "not a directory"
+            record["error"] = "not a directory"
         else:
-            sight["writable"] = os.access(nearest, os.W_OK | os.X_OK)
-        sight.update(_sizes(nearest))
-        if scan and sight["exists"]:
-            sight["locks"] = list(_locks(folder))
+            record["writable"] = os.access(nearest, os.W_OK | os.X_OK)
+        record.update(_sizes(nearest))
+        if scan and record["exists"]:
+            record["locks"] = list(_locks(folder))
     except OSError as error:
-        sight["error"] = error.strerror or str(error)
-    return sight
+        record["error"] = error.strerror or str(error)
+    return record
 
 
 def _is_folder(path: Path) -> bool:

@@ -20,7 +20,7 @@ from doctor.core.redact.networks import Address, AddressBook, Network, parse_add
 from doctor.core.redact.node_lists import NodeLists, folded
 from doctor.core.text import natural_key
 from doctor.knowledge.launcher_index import JOB_NAMES
-from doctor.knowledge.slurm_steps import INTERACTIVE_JOBS
+from doctor.knowledge.launchers import INTERACTIVE_JOBS
 
 UNTOUCHED = frozenset(
     """

@@ -156,13 +156,13 @@ class _Trials:
         before = [outcome.value for outcome in befores[: len(values)]]
         words, last = f"{variant.name}={variant.value}", outcomes[-1]
         restores = is_improvement(before, values, self._usual)
-        return self._told(words, variant.setting, befores[len(values) - 1].value, last, restores=restores)
+        return self._record(words, variant.setting, befores[len(values) - 1].value, last, restores=restores)
 
     def again(self, outcome: GroupTrialOutcome) -> Trial:
         """Return the trial of a group that is healthy without any change."""
-        return self._told(AGAIN, "", None, outcome)
+        return self._record(AGAIN, "", None, outcome)
 
-    def _told(
+    def _record(
         self, words: str, setting: str, before: float | None, after: GroupTrialOutcome, *, restores: bool = False
     ) -> Trial:
         """Return a trial; of small messages in seconds, else in bytes per second."""

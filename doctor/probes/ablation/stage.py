@@ -113,7 +113,7 @@ def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
     if isinstance(task, DeviceOrder):
         return f"one child at a time{_copies(task)}"
     if isinstance(task, PacketOrder):
-        # One more than the other ways: packets made smaller on the sick way, and as they are (try_packets).
+        # One more than the other paths: packets made smaller on the faulty path, and unchanged ones (try_packets).
         return f"{max(SIZES_AT_ONCE, 2 + len(task.peer.others))} connections at once"
     if isinstance(task, ReachOrder):
         ways = 1 + len(task.peer.others)

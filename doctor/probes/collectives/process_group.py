@@ -136,7 +136,7 @@ class ProcessGroupSession:
                 return self._broken(operation, share, _absence(awaited), awaited)
             if self._store.get(f"{name}/0"):
                 return GroupStepResult(over=True)
-            for operation in run(self._group(share)):  # noqa: B007 - what was begun last is told
+            for operation in run(self._group(share)):  # noqa: B007 - reported if it fails
                 pass
         except BREAKS as error:
             return self._broken(operation, share, error_text(error), self._lost(error, share.members))

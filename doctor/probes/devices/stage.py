@@ -91,11 +91,13 @@ def _to_confirm(
 
     Copies take turns, so that ranks of a host that share a PCIe switch do not slow each other down.
     """
-    sick = {process.host for process in processes if process.number in suspects}
-    if not sick:
+    slow_hosts = {process.host for process in processes if process.number in suspects}
+    if not slow_hosts:
         return None
-    well = list(dict.fromkeys(process.host for process in processes if process.host not in sick))[:USUAL_HOSTS]
-    chosen = [process for process in processes if process.host in sick or process.host in well]
+    other_hosts = list(dict.fromkeys(process.host for process in processes if process.host not in slow_hosts))[
+        :USUAL_HOSTS
+    ]
+    chosen = [process for process in processes if process.host in slow_hosts or process.host in other_hosts]
     turns: Counter[int] = Counter()
     tasks = []
     for process in chosen:

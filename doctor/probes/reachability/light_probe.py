@@ -8,10 +8,10 @@ from functools import partial
 
 from doctor.collectors.base import Machine
 from doctor.collectors.network.master_address import address_elsewhere, own_addresses, resolve, route_to
+from doctor.collectors.network.routes import read_interface_errors
 from doctor.core.facts import Reach, ReachFacts
 from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget
 from doctor.probes.reachability.dns_lookups import AT_ONCE, NameProbe
-from doctor.probes.reachability.interface_errors import read_interface_errors
 from doctor.probes.reachability.master_port import try_master_port
 from doctor.probes.reachability.path_probe import PathProbe, PathResult
 from doctor.probes.reachability.results import TargetResult, clock_facts, master_reach, path_facts, peer_reach

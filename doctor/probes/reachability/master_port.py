@@ -29,7 +29,7 @@ def try_master_port(
             # A farewell, and no reset as elsewhere: of a reset torch's store would complain.
             connection.close()
         if outcome == "stranger":
-            # Taken and then cut off: somebody listens, which is all that is asked here.
+            # Accepted and then cut off: there is a listener, which is all that matters here.
             outcome = "open"
         if outcome != "refused":
             return outcome, seconds

@@ -24,7 +24,7 @@ class LightStage(PlannedStage):
     """Stage of the light probes (:class:`doctor.probes.base.Stage`). One step: all hosts at the same time."""
 
     name: ClassVar[str] = "light"
-    makes: ClassVar[tuple[type[Section], ...]] = ()  # a host that falls silent here is told as such (LastSeen)
+    makes: ClassVar[tuple[type[Section], ...]] = ()  # a host that stops responding here is reported by LastSeen
 
     def __init__(self) -> None:
         self.most_seconds = LIMIT_SECONDS
