@@ -73,6 +73,10 @@ class LaunchCommand(NamedTuple):
     and that of this host. ``master``, ``port``: the options with address and port of the master; ``host_port``: the
     one with both. ``default_processes``, ``default_hosts``: the numbers without these options.
 
+    ``tasks``: the option with the number of tasks, unless one of ``placement`` distributes them over hosts. ``parts``:
+    options with which several commands form one job. ``device_ids``: the option with the GPUs of the host; ``cpu``:
+    the one for training without any.
+
     ``rendezvous``: the option whose value, unless it is ``static``, names a rendezvous that assigns node ranks.
     ``standalone``: the option for a job of one host. ``assumes_rank_0``: without a node rank a host is host 0.
     ``assumes_loopback``: without a master's address the master is the same host. ``reaches_hosts``: it starts the
@@ -97,6 +101,11 @@ class LaunchCommand(NamedTuple):
     host_port: str = ""
     master: str = ""
     port: str = ""
+    tasks: str = ""
+    placement: Names = ()
+    parts: Names = ()
+    device_ids: str = ""
+    cpu: str = ""
     rendezvous: str = ""
     standalone: str = ""
     assumes_rank_0: bool = False
@@ -288,7 +297,12 @@ LAUNCHERS = (
         node_list_source="SLURM's node list",
         processes=("slurmstepd", "srun"),
         command=LaunchCommand(
-            "srun", calls=("srun",), options=SLURM_OPTIONS, starts="tasks", variables=("--export", ",")
+            "srun",
+            calls=("srun",),
+            options=SLURM_OPTIONS,
+            starts="tasks",
+            variables=("--export", ","),
+            parts=_names("nodelist relative multi-prog het-group"),
         ),
     ),
     Launcher(
@@ -329,6 +343,8 @@ LAUNCHERS = (
             ),
             starts="tasks",
             variables=("-x", "\n"),
+            tasks="np",
+            placement=_names("npernode map-by"),
             several_values=True,
         ),
     ),
@@ -477,6 +493,8 @@ LAUNCHERS = (
             node_rank="machine_rank",
             master="main_process_ip",
             port="main_process_port",
+            device_ids="gpu_ids",
+            cpu="cpu",
             rendezvous="rdzv_backend",
             has_config=True,
         ),

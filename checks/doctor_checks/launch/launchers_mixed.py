@@ -510,7 +510,9 @@ def _count(start: ProcessLaunch) -> int | None:
         each = start.step.tasks_per_node
         return start.step.tasks if each is not None and each > 1 else None
     outer = start.outer
-    return outer.number("np") if outer is not None and not {"npernode", "map-by"} & outer.options.keys() else None
+    if outer is None or outer.option(*outer.command.placement) is not None:
+        return None
+    return outer.number(outer.command.tasks)
 
 
 def _repeats(start: ProcessLaunch, count: int) -> bool:

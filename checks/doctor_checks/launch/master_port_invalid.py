@@ -167,7 +167,7 @@ def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
                 evidence=(("value", setting.known_value),),
             )
     for start in starts_of(file):
-        given = start.launch.known_option("master-port", "main-process-port", "main-port") if start.is_agent else None
+        given = start.launch.known_option(start.launch.command.port)
         if given and not _is_port(given):
             yield Violation(start.launch.place, f"the port {given} is none", evidence=(("value", given),))
 

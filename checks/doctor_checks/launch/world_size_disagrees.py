@@ -309,8 +309,9 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
     for role in job.roles:
         for box in role.containers:
             for launch in box.chain():
-                expected = hosts_of(launch)
-                if expected is not None and launch.option("nnodes") and expected != pods:
+                command, expected = launch.command, hosts_of(launch)
+                is_given = bool(command.variable_prefix) and launch.option(command.hosts) is not None
+                if expected is not None and is_given and expected != pods:
                     yield Violation(
                         launch.place,
                         f"{launch.program} waits for {expected} hosts, and the job has {pods} pods",

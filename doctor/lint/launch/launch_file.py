@@ -89,7 +89,8 @@ class Launch:
 
     def option(self, *names: str) -> str | None:
         """The value of the first given option; it may hold marks."""
-        return next((self.options[name] for name in names if name in self.options), None)
+        spelled = (name.replace("_", "-") for name in names)
+        return next((self.options[name] for name in spelled if name in self.options), None)
 
     def known_option(self, *names: str) -> str | None:
         """The same value if all of it is known."""

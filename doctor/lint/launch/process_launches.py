@@ -32,9 +32,8 @@ class ProcessLaunch:
     @property
     def is_part(self) -> bool:
         """Whether other steps may belong to the same job: one for each host, in a loop or the background."""
-        given = self.outer.options.keys() if self.outer is not None else ()
-        placed = any(name in given for name in ("nodelist", "relative", "multi-prog", "het-group"))
-        return placed or self.launch.in_loop or self.launch.in_background
+        is_placed = self.outer is not None and self.outer.option(*self.outer.command.parts) is not None
+        return is_placed or self.launch.in_loop or self.launch.in_background
 
 
 def starts_of(file: LaunchFile) -> Iterator[ProcessLaunch]:
@@ -51,7 +50,7 @@ def starts_of(file: LaunchFile) -> Iterator[ProcessLaunch]:
 
 def option_of(launch: Launch, *names: str) -> str | None:
     """The first of these options that is given, or the variable that the launcher reads instead; it may hold marks."""
-    given = launch.option(*(name.replace("_", "-") for name in names))
+    given = launch.option(*names)
     if given is not None or launch.command.variable_prefix is None:
         return given
     settings = (launch.settings.get(_variable(launch, name)) for name in names)

@@ -314,7 +314,7 @@ def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 
 def _uses_gpus(launch: Launch) -> bool:
-    return launch.option("cpu") is None and "CUDA_MPS_PIPE_DIRECTORY" not in launch.settings
+    return launch.option(launch.command.cpu) is None and "CUDA_MPS_PIPE_DIRECTORY" not in launch.settings
 
 
 def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
@@ -325,10 +325,11 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         if ranks > visible[1]:
             yield _violation(start.launch.place, ranks, visible[1], f"CUDA_VISIBLE_DEVICES={visible[0]}")
         return
-    listed = start.launch.known_option("gpu-ids")
+    option = start.launch.command.device_ids
+    listed = start.launch.known_option(option)
     if listed is not None and listed != "all" and (hosts_of(start.launch) or 1) == 1:
         if ranks > len(listed.split(",")):
-            yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--gpu_ids {listed}")
+            yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--{option} {listed}")
         return
     if isinstance(file, ShellFile) and file.allocation is not None:
         yield from _judge_allocation(start, start.step or file.allocation, ranks)
