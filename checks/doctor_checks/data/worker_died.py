@@ -58,7 +58,13 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in _OTHER_CAUSES:
-            yield _raised(group, kind)
+            yield finding_from_logs(
+                group,
+                f"a data worker raised {kind}",
+                fix="The traceback of the worker, below `Original Traceback`, names the line of the data set; find the "
+                "sample with `num_workers=0`.",
+                confidence=0.9,
+            )
 
 
 def _killed(group: EventGroup) -> Finding:
@@ -74,14 +80,4 @@ def _killed(group: EventGroup) -> Finding:
         "`num_workers=0`, `cv2.setNumThreads(0)`.",
         severity=Severity.WARNING if by_somebody else None,
         confidence=0.5 if by_somebody else 0.9,
-    )
-
-
-def _raised(group: EventGroup, kind: str) -> Finding:
-    return finding_from_logs(
-        group,
-        f"a data worker raised {kind}",
-        fix="The traceback of the worker, below `Original Traceback`, names the line of the data set; find the sample "
-        "with `num_workers=0`.",
-        confidence=0.9,
     )

@@ -114,14 +114,10 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
     """The diagnosis from stacks alone: ranks that do not wait while others do, or that wait in different calls."""
     if not states.waiting:
         return None
-    late = [rank for rank, one in states.ranks.items() if _is_late(one)]
+    late = [rank for rank, one in states.ranks.items() if one.stack and not one.waits and not one.may_wait_in_backward]
     if late:
         return _of_late_ranks(states, late)
     return _unmatched_transfers(states) or _diverged_by_stack(states)
-
-
-def _is_late(rank_state: RankState) -> bool:
-    return bool(rank_state.stack) and not rank_state.waits and not rank_state.may_wait_in_backward
 
 
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:

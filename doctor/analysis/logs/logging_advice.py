@@ -13,11 +13,8 @@ SINCE = "2.8"
 def recorder_switch(job: Job | None, entries: int = 2000) -> str:
     """The assignment that enables torch's flight recorder: for the known release of torch, else for both kinds."""
     new, old = f"TORCH_FR_BUFFER_SIZE={entries}", f"TORCH_NCCL_TRACE_BUFFER_SIZE={entries}"
-    torch = _torch_release(job) if job else None
+    releases = (facts.version("torch") for facts, _ in job.each(SoftwareFacts)) if job else iter(())
+    torch = next(filter(None, releases), None)
     if torch is None:
         return f"{new} (before torch {SINCE} {old})"
     return old if is_older(torch, SINCE) else new
-
-
-def _torch_release(job: Job) -> str | None:
-    return next((facts.version("torch") for facts, _ in job.each(SoftwareFacts) if facts.version("torch")), None)

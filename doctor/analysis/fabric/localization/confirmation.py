@@ -51,7 +51,12 @@ def confirming(
 
 class _ConfirmationPlan:
     def __init__(self, isolation: Localization, readings: Sequence[BandwidthReading], count: int) -> None:
-        self._suspects = [one for one in isolation.suspects if one.kind == "boundary" or _is_likely_host(one)]
+        # A host that is less than likely has one or two slow pairs, which are measured again first.
+        self._suspects = [
+            one
+            for one in isolation.suspects
+            if one.kind == "boundary" or (one.kind != "link" and one.confidence >= 0.5)
+        ]
         self._paired = Counter(_pair(one.source, one.target) for one in readings)
         explained = [frozenset(one.members) for one in self._suspects]
 
@@ -133,11 +138,6 @@ class _ConfirmationPlan:
 
     def _fresh(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         return sorted((_pair(*pair) for pair in pairs), key=lambda pair: self._paired[pair])[:SAMPLED]
-
-
-def _is_likely_host(suspect: Suspect) -> bool:
-    """Less likely hosts have one or two slow pairs, which are measured again first."""
-    return suspect.kind != "link" and suspect.confidence >= 0.5
 
 
 def _intermittent_pairs(isolation: Localization, readings: Sequence[BandwidthReading]) -> frozenset[tuple[int, int]]:
