@@ -37,6 +37,8 @@ MAX_LIST = 1 << 20
 """The maximum number of characters of a list; one variable holds at most 128 KiB (MAX_ARG_STRLEN of Linux)."""
 MAX_CHARACTERS = 16 << 20
 """The maximum number of characters of all names: 65,536 names of 253 characters, the longest DNS name."""
+LONGEST_NUMBER = 32
+"""Characters of a rank, size or port that are read."""
 _UNCOUNTED = tuple(
     name for row in BY_PRECEDENCE if row.counts is None and not row.recognized_by for name in row.detected_by
 )
@@ -53,7 +55,7 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 def whole_number(text: str | None) -> int | None:
     """``text`` as Python's ``int()`` reads it, which is how torch and Lightning read ranks, sizes and ports."""
-    if text is None or len(text) > 32:
+    if text is None or len(text) > LONGEST_NUMBER:
         return None
     try:
         return int(text)

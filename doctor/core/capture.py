@@ -42,6 +42,9 @@ class _SectionData(msgspec.Struct):
     facts: dict[str, msgspec.Raw] = {}
     missing: dict[str, Missing] = {}
 
+    def encoded(self) -> dict[str, bytes]:
+        return {key: bytes(raw) for key, raw in self.facts.items()}
+
 
 class _Host(_SectionData):
     name: str = ""
@@ -54,11 +57,6 @@ class _Rank(_SectionData, kw_only=True):
     host: int = 0
 
 
-class _CaptureHead(msgspec.Struct):
-    schema: object = None
-    kind: object = None
-
-
 class _LastSeen(msgspec.Struct):
     rank: int
     host: str = ""
@@ -68,7 +66,7 @@ class _LastSeen(msgspec.Struct):
 class _Document(msgspec.Struct, kw_only=True):
     hosts: list[_Host]
     ranks: list[_Rank]
-    kind: str = "capture"
+    kind: str = ""
     run: str = ""
     created: str = ""
     launcher: str = "none"
@@ -78,6 +76,7 @@ class _Document(msgspec.Struct, kw_only=True):
 
 
 class _CapturedContext(_Document, kw_only=True):
+    schema: object = None
     expected: _Document | None = None
     evidence: LogEvidence | None = None
 
@@ -212,9 +211,7 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
         UnusableError: as :func:`read_capture`.
     """
     try:
-        head = msgspec.json.decode(data, type=prepared(_CaptureHead))
-        _require_schema(head, name)
-        document = msgspec.json.decode(data, type=prepared(_CapturedContext))
+        document = _decode_document(data, name)
         decoder = _SectionDecoder()
         capture = msgspec.structs.replace(_assemble(document, name, decoder), evidence=document.evidence)
         if document.expected is not None:
@@ -230,11 +227,22 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
         raise UnusableError(f"{name} is no capture that can be read: {mask_text(str(error))}") from None
 
 
-def _require_schema(head: _CaptureHead, name: str) -> None:
-    if head.kind not in ("capture", "record"):
-        raise UnusableError(f"{name} is no capture: its kind is {_short(head.kind)!r}")
-    if head.schema != SCHEMA:
-        raise UnusableError(f"{name} has schema {_short(head.schema)}; this release reads schema {SCHEMA}")
+def _decode_document(data: bytes, name: str) -> _CapturedContext:
+    try:
+        document = msgspec.json.decode(data, type=prepared(_CapturedContext))
+    except msgspec.ValidationError:  # perhaps because it is of another kind or schema, which says more
+        plain = msgspec.json.decode(data)
+        _require_schema(plain.get("kind"), plain.get("schema"), name) if isinstance(plain, dict) else None
+        raise
+    _require_schema(document.kind or None, document.schema, name)
+    return document
+
+
+def _require_schema(kind: object, schema: object, name: str) -> None:
+    if kind not in ("capture", "record"):
+        raise UnusableError(f"{name} is no capture: its kind is {_short(kind)!r}")
+    if schema != SCHEMA:
+        raise UnusableError(f"{name} has schema {_short(schema)}; this release reads schema {SCHEMA}")
 
 
 def _short(value: object) -> str:
@@ -247,31 +255,32 @@ def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Captu
         raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
     if not document.ranks and not logs_alone:
         raise UnusableError(f"{name} holds no rank")
-    hosts = [decoder.decode(host, "host", name) for host in document.hosts]
-    sizes = [_size_of(host) for host in document.hosts]
+    parts = [host.encoded() for host in document.hosts]
+    sizes = [sum(map(len, encoded.values())) for encoded in parts]
+    hosts = [
+        decoder.decode(encoded, host.missing, "host", name) for encoded, host in zip(parts, document.hosts, strict=True)
+    ]
     members = []
     for rank in document.ranks:
         if abs(rank.rank) > LARGEST_NUMBER:
             raise UnusableError(f"{name} holds a rank whose number is beyond all jobs")
         if not 0 <= rank.host < len(hosts):
             raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
-        if (size := sizes[rank.host] + _size_of(rank)) > RANK_LIMIT:
+        home, encoded = document.hosts[rank.host], rank.encoded()
+        size = sizes[rank.host] + sum(map(len, encoded.values()))
+        if size > RANK_LIMIT:
             raise UnusableError(
                 f"{name} holds {size >> 20} MB of facts for rank {rank.rank}; more than 4 MB are refused"
             )
-        home = document.hosts[rank.host]
+        sections = {**hosts[rank.host], **decoder.decode(encoded, rank.missing, "rank", name)}
         told = (home.boot_id, home.machine_id, home.name) if home.name else None
-        members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank", name)}, told))
+        members.append(Member(rank.rank, sections, told))
     if not all(0 <= rank < document.world_size for rank in document.absent):
         raise UnusableError(f"{name} misses ranks that a world of {document.world_size} does not have")
     absent = tuple(sorted(set(document.absent)))
     seen = tuple(LastSeen(one.rank, one.host, one.step) for one in document.last_seen)
     run = document.run if document.kind == "record" else None
     return Capture(tuple(members), document.world_size, document.launcher, absent, document.created, seen, run=run)
-
-
-def _size_of(holder: _SectionData) -> int:
-    return sum(memoryview(raw).nbytes for raw in holder.facts.values())
 
 
 class _SectionDecoder:
@@ -284,17 +293,18 @@ class _SectionDecoder:
         own = {key for key, section in SECTIONS.items() if section.part is not Section.part}
         self._known = {"host": host, "rank": SECTIONS.keys() - host | own}
 
-    def decode(self, holder: _SectionData, level: str, name: str) -> dict[str, Section | Missing]:
+    def decode(
+        self, encoded: dict[str, bytes], missing: dict[str, Missing], level: str, name: str
+    ) -> dict[str, Section | Missing]:
         """Return the sections of ``level`` that this release knows. A rank may have its own part of a section of its
         host (:meth:`Section.part`)."""
         known = self._known[level]
         found: dict[str, Section | Missing] = {}
-        for key, reason in holder.missing.items():
+        for key, reason in missing.items():
             if key in known:
                 found[key] = self._reasons.setdefault(reason, reason)
-        for key, raw in holder.facts.items():
+        for key, data in encoded.items():
             if key in known:
-                data = bytes(raw)
                 found[key] = self.sections.get((key, data)) or self._decode_section(key, data, name)
         return found
 

@@ -88,6 +88,8 @@ class Division:
     @cached_property
     def first(self) -> list[int]:
         """The position of the first rank of each group."""
+        if len(self.labels) and self.labels[-1] == len(self.labels) - 1:  # numbered in order: all differ
+            return list(range(len(self.labels)))
         first: dict[int, int] = {}
         for position, label in enumerate(self.labels):
             first.setdefault(label, position)
@@ -97,7 +99,7 @@ class Division:
     def groups(self) -> list[IdenticalRanks]:
         """The ranks of each group."""
         if len(self.first) == len(self._ranks):
-            return [IdenticalRanks((rank,)) for rank in self._ranks]
+            return list(map(IdenticalRanks, zip(self._ranks, strict=True)))
         members: list[list[Rank]] = [[] for _ in self.first]
         for rank, label in zip(self._ranks, self.labels, strict=True):
             members[label].append(rank)
@@ -261,5 +263,8 @@ def _labels(values: Sequence[object]) -> tuple[Labels, bool]:
 
 
 def _numbered(keys: Sequence[Hashable]) -> Labels:
-    numbers: dict[Hashable, int] = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    distinct = dict.fromkeys(keys)
+    if len(distinct) == len(keys):
+        return tuple(range(len(keys)))
+    numbers: dict[Hashable, int] = {key: number for number, key in enumerate(distinct)}
     return tuple([numbers[key] for key in keys])

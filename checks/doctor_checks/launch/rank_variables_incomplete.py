@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, inner_launcher, launch_number, whole_number
+from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, LONGEST_NUMBER, inner_launcher, launch_number, whole_number
 from doctor.api import Finding, IdenticalRanks, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import LaunchFacts
 from doctor.knowledge.launcher_index import SCRIPT_VARIABLES
@@ -82,7 +82,8 @@ def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
 
 
 def _judge_numbers(values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:
-    wrong = {name: values[name] for name in NUMBERS if name in values and whole_number(values[name]) is None}
+    odd = [name for name in NUMBERS if not (text := values.get(name, "0")).isdecimal() or len(text) > LONGEST_NUMBER]
+    wrong = {name: values[name] for name in odd if whole_number(values[name]) is None}
     if wrong:
         shown = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         yield Finding(
