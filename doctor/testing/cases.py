@@ -338,7 +338,6 @@ def _host_sections(host: int, hosts: int, gpus: int, rdma: int) -> dict[str, Sec
             unprivileged_port_start=1024,
             iommu_groups=0,
             clock_synchronised=True,
-            uptime=864000.0,
         ),
         InterfaceFacts.key: InterfaceFacts(
             interfaces=(

@@ -46,7 +46,6 @@ def test_a_record_of_two_nodes() -> None:
         cpus_per_task=1,
         gpus_per_node=2,
         time_limit=26 * 3600 + 4 * 60,
-        time_left=26 * 3600 + 4 * 60,
         batch=True,
     )
 
@@ -61,7 +60,7 @@ def test_gpus_of_each_task() -> None:
 def test_uneven_tasks_and_no_time_limit() -> None:
     facts = facts_of("scontrol_uneven.txt", "6", {"SLURM_TASKS_PER_NODE": "4,1"})
     assert (facts.task_count, facts.tasks_per_node) == (5, None)
-    assert (facts.time_limit, facts.time_left, facts.hidden) == (None, None, ())
+    assert (facts.time_limit, facts.hidden) == (None, ())
 
 
 def test_a_helper_step_does_not_speak_for_the_job() -> None:
@@ -160,7 +159,7 @@ def test_without_scontrol_the_environment_speaks(tmp_path: Path) -> None:
     facts = collect_slurm(Machine(environ=environ))
     assert (facts.node_count, facts.task_count, facts.tasks_per_node, facts.partition) == (2, 4, 2, "lab")
     assert (facts.gpus_per_node, facts.gpus_per_task, facts.gpu_binding, facts.batch) == (2, 1, "closest", True)
-    assert {note.field for note in facts.hidden} == {"state", "time_limit", "time_left"}
+    assert {note.field for note in facts.hidden} == {"state", "time_limit"}
     assert "not on PATH" in facts.hidden[0].reason
 
 
@@ -176,7 +175,7 @@ def test_without_scontrol_the_environment_speaks(tmp_path: Path) -> None:
 )
 def test_scontrol_fails(tmp_path: Path, script: str, reason: str) -> None:
     facts = collect_slurm(Machine(environ=fake_scontrol(tmp_path, script, SLURM_NTASKS="4")))
-    note = facts.why_hidden("time_left")
+    note = facts.why_hidden("time_limit")
     assert note is not None
     assert reason in note.reason
     assert facts.task_count == 4

@@ -41,7 +41,7 @@ def test_the_same_twice_is_no_difference():
 
 def test_what_moves_by_itself_is_no_difference():
     later = (
-        BEFORE.alter(HostFacts, uptime=9e6, ram_available=1 << 30, pids_used=999, clock_error=0.001)
+        BEFORE.alter(HostFacts, ram_available=1 << 30, pids_used=999, clock_error=0.001)
         .alter(ProcessFacts, pid=77)
         .alter(GpuFacts, gpus=each_gpu(memory_used=1 << 30, utilization=99, temperature=80, power=650_000, clock=1200))
         .alter(InterfaceFacts, segments_sent=10**9, segments_retransmitted=17)

@@ -62,7 +62,7 @@ def test_the_users_lines_that_hold_most(after_training, tmp_path):
     ]
     assert all(one.frame.user for one in facts.holders)
     assert dict(facts.parts) == {"optimizer": 400 * MIB, "forward": 200 * MIB}
-    assert (facts.unnamed, facts.path) == (0, "dump_snapshot.pickle")
+    assert facts.path == "dump_snapshot.pickle"
 
 
 def test_what_grows_is_told_from_what_came_at_once(after_training):
@@ -95,7 +95,7 @@ def test_memory_in_pieces():
         allocator.free(address)
     (device,) = parse_snapshot(allocator.snapshot()).devices
     assert (device.reserved, device.allocated) == (200 * MIB, 100 * MIB)
-    assert (device.unallocated, device.split, device.largest_free) == (100 * MIB, 100 * MIB, 10 * MIB)
+    assert (device.unallocated, device.split) == (100 * MIB, 100 * MIB)
 
 
 def test_a_cache_that_can_be_given_back_is_not_split():
@@ -120,7 +120,7 @@ def test_memory_for_graphs_is_told_apart():
     allocator.alloc(20 * MIB, ALLOCATOR, pool=(0, 1))
     allocator.alloc(20 * MIB, ALLOCATOR)
     (device,) = parse_snapshot(allocator.snapshot()).devices
-    assert (device.in_pools, device.reserved) == (20 * MIB, 40 * MIB)
+    assert device.reserved == 40 * MIB
 
 
 def test_stacks_without_the_user_are_counted():
@@ -131,7 +131,6 @@ def test_stacks_without_the_user_are_counted():
     allocator.alloc(4 * MIB, line("/tmp/torchinductor_me/ab/cabc.py", 9, "call"), line(f"{TORCH}/x.py", 1, "f"))
     allocator.alloc(8 * MIB, line("<eval_with_key>.3", 9, "forward"), line("<ipython-input-4-0a>", 2, "<module>"))
     facts = parse_snapshot(allocator.snapshot())
-    assert facts.unnamed == 7 * MIB
     assert [(one.frame.file, one.size) for one in facts.holders] == [("<ipython-input-4-0a>", 8 * MIB)]
     assert dict(facts.parts)["backward"] == MIB
 
@@ -144,14 +143,13 @@ def test_older_forms():
     segment = {"device": 0, "address": 1, "total_size": 8 * MIB, "stream": 0, "segment_type": "large"}
     free = {"size": 2 * MIB, "state": "inactive"}
     facts = parse_snapshot([{**segment, "allocated_size": 6 * MIB, "blocks": [block, history, free]}])
-    assert facts.unnamed == 3 * MIB
     assert facts.holders[0].frame.file == "/home/me/old.py"
     assert facts.devices[0].split == 2 * MIB
 
 
 def test_settings(after_training):
     facts = parse_snapshot(training(steps=1).snapshot("max_split_size_mb:64"))
-    assert (facts.settings, facts.expandable) == ("max_split_size_mb:64", False)
+    assert facts.settings == "max_split_size_mb:64"
 
 
 class Hostile:

@@ -42,7 +42,6 @@ def test_two_ranks(party):
     job, told = party.survey(on_one_host(2))
     for rank, found in enumerate(facts(job)):
         assert (found.backend, found.device, found.error) == ("gloo", "cpu", None), rank
-        assert found.setup_seconds > 0
         assert [result.operation for result in found.results] == OPERATIONS
         assert all(result.received == result.expected and result.members == (0, 1) for result in found.results)
         assert [timing.bytes for timing in found.timings[:2]] == [8, 4096]

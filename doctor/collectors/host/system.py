@@ -98,7 +98,6 @@ def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> Host
         pci_access_control=access_control,
         clock_synchronised=clock.synchronised,
         clock_error=clock.error,
-        uptime=_uptime(machine),
         hidden=(*own.hidden, *groups.hidden, *shared.hidden, *access_hidden, *clock.hidden),
     )
 
@@ -133,10 +132,3 @@ def _port_range(machine: Machine) -> tuple[int, int] | None:
     rows = read_rows(machine.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
     numbers = [number for row in rows for word in row if (number := parse_int(word)) is not None]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
-
-
-def _uptime(machine: Machine) -> float | None:
-    try:
-        return float(read_rows(machine.proc / "uptime")[0][0])
-    except (IndexError, ValueError):
-        return None

@@ -126,13 +126,12 @@ def _fields(block: str) -> JobRecord:
 def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmFacts:
     """Return the facts of a record, and of the environment for what it lacks; a note for each missing field.
 
-    ``time_limit`` and ``time_left`` are ``None`` without a note if the job has no limit.
+    ``time_limit`` is ``None`` without a note if the job has no limit.
     """
     record = answer.record
     # The environment never has the state and the times; the rest it has, or the job has none.
-    missing = ("state", "time_limit", "time_left") if answer.reason else ()
+    missing = ("state", "time_limit") if answer.reason else ()
     nodes = first_known(_count(record.get("NumNodes")), whole_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
-    limit = read_duration(record.get("TimeLimit"))
     return SlurmFacts(
         job_id=job_id,
         state=record.get("JobState"),
@@ -145,8 +144,7 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
         gpus_per_node=_gpus_per_node(record, environ, nodes),
         gpus_per_task=first_known(gpu_count(environ.get("SLURM_GPUS_PER_TASK")), gpu_count(record.get("TresPerTask"))),
         gpu_binding=_gpu_binding(record, environ),
-        time_limit=limit,
-        time_left=_time_left(limit, record),
+        time_limit=read_duration(record.get("TimeLimit")),
         batch=_is_batch(record, environ),
         hidden=tuple(HiddenField(name, answer.reason, answer.unhide) for name in missing),
     )
@@ -202,12 +200,6 @@ def _gpu_binding(record: JobRecord, environ: Environ) -> str | None:
     """Return how GPUs are bound to tasks, such as ``closest`` or ``single:1`` (--gpu-bind in srun(1))."""
     stated = environ.get("SLURM_GPU_BIND") or environ.get("SLURMD_TRES_BIND") or record.get("TresBind")
     return _words(re.sub(r"^(?:gres[:/])?gpu:", "", stated)) if stated else None
-
-
-def _time_left(limit: int | None, record: JobRecord) -> int | None:
-    """Return the limit minus the run time: a difference of durations needs no clock of another host."""
-    spent = read_duration(record.get("RunTime"))
-    return None if limit is None or spent is None else max(0, limit - spent)
 
 
 def _is_batch(record: JobRecord, environ: Environ) -> bool | None:

@@ -127,10 +127,6 @@ def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interfa
         pci=pci_address(folder / "device"),
         numa_node=numa_node(folder / "device"),
         parent=_parent(folder, kind),
-        receive_errors=read_int(folder / "statistics" / "rx_errors"),
-        transmit_errors=read_int(folder / "statistics" / "tx_errors"),
-        receive_dropped=read_int(folder / "statistics" / "rx_dropped"),
-        transmit_dropped=read_int(folder / "statistics" / "tx_dropped"),
         carrier_changes=read_int(folder / "carrier_changes"),
     )
 

@@ -16,10 +16,9 @@ Weight = Literal["high", "medium", "low"]
 ORDER: dict[str, int] = {"high": 0, "medium": 1, "low": 2}
 
 _VOLATILE = {
-    "host": {"ram_available", "memory_used", "pids_used", "uptime", "cpu_periods", "cpu_throttled_periods", "seconds"}
+    "host": {"ram_available", "memory_used", "pids_used", "cpu_periods", "cpu_throttled_periods", "seconds"}
     | {"clock_error", "nccl_shm_bytes", "free"},
-    "interfaces": {"segments_sent", "segments_retransmitted"}
-    | {f"{way}_{what}" for way in ("receive", "transmit") for what in ("errors", "dropped")},
+    "interfaces": {"segments_sent", "segments_retransmitted"},
     "gpus": {"memory_used", "memory_free", "utilization", "temperature", "power", "clock", "clock_reasons", "processes"}
     | {"memory", "errors", "pcie_generation"},
     "process": {"pid", "identity", "shm_device"},
@@ -27,7 +26,7 @@ _VOLATILE = {
     "master": {"seconds", "pid"},
     "storage": {"free", "free_inodes", "age"},
     "kernel-log": {"job_started", "time"},
-    "slurm": {"job_id", "time_left", "node_list"},
+    "slurm": {"job_id", "node_list"},
     "rdma": {"value"},
 }
 """Fields that differ between two healthy moments; they are passed over."""

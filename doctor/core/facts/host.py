@@ -87,7 +87,6 @@ class HostFacts(Section, frozen=True, kw_only=True):
     pci_access_control: bool | None = None
     clock_synchronised: bool | None = None
     clock_error: float | None = None
-    uptime: float | None = None
 
 
 class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -214,5 +214,4 @@ class SlurmFacts(Section, frozen=True, kw_only=True):
     gpus_per_task: int | None = None
     gpu_binding: str | None = None
     time_limit: int | None = None
-    time_left: int | None = None
     batch: bool | None = None

@@ -40,8 +40,7 @@ class SnapshotDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A device as the allocator of one process has it, in bytes.
 
     ``reserved`` from the driver, ``allocated`` to tensors, ``active``: also what a stream has yet to let go of.
-    ``split``: free, and in segments that hold something else, so that it can't be given back. ``largest_free``: the
-    largest free block. ``in_pools``: reserved for CUDA graphs and other private pools.
+    ``split``: free, and in segments that hold something else, so that it can't be given back.
     """
 
     index: int
@@ -49,9 +48,7 @@ class SnapshotDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     allocated: int = 0
     active: int = 0
     split: int = 0
-    largest_free: int = 0
     segments: int = 0
-    in_pools: int = 0
 
     @property
     def unallocated(self) -> int:
@@ -62,10 +59,9 @@ class SnapshotDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class MemorySnapshotFacts(WatchedSection, frozen=True, kw_only=True):
     """A snapshot that torch wrote of its allocator (``torch.cuda.memory._dump_snapshot``).
 
-    ``holders``: of what is in use at the end, largest first; ``unnamed`` bytes have no frame of the user. ``growth``:
-    of what was allocated while the trace ran and was not freed. ``parts``: bytes in use by part of a step.
-    ``refused``: allocations that failed, oldest first. ``traced``: entries of the trace; ``seconds`` that it spans.
-    ``settings``: of the allocator, as they were given.
+    ``holders``: of what is in use at the end, largest first. ``growth``: of what was allocated while the trace ran and
+    was not freed. ``parts``: bytes in use by part of a step. ``refused``: allocations that failed, oldest first.
+    ``traced``: entries of the trace; ``seconds`` that it spans. ``settings``: of the allocator, as they were given.
     """
 
     key: ClassVar[str] = "memory-snapshot"
@@ -76,10 +72,8 @@ class MemorySnapshotFacts(WatchedSection, frozen=True, kw_only=True):
     growth: tuple[Holder, ...] = ()
     parts: tuple[tuple[str, int], ...] = ()
     refused: tuple[RefusedAllocation, ...] = ()
-    unnamed: int = 0
     traced: int = 0
     seconds: float | None = None
-    expandable: bool | None = None
     settings: str = ""
 
     @property

@@ -40,10 +40,6 @@ class Interface(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     pci: str | None = None
     numa_node: int | None = None
     parent: str | None = None
-    receive_errors: int | None = None
-    transmit_errors: int | None = None
-    receive_dropped: int | None = None
-    transmit_dropped: int | None = None
     carrier_changes: int | None = None
 
     def __post_init__(self) -> None:

@@ -180,7 +180,6 @@ class CollectiveFacts(Section, frozen=True, kw_only=True):
     timings: tuple[CollectiveTiming, ...] = ()
     backend: str | None = None
     device: str | None = None
-    setup_seconds: float | None = None
     error: str | None = None
     awaited: tuple[int, ...] = ()
     exchanges: tuple[Exchange, ...] = ()

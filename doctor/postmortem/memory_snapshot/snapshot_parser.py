@@ -129,10 +129,8 @@ def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
         growth=_holders((block for trace in traces for block in _left(trace, stacks)), stretched=True),
         parts=_parts(blocks),
         refused=tuple(_refused(traces, stacks))[-KEPT:],
-        unnamed=sum(block.size for block in blocks if block.site.frame is None),
         traced=sum(len(trace) for trace in traces),
         seconds=_seconds(traces),
-        expandable=_expandable(settings, segments),
         settings=_settings(settings),
     )
 
@@ -213,23 +211,19 @@ def _device(segment: Mapping[str, object]) -> SnapshotDevice:
     free = [size for size, state in sizes if state == "inactive"]
     active = sum(size for size, state in sizes if state.startswith("active"))
     reserved = _integer(segment.get("total_size"))
-    pool = segment.get("segment_pool_id")
     return SnapshotDevice(
         index=_integer(segment.get("device")),
         reserved=reserved,
         allocated=sum(size for size, state in sizes if state == "active_allocated"),
         active=active,
         split=sum(free) if active else 0,
-        largest_free=max(free, default=0),
         segments=1,
-        in_pools=reserved if isinstance(pool, (list, tuple)) and any(pool) else 0,
     )
 
 
 def _merged(parts: Sequence[SnapshotDevice]) -> SnapshotDevice:
-    fields = ("reserved", "allocated", "active", "split", "segments", "in_pools")
-    sums = {field: sum(getattr(part, field) for part in parts) for field in fields}
-    return msgspec.structs.replace(parts[0], largest_free=max(part.largest_free for part in parts), **sums)
+    fields = ("reserved", "allocated", "active", "split", "segments")
+    return msgspec.structs.replace(parts[0], **{field: sum(getattr(part, field) for part in parts) for field in fields})
 
 
 def _blocks_in_use(segments: Iterable[Mapping[str, object]], stacks: _AllocationSites) -> Iterator[_SnapshotBlock]:
@@ -312,14 +306,6 @@ def _seconds(traces: Iterable[Sequence[Mapping[str, object]]]) -> float | None:
     ends = (_integer(entry.get("time_us")) for trace in traces if trace for entry in (trace[0], trace[-1]))
     known = [end for end in ends if end]
     return (max(known) - min(known)) / 1e6 if len(known) > 1 else None
-
-
-def _expandable(settings: Mapping[str, object], segments: Iterable[Mapping[str, object]]) -> bool | None:
-    setting = settings.get("expandable_segments")
-    if isinstance(setting, bool):
-        return setting
-    marks = [mark for segment in segments if isinstance(mark := segment.get("is_expandable"), bool)]
-    return any(marks) if marks else None
 
 
 def _settings(settings: Mapping[str, object]) -> str:

@@ -82,7 +82,7 @@ class GroupDriver:
             awaited = done.awaited or self._awaited(error_words, self._order.numbers)
             self._note(error=error_words, awaited=awaited, device=done.device or None)
         else:
-            self._note(device=done.device, setup_seconds=done.seconds)
+            self._note(device=done.device)
         return done
 
     def _note(self, **changes: object) -> None:
