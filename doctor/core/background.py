@@ -76,7 +76,7 @@ class BackgroundCall(PendingCall[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(work)
-        start_thread("doctor-soon", self.run)
+        start_thread("doctor-background", self.run)
 
 
 def _others() -> list[threading.Thread]:

@@ -1,12 +1,12 @@
-"""A job as a JSON document, to be judged later or elsewhere, and back; nothing in it is ever executed.
+"""A job as a JSON document and back, so that it can be checked later or elsewhere; nothing in it is ever executed.
 
 ``{"schema": 1, "kind": "capture", "tool", "created", "launcher", "world_size", "absent", "last_seen",
 "hosts": [{"name", "boot_id", "machine_id", "facts", "missing"}], "ranks": [{"rank", "host", "facts", "missing"}]}``;
-``facts`` holds sections by their key, ``missing`` why others are not there, ``host`` counts in ``hosts``. A job with
-an expectation has it as ``"expected"``, a capture within the capture, so that both get the same stand-ins.
+``facts`` holds sections by their key, ``missing`` the reasons for missing ones, ``host`` is an index of ``hosts``. The
+baseline of a job is ``"expected"``, a capture within the capture, so that both get the same placeholders.
 
 The record that a rank keeps in a run is the same document with ``"kind": "record"`` and ``"run"``, the id of that run.
-It holds that rank, and those that did not answer any more, as this one saw them.
+It holds that rank, and the ranks that stopped responding, as this rank observed them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from doctor.core.report_document import ReportTool
 
 SCHEMA = 1
 RANK_LIMIT = 4 << 20
-"""Bytes that the facts of one rank and its host may take. Real ones take some tens of kilobytes."""
+"""The largest size of the facts of one rank and its host, in bytes. Real ones take some tens of kilobytes."""
 FILE_LIMIT = 1 << 30
-"""Bytes of a capture file that are read at all."""
+"""The largest size of a capture file, in bytes."""
 WORLD_LIMIT = 1 << 22
-"""Ranks that a document may claim: far beyond any job, and small enough to be counted."""
+"""The largest world size of a document: far beyond any job, and small enough to iterate over."""
 LARGEST_NUMBER = 1 << 62
 """A rank may be out of range, which is a finding, but every reader of JSON must be able to hold it."""
 
@@ -82,7 +82,7 @@ class _CapturedContext(_Document, kw_only=True):
 
 
 class Capture(msgspec.Struct, frozen=True):
-    """A capture that was read: its processes and what it says of the job. ``run``: of a record, the id of its run."""
+    """The processes of a capture and its statements about the job. ``run``: the id of the run, for a record."""
 
     members: tuple[Member, ...]
     world_size: int
@@ -95,7 +95,7 @@ class Capture(msgspec.Struct, frozen=True):
     evidence: LogEvidence | None = None
 
     def job(self) -> Job:
-        """The job of this capture alone."""
+        """Return the job of this capture alone."""
         return build_job(
             self.members,
             world_size=self.world_size,
@@ -109,8 +109,10 @@ class Capture(msgspec.Struct, frozen=True):
 
 
 def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
-    """The job as plain dictionaries and lists, ready for JSON, secrets masked. ``created``: the moment that
-    it bears; by default the one when its facts were first written down, or now."""
+    """Return the job as plain dictionaries and lists, ready for JSON, with secrets masked.
+
+    ``created``: the time of the document; by default the time when its facts were collected, or now.
+    """
     moment = created or datetime.datetime.now(datetime.timezone.utc)
     first = job.captured if created is None else ""
     document = {
@@ -135,7 +137,7 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
 
 
 def to_record(job: Job, run: str) -> dict[str, Any]:
-    """The job as one process saw it, as the record that it keeps in the run of that id."""
+    """Return the record that a process keeps of the job, as it observed it, in the run of that id."""
     document = to_document(job) | {"kind": "record"}
     return {"schema": SCHEMA, "kind": "record", "run": run, **document}
 
@@ -146,7 +148,7 @@ each run to one by its id."""
 
 
 def same_run(one: str, other: str) -> bool:
-    """Whether two ids may be of one run. A rank that no other one heard has only the part that all derive alike."""
+    """Whether two ids may be of one run. A rank without contact to others has only the part that all ranks derive."""
     apart = "-" in one and "-" in other
     return one == other or (not apart and bool(one) and one.partition("-")[0] == other.partition("-")[0])
 
@@ -160,16 +162,15 @@ def _section_data(bearer: SectionHolder) -> dict[str, Any]:
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """The document as indented JSON with a final line break."""
+    """Return the document as indented JSON with a final line break."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def file_name(job: Job, *, redacted: bool = False) -> str:
-    """The name of the capture of this one process in a folder that its whole job shares: ``rank-3.json``.
+    """Return the file name of a process's capture in a folder that its job shares, such as ``rank-3.json``.
 
-    Where the launcher numbers the process otherwise than RANK does (RANK exported before srun), both numbers are in
-    it, so that no process overwrites another's. A process without a rank is named by its host, and a job that was
-    gathered is ``job.json``.
+    If the launcher's number differs from RANK (RANK exported before srun), the name contains both, so that no process
+    overwrites the file of another. A process without a rank is named after its host; a gathered job is ``job.json``.
     """
     if len(job.ranks) != 1:
         return "job.json"
@@ -184,15 +185,15 @@ def file_name(job: Job, *, redacted: bool = False) -> str:
 
 
 def from_document(document: Mapping[str, Any]) -> Job:
-    """The job in a document that :func:`to_document` made."""
+    """Return the job in a document of :func:`to_document`."""
     return parse_capture(msgspec.json.encode(document), "document", masked=True).job()
 
 
 def read_capture(path: Path) -> Capture:
-    """The capture in a file.
+    """Read the capture in a file.
 
     Raises:
-        UnusableError: it can't be read, is no capture, is of another schema, is too large or malformed.
+        UnusableError: it can't be read, is not a capture, has another schema, is too large or malformed.
     """
     try:
         if path.stat().st_size > FILE_LIMIT:
@@ -204,8 +205,9 @@ def read_capture(path: Path) -> Capture:
 
 
 def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
-    """The capture in ``data``; ``name`` stands for it in messages. ``masked``: its writer is this release, which has
-    masked the secrets; otherwise that is done here.
+    """Decode the capture in ``data``; ``name``: its name in messages.
+
+    ``masked``: its secrets are already masked, because this release wrote it; otherwise they are masked here.
 
     Raises:
         UnusableError: as :func:`read_capture`.
@@ -230,7 +232,7 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
 def _decode_document(data: bytes, name: str) -> _CapturedContext:
     try:
         document = msgspec.json.decode(data, type=prepared(_CapturedContext))
-    except msgspec.ValidationError:  # perhaps because it is of another kind or schema, which says more
+    except msgspec.ValidationError:  # if it has another kind or schema, that is the better message
         plain = msgspec.json.decode(data)
         _require_schema(plain.get("kind"), plain.get("schema"), name) if isinstance(plain, dict) else None
         raise
@@ -284,7 +286,7 @@ def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Captu
 
 
 class _SectionDecoder:
-    """Decodes sections; equal bytes become one object, which keeps a job of thousands of like ranks small."""
+    """Decodes sections; equal bytes become one object, so that a job of thousands of similar ranks stays small."""
 
     def __init__(self) -> None:
         self.sections: dict[tuple[str, bytes], Section] = {}
@@ -317,9 +319,11 @@ class _SectionDecoder:
 
 
 def merge_captures(captures: Iterable[Capture]) -> Job:
-    """One job from several captures. Of two captures of the same process the later one counts; processes that ran
-    alone and bear no rank (login nodes, laptops) are numbered in the order given. What was captured of a rank before a
-    run fills the gaps of its record."""
+    """Build one job from several captures.
+
+    Of two captures of one process, the later one counts. Processes that ran alone and have no rank (login nodes,
+    laptops) are numbered in the given order. A capture of a rank from before a run fills the gaps of its record.
+    """
     captures = sorted(captures, key=lambda capture: capture.created)
     watched = {one.rank: one for capture in captures if capture.run is not None for one in capture.members}
     newest: dict[object, Member] = {}
@@ -345,7 +349,7 @@ def merge_captures(captures: Iterable[Capture]) -> Job:
 
 
 def _apart_from(watched: dict[int, Member], captured: Iterable[Member]) -> list[Member]:
-    """Those captured that have no record of their own; the others are taken into it, where the host is the same."""
+    """The captured processes without a record; the others are merged into their record if the host is the same."""
     apart = []
     for member in captured:
         record = watched.get(member.rank)
@@ -363,14 +367,14 @@ def _host_of(member: Member) -> object:
 
 
 def _process_of(member: Member) -> object:
-    """What tells this process from others of the job."""
+    """What distinguishes this process from others of the job."""
     process = member.sections.get(ProcessFacts.key)
     own = (process.pid, process.namespace("pid")) if isinstance(process, ProcessFacts) else None
     return (member.rank, _host_of(member), own)
 
 
 def _numbered(members: list[Member]) -> list[Member]:
-    """Processes without a rank of their own get the numbers that are free."""
+    """Give processes without a rank the unused numbers."""
     lone = [member for member in members if not _bears_rank(member)]
     if len(lone) < 2 and len(lone) == len(members):
         return members

@@ -15,9 +15,9 @@ _building = threading.Lock()
 def prepared(kind: T) -> T:
     """``kind``, a type to decode into, after msgspec has built what it caches for the structs in it.
 
-    msgspec 0.22 shows what it knows of a struct to other threads before that is complete, for types that refer to
-    themselves; a thread that decodes into the type meanwhile ends the process with a segmentation fault. So it is built
-    under a lock, before the first use of each type.
+    For types that refer to themselves, msgspec 0.22 publishes the cache of a struct to other threads before it is
+    complete; a thread that decodes into the type meanwhile crashes the process with a segmentation fault. So the cache
+    is built under a lock, before the first use of each type.
     """
     if kind not in _prepared:
         with _building:

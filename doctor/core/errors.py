@@ -1,5 +1,5 @@
-"""The errors that a user sees as one sentence."""
+"""Errors that a user sees as one sentence."""
 
 
 class UnusableError(Exception):
-    """Something that the user gave can't be used; the text is one sentence. Commands exit 2 on it."""
+    """An input of the user can't be used; the message is one sentence. Commands exit with 2."""

@@ -1,4 +1,4 @@
-"""Keeps the random state of the host process: the doctor draws nothing from it, whatever it imports or calls."""
+"""Preserves the random state of the training process, whatever the doctor imports or calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore the states of ``random``, and of numpy and torch (CPU) where they are loaded, at the end of the block.
+    """Restore the states of ``random``, and of numpy and torch (CPU) if they are loaded, at the end of the block.
 
-    For the thread that trains, around short calls only: what other threads draw meanwhile is undone as well.
+    For short calls in the training thread only: numbers that other threads draw meanwhile are drawn again.
     """
     numpy: Any = sys.modules.get("numpy.random")
     torch: Any = sys.modules.get("torch")

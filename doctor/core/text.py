@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
 
 
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
-    """What sorts names by their numbers."""
+    """Return the sort key of a name, which orders names by the numbers in them."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name))
 
 
@@ -26,7 +26,7 @@ def number_runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def byte_size(count: float) -> str:
-    """A count of bytes in binary units, three digits that matter."""
+    """Return a count of bytes in binary units, with three significant digits."""
     unit = 0
     while abs(count) >= 1024 and unit < len(_BYTE_UNITS) - 1:
         count /= 1024

@@ -1,4 +1,4 @@
-"""Who started this process, as what, and with which environment."""
+"""The launcher of this process, its identity, and its environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NAME_AND_VALUE = attrgetter("name", "value")
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one source (``environment``, ``torchrun``, ``slurm``, ``openmpi``, ``pmi``, ``lsf``, ``kubeflow``, ``ray``,
-    ``sagemaker``, ``lightning``, ``accelerate``, ``llamafactory``) says of this process. Sizes are counts of processes,
-    ``node_count`` of hosts; a value that is no number is ``None`` and stands in ``LaunchFacts.variables``."""
+    """The claim of one source (``environment``, ``torchrun``, ``slurm``, ``openmpi``, ``pmi``, ``lsf``, ``kubeflow``, ``ray``,
+    ``sagemaker``, ``lightning``, ``accelerate``, ``llamafactory``) about this process. Sizes are counts of processes,
+    ``node_count`` of hosts; a value that is not a number is ``None`` and remains in ``LaunchFacts.variables``."""
 
     source: str
     rank: int | None = None
@@ -34,9 +34,9 @@ class Claim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class LaunchFacts(Section, frozen=True, kw_only=True, gc=True, dict=True):
     """The launcher and its variables, which differ from rank to rank.
 
-    ``rank`` and ``world_size`` are what this process would tell torch (RANK and WORLD_SIZE, else the launcher's own);
-    ``running_together`` names the mark by which this process is one of several that run now, and is empty for a lone
-    process, however many left-over variables it has. ``ancestors``: names of the parent processes, nearest first.
+    ``rank`` and ``world_size``: what this process would pass to torch (RANK and WORLD_SIZE, else the launcher's own).
+    ``running_together``: the variable that shows that this process is one of several that run now; empty for a lone
+    process, whatever variables are left over. ``ancestors``: names of the parent processes, nearest first.
     """
 
     key: ClassVar[str] = "launch"
@@ -70,7 +70,7 @@ class LaunchFacts(Section, frozen=True, kw_only=True, gc=True, dict=True):
         return self.values.get(name)
 
     def claim(self, source: str) -> Claim | None:
-        """What ``source`` says, or ``None`` where it says nothing."""
+        """The claim of ``source``, or ``None`` if it makes none."""
         for claim in self.claims:
             if claim.source == source:
                 return claim
@@ -90,10 +90,10 @@ class EnvironmentFacts(Section, frozen=True, kw_only=True):
 
 
 class Listener(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Who listens on a TCP port of this host. ``pid`` and ``process`` are ``None`` where they may not be seen.
+    """The process that listens on a TCP port of this host. ``pid`` and ``process``: ``None`` without permission.
 
-    ``is_ancestor``: it is this process or one of its parents. ``same_launcher``: it and this process come from one
-    torchrun, srun step or mpirun, such as rank 0 of the same job.
+    ``is_ancestor``: it is this process or one of its parents. ``same_launcher``: the same torchrun, srun step or mpirun
+    started it and this process, such as rank 0 of the same job.
     """
 
     address: str
@@ -106,11 +106,11 @@ class Listener(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class MasterFacts(Section, frozen=True, kw_only=True):
-    """MASTER_ADDR as this process resolves it, and MASTER_PORT on this host. Missing where no MASTER_ADDR is set.
+    """MASTER_ADDR as this process resolves it, and MASTER_PORT on this host. Missing if MASTER_ADDR is not set.
 
     ``is_local``: one of the resolved addresses is loopback or belongs to this host. ``interface`` and
-    ``source_address``: what the kernel's routing table would use (asked without sending anything).
-    ``seconds``: how long the look-up took.
+    ``source_address``: what the kernel's routing table would use (queried without sending anything).
+    ``seconds``: the duration of the lookup.
     """
 
     key: ClassVar[str] = "master"
@@ -179,8 +179,9 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
 
 
 class TrainerFacts(Section, frozen=True, kw_only=True):
-    """What the Trainer is told, where that can be known before it runs: LT_* (``fabric run``) and PL_TRAINER_*
-    variables. ``arguments`` keeps every argument by its own name, lower case. Missing where none is set."""
+    """Arguments of the Trainer that are known before it runs: LT_* (``fabric run``) and PL_TRAINER_* variables.
+
+    ``arguments`` keeps every argument by its own name, lower case. Missing if none is set."""
 
     key: ClassVar[str] = "trainer"
 
@@ -194,7 +195,7 @@ class TrainerFacts(Section, frozen=True, kw_only=True):
 
 
 class SlurmFacts(Section, frozen=True, kw_only=True):
-    """What ``scontrol show job`` says about this job. Missing outside SLURM or without scontrol; times in seconds.
+    """The output of ``scontrol show job`` for this job. Missing outside SLURM or without scontrol; times in seconds.
 
     ``gpus_per_task`` and ``gpu_binding`` come from the job's record or from the step's environment.
     """

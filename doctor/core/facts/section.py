@@ -2,11 +2,11 @@
 
 A section is one frozen, hashable record of what a process (level ``rank``) or a host (level ``host``) knows about
 one subject. Sections hold tuples, never lists or dicts, so that equal sections of thousands of ranks can be one
-object. A value that could not be had is ``None`` and has an entry in ``hidden``; a section that could not be had at
-all is a :class:`Missing` in its place.
+object. A value that could not be read is ``None`` and has an entry in ``hidden``; a section that could not be read at
+all is replaced by a :class:`Missing`.
 
-Facts hold no cycles, so they are kept out of the garbage collector's sight (``gc=False``): walking the facts of
-16,384 ranks again and again took half of the time of judging them.
+Facts hold no cycles, so the garbage collector does not track them (``gc=False``): traversing the facts of 16,384 ranks
+took half of the time of all checks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class HiddenField(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class MissingReason(str, Enum):
     """Why a whole section is missing.
 
-    ``ABSENT``: the machine does not have the thing (no driver, no SLURM). ``HIDDEN``: it is there and may not be seen.
-    ``FAILED``: the collector raised. ``TIMEOUT``: it ran out of time. ``UNMEASURED``: nobody asked for a measurement.
+    ``ABSENT``: the machine does not have it (no driver, no SLURM). ``HIDDEN``: it exists, but access is not permitted.
+    ``FAILED``: the collector raised. ``TIMEOUT``: it timed out. ``UNMEASURED``: no measurement was requested.
     """
 
     ABSENT = "absent"
@@ -47,7 +47,7 @@ class MissingReason(str, Enum):
 
 
 class Missing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Stands where a section of facts should be."""
+    """Takes the place of a missing section."""
 
     lack: MissingReason
     reason: str
@@ -55,7 +55,7 @@ class Missing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_breakage(self) -> bool:
-        """Whether this is the doctor's own failure and makes a verdict inconclusive."""
+        """Whether the doctor itself failed, which makes a verdict inconclusive."""
         return self.lack in (MissingReason.FAILED, MissingReason.TIMEOUT)
 
 
@@ -72,12 +72,11 @@ class Section(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     hidden: tuple[HiddenField, ...] = ()
 
     def part(self) -> Hashable:
-        """What of its host a section shows, where a host shows its processes different parts; ``None`` where all of
-        them see the same."""
+        """The part of its host that a section shows, if processes see different parts; ``None`` if all see the same."""
         return None
 
     def joined(self: S, other: S) -> S:
-        """What this process and another one of its host were shown, together; for sections that have parts."""
+        """Return the parts that this process and another one of its host see, as one section."""
         return self
 
     def why_hidden(self, field: str) -> HiddenField | None:
@@ -86,7 +85,7 @@ class Section(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 class Variable(msgspec.Struct, frozen=True, gc=False):
-    """An environment variable as the process sees it; a value that looks like a secret is already replaced."""
+    """An environment variable as the process sees it; secrets are already masked."""
 
     name: str
     value: str
@@ -97,8 +96,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def harmless(name: str) -> str:
-    """The name of a host or a device without what a shell or a terminal would act on: names come from other machines,
-    too, and stand in commands that people paste. No such name needs these characters."""
+    """Return the name of a host or a device without characters that have a meaning to a shell or a terminal.
+
+    Names also come from other machines, and are part of commands that users paste.
+    """
     return _ACTED_ON.sub("_", name)
 
 
@@ -106,8 +107,11 @@ _ACTED_ON = re.compile(r"[\x00-\x20\x7f-\xa0;&|$`\"'<>()*?!#\\]")
 
 
 def in_unicode(record: R) -> R:
-    """The record itself, or a copy with U+FFFD for bytes that are no UTF-8: names of files and hosts may hold any
-    bytes, which Python carries as lone surrogates and no JSON can. ``TypeError`` where a value has no place in JSON."""
+    """Return the record itself, or a copy with U+FFFD for bytes that are not valid UTF-8.
+
+    Names of files and hosts may hold any bytes, which Python keeps as lone surrogates and JSON can't encode.
+    ``TypeError`` if a value has no JSON form.
+    """
     try:
         msgspec.json.encode(record)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Time for reading what was given: a deadline for each file, and one for all files together."""
+"""Deadlines for reading input files: one for each file, and one for all files together."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 
 FILE_SECONDS = 60.0
-"""Seconds that any file may take."""
+"""The basic timeout of each file, in seconds."""
 ALL_SECONDS = 120.0
-"""Seconds that all files together may take."""
+"""The basic timeout of all files together, in seconds."""
 SECONDS_PER_BYTE = 0.5 / (1 << 20)
 """Further seconds for each byte on disk. An ordinary log is read at 60 MiB/s, one of nothing but errors at 3 MiB/s."""
 
 
 class ReadDeadline:
-    """When a file has to be read. ``seconds``: since its reading began."""
+    """The time by which a file has to be read."""
 
     def __init__(self, until: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,12 +23,12 @@ class ReadDeadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more may be read."""
+        """Whether the deadline has passed."""
         return self._clock() >= self._until
 
     @property
     def seconds(self) -> float:
-        """Seconds since the file was opened."""
+        """The seconds since the file was opened."""
         return self._clock() - self._began
 
 
@@ -36,7 +36,7 @@ NO_DEADLINE = ReadDeadline(float("inf"))
 
 
 class ReadBudget:
-    """The time of one command. ``seconds``: for all files together, as the user asked; by their sizes otherwise."""
+    """The time of one command for its files: ``seconds`` as the user specified, otherwise derived from their sizes."""
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class ReadBudget:
         self._bytes = 0
 
     def for_file(self, size: int) -> ReadDeadline:
-        """The deadline of a file of ``size`` bytes, which is opened now."""
+        """Return the deadline of a file of ``size`` bytes that is opened now."""
         self._bytes += size
         together = ALL_SECONDS + self._bytes * SECONDS_PER_BYTE if self._seconds is None else self._seconds
         alone = FILE_SECONDS + size * SECONDS_PER_BYTE if self._seconds is None else self._seconds

@@ -1,7 +1,7 @@
-"""Reading a file that may block: on a mount whose server is gone, in /proc, in a file system of another user.
+"""Reads files that may block: on a mount whose server is gone, in /proc, in a file system of another user.
 
-No option of ``open`` or ``poll`` helps with those, because they are regular files: a thread reads, and is left behind
-where it gets no answer.
+Neither ``O_NONBLOCK`` nor ``poll`` has an effect on regular files, so a daemon thread reads, and is abandoned if it
+blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TypeVar
 
 SECONDS = 20.0
-"""Seconds that one call may take. A spun-down disk or a tape cache answers within that."""
+"""The timeout of one call, in seconds. A spun-down disk or a tape cache responds within it."""
 _T = TypeVar("_T")
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
@@ -27,7 +27,7 @@ class TimedFile:
     """A file that is open for reading; every call ends within ``seconds``.
 
     Raises:
-        OSError: it can't be opened; :exc:`TimeoutError` where there was no answer.
+        OSError: it can't be opened; :exc:`TimeoutError` if opening it timed out.
     """
 
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
@@ -43,7 +43,7 @@ class TimedFile:
         return self._ask(lambda: os.read(self._descriptor, most), bytes)
 
     def close(self) -> None:
-        """End the thread as soon as it answers, and close the file."""
+        """End the thread once its call returns, and close the file."""
         self._calls.put(None)
 
     def __enter__(self) -> TimedFile:

@@ -100,7 +100,7 @@ def _is_secret_field(name: object) -> bool:
 
 
 def mask_document(value: Any) -> Any:
-    """Plain dictionaries, lists and strings with secrets masked; the very same object where nothing was to be masked.
+    """Return plain dictionaries, lists and strings with secrets masked; the same object if there is no secret.
 
     A string is masked by its form, and by the name of the variable or field whose value it is.
     """
