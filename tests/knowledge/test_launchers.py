@@ -51,6 +51,7 @@ from doctor.collectors.launch.launcher import launch_facts
 from doctor.knowledge.launcher_index import JOB_NAMES, PROCESSES, SCRIPT_VARIABLES
 from doctor.postmortem.logs.prefixes import parse_line
 from doctor.postmortem.logs.timestamps import Calendar
+from doctor_checks.launch.rank_absent import _fix as advice_on_absent_host
 
 environ = json.loads(sys.argv[1])
 launch = launch_facts(environ)
@@ -73,6 +74,7 @@ print(json.dumps({
     "process": "quokkad" in PROCESSES,
     "script_variables": ["QUOKKA_TASK" in SCRIPT_VARIABLES[0], "QUOKKA_TASKS" in SCRIPT_VARIABLES[1]],
     "excluded": as_hostlist(["node2", "node1"], launch.launcher),
+    "absent_host": "`quokka status`" in advice_on_absent_host("node2", False, launch.launcher),
     "line": [line.origin.rank, line.origin.host, line.text],
 }))
 """
@@ -110,6 +112,7 @@ def test_a_new_launcher_is_one_row() -> None:
         "process": True,
         "script_variables": [True, True],
         "excluded": "node1,node2",
+        "absent_host": True,
         "line": [5, "node2", "loss 3.1"],
     }
 
