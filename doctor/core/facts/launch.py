@@ -18,9 +18,12 @@ _NAME_AND_VALUE = attrgetter("name", "value")
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The claim of one source (``environment``, ``torchrun``, ``slurm``, ``openmpi``, ``pmi``, ``lsf``, ``kubeflow``, ``ray``,
-    ``sagemaker``, ``lightning``, ``accelerate``, ``llamafactory``) about this process. Sizes are counts of processes,
-    ``node_count`` of hosts; a value that is not a number is ``None`` and remains in ``LaunchFacts.variables``."""
+    """The claim of one source about this process.
+
+    ``source``: ``environment``, ``torchrun``, ``slurm``, ``openmpi``, ``pmi``, ``lsf``, ``kubeflow``, ``ray``,
+    ``sagemaker``, ``lightning``, ``accelerate`` or ``llamafactory``. Sizes are counts of processes, ``node_count`` of
+    hosts; a value that is not a number is ``None`` and remains in ``LaunchFacts.variables``.
+    """
 
     source: str
     rank: int | None = None
