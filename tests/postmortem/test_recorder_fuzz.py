@@ -139,7 +139,7 @@ def test_any_values_are_facts_and_can_be_judged(values):
     assert all(isinstance(one, RecorderFacts) for one in facts)
     job = build_job(Member(rank, {"flight-recorder": one}) for rank, one in enumerate(facts))
     found = diagnose_stall(job)
-    assert found is None or set(found.ranks) <= {*range(len(facts)), *found.scene.unseen}
+    assert found is None or set(found.ranks) <= {*range(len(facts)), *found.states.unseen}
     silent_mismatches(job)
 
 

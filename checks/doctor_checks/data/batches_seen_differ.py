@@ -186,11 +186,11 @@ def _odd(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None
     known = {rank: count for rank, count in seen.batches.items() if rank in seen.ended or count > shortest}
     undecided = set(seen.batches).difference(known)
     longer = min(count for count in known.values() if count > shortest)
-    going_on, ending = (odd_by_count({**known, **dict.fromkeys(undecided, count)}) for count in (longer, shortest))
+    continuing, ending = (odd_by_count({**known, **dict.fromkeys(undecided, count)}) for count in (longer, shortest))
     run_states = {progress.state for progress, _ in job.facts(ProgressFacts)}
     if not undecided or "running" not in run_states or run_states & {"stalled", "failed"}:
-        return going_on
-    certain = tuple(rank for rank in going_on if rank not in undecided)
+        return continuing
+    certain = tuple(rank for rank in continuing if rank not in undecided)
     return certain if set(certain) == set(ending).difference(undecided) else None
 
 
