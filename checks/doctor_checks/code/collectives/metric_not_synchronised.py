@@ -121,7 +121,9 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
     for name, value in _logged(script, call):
         if _is_of_this_rank(script, value, hook):
             metric = _metric_of(script, value)
-            certain = not (metric or _COUNTS.search(name.lower()) or _is_on_the_host(script, value))
+            # NCCL cannot reduce a tensor on the CPU.
+            is_on_gpu = {"cpu", "numpy"}.isdisjoint(words_behind(script, value))
+            certain = is_on_gpu and not metric and not _COUNTS.search(name.lower())
             yield Violation(
                 call,
                 f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value is "
@@ -176,11 +178,6 @@ def _is_computed(node: ast.expr) -> bool:
 def _is_stored(node: ast.expr) -> bool:
     """``self.metrics``, which may hold metric objects."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-def _is_on_the_host(script: Script, value: ast.expr) -> bool:
-    """A tensor on the CPU, which NCCL cannot reduce."""
-    return not {"cpu", "numpy"}.isdisjoint(words_behind(script, value))
 
 
 def _model(validation: str, training: str = "pass") -> str:

@@ -116,16 +116,13 @@ def _wrapper(script: Script) -> ast.Call | None:
 def _backward(script: Script, loop: Loop) -> ast.Call | None:
     """The backward pass of every iteration of a loop."""
     for call in script.inside(loop.node, ast.Call):
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not _is_of_deepspeed(script, call):
+        # An engine of DeepSpeed decides itself when to average.
+        is_engine = "engine" in script.text_of(call.func)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not is_engine:
             between = [one for one in script.around(call) if one is not loop.node and loop.node in script.around(one)]
             if not any(isinstance(one, (ast.For, ast.While)) for one in between):
                 return call
     return None
-
-
-def _is_of_deepspeed(script: Script, call: ast.Call) -> bool:
-    """A backward pass of an engine that knows by itself when to average."""
-    return "engine" in script.text_of(call.func)
 
 
 def _accumulated(script: Script, loop: Loop) -> str | None:

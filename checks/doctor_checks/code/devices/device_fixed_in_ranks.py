@@ -160,8 +160,9 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     if shown is None or simulates_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
         return
     yield from _early(script)
-    for node, words in _fixed(script):
-        if is_run_by_all(script, node) and not runs_alone(script, node):
+    for node in script.all(ast.Call):
+        words = _moves_to_first(script, node) or _made_on_first(script, node)
+        if words and is_run_by_all(script, node) and not runs_alone(script, node):
             certain = bool(_OF_ONE_HOST.search(script.text))
             yield Violation(
                 node,
@@ -180,13 +181,6 @@ def _spreads_one_model(script: Script) -> bool:
         if isinstance(one.value, str) and (match := _INDEXED.match(one.value))
     }
     return bool(numbers - {"0"})
-
-
-def _fixed(script: Script) -> Iterator[tuple[ast.AST, str]]:
-    """Nodes that use the first GPU, with their words."""
-    for call in script.all(ast.Call):
-        if words := _moves_to_first(script, call) or _made_on_first(script, call):
-            yield call, words
 
 
 def _moves_to_first(script: Script, call: ast.Call) -> str:
