@@ -34,6 +34,7 @@ launchers.LAUNCHERS += (
         node_list_source="the host list of quokka",
         folds_hosts=False,
         status_command="quokka status",
+        daemon_log="/var/log/quokkad.log",
         processes=("quokkad",),
         log_prefixes=(r"\\[quokka task (?P<rank>\\d{1,7})@(?P<host>[\\w.-]+)\\] ?",),
     ),

@@ -283,7 +283,7 @@ def _where(host: str) -> str:
 def _fix(host: str, has_answered: bool, launcher: str) -> str:
     first = host.split(", ")[0]
     row = BY_NAME.get(launcher)
-    if host and row and row.status_command:
+    if host and row and row.status_command and row.daemon_log:
         return (
             f"`{row.status_command}` shows whether the cluster still has {first}; {row.daemon_log} there says why it "
             "is silent."
