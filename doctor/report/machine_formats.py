@@ -92,9 +92,9 @@ def _plain(report: Report, finding: ReportFinding) -> str:
     where = place(finding, report)
     because = f" because of: {finding.explained_by}" if finding.explained_by else ""
     sure = f"confidence: {confidence(finding)}{because and ';'}{because}"
-    words = {"effect": finding.effect, "fix": finding.fix}
-    told = "".join(f"\n{name}: {text}" for name, text in words.items() if text)
-    return f"{finding.summary}\nwhere: {where}\n{sure}\n{evidence}{told}{ignored}"
+    parts = {"effect": finding.effect, "fix": finding.fix}
+    rest = "".join(f"\n{name}: {text}" for name, text in parts.items() if text)
+    return f"{finding.summary}\nwhere: {where}\n{sure}\n{evidence}{rest}{ignored}"
 
 
 _GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}

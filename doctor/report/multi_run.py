@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
-
 from doctor.core.job import Job
 from doctor.core.report_document import RunReports
 from doctor.report.formatting import as_json, cell, markdown_table, spelt_out
@@ -59,50 +57,17 @@ def render_several_markdown(judged: JudgedRuns) -> str:
     return "\n".join(lines)
 
 
-_PAGE = Markup(
-    """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>rankdoctor report on {count} runs</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; }}
-summary {{ cursor: pointer; padding: .4rem 0; }}
-iframe {{ border: 1px solid; height: 85vh; width: 100%; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{runs}
-</body>
-</html>
-"""
-)
-_RUN = Markup(
-    """<details{opened}><summary><strong>{name}</strong>: {verdict}. {headline}</summary>
-<iframe title="Report on {name}" sandbox="allow-scripts" srcdoc="{page}"></iframe></details>
-"""
-)
-
-
 def render_several_html(judged: JudgedRuns) -> str:
     """Return one page that holds the page of each run in a frame of its own origin."""
-    from doctor.report.html.document import render_html
+    from markupsafe import escape
 
-    runs = Markup("").join(
-        _RUN.format(
-            opened=Markup(" open") if number == 0 else "",
-            name=spelt_out(run.name),
-            verdict=run.report.verdict,
-            headline=spelt_out(headline(run.report)),
-            page=escape(render_html(run.report, job)),
-        )
-        for number, (run, job) in enumerate(zip(judged.document.runs, judged.jobs, strict=True))
-    )
-    return str(_PAGE.format(count=len(judged.document.runs), title=judged.title(), runs=runs))
+    from doctor.report.html.document import environment, render_html
+
+    runs = [
+        (run.name, run.report.verdict, headline(run.report), escape(render_html(run.report, job)))
+        for run, job in zip(judged.document.runs, judged.jobs, strict=True)
+    ]
+    return environment().get_template("several.html.jinja").render(title=judged.title(), runs=runs) + "\n"
 
 
 SEVERAL_FORMATS: dict[str, Callable[[JudgedRuns], str]] = {

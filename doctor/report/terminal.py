@@ -61,26 +61,17 @@ _TRAILING = re.compile(r"(?<! )[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
 _EMPTY = re.compile(r"\n{3,}")
 
 VERDICT_COLORS = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
-STATE_STYLES = {
-    "error": "bold red",
-    "warning": "yellow",
-    "info": "cyan",
-    "pass": "green",
-    "unknown": "magenta",
-    "skip": "dim",
-    "crashed": "bold magenta",
-    "ignored": "dim",
+_STATES = {
+    "error": ("✗", "bold red"),
+    "warning": ("!", "yellow"),
+    "info": ("i", "cyan"),
+    "pass": ("✓", "green"),
+    "unknown": ("?", "magenta"),
+    "skip": ("-", "dim"),
+    "crashed": ("✗", "bold magenta"),
+    "ignored": ("-", "dim"),
 }
-_MARK = {
-    "error": "✗",
-    "warning": "!",
-    "info": "i",
-    "pass": "✓",
-    "unknown": "?",
-    "skip": "-",
-    "crashed": "✗",
-    "ignored": "-",
-}
+STATE_STYLES = {state: style for state, (_, style) in _STATES.items()}
 
 
 def make_console(stream: IO[str], *, width: int | None = None) -> Console:
@@ -263,7 +254,8 @@ def _row(state: str, text: RenderableType) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, width=9)
     table.add_column(overflow="fold")
-    table.add_row(Text(f"{_MARK[state]} {state}", style=STATE_STYLES[state]), text)
+    mark, style = _STATES[state]
+    table.add_row(Text(f"{mark} {state}", style=style), text)
     return table
 
 

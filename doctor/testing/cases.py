@@ -12,47 +12,16 @@ from typing import TypeVar
 
 import msgspec
 
+from doctor.core import facts
 from doctor.core.facts import (
-    SECTIONS,
-    Address,
-    Claim,
-    Counter,
-    DriverFacts,
     EnvironmentFacts,
-    Fabric,
-    Filesystem,
-    Gid,
-    Gpu,
     GpuFacts,
     HostFacts,
-    Interface,
-    InterfaceFacts,
-    KernelLogFacts,
     LaunchFacts,
-    Limit,
-    LogEvidence,
-    MasterFacts,
     Missing,
     MissingReason,
-    NameLookup,
-    Namespace,
     NcclFacts,
-    NcclLibrary,
-    NvLink,
-    Package,
-    PeerLink,
-    ProcessFacts,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
-    Requirement,
-    ReverseLookup,
-    Route,
     Section,
-    Service,
-    Setting,
-    SoftwareFacts,
-    TorchBuild,
     Variable,
 )
 from doctor.core.finding import Severity
@@ -72,7 +41,7 @@ class JobBuilder:
     absent: tuple[int, ...] = ()
     last_seen: tuple[LastSeen, ...] = ()
     expected: JobBuilder | None = None
-    evidence: LogEvidence | None = None
+    evidence: facts.LogEvidence | None = None
 
     def job(self) -> Job:
         """Return the job as checks get it."""
@@ -129,9 +98,11 @@ class JobBuilder:
         """Return the same job with environment variables set on ``ranks``; NCCL_* ones also as effective settings."""
         added = tuple(Variable(name, value) for name, value in variables.items())
         sketch = self.alter(
-            EnvironmentFacts, ranks=ranks, variables=lambda old: _replaced(old, added, lambda variable: variable.name)
+            EnvironmentFacts,
+            ranks=ranks,
+            variables=lambda old: _replaced(old, added, lambda variable: variable.name),
         )
-        settings = tuple(Setting(name, value) for name, value in variables.items() if name.startswith("NCCL_"))
+        settings = tuple(facts.Setting(name, value) for name, value in variables.items() if name.startswith("NCCL_"))
         if not settings:
             return sketch
         return sketch.alter(
@@ -158,7 +129,7 @@ class JobBuilder:
     def gpu(self, index: int, *, hosts: Iterable[str] | None = None, **changes: object) -> JobBuilder:
         """Return the same job with fields of one GPU changed on ``hosts`` (else on all)."""
 
-        def change(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        def change(gpus: tuple[facts.Gpu, ...]) -> tuple[facts.Gpu, ...]:
             return tuple(msgspec.structs.replace(gpu, **changes) if gpu.index == index else gpu for gpu in gpus)
 
         return self.alter(GpuFacts, hosts=hosts, gpus=change)
@@ -247,15 +218,15 @@ def _as_task(old: Section | Missing | None, world: int, hosts: int) -> Section:
         local_world_size=per_host,
         node_rank=node,
         running_together="SLURM_STEP_ID" if world > 1 else "",
-        claims=(Claim("slurm", rank, world, local_rank, per_host, node, hosts),),
+        claims=(facts.Claim("slurm", rank, world, local_rank, per_host, node, hosts),),
         variables=tuple(Variable(name, variables[name]) for name in sorted(variables)),
         ancestors=("slurmstepd",),
     )
 
 
 def _host_name(member: Member) -> str:
-    facts = member.sections.get(HostFacts.key)
-    return facts.hostname if isinstance(facts, HostFacts) else ""
+    host = member.sections.get(HostFacts.key)
+    return host.hostname if isinstance(host, HostFacts) else ""
 
 
 def _replaced(old: tuple[T, ...], added: tuple[T, ...], name: Callable[[T], str]) -> tuple[T, ...]:
@@ -291,20 +262,22 @@ def logged(*lines: str, name: str = "job.log") -> JobBuilder:
 
 
 def _shared_sections(gpus: int) -> dict[str, Section | Missing]:
+    packages = {"lightning": "2.6.1", "torch": "2.8.0", "nvidia-nccl-cu12": "2.27.3"}
     nccl_path = "/opt/env/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
-    torch = TorchBuild("2.8.0", backends=("gloo",))
+    nccl = facts.NcclLibrary(nccl_path, "2.27.3", "wheel nvidia-nccl-cu12", chosen=True)
+    torch = facts.TorchBuild("2.8.0", backends=("gloo",))
     if gpus:
-        torch = TorchBuild("2.8.0", cuda="12.8", nccl="2.27.3", backends=("gloo", "nccl"))
+        torch = facts.TorchBuild("2.8.0", cuda="12.8", nccl="2.27.3", backends=("gloo", "nccl"))
     return {
-        **{key: section() for key, section in SECTIONS.items() if section.origin == "collected"},
+        **{key: section() for key, section in facts.SECTIONS.items() if section.origin == "collected"},
         EnvironmentFacts.key: EnvironmentFacts(variables=(Variable("OMP_NUM_THREADS", "4"),)),
-        SoftwareFacts.key: SoftwareFacts(
+        facts.SoftwareFacts.key: facts.SoftwareFacts(
             python="3.11.7",
             prefix="/opt/env",
-            packages=(Package("lightning", "2.6.1"), Package("torch", "2.8.0"), Package("nvidia-nccl-cu12", "2.27.3")),
-            requirements=(Requirement("lightning", "torch", ">=2.1.0,<4.0"),),
+            packages=tuple(facts.Package(name, release) for name, release in packages.items()),
+            requirements=(facts.Requirement("lightning", "torch", ">=2.1.0,<4.0"),),
             torch=torch,
-            nccl_libraries=(NcclLibrary(nccl_path, "2.27.3", "wheel nvidia-nccl-cu12", chosen=True),) if gpus else (),
+            nccl_libraries=(nccl,) if gpus else (),
         ),
         "trainer": Missing(MissingReason.ABSENT, "no Trainer variable is set"),
         "slurm": Missing(MissingReason.ABSENT, "not inside a SLURM job"),
@@ -314,6 +287,7 @@ def _shared_sections(gpus: int) -> dict[str, Section | Missing]:
 def _host_sections(host: int, hosts: int, gpus: int, rdma: int) -> dict[str, Section | Missing]:
     name = f"node{host}"
     address = f"10.0.0.{host + 1}" if host < 250 else f"10.0.{host // 250}.{host % 250 + 1}"
+    loopback = facts.Address("inet", "127.0.0.1", 8)
     nothing = Missing(MissingReason.ABSENT, "no NVIDIA driver")
     return {
         HostFacts.key: HostFacts(
@@ -324,13 +298,13 @@ def _host_sections(host: int, hosts: int, gpus: int, rdma: int) -> dict[str, Sec
             kernel="6.8.0-45-generic",
             architecture="x86_64",
             distribution="Ubuntu 24.04 LTS",
-            names=(NameLookup(name, "hostname", (address,), seconds=0.001),),
-            reverse=(ReverseLookup(address, name, seconds=0.001),),
+            names=(facts.NameLookup(name, "hostname", (address,), seconds=0.001),),
+            reverse=(facts.ReverseLookup(address, name, seconds=0.001),),
             cpu_count=96,
             cpu_governor="performance",
             ram_total=1024 * GIB,
             ram_available=1000 * GIB,
-            shm=Filesystem("/dev/shm", 512 * GIB, 512 * GIB, "tmpfs"),  # noqa: S108 - the mount that NCCL uses
+            shm=facts.Filesystem("/dev/shm", 512 * GIB, 512 * GIB, "tmpfs"),  # noqa: S108 - the mount that NCCL uses
             nccl_shm_files=0,
             nccl_shm_bytes=0,
             pids_used=800,
@@ -339,50 +313,54 @@ def _host_sections(host: int, hosts: int, gpus: int, rdma: int) -> dict[str, Sec
             iommu_groups=0,
             clock_synchronised=True,
         ),
-        InterfaceFacts.key: InterfaceFacts(
+        facts.InterfaceFacts.key: facts.InterfaceFacts(
             interfaces=(
-                Interface("lo", "loopback", mtu=65536, physical=False, addresses=(Address("inet", "127.0.0.1", 8),)),
-                Interface(
-                    "eth0", mtu=9000, speed=100_000, addresses=(Address("inet", address, 16),), driver="mlx5_core"
+                facts.Interface("lo", "loopback", mtu=65536, physical=False, addresses=(loopback,)),
+                facts.Interface(
+                    "eth0", mtu=9000, speed=100_000, addresses=(facts.Address("inet", address, 16),), driver="mlx5_core"
                 ),
             ),
-            routes=(Route("0.0.0.0/0", "eth0", "10.0.255.254"), Route("10.0.0.0/16", "eth0")),
+            routes=(facts.Route("0.0.0.0/0", "eth0", "10.0.255.254"), facts.Route("10.0.0.0/16", "eth0")),
             segments_sent=10_000_000,
             segments_retransmitted=100,
         ),
-        RdmaFacts.key: _rdma(host, rdma) if rdma else Missing(MissingReason.ABSENT, "no RDMA device"),
+        facts.RdmaFacts.key: _rdma(host, rdma) if rdma else Missing(MissingReason.ABSENT, "no RDMA device"),
         GpuFacts.key: _gpus(host, gpus) if gpus else nothing,
-        DriverFacts.key: _drivers(gpus, rdma) if gpus else nothing,
-        KernelLogFacts.key: KernelLogFacts(job_started=863000.0),
+        facts.DriverFacts.key: _drivers(gpus, rdma) if gpus else nothing,
+        facts.KernelLogFacts.key: facts.KernelLogFacts(job_started=863000.0),
     }
 
 
 def _rank_sections(
     rank: int, local_rank: int, host: int, world: int, per_host: int, hosts: int
 ) -> dict[str, Section | Missing]:
-    process = ProcessFacts(
+    process = facts.ProcessFacts(
         pid=10_000 + local_rank,
         user_id=1000,
         cpus_allowed=tuple(range(96)),
         limits=(
-            Limit("locked_memory", -1, -1),
-            Limit("open_files", 65536, 1048576),
-            Limit("processes", 500_000, 500_000),
-            Limit("stack", 8 << 20, -1),
+            facts.Limit("locked_memory", -1, -1),
+            facts.Limit("open_files", 65536, 1048576),
+            facts.Limit("processes", 500_000, 500_000),
+            facts.Limit("stack", 8 << 20, -1),
         ),
-        namespaces=tuple(Namespace(kind, f"{kind}:[{host}]") for kind in ("ipc", "mnt", "net", "pid", "uts")),
+        namespaces=tuple(facts.Namespace(kind, f"{kind}:[{host}]") for kind in ("ipc", "mnt", "net", "pid", "uts")),
         shm_device=23,
         threads_per_process=4,
     )
     if world == 1:
         no_master = Missing(MissingReason.ABSENT, "MASTER_ADDR is not set")
-        return {LaunchFacts.key: LaunchFacts(), ProcessFacts.key: process, MasterFacts.key: no_master}
+        return {
+            LaunchFacts.key: LaunchFacts(),
+            facts.ProcessFacts.key: process,
+            facts.MasterFacts.key: no_master,
+        }
     sizes = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": per_host}
     sizes |= {"GROUP_RANK": host, "GROUP_WORLD_SIZE": hosts}
     words = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
     words["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     variables = {**{name: str(value) for name, value in sizes.items()}, **words}
-    claim = Claim("torchrun", rank, world, local_rank, per_host, host, hosts)
+    claim = facts.Claim("torchrun", rank, world, local_rank, per_host, host, hosts)
     launch = LaunchFacts(
         launcher="torchrun",
         rank=rank,
@@ -395,7 +373,7 @@ def _rank_sections(
         variables=tuple(Variable(name, variables[name]) for name in sorted(variables)),
         ancestors=("torchrun", "bash"),
     )
-    master = MasterFacts(
+    master = facts.MasterFacts(
         address="node0",
         port=29500,
         resolved=("10.0.0.1",),
@@ -404,13 +382,13 @@ def _rank_sections(
         interface="lo" if host == 0 else "eth0",
         source_address=None,
     )
-    return {LaunchFacts.key: launch, ProcessFacts.key: process, MasterFacts.key: master}
+    return {LaunchFacts.key: launch, facts.ProcessFacts.key: process, facts.MasterFacts.key: master}
 
 
 def _gpus(host: int, count: int) -> GpuFacts:
-    links = tuple(NvLink(link, active=True, remote="switch", errors=0, fatal=0) for link in range(18))
+    links = tuple(facts.NvLink(link, active=True, remote="switch", errors=0, fatal=0) for link in range(18))
     gpus = tuple(
-        Gpu(
+        facts.Gpu(
             index=index,
             uuid=f"GPU-{host:08x}-0000-0000-0000-{index:012x}",
             name="NVIDIA H100 80GB HBM3",
@@ -444,47 +422,49 @@ def _gpus(host: int, count: int) -> GpuFacts:
             mig=False,
             numa_node=0 if index < 4 else 1,
             nvlinks=links,
-            fabric=Fabric("completed", 0),
+            fabric=facts.Fabric("completed", 0),
         )
         for index in range(count)
     )
     pairs = tuple(
-        PeerLink(first, second, "nvlink", "ok", "ok") for first in range(count) for second in range(first + 1, count)
+        facts.PeerLink(first, second, "nvlink", "ok", "ok")
+        for first in range(count)
+        for second in range(first + 1, count)
     )
     return GpuFacts(driver_version="570.124.06", cuda_version="12.8", nvml_version="12.570", gpus=gpus, links=pairs)
 
 
-def _drivers(gpus: int, rdma: int) -> DriverFacts:
+def _drivers(gpus: int, rdma: int) -> facts.DriverFacts:
     files = ["/dev/nvidiactl", "/dev/nvidia-uvm", *(f"/dev/nvidia{index}" for index in range(gpus))]
     modules = ["nvidia", "nvidia_uvm"]
     if rdma:
         files += [f"/dev/infiniband/uverbs{index}" for index in range(rdma)]
         modules += ["ib_uverbs", "mlx5_ib", "nvidia_peermem"]
-    return DriverFacts(
+    return facts.DriverFacts(
         kernel_driver="570.124.06",
         pci_gpus=tuple(f"0000:{0x10 + index:02x}:00.0" for index in range(gpus)),
         nvswitches=4 if gpus == 8 else 0,
         device_files=tuple(sorted(files)),
         modules=tuple(sorted(modules)),
-        services=(Service("fabric-manager", True, "570.124.06"), Service("persistenced", True)),
+        services=(facts.Service("fabric-manager", True, "570.124.06"), facts.Service("persistenced", True)),
         imex_channels=0,
     )
 
 
-def _rdma(host: int, count: int) -> RdmaFacts:
+def _rdma(host: int, count: int) -> facts.RdmaFacts:
     devices = tuple(
-        RdmaDevice(
+        facts.RdmaDevice(
             name=f"mlx5_{index}",
             ports=(
-                RdmaPort(
+                facts.RdmaPort(
                     number=1,
                     state="ACTIVE",
                     physical_state="LinkUp",
                     rate=400.0,
                     link_layer="InfiniBand",
                     lid=100 + host * 16 + index,
-                    gids=(Gid(0, f"fe80:0000:0000:0000:0000:0000:{host:04x}:{index:04x}", "IB"),),
-                    counters=(Counter("link_downed", 0), Counter("symbol_error", 0)),
+                    gids=(facts.Gid(0, f"fe80:0000:0000:0000:0000:0000:{host:04x}:{index:04x}", "IB"),),
+                    counters=(facts.Counter("link_downed", 0), facts.Counter("symbol_error", 0)),
                 ),
             ),
             board="MCX75310AAS-NEAT",
@@ -495,4 +475,4 @@ def _rdma(host: int, count: int) -> RdmaFacts:
         )
         for index in range(count)
     )
-    return RdmaFacts(devices=devices, peer_memory=("nvidia_peermem",), dma_buf=True, verbs_library=True)
+    return facts.RdmaFacts(devices=devices, peer_memory=("nvidia_peermem",), dma_buf=True, verbs_library=True)

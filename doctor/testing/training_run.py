@@ -4,39 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from doctor.core.facts import (
-    Checksum,
-    Collective,
-    EpochEnd,
-    Frame,
-    GpuProcess,
-    HostUseFacts,
-    Loader,
-    LoaderEpoch,
-    LoaderFacts,
-    MemorySample,
-    ModelFacts,
-    PointInTime,
-    ProcessGroup,
-    ProgressFacts,
-    RecorderFacts,
-    ReplicaFacts,
-    RunMemoryFacts,
-    Sampler,
-    Section,
-    StepFacts,
-    TensorShape,
-    TrainingFacts,
-    Variable,
-    Window,
-)
+from doctor.core import facts
 from doctor.testing.cases import GIB, JobBuilder, healthy
 
 NOON = 1_760_000_000.0
 """Time of the facts of these jobs, seconds since the epoch."""
 
-TRAIN_STEP = Frame("/home/me/train.py", 42, "training_step", user=True)
-BACKWARD = Frame("/opt/env/lib/python3.11/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")
+TRAIN_STEP = facts.Frame("/home/me/train.py", 42, "training_step", user=True)
+BACKWARD = facts.Frame("/opt/env/lib/python3.11/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")
 
 
 def running(
@@ -47,14 +22,15 @@ def running(
     sketch = healthy(hosts, per_host, gpus=gpus)
     world = hosts * per_host
     on_gpu = gpus != 0
-    sketch = sketch.put(HostUseFacts(seconds=60.0, cpu_periods=0, segments=100_000, retransmitted=10))
+    sketch = sketch.put(facts.HostUseFacts(seconds=60.0, cpu_periods=0, segments=100_000, retransmitted=10))
     for rank in range(world):
         for section in _sections(rank, rank % per_host, world, on_gpu, epoch, batch):
             sketch = sketch.put(section, ranks=(rank,))
     return sketch
 
 
-def _sections(rank: int, local: int, world: int, on_gpu: bool, epoch: int, batch: int) -> tuple[Section, ...]:
+def _sections(rank: int, local: int, world: int, on_gpu: bool, epoch: int, batch: int) -> tuple[facts.Section, ...]:
+    checksums = (facts.Checksum(50, "1f00"), facts.Checksum(100, "2e00"))
     return (
         _training(rank, local, world, on_gpu),
         _progress(local, epoch, batch),
@@ -62,13 +38,13 @@ def _sections(rank: int, local: int, world: int, on_gpu: bool, epoch: int, batch
         _steps(epoch * 100 + batch),
         _memory(local, on_gpu, epoch * 100 + batch),
         _model(),
-        ReplicaFacts(checksums=(Checksum(50, "1f00"), Checksum(100, "2e00")), losses=epoch * 100 + batch),
+        facts.ReplicaFacts(checksums=checksums, losses=epoch * 100 + batch),
         recorder(world, epoch * 100 + batch),
     )
 
 
-def _training(rank: int, local: int, world: int, on_gpu: bool) -> TrainingFacts:
-    return TrainingFacts(
+def _training(rank: int, local: int, world: int, on_gpu: bool) -> facts.TrainingFacts:
+    return facts.TrainingFacts(
         framework="lightning",
         release="2.6.1",
         strategy="ddp",
@@ -82,12 +58,12 @@ def _training(rank: int, local: int, world: int, on_gpu: bool) -> TrainingFacts:
         max_epochs=10,
         seed=7,
         checkpoints="/home/me/runs/checkpoints",
-        arguments=(Variable("max_epochs", "10"),),
+        arguments=(facts.Variable("max_epochs", "10"),),
     )
 
 
-def _progress(local: int, epoch: int, batch: int) -> ProgressFacts:
-    return ProgressFacts(
+def _progress(local: int, epoch: int, batch: int) -> facts.ProgressFacts:
+    return facts.ProgressFacts(
         run="r1",
         state="running",
         pid=10_000 + local,
@@ -104,19 +80,19 @@ def _progress(local: int, epoch: int, batch: int) -> ProgressFacts:
         stack=(BACKWARD, TRAIN_STEP),
         stack_from="interpreter",
         kernel_state="S",
-        ended=tuple(EpochEnd("train", 0, one, 100) for one in range(epoch)),
+        ended=tuple(facts.EpochEnd("train", 0, one, 100) for one in range(epoch)),
         recent=(
-            PointInTime("train", "data", batch - 1, NOON - 0.4),
-            PointInTime("train", "step", batch, NOON - 0.3),
-            PointInTime("train", "backward", batch, NOON - 0.1),
+            facts.PointInTime("train", "data", batch - 1, NOON - 0.4),
+            facts.PointInTime("train", "step", batch, NOON - 0.3),
+            facts.PointInTime("train", "backward", batch, NOON - 0.1),
         ),
     )
 
 
-def _loaders(rank: int, world: int, epoch: int, batch: int) -> LoaderFacts:
-    sampler = Sampler("DistributedSampler", True, world, rank, seed=0, epoch=epoch, shuffle=True, pads=True)
+def _loaders(rank: int, world: int, epoch: int, batch: int) -> facts.LoaderFacts:
+    sampler = facts.Sampler("DistributedSampler", True, world, rank, seed=0, epoch=epoch, shuffle=True, pads=True)
     epochs = tuple(
-        LoaderEpoch(
+        facts.LoaderEpoch(
             one,
             drawn=f"d{one}-{rank}",
             content=f"c{one}-{rank}",
@@ -128,7 +104,7 @@ def _loaders(rank: int, world: int, epoch: int, batch: int) -> LoaderFacts:
         )
         for one in range(epoch + 1)
     )
-    train = Loader(
+    train = facts.Loader(
         "train",
         loader="DataLoader",
         dataset="Images",
@@ -141,19 +117,21 @@ def _loaders(rank: int, world: int, epoch: int, batch: int) -> LoaderFacts:
         workers=2,
         epochs=epochs,
     )
-    return LoaderFacts(loaders=(train,))
+    return facts.LoaderFacts(loaders=(train,))
 
 
-def _steps(seen: int) -> StepFacts:
-    window = Window(0, 20, 0.4, data=0.01, forward=0.1, backward=0.25, optimizer=0.03, other=0.01, slowest=0.5)
+def _steps(seen: int) -> facts.StepFacts:
+    window = facts.Window(0, 20, 0.4, data=0.01, forward=0.1, backward=0.25, optimizer=0.03, other=0.01, slowest=0.5)
     starts = range(max(0, seen - 100) // 20 * 20, seen // 20 * 20, 20)
-    return StepFacts(windows=tuple(msgspec.structs.replace(window, first_step=first) for first in starts), seen=seen)
+    return facts.StepFacts(
+        windows=tuple(msgspec.structs.replace(window, first_step=first) for first in starts), seen=seen
+    )
 
 
-def _memory(local: int, on_gpu: bool, step: int) -> RunMemoryFacts:
+def _memory(local: int, on_gpu: bool, step: int) -> facts.RunMemoryFacts:
     device = {"allocated": 20 * GIB, "reserved": 30 * GIB, "peak": 28 * GIB, "device_used": 31 * GIB} if on_gpu else {}
     samples = tuple(
-        MemorySample(
+        facts.MemorySample(
             at_step,
             at=NOON - (step - at_step) * 0.4,
             **device,
@@ -165,8 +143,8 @@ def _memory(local: int, on_gpu: bool, step: int) -> RunMemoryFacts:
         for at_step in range(50, step + 1, 50)
     )
     if not on_gpu:
-        return RunMemoryFacts(device="cpu", resident=4 * GIB, samples=samples)
-    return RunMemoryFacts(
+        return facts.RunMemoryFacts(device="cpu", resident=4 * GIB, samples=samples)
+    return facts.RunMemoryFacts(
         device=f"cuda:{local}",
         device_id=f"0000:{0x10 + local:02x}:00.0",
         allocator="native",
@@ -180,15 +158,18 @@ def _memory(local: int, on_gpu: bool, step: int) -> RunMemoryFacts:
         foreign=GIB,
         retries=0,
         failures=0,
-        processes=(GpuProcess(10_000 + local, 31 * GIB, "python"),),
+        processes=(facts.GpuProcess(10_000 + local, 31 * GIB, "python"),),
         resident=4 * GIB,
         samples=samples,
     )
 
 
-def _model() -> ModelFacts:
-    tensors = (TensorShape("layer.weight", (10, 32), "float32"), TensorShape("layer.bias", (10,), "float32"))
-    return ModelFacts(
+def _model() -> facts.ModelFacts:
+    tensors = (
+        facts.TensorShape("layer.weight", (10, 32), "float32"),
+        facts.TensorShape("layer.bias", (10,), "float32"),
+    )
+    return facts.ModelFacts(
         name="Net",
         parameters=330,
         trainable=330,
@@ -201,11 +182,11 @@ def _model() -> ModelFacts:
     )
 
 
-def recorder(world: int, sequence: int, *, members: tuple[int, ...] | None = None) -> RecorderFacts:
+def recorder(world: int, sequence: int, *, members: tuple[int, ...] | None = None) -> facts.RecorderFacts:
     """Return a flight recorder whose newest collective is the ``sequence``-th all-reduce of the default group."""
-    group = ProcessGroup("0", "default_pg", members or tuple(range(world)), sequence, sequence - 1, sequence - 1)
+    group = facts.ProcessGroup("0", "default_pg", members or tuple(range(world)), sequence, sequence - 1, sequence - 1)
     entries = tuple(
-        Collective(
+        facts.Collective(
             "0",
             number,
             "all_reduce",
@@ -220,4 +201,4 @@ def recorder(world: int, sequence: int, *, members: tuple[int, ...] | None = Non
         )
         for number in range(max(1, sequence - 3), sequence + 1)
     )
-    return RecorderFacts(version="2.10", groups=(group,), collectives=entries, wrapped=False)
+    return facts.RecorderFacts(version="2.10", groups=(group,), collectives=entries, wrapped=False)

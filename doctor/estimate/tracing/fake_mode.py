@@ -38,16 +38,9 @@ _ANSWERS: dict[str, object] = {
     "is_bf16_supported": True,
     "get_device_capability": (9, 0),
     "get_device_name": "a GPU without data",
-    "set_device": None,
-    "synchronize": None,
-    "empty_cache": None,
-    "manual_seed": None,
-    "manual_seed_all": None,
-    "max_memory_allocated": 0,
-    "memory_allocated": 0,
-    "memory_reserved": 0,
-    "reset_peak_memory_stats": None,
-    "_lazy_init": None,
+    **dict.fromkeys(("max_memory_allocated", "memory_allocated", "memory_reserved"), 0),
+    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"), None),
+    **dict.fromkeys(("reset_peak_memory_stats", "_lazy_init"), None),
 }
 """Return values of ``torch.cuda``: a Trainer for eight GPUs can be constructed on a laptop without one."""
 

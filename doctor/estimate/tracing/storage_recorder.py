@@ -20,29 +20,10 @@ from doctor.estimate.tracing.ledger import AllocationLedger
 
 aten = torch.ops.aten
 
-_PRODUCTS = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten._scaled_mm.default,
-}
+_PRODUCTS = {getattr(aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")}
 """Operations of cuBLAS, whose workspace comes from torch's allocator."""
-_FILLS = {
-    aten.normal_,
-    aten.uniform_,
-    aten.fill_,
-    aten.zero_,
-    aten.random_,
-    aten.exponential_,
-    aten.geometric_,
-    aten.log_normal_,
-    aten.cauchy_,
-    aten.erfinv_,
-    aten.clamp_,
-    aten.mul_,
-    aten.add_,
-}
+_FILL_OPS = "normal_ uniform_ fill_ zero_ random_ exponential_ geometric_ log_normal_ cauchy_ erfinv_ clamp_ mul_ add_"
+_FILLS = {getattr(aten, name) for name in _FILL_OPS.split()}
 """Operations that only change values, skipped while a model is built, because fake tensors have none."""
 
 

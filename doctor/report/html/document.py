@@ -66,7 +66,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
     scripts = [asset(name) for name in (WITH_CHARTS if data else WITHOUT_CHARTS)]
     evidence = job.evidence if job is not None and job.evidence is not None else LogEvidence()
     return (
-        _environment()
+        environment()
         .get_template("page.html.jinja")
         .render(
             report=report,
@@ -137,7 +137,8 @@ def _moment(at: float) -> datetime.datetime | None:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return the environment of the page's templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -10,53 +10,24 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from doctor.core.errors import UnusableError
 from doctor.core.finding import Severity
 from doctor.core.report_document import CheckResult, Report, ReportFinding
-from doctor.lint.engine.rule import Replacement
+from doctor.lint.engine.rule import Replacement, Rule
 from doctor.report.formatting import as_json, crash_of
 from doctor.report.playbook import find_page
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
-
-class RuleDescription(Protocol):
-    """The fields of a rule that SARIF describes."""
-
-    @property
-    def id(self) -> str:
-        """The id."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
-
-    @property
-    def severity(self) -> Severity:
-        """The declared severity."""
-
-    @property
-    def question(self) -> str:
-        """The question it answers."""
-
-    @property
-    def effect(self) -> str:
-        """The impact."""
-
-    @property
-    def fix(self) -> str:
-        """The fix."""
-
-
 Fixes = Mapping[tuple[str, str, int], Sequence[Replacement]]
 """Replacements by the id of the rule, and the file and line of the finding."""
 
 
-def render_sarif(report: Report, rules: Iterable[RuleDescription], fixes: Fixes | None = None) -> str:
+def render_sarif(report: Report, rules: Iterable[Rule], fixes: Fixes | None = None) -> str:
     """Return the report as a SARIF log of one run. ``rules``: describe the results by their ids."""
     described = {rule.id: rule for rule in rules}
     seen: Counter[tuple[str, str, str]] = Counter()
@@ -81,7 +52,7 @@ def render_sarif(report: Report, rules: Iterable[RuleDescription], fixes: Fixes 
     return as_json(document) + "\n"
 
 
-def _rule(result: CheckResult, rule: RuleDescription | None) -> dict[str, Any]:
+def _rule(result: CheckResult, rule: Rule | None) -> dict[str, Any]:
     name = "".join(word.capitalize() for word in result.name.split("-"))
     descriptor: dict[str, Any] = {"id": result.id, "name": name}
     if rule is None:
@@ -96,7 +67,7 @@ def _rule(result: CheckResult, rule: RuleDescription | None) -> dict[str, Any]:
     }
 
 
-def _help(rule: RuleDescription) -> dict[str, str]:
+def _help(rule: Rule) -> dict[str, str]:
     """Return the fix, and the page of ``doctor explain``, which a plugin's rule lacks."""
     try:
         return {"text": rule.fix, "markdown": find_page(rule.id).markdown}

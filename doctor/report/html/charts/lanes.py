@@ -90,16 +90,16 @@ class _LaneStyle(NamedTuple):
 
 def lanes_of(job: Job, story: Narrative) -> list[Lane]:
     """Return a lane for each rank, in order, absent ones included; then for each host whose log names no rank."""
-    look = _look(job, story)
-    said = _by_speaker(job)
+    style = _lane_style(job, story)
+    events = _events_by_writer(job)
     logs = _logs(job)
-    ranks = [_lane(rank, look, logs.get(rank.number, ()), said.pop(rank.number, ())) for rank in job.ranks]
-    ranks += [Lane(rank, f"rank {rank}", rank in look.blamed, (), ()) for rank in job.absent]
-    others = [_speaker(speaker, events, look) for speaker, events in said.items()]
+    ranks = [_lane(rank, style, logs.get(rank.number, ()), events.pop(rank.number, ())) for rank in job.ranks]
+    ranks += [Lane(rank, f"rank {rank}", rank in style.blamed, (), ()) for rank in job.absent]
+    others = [_lane_of_writer(writer, own, style) for writer, own in events.items()]
     return sorted([*ranks, *others], key=lambda lane: (lane.rank is None, lane.rank or 0))
 
 
-def _look(job: Job, story: Narrative) -> _LaneStyle:
+def _lane_style(job: Job, story: Narrative) -> _LaneStyle:
     lanes = max(1, min(len(job.ranks), MOST_LANES))
     calls, messages = (max(_LEAST_DRAWN, min(most, ALL_DRAWN // lanes)) for most in (MOST_CALLS, MOST_MESSAGES))
     cited = {quote.place: "evidence" for one in (*story.followed, *story.others) for quote in quotes(one.finding)}
@@ -110,28 +110,28 @@ def _look(job: Job, story: Narrative) -> _LaneStyle:
     return _LaneStyle({**cited, **own}, blamed, frozenset() if own else blamed, calls, messages)
 
 
-def _by_speaker(job: Job) -> dict[int | str, list[Event]]:
+def _events_by_writer(job: Job) -> dict[int | str, list[Event]]:
     """Return events with a time, by rank, or else by host, or else by an empty name."""
-    said: dict[int | str, list[Event]] = {}
+    events: dict[int | str, list[Event]] = {}
     for event in job.evidence.events if job.evidence else ():
         if event.at is not None and math.isfinite(event.at):
-            said.setdefault(event.rank if event.rank is not None else event.host or "", []).append(event)
-    return said
+            events.setdefault(event.rank if event.rank is not None else event.host or "", []).append(event)
+    return events
 
 
-def _lane(rank: Rank, look: _LaneStyle, logs: Iterable[Span], said: Iterable[Event]) -> Lane:
-    spans = [*logs, *_progress_spans(rank), *_call_spans(rank, look.calls)]
-    marks = (*_failure(rank, "first" if rank.number in look.began else "error"), *_marks(said, look))
+def _lane(rank: Rank, style: _LaneStyle, logs: Iterable[Span], events: Iterable[Event]) -> Lane:
+    spans = [*logs, *_progress_spans(rank), *_call_spans(rank, style.calls)]
+    marks = (*_failure(rank, "first" if rank.number in style.began else "error"), *_marks(events, style))
     name = f"rank {rank.number}" + (f" · {rank.host.name}" if rank.host.name != UNKNOWN_HOST else "")
     finite = tuple(span for span in spans if math.isfinite(span.begin) and math.isfinite(span.end))
-    return Lane(rank.number, name, rank.number in look.blamed, finite, marks)
+    return Lane(rank.number, name, rank.number in style.blamed, finite, marks)
 
 
-def _speaker(speaker: int | str, said: Iterable[Event], look: _LaneStyle) -> Lane:
-    marks = tuple(_marks(said, look))
-    if isinstance(speaker, int):
-        return Lane(speaker, f"rank {speaker}", speaker in look.blamed, (), marks)
-    return Lane(None, speaker or "no rank", False, (), marks)
+def _lane_of_writer(writer: int | str, events: Iterable[Event], style: _LaneStyle) -> Lane:
+    marks = tuple(_marks(events, style))
+    if isinstance(writer, int):
+        return Lane(writer, f"rank {writer}", writer in style.blamed, (), marks)
+    return Lane(None, writer or "no rank", False, (), marks)
 
 
 def _logs(job: Job) -> dict[int, list[Span]]:
@@ -154,7 +154,8 @@ def _progress_spans(rank: Rank) -> Iterator[Span]:
     timed = [(moment, moment.at) for moment in progress.recent if moment.at is not None and moment.at < until]
     ends = [at for _, at in timed[1:]] + [until] * bool(timed)
     for (moment, at), end in zip(timed, ends, strict=True):
-        yield Span(at, max(at, end), _span_kind(moment), _moment_words(moment))
+        batch = f", batch {moment.batch}" if moment.batch is not None else ""
+        yield Span(at, max(at, end), _span_kind(moment), place_words(moment.stage, moment.point) + batch)
     if stuck:
         text = f"{progress.state} for {progress.idle:.0f} s: {place_words(progress.stage, progress.point)}"
         yield Span(since, progress.at, "still", text)
@@ -167,11 +168,6 @@ def _span_kind(moment: PointInTime) -> str:
     if moment.stage in ("validate", "sanity", "test", "predict"):
         return "evaluation"
     return "setup" if moment.stage in ("setup", "teardown") else _KINDS.get(moment.point, "work")
-
-
-def _moment_words(moment: PointInTime) -> str:
-    batch = f", batch {moment.batch}" if moment.batch is not None else ""
-    return place_words(moment.stage, moment.point) + batch
 
 
 def _call_spans(rank: Rank, most: int) -> Iterator[Span]:
@@ -201,16 +197,14 @@ _LONGEST = 200
 """Characters of a message in a chart."""
 
 
-def _marks(events: Iterable[Event], look: _LaneStyle) -> list[Mark]:
+def _marks(events: Iterable[Event], style: _LaneStyle) -> list[Mark]:
     """Return the evidence of findings, and errors; of many other messages, the first and the last ones."""
-    marks = [_mark(event, look.cited) for event in events]
-    loud = [mark for mark in marks if mark.kind != "message"][: look.messages]
+    marks = []
+    for event in events:
+        place = f"{event.file}:{event.line}"
+        kind = style.cited.get(place) or ("error" if event.kind == "python.exception" else "message")
+        marks.append(Mark(event.at or 0.0, kind, event.text[:_LONGEST], place))
+    loud = [mark for mark in marks if mark.kind != "message"][: style.messages]
     quiet = [mark for mark in marks if mark.kind == "message"]
-    half = look.messages // 2
-    return [*loud, *(quiet if len(quiet) <= look.messages else (*quiet[:half], *quiet[-half:]))]
-
-
-def _mark(event: Event, cited: Mapping[str, str]) -> Mark:
-    place = f"{event.file}:{event.line}"
-    kind = cited.get(place) or ("error" if event.kind == "python.exception" else "message")
-    return Mark(event.at or 0.0, kind, event.text[:_LONGEST], place)
+    half = style.messages // 2
+    return [*loud, *(quiet if len(quiet) <= style.messages else (*quiet[:half], *quiet[-half:]))]
