@@ -1,7 +1,7 @@
-"""The command ``doctor``: usage, and the few ways in which a command ends early.
+"""The command ``doctor``: runs the command line, and handles errors and signals.
 
-It imports nothing that the interpreter has not loaded before, ``__future__`` included, until the working directory is
-off the import path.
+Until the working directory is off the import path, it imports only modules that the interpreter has loaded already,
+which ``__future__`` is not.
 """
 
 import errno
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     import click
 
 UNUSABLE, INCONCLUSIVE = 2, 3
-"""Exit codes: usage, input or output that can't be used; no verdict, for a reason of the doctor's own. Never 1, which
-says that something was found."""
+"""Exit codes: usage error, or unusable input or output; no verdict, because rankdoctor failed. Never 1, the code for
+findings."""
 INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes as shells give them after SIGINT and SIGTERM: neither is a verdict."""
+"""Exit codes as shells set them after SIGINT and SIGTERM."""
 
 
 def main() -> None:
-    """Run the command line and leave with the exit code of the design: 0, 1, 2 or 3; 130 when interrupted."""
+    """Run the command line and exit with 0, 1, 2 or 3; 130 when interrupted."""
     leave_working_directory()
     _ready_streams()
     if sys.argv[1:] == ["--version"]:
-        # Answered before the command line is built: scripts ask for it often.
+        # Before the command line is built, because scripts run this often.
         from doctor.version import __version__
 
         sys.exit(_run(lambda: print(f"rankdoctor {__version__}")))  # noqa: T201
@@ -38,22 +38,22 @@ def main() -> None:
 
 
 def _run(work: "Callable[[], int | None]") -> int:
-    """The exit code of ``work``, however it ends, with all that it printed written."""
+    """Return the exit code of ``work``, however it ends, after all its output is written."""
     stdout = sys.stdout
     try:
         code = work() or 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as end:
-        # click ends with 1 and wraps the streams where the reader of its help text has left.
+        # click exits with 1 and wraps the streams if the reader of its help text has exited.
         code = end.code if isinstance(end.code, int) and sys.stdout is stdout else 0
-    except Exception as error:  # noqa: BLE001 - a traceback would end with 1
+    except Exception as error:  # noqa: BLE001 - an uncaught exception would exit with 1
         code = _failed(error)
     return _flushed(code)
 
 
 def _failed(error: Exception) -> int:
-    """Say in a sentence what kept the command from a verdict; the traceback where DOCTOR_TRACEBACK is set."""
+    """Print why there is no verdict, and with DOCTOR_TRACEBACK the traceback."""
     if os.environ.get("DOCTOR_TRACEBACK"):
         import traceback
 
@@ -61,17 +61,17 @@ def _failed(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
         _discard(sys.stdout)
         if error.errno == errno.EPIPE:
-            return 0  # the reader has left
+            return 0  # the reader has exited
         _say(f"standard output can't be written: {error.strerror}")
         return UNUSABLE
     _say(f"{_reason(error)}; nothing was concluded (DOCTOR_TRACEBACK=1 shows the traceback)")
     if _is_exhausted(error):
-        os._exit(INCONCLUSIVE)  # without memory the interpreter can't end in an orderly way: threads abort it
+        os._exit(INCONCLUSIVE)  # without memory, threads abort the interpreter while it finalizes
     return INCONCLUSIVE
 
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
-"""What a stream that is written to can answer. Errors of files name the file."""
+"""Errors of writing to a stream, which name no file."""
 
 
 def _is_exhausted(error: BaseException) -> bool:
@@ -91,7 +91,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _flushed(code: int) -> int:
-    """``code``, or 2 where what was printed can't be written. The interpreter would try again at its end, and end with
+    """Return ``code``, or 2 if the output can't be written. The interpreter would try again at its end, and exit with
     120."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -105,7 +105,7 @@ def _flushed(code: int) -> int:
 
 
 def _discard(stream: "TextIO") -> None:
-    """Let what is still buffered, and what follows, go nowhere."""
+    """Discard what is buffered, and what follows."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def _discard(stream: "TextIO") -> None:
 
 
 def _say(text: str) -> None:
-    """One line on standard error, which may be as broken as the rest."""
+    """Print one line on standard error, if that is possible."""
     try:
         from doctor.core.masking import mask_text
         from doctor.report.formatting import spelt_out
@@ -130,11 +130,11 @@ def _command() -> int:
     import signal
     import threading
 
-    # The process ends in a moment and what it holds has no cycles: looking for some is a quarter of a large job's time.
+    # The process is short-lived and its data have no cycles: collections take a quarter of the time for a large job.
     gc.disable()
-    # An orderly end, so that children of collectors are ended too.
+    # Exit in order, so that children of collectors are killed, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    # What a thread was to bring is missed where it is waited for.
+    # Whoever waits for the thread's result handles its absence.
     threading.excepthook = lambda broken: _say(f"a thread ended early: {_reason(broken.exc_value or MemoryError())}")
     import click
 
@@ -153,7 +153,7 @@ def _command() -> int:
 
 
 def _show_usage(error: "click.ClickException") -> None:
-    """What click shows of a usage error. A shell pattern may have put a hostile file name into it."""
+    """Print a usage error as click does, escaped: a shell pattern may have put a hostile file name into it."""
     from doctor.core.masking import mask_text
     from doctor.report.formatting import spelt_out
 
@@ -163,13 +163,13 @@ def _show_usage(error: "click.ClickException") -> None:
 
 
 def _ready_streams() -> None:
-    """Streams that are there and that any text can be written to."""
+    """Open closed streams, and let unencodable characters be replaced."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # Closed by the caller: else the next file that is opened would be taken for it.
+            # Closed by the caller: the next file that is opened would get its descriptor.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if descriptor else "r"))
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that can't show a sign gets a question mark, not a UnicodeEncodeError.
+        # A character that the encoding lacks becomes a question mark, not a UnicodeEncodeError.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 

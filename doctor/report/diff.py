@@ -17,7 +17,11 @@ def render_difference(differences: Sequence[Difference], before: str, after: str
         return spelt_out(f"no difference between {before} and {after}") + "\n"
     if form == "markdown":
         head = ("likelihood", "fact", before, after, "ranks")
-        lines = list(markdown_table(head, map(_cells, differences)))
+        rows = (
+            (one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks))
+            for one in differences
+        )
+        lines = list(markdown_table(head, rows))
     else:
         lines = _text(differences, before, after)
     return "\n".join(map(spelt_out, lines)) + "\n"
@@ -35,10 +39,6 @@ def _text(differences: Sequence[Difference], before: str, after: str) -> list[st
         lines.append(f"  {one.section} {one.path}  ({word} {ranges(one.ranks)})")
         lines += [f"    - {_shown(one.before)}", f"    + {_shown(one.after)}"]
     return lines
-
-
-def _cells(one: Difference) -> tuple[str, ...]:
-    return one.weight, f"{one.section} {one.path}", _shown(one.before), _shown(one.after), ranges(one.ranks)
 
 
 def _shown(value: object) -> str:

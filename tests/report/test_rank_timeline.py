@@ -20,9 +20,8 @@ from doctor.facts import (
 )
 from doctor.report.html.charts import memory_and_pairs
 from doctor.report.html.charts.chart_data import chart_data
-from doctor.report.html.charts.lanes import MOST_LANES, MOST_MESSAGES
 from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, memory_of, pairs_of
-from doctor.report.html.charts.rank_timeline import timeline_of
+from doctor.report.html.charts.rank_timeline import MOST_LANES, MOST_MESSAGES, timeline_of
 from doctor.report.narrative import Narrative, narrative_of
 from doctor.report.rank_table import rank_rows, used_columns
 from doctor.session import examine

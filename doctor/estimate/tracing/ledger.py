@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from doctor.estimate.data_model import MemoryBreakdown, StepPhase
 from doctor.estimate.memory.caching_allocator import peak_reserved, rounded
 
@@ -59,7 +61,8 @@ class AllocationLedger:
                     most, at = now, place
             elif self.sizes[~event]:
                 now -= rounded(self.sizes[~event])
-        return self._held_at(at), self._moment_at(at)
+        moments: Iterator[StepPhase] = (moment for since, moment in reversed(self._moments) if since <= at)
+        return self._held_at(at), next(moments, "between steps")
 
     def _held_at(self, place: int) -> MemoryBreakdown:
         live: set[int] = set()
@@ -72,9 +75,6 @@ class AllocationLedger:
         for key in live:
             held[self.kinds[key]] += rounded(self.sizes[key]) if self.sizes[key] else 0
         return MemoryBreakdown(**held)
-
-    def _moment_at(self, place: int) -> StepPhase:
-        return next((moment for since, moment in reversed(self._moments) if since <= place), "between steps")
 
     def reserved(self) -> int:
         """Return the peak in bytes that the caching allocator would reserve."""

@@ -75,7 +75,7 @@ class TrainerStub:
 @contextmanager
 def attached(module: Module, trainer: Any, world_size: int, backward: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Attach a stub Trainer, and discard what the module logs. ``backward``: its ``manual_backward``."""
-    quiet: dict[str, Callable[..., None]] = dict.fromkeys(_QUIET, _ignore)
+    quiet: dict[str, Callable[..., None]] = dict.fromkeys(_QUIET, lambda *_, **__: None)
     quiet["manual_backward"] = lambda loss, *_, **__: backward(loss)
     before = vars(module).get("_trainer")
     for name, act in quiet.items():
@@ -93,7 +93,3 @@ def give_optimizers(module: Module, optimizers: list[Optimizer]) -> None:
     """Set what ``self.optimizers()`` returns in manual optimization."""
     given = optimizers[0] if len(optimizers) == 1 else optimizers
     object.__setattr__(module, "optimizers", lambda *_, **__: given)
-
-
-def _ignore(*_: object, **__: object) -> None:
-    return None

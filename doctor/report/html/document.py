@@ -30,9 +30,8 @@ from doctor.report.formatting import (
 )
 from doctor.report.html.assets import PAGE, as_json, asset, playbook, policy, prose
 from doctor.report.html.charts.chart_data import chart_data
-from doctor.report.html.charts.lanes import MARKS, SPANS
 from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
-from doctor.report.html.charts.rank_timeline import timeline_of
+from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
 from doctor.report.narrative import (
     LogQuote,
     Narrative,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from doctor.report.formatting import spelt_out
-from doctor.report.html.charts.lanes import MARKS, SPANS
 from doctor.report.html.charts.memory_and_pairs import MemoryChart, PairChart, PairCharts
-from doctor.report.html.charts.rank_timeline import Timeline
+from doctor.report.html.charts.rank_timeline import MARKS, SPANS, Timeline
 
 
 def chart_data(

@@ -1,13 +1,79 @@
-"""The timeline of ranks as plain data: its lanes, and the period that is shown first."""
+"""The timeline of ranks as plain data: what each rank did and when, from records, recorders and logs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.core.job import Job
-from doctor.report.html.charts.lanes import MOST_LANES, STUCK, Lane, Mark, Span, lanes_of
-from doctor.report.narrative import Narrative
+from doctor.core.facts import Event, PointInTime, ProgressFacts, RecorderFacts
+from doctor.core.job import UNKNOWN_HOST, Job, Rank
+from doctor.report.narrative import Narrative, quotes
+from doctor.report.rank_table import call_words, is_done, place_words
+
+MOST_LANES = 128
+"""Ranks that a chart shows; of more, those that findings name, and others evenly over the job."""
+MOST_CALLS = 40
+"""Newest collectives of a rank that are drawn."""
+MOST_MESSAGES = 40
+"""Messages of a rank that are drawn, besides the evidence of findings."""
+ALL_DRAWN = 2_500
+"""Collectives, and messages, of all ranks, so that the report on a large job stays small."""
+_LEAST_DRAWN = 6
+
+SPANS = {
+    "work": "computing",
+    "data": "waiting for data",
+    "save": "checkpoint",
+    "evaluation": "evaluation",
+    "setup": "set-up or its end",
+    "call": "collective",
+    "open": "collective without end",
+    "still": "no progress",
+    "log": "its log goes on",
+}
+MARKS = {
+    "first": "what the verdict rests on",
+    "evidence": "what another finding rests on",
+    "error": "error",
+    "message": "message",
+}
+STUCK = ("still", "open")
+"""Kinds of spans that did not end."""
+
+
+class Span(NamedTuple):
+    """What a rank did from ``begin`` to ``end`` (seconds since the epoch). ``kind``: a key of :data:`SPANS`."""
+
+    begin: float
+    end: float
+    kind: str
+    text: str
+
+
+class Mark(NamedTuple):
+    """A log event or failure. ``kind``: a key of :data:`MARKS`; ``place``: file and line."""
+
+    at: float
+    kind: str
+    text: str
+    place: str = ""
+
+
+class Lane(NamedTuple):
+    """A rank, or a host or launcher that is no rank, by time. ``blamed``: the primary finding names it."""
+
+    rank: int | None
+    name: str
+    blamed: bool
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+
+    @property
+    def last(self) -> Span | Mark | None:
+        """The last span or mark: one that did not end, or else the one that began last; ``None`` without times."""
+        ends: list[Span | Mark] = [*self.marks, *(span for span in self.spans if span.kind != "log")]
+        return max(ends or self.spans, key=lambda one: (one.kind in STUCK, one[0]), default=None)
 
 
 class Timeline(NamedTuple):
@@ -74,3 +140,137 @@ _LEAST = 2.0
 """Least seconds shown before the first fault."""
 _MOST_SHOWN = 0.3
 """Least share of the whole period that must be skipped for the chart to start later."""
+
+
+class _LaneStyle(NamedTuple):
+    """What decides how events are drawn. ``cited``: places of lines that findings quote -> the kind of their mark;
+    ``blamed``: ranks that the primary finding names; ``began``: those whose own failure is the primary one; ``calls``
+    and ``messages``: how many are drawn per rank."""
+
+    cited: Mapping[str, str]
+    blamed: frozenset[int]
+    began: frozenset[int]
+    calls: int
+    messages: int
+
+
+def lanes_of(job: Job, story: Narrative) -> list[Lane]:
+    """Return a lane for each rank, in order, absent ones included; then for each host whose log names no rank."""
+    style = _lane_style(job, story)
+    events = _events_by_writer(job)
+    logs = _logs(job)
+    ranks = [_lane(rank, style, logs.get(rank.number, ()), events.pop(rank.number, ())) for rank in job.ranks]
+    ranks += [Lane(rank, f"rank {rank}", rank in style.blamed, (), ()) for rank in job.absent]
+    others = [_lane_of_writer(writer, own, style) for writer, own in events.items()]
+    return sorted([*ranks, *others], key=lambda lane: (lane.rank is None, lane.rank or 0))
+
+
+def _lane_style(job: Job, story: Narrative) -> _LaneStyle:
+    lanes = max(1, min(len(job.ranks), MOST_LANES))
+    calls, messages = (max(_LEAST_DRAWN, min(most, ALL_DRAWN // lanes)) for most in (MOST_CALLS, MOST_MESSAGES))
+    cited = {quote.place: "evidence" for one in (*story.followed, *story.others) for quote in quotes(one.finding)}
+    if story.primary is None:
+        return _LaneStyle(cited, frozenset(), frozenset(), calls, messages)
+    own = {quote.place: "first" for quote in quotes(story.primary.finding)}
+    blamed = frozenset(story.primary.finding.ranks)
+    return _LaneStyle({**cited, **own}, blamed, frozenset() if own else blamed, calls, messages)
+
+
+def _events_by_writer(job: Job) -> dict[int | str, list[Event]]:
+    """Return events with a time, by rank, or else by host, or else by an empty name."""
+    events: dict[int | str, list[Event]] = {}
+    for event in job.evidence.events if job.evidence else ():
+        if event.at is not None and math.isfinite(event.at):
+            events.setdefault(event.rank if event.rank is not None else event.host or "", []).append(event)
+    return events
+
+
+def _lane(rank: Rank, style: _LaneStyle, logs: Iterable[Span], events: Iterable[Event]) -> Lane:
+    spans = [*logs, *_progress_spans(rank), *_call_spans(rank, style.calls)]
+    marks = (*_failure(rank, "first" if rank.number in style.began else "error"), *_marks(events, style))
+    name = f"rank {rank.number}" + (f" · {rank.host.name}" if rank.host.name != UNKNOWN_HOST else "")
+    finite = tuple(span for span in spans if math.isfinite(span.begin) and math.isfinite(span.end))
+    return Lane(rank.number, name, rank.number in style.blamed, finite, marks)
+
+
+def _lane_of_writer(writer: int | str, events: Iterable[Event], style: _LaneStyle) -> Lane:
+    marks = tuple(_marks(events, style))
+    if isinstance(writer, int):
+        return Lane(writer, f"rank {writer}", writer in style.blamed, (), marks)
+    return Lane(None, writer or "no rank", False, (), marks)
+
+
+def _logs(job: Job) -> dict[int, list[Span]]:
+    """Return the period of each log that only one rank wrote."""
+    spans: dict[int, list[Span]] = {}
+    for file in job.evidence.files if job.evidence else ():
+        if len(file.ranks) == 1 and file.first_at is not None and file.last_at is not None:
+            spans.setdefault(file.ranks[0], []).append(Span(file.first_at, file.last_at, "log", file.path))
+    return spans
+
+
+def _progress_spans(rank: Rank) -> Iterator[Span]:
+    """Return the points that the rank passed, each until the next one, the last one until the facts were taken."""
+    progress = rank.find(ProgressFacts)
+    if progress is None or progress.at is None:
+        return
+    stuck = progress.state in ("stalled", "silent", "stopped") and progress.idle is not None
+    since = progress.at - (progress.idle or 0.0)
+    until = since if stuck else progress.at
+    timed = [(moment, moment.at) for moment in progress.recent if moment.at is not None and moment.at < until]
+    ends = [at for _, at in timed[1:]] + [until] * bool(timed)
+    for (moment, at), end in zip(timed, ends, strict=True):
+        batch = f", batch {moment.batch}" if moment.batch is not None else ""
+        yield Span(at, max(at, end), _span_kind(moment), place_words(moment.stage, moment.point) + batch)
+    if stuck:
+        text = f"{progress.state} for {progress.idle:.0f} s: {place_words(progress.stage, progress.point)}"
+        yield Span(since, progress.at, "still", text)
+
+
+_KINDS = {"data": "data", "checkpoint": "save", "setup": "setup", "ended": "setup"}
+
+
+def _span_kind(moment: PointInTime) -> str:
+    if moment.stage in ("validate", "sanity", "test", "predict"):
+        return "evaluation"
+    return "setup" if moment.stage in ("setup", "teardown") else _KINDS.get(moment.point, "work")
+
+
+def _call_spans(rank: Rank, most: int) -> Iterator[Span]:
+    recorder = rank.find(RecorderFacts)
+    if recorder is None:
+        return
+    progress = rank.find(ProgressFacts)
+    calls = [(call, call.at) for call in recorder.collectives[-most:] if call.at is not None]
+    newest = max((at for _, at in calls), default=0.0)
+    end = max(progress.at if progress and progress.at else newest, newest)
+    for call, at in calls:
+        if is_done(call):
+            yield Span(at, at + (call.seconds or 0.0), "call", call_words(call))
+        else:
+            yield Span(at, end, "open", call_words(call))
+
+
+def _failure(rank: Rank, kind: str) -> Iterator[Mark]:
+    progress = rank.find(ProgressFacts)
+    failure = progress.failure if progress else None
+    if failure is not None and failure.at is not None and math.isfinite(failure.at):
+        first = (failure.message.strip().splitlines() or [failure.kind])[0]
+        yield Mark(failure.at, kind, first[:_LONGEST])
+
+
+_LONGEST = 200
+"""Characters of a message in a chart."""
+
+
+def _marks(events: Iterable[Event], style: _LaneStyle) -> list[Mark]:
+    """Return the evidence of findings, and errors; of many other messages, the first and the last ones."""
+    marks = []
+    for event in events:
+        place = f"{event.file}:{event.line}"
+        kind = style.cited.get(place) or ("error" if event.kind == "python.exception" else "message")
+        marks.append(Mark(event.at or 0.0, kind, event.text[:_LONGEST], place))
+    loud = [mark for mark in marks if mark.kind != "message"][: style.messages]
+    quiet = [mark for mark in marks if mark.kind == "message"]
+    half = style.messages // 2
+    return [*loud, *(quiet if len(quiet) <= style.messages else (*quiet[:half], *quiet[-half:]))]
