@@ -37,7 +37,7 @@ from readme import write_between  # noqa: E402
 from doctor.core.errors import UnusableError  # noqa: E402
 from doctor.estimate.data_model import TracedStep, TrainingPlan  # noqa: E402
 from doctor.estimate.memory.non_torch import WORKSPACE  # noqa: E402
-from doctor.estimate.tracer_client import TracerClient, trace  # noqa: E402
+from doctor.estimate.tracer_client import TracerClient  # noqa: E402
 
 PATIENCE = 300.0
 SPEED, BILLION = 10.0, "tests.estimate.models:gpt_billion"
@@ -208,7 +208,8 @@ def line_of(row: Row) -> str:
 def speed() -> int:
     """Time and memory of the estimate for a billion parameters, the child's start and torch's import in them."""
     began = time.monotonic()
-    _, (traced,) = trace(BILLION, (TrainingPlan(),), directory=ROOT, seconds=PATIENCE)
+    with TracerClient(BILLION, directory=ROOT, seconds=PATIENCE) as tracer:
+        traced = tracer.run(TrainingPlan())
     seconds = time.monotonic() - began
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     count, cores = traced.parameter_count / 1e9, len(os.sched_getaffinity(0))

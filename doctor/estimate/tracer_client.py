@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from doctor.core.errors import UnusableError
@@ -20,29 +19,15 @@ _ENVIRON = {
 }
 
 
-def trace(
-    factory: str, plans: Sequence[TrainingPlan], *, directory: Path, seconds: float, workspace: int = WORKSPACE
-) -> tuple[LoaderUse, tuple[TracedStep, ...]]:
-    """Return what the factory's loader uses, and a traced step of one rank for each of ``plans``.
-
-    ``factory``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``. ``seconds``: for all of it.
-    ``workspace``: see :class:`TracerClient`.
-
-    Raises:
-        UnusableError: the factory, or what it returns, is not usable, torch is missing, or the time is up.
-    """
-    with TracerClient(factory, directory=directory, seconds=seconds, workspace=workspace) as tracer:
-        return tracer.loading, tuple(tracer.run(plan) for plan in plans)
-
-
 class TracerClient:
     """A process that holds the factory's output, and traces one plan after another.
 
-    ``seconds``: for all requests; then the process is killed. ``workspace``: bytes of cuBLAS's workspace, which is
-    allocated twice; 0 to leave it out.
+    ``factory``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``. ``loading``: what its loader
+    uses. ``seconds``: for all requests; then the process is killed. ``workspace``: bytes of cuBLAS's workspace, which
+    is allocated twice; 0 to leave it out.
 
     Raises:
-        UnusableError: as :func:`trace`.
+        UnusableError: the factory, or what it returns, is not usable, torch is missing, or the time is up.
     """
 
     def __init__(self, factory: str, *, directory: Path, seconds: float, workspace: int = WORKSPACE) -> None:
@@ -62,7 +47,7 @@ class TracerClient:
         """Trace a training step under ``plan``.
 
         Raises:
-            UnusableError: as :func:`trace`.
+            UnusableError: as :class:`TracerClient`.
         """
         traced = self._ask(TracePlan(plan, self._workspace)).traced
         if traced is None:

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
-from doctor.estimate.tracer_client import TracerClient, trace
+from doctor.estimate.tracer_client import TracerClient
 from doctor.estimate.tracer_main import LoadFactory, TracePlan, TracerReply
 from doctor.probes.runtime.torch_child import TorchChild
 from tests.lab.needs import clean_environ
@@ -236,14 +236,9 @@ def test_an_optimizer_that_is_none(step):
 
 
 def test_the_whole_way(directory):
-    loading, (small, large) = trace(
-        "plain:pair",
-        [TrainingPlan(batch_size=1), TrainingPlan(batch_size=4096)],
-        directory=directory,
-        seconds=60,
-        workspace=0,
-    )
-    assert loading.asked is None
+    with TracerClient("plain:pair", directory=directory, seconds=60, workspace=0) as tracer:
+        small, large = (tracer.run(TrainingPlan(batch_size=size)) for size in (1, 4096))
+    assert tracer.loading.asked is None
     assert small.parts.total < large.parts.total
     assert large.seconds > 0
 
