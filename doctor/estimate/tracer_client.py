@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from doctor.core.errors import UnusableError
@@ -19,7 +20,7 @@ _ENVIRON = {
 }
 
 
-class TracerClient:
+class TracerClient(AbstractContextManager["TracerClient"]):
     """A process that holds the factory's output, and traces one plan after another.
 
     ``factory``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``. ``loading``: what its loader
@@ -69,10 +70,6 @@ class TracerClient:
     def close(self) -> None:
         """Kill the process."""
         self._child.close()
-
-    def __enter__(self) -> TracerClient:
-        """Return the client."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Kill the process."""

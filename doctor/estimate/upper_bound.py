@@ -30,7 +30,6 @@ _FAULTS: tuple[type[BaseException], ...] = (
 _WORDS = ("faketensor", "fake tensor", "meta tensor", "data pointer", ".numpy()", "data_ptr", "meta device")
 STATES = 2
 """States of AdamW per parameter, of the same size: a bound for every optimizer of torch.optim but LBFGS."""
-TEMPORARIES = 1
 
 
 class ModuleCoverage:
@@ -80,7 +79,7 @@ def bounded(
         optimizer=STATES * (-(-trained // ranks)),
         buffers=sum(each.nbytes for each in made.module.buffers()),
         activations=activations + casts,
-        temporary=activations + TEMPORARIES * trained,
+        temporary=activations + trained,
         communication=trained if plan.strategy != "none" else 0,
         batch=sum(each.nbytes for each in tensors_in(made.batch)),
     )

@@ -29,7 +29,7 @@ from doctor.core.job import Job, LastSeen, Member, build_job
 
 GIB = 1 << 30
 
-T = TypeVar("T")
+T = TypeVar("T", Variable, facts.Setting)
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,11 @@ class JobBuilder:
     def environ(self, *, ranks: Iterable[int] | None = None, **variables: str) -> JobBuilder:
         """Return the same job with environment variables set on ``ranks``; NCCL_* ones also as effective settings."""
         added = tuple(Variable(name, value) for name, value in variables.items())
-        sketch = self.alter(
-            EnvironmentFacts,
-            ranks=ranks,
-            variables=lambda old: _replaced(old, added, lambda variable: variable.name),
-        )
+        sketch = self.alter(EnvironmentFacts, ranks=ranks, variables=lambda old: _replaced(old, added))
         settings = tuple(facts.Setting(name, value) for name, value in variables.items() if name.startswith("NCCL_"))
         if not settings:
             return sketch
-        return sketch.alter(
-            NcclFacts, ranks=ranks, settings=lambda old: _replaced(old, settings, lambda setting: setting.name)
-        )
+        return sketch.alter(NcclFacts, ranks=ranks, settings=lambda old: _replaced(old, settings))
 
     def launched(
         self, *, ranks: Iterable[int] | None = None, without: tuple[str, ...] = (), **variables: str
@@ -116,8 +110,7 @@ class JobBuilder:
         added = tuple(Variable(name, value) for name, value in variables.items())
 
         def change(old: tuple[Variable, ...]) -> tuple[Variable, ...]:
-            kept = tuple(variable for variable in old if variable.name not in without)
-            return _replaced(kept, added, lambda variable: variable.name)
+            return _replaced(tuple(variable for variable in old if variable.name not in without), added)
 
         return self.alter(LaunchFacts, ranks=ranks, variables=change)
 
@@ -229,10 +222,9 @@ def _host_name(member: Member) -> str:
     return host.hostname if isinstance(host, HostFacts) else ""
 
 
-def _replaced(old: tuple[T, ...], added: tuple[T, ...], name: Callable[[T], str]) -> tuple[T, ...]:
-    fresh = {name(item) for item in added}
-    kept = [item for item in old if name(item) not in fresh]
-    return tuple(sorted([*kept, *added], key=name))
+def _replaced(old: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
+    by_name: dict[str, T] = {item.name: item for item in (*old, *added)}
+    return tuple(by_name[name] for name in sorted(by_name))
 
 
 def healthy(hosts: int = 1, per_host: int = 2, *, gpus: int | None = None, rdma: int = 0) -> JobBuilder:

@@ -11,17 +11,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 _NUMBERS = {
-    "global_step": 0,
-    "current_epoch": 0,
-    "global_rank": 0,
-    "local_rank": 0,
-    "node_rank": 0,
-    "estimated_stepping_batches": 1000,
-    "num_training_batches": 1000,
-    "max_epochs": 1,
-    "max_steps": 1000,
-    "min_epochs": 0,
-    "accumulate_grad_batches": 1,
+    **dict.fromkeys(("global_step", "current_epoch", "global_rank", "local_rank", "node_rank", "min_epochs"), 0),
+    **dict.fromkeys(("estimated_stepping_batches", "num_training_batches", "max_steps"), 1000),
+    **dict.fromkeys(("max_epochs", "accumulate_grad_batches"), 1),
     "log_every_n_steps": 50,
 }
 _QUIET = ("log", "log_dict", "print", "clip_gradients", "toggle_optimizer", "untoggle_optimizer", "lr_schedulers")

@@ -11,10 +11,7 @@ from doctor.estimate.data_model import MOST_SAMPLES, Estimate, HostMemory, Measu
 from doctor.report.formatting import spelt_out
 
 LABELS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
     "optimizer": "optimizer state",
-    "activations": "activations",
     "batch": "the batch",
     "buffers": "buffers of the model",
     "temporary": "temporary tensors",
@@ -24,7 +21,7 @@ LABELS = {
     "context": "CUDA context, NCCL",
     "others": "others on the device",
 }
-"""Labels of the fields of :class:`doctor.estimate.data_model.MemoryBreakdown`."""
+"""Labels of the fields of :class:`doctor.estimate.data_model.MemoryBreakdown` other than their names."""
 
 LEAST_SHARE = 0.01
 """Smaller parts of the peak are summed up in one row."""
@@ -132,7 +129,7 @@ def part_rows(estimate: Estimate) -> list[MemoryRow]:
     parts = estimate.parts
     whole = estimate.device_memory or parts.total
     labels = LABELS if _held_by_others(estimate) else LABELS | {"others": "the other ranks"}
-    sizes = {labels[name]: getattr(parts, name) for name in parts.__struct_fields__}
+    sizes = {labels.get(name, name): getattr(parts, name) for name in parts.__struct_fields__}
     shown = {label: size for label, size in sizes.items() if size >= LEAST_SHARE * parts.total}
     last = {"all other": parts.total - sum(shown.values()), "free": (estimate.device_memory or 0) - parts.total}
     rows = [*sorted(shown.items(), key=lambda row: -row[1]), *(row for row in last.items() if row[1] > 0)]
