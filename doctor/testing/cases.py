@@ -223,7 +223,7 @@ def _host_name(member: Member) -> str:
 
 
 def _replaced(old: tuple[T, ...], added: tuple[T, ...]) -> tuple[T, ...]:
-    by_name: dict[str, T] = {item.name: item for item in (*old, *added)}
+    by_name = {item.name: item for item in old + added}
     return tuple(by_name[name] for name in sorted(by_name))
 
 
