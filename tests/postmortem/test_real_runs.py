@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "fails.py"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TORCH_", "RANK", "PMI"))}
-FAULTS = ("raise", "hang", "shape", "kill", "none")
+FAULTS = ("raise", "hang", "kill", "none")
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,6 @@ def test_the_rank_that_others_waited_for_is_named(runs):
 def test_a_killed_rank_is_named(runs):
     name, finding = primary(diagnose(runs / "kill"))
     assert (name in ("RUN004", "MEM012"), finding["ranks"]) == (True, [3])
-
-
-def test_a_size_of_its_own_ends_the_run_and_somebody_is_named(runs):
-    """Gloo over a ring: who gets the wrong size complains, who has it does not."""
-    report = diagnose(runs / "shape")
-    assert report["primary"] in ("RUN001", "RUN002", "RUN004")
 
 
 def test_a_run_that_went_well_is_healthy_once_its_end_is_seen(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""A program of several ranks that fails as its first argument says: ``raise``, ``hang``, ``shape``, ``kill`` or not."""
+"""A program of several ranks that fails as its first argument says: ``raise``, ``hang``, ``kill`` or not."""
 
 import datetime
 import os
@@ -22,8 +22,6 @@ def training_step(rank, number, fault):
             load_row(number)
         if fault == "hang" and rank == 1:
             time.sleep(600)
-        if fault == "shape" and rank == 1:
-            sample = torch.ones(6)
         if fault == "kill" and rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(sample)
