@@ -185,8 +185,8 @@ class Facts(Generic[S]):
         Groups of equal size are in the order of their lowest rank.
         """
         groups: dict[K, list[int]] = {}
-        for section, alike in self._job.each(self._section):
-            groups.setdefault(key(section), []).extend(alike.ranks)
+        for section, identical in self._job.each(self._section):
+            groups.setdefault(key(section), []).extend(identical.ranks)
         ordered = [Group(value, tuple(sorted(ranks))) for value, ranks in groups.items()]
         return sorted(ordered, key=lambda group: (-len(group.ranks), group.ranks[0]))
 

@@ -43,8 +43,8 @@ class NcclList:
     def entry_matches(self, entry: Entry, name: str, port: int | None = None) -> bool:
         """Return whether this entry matches ``name``. Ports count only if both have one."""
         prefix, wanted = entry
-        alike = name == prefix if self.exact else name.startswith(prefix)
-        return alike and (wanted is None or port is None or wanted == port)
+        identical = name == prefix if self.exact else name.startswith(prefix)
+        return identical and (wanted is None or port is None or wanted == port)
 
     def selects(self, name: str, port: int | None = None) -> bool:
         """Return whether NCCL would use the interface or device ``name`` (and its ``port``)."""

@@ -49,8 +49,8 @@ def test_within_a_host_pairs_are_compared_with_the_same_pairs_of_others():
     inside = exchanged(lambda source, target: source // 4 == target // 4 == 2 and 9 in (source, target))
     assert neighbours(inside) == {("node2", (9,))}
     assert rails(inside) == set()
-    alike = exchanged(lambda source, target: source // 4 == target // 4 and 1 in (source % 4, target % 4))
-    assert neighbours(alike) == set(), "so they are built"
+    identical = exchanged(lambda source, target: source // 4 == target // 4 and 1 in (source % 4, target % 4))
+    assert neighbours(identical) == set(), "so they are built"
 
 
 def test_one_pair_within_a_host():

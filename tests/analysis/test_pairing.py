@@ -34,8 +34,8 @@ def test_few_hosts_meet_on_each_rail_and_within(per_host: int) -> None:
     seats = seats_of(*[per_host] * 6)
     partners = partners_of(seats)
     for one, other in combinations(range(len(seats)), 2):
-        alike = seats[one].place == seats[other].place or seats[one].host == seats[other].host
-        assert (other in met(partners[one])) == alike
+        identical = seats[one].place == seats[other].place or seats[one].host == seats[other].host
+        assert (other in met(partners[one])) == identical
 
 
 def test_each_pair_meets_again() -> None:

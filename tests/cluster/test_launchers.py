@@ -75,9 +75,9 @@ def first_start(job):
     Why it hurts: it does not.
     Fix: start again.
     '''
-    for launch, alike in job.each(LaunchFacts):
+    for launch, identical in job.each(LaunchFacts):
         if launch.get("TORCHELASTIC_RESTART_COUNT") == "0":
-            yield Finding("the first start", ranks=alike.ranks)
+            yield Finding("the first start", ranks=identical.ranks)
 """
 
 

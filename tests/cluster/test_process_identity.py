@@ -1,4 +1,4 @@
-"""Which process of which run: the number, the world, and the names that its processes derive alike."""
+"""Which process of which run: the number, the world, and the names that its processes derive identical."""
 
 import pytest
 

@@ -20,8 +20,8 @@ def too_new(job):
     Why it hurts: wheels are missing.
     Fix: use an older one.
     """
-    for software, alike in job.each(SoftwareFacts):
-        yield Finding(f"Python {{software.python}}", ranks=alike.ranks)
+    for software, identical in job.each(SoftwareFacts):
+        yield Finding(f"Python {{software.python}}", ranks=identical.ranks)
 '''
 
 

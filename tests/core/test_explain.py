@@ -18,8 +18,8 @@ from doctor.facts import SoftwareFacts
 @check(id="ACME001", severity=Severity.WARNING, needs=(SoftwareFacts,))
 def old_python(job, *, most: float = 3.5):
 {docstring}
-    for software, alike in job.each(SoftwareFacts):
-        yield Finding("Python is old", ranks=alike.ranks)
+    for software, identical in job.each(SoftwareFacts):
+        yield Finding("Python is old", ranks=identical.ranks)
 """
 DOCSTRING = '''    """Ask whether every rank runs the Python that we support.
 

@@ -26,13 +26,16 @@ def test_groups_come_largest_first():
 
 def test_each_tells_ranks_apart_by_all_sections_asked_for():
     job = healthy(hosts=2, per_host=2).environ(ranks=(3,), NCCL_DEBUG="INFO").job()
-    groups = {alike.ranks: nccl.get("NCCL_DEBUG") for nccl, host, alike in job.each(NcclFacts, HostFacts)}
+    groups = {identical.ranks: nccl.get("NCCL_DEBUG") for nccl, host, identical in job.each(NcclFacts, HostFacts)}
     assert groups == {(0, 1): None, (2,): None, (3,): "INFO"}
 
 
 def test_sections_that_may_be_missing_do_not_drop_a_rank():
     job = healthy(hosts=1, per_host=2).drop(SoftwareFacts, ranks=(1,)).job()
-    found = {alike.ranks: alike.find(SoftwareFacts) is None for _, alike in job.each(NcclFacts, also=(SoftwareFacts,))}
+    found = {
+        identical.ranks: identical.find(SoftwareFacts) is None
+        for _, identical in job.each(NcclFacts, also=(SoftwareFacts,))
+    }
     assert found == {(0,): False, (1,): True}
 
 

@@ -36,8 +36,8 @@ def plugin(body, **options):
 
 def looks_at_software():
     def plain_thing(job):
-        for _, alike in job.each(SoftwareFacts):
-            yield Finding("seen", ranks=alike.ranks, severity=Severity.INFO)
+        for _, identical in job.each(SoftwareFacts):
+            yield Finding("seen", ranks=identical.ranks, severity=Severity.INFO)
 
     return check(id="VER901", severity=Severity.INFO, needs=(SoftwareFacts,))(plain_thing)
 

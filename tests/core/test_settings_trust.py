@@ -22,8 +22,8 @@ from doctor.facts import SoftwareFacts
 
 @check(id="ACME001", severity=Severity.WARNING, needs=(SoftwareFacts,))
 def old_python(job):
-    for software, alike in job.each(SoftwareFacts):
-        yield Finding("seen", ranks=alike.ranks)
+    for software, identical in job.each(SoftwareFacts):
+        yield Finding("seen", ranks=identical.ranks)
 """
 NAMES_CODE = 'plugins = ["ours.py"]\nfail-on = "never"\n'
 

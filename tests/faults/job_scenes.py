@@ -145,7 +145,7 @@ def member(rank: int, world: int = 2, **environ: str) -> Process:
 
 
 def pair(*, more: str = "", **environ: str) -> Play:
-    """Two hosts of one rank, alike."""
+    """Two hosts of one rank, identical."""
     return Play(tuple(machine(number, member(number, **environ), more=more) for number in range(2)))
 
 

@@ -92,8 +92,8 @@ def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[V
         return
     low: dict[tuple[int, int], list[Rank]] = {}
     unread: list[int] = []
-    for *_, alike in job.each(NcclFacts, RdmaFacts):
-        for rank in () if sends_data_by_sockets(alike) else alike.members:
+    for *_, identical in job.each(NcclFacts, RdmaFacts):
+        for rank in () if sends_data_by_sockets(identical) else identical.members:
             limit = _binding_limit(rank)
             if limit is None:
                 unread.append(rank.number)

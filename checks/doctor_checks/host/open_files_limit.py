@@ -38,12 +38,12 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
     # 1,024 is the kernel's and systemd's default (INR_OPEN_CUR in include/uapi/linux/fs.h): less was set by somebody.
     low: dict[tuple[int, int], list[int]] = {}
     unread: list[int] = []
-    for process, alike in job.facts(ProcessFacts):
+    for process, identical in job.facts(ProcessFacts):
         limit = process.limit("open_files")
         if limit is None:
-            unread.extend(alike.ranks)
+            unread.extend(identical.ranks)
         elif limit.soft != UNLIMITED and limit.soft < least:
-            low.setdefault((limit.soft, limit.hard), []).extend(alike.ranks)
+            low.setdefault((limit.soft, limit.hard), []).extend(identical.ranks)
     for (soft, hard), ranks in low.items():
         yield Finding(
             f"only {soft:,} files may be open at once",

@@ -209,9 +209,9 @@ def _failed_to_write(job: Job) -> Iterator[Finding]:
     """Ranks of a run that an error of the file system ended while they wrote a checkpoint."""
     failed = [
         rank
-        for progress, alike in job.each(ProgressFacts)
+        for progress, identical in job.each(ProgressFacts)
         if progress.failure and progress.point == "checkpoint"
-        for rank in alike.members
+        for rank in identical.members
     ]
     for rank in sorted(failed, key=lambda rank: rank.number):
         progress, training = rank.find(ProgressFacts), rank.find(TrainingFacts)
@@ -244,9 +244,9 @@ def _said_of(path: str | None, failure: Failure) -> str | None:
 def _scattered(job: Job) -> Iterator[Finding]:
     """Ranks that write pieces of one checkpoint to several directories."""
     paths: dict[str, list[int]] = {}
-    for training, alike in job.facts(TrainingFacts):
+    for training, identical in job.facts(TrainingFacts):
         if training.checkpoints and training.strategy and not _writes_whole(training.strategy):
-            paths.setdefault(training.checkpoints, []).extend(alike.ranks)
+            paths.setdefault(training.checkpoints, []).extend(identical.ranks)
     if len(paths) > 1:
         yield Finding(
             f"the ranks write their parts of checkpoints to {len(paths)} directories: {', '.join(sorted(paths)[:3])}",

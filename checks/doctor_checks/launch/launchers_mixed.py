@@ -298,24 +298,24 @@ LAUNCH_READERS = ("lightning", "pytorch-lightning", "accelerate")
 asks for RANK as well and raises (accelerate/state.py)."""
 
 
-def _is_read(alike: IdenticalRanks) -> bool:
+def _is_read(identical: IdenticalRanks) -> bool:
     """Whether a library that goes by these variables is installed, or may be."""
-    software = alike.find(SoftwareFacts)
+    software = identical.find(SoftwareFacts)
     return software is None or any(software.version(name) for name in LAUNCH_READERS)
 
 
 def _judge_each(job: Job) -> Iterator[Finding]:
-    for launch, alike in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
-        yield from _judge_torchrun(launch, alike)
+    for launch, identical in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
+        yield from _judge_torchrun(launch, identical)
         if is_left_alone(launch) and not is_lightning_slurm(launch):
-            yield from _judge_local_rank(launch, alike)
-            yield from _judge_node_rank(launch, alike)
+            yield from _judge_local_rank(launch, identical)
+            yield from _judge_node_rank(launch, identical)
 
 
 def _judge_direct(job: Job) -> Iterator[Finding]:
     odd = [
-        (launch, direct, alike)
-        for launch, alike in job.each(LaunchFacts)
+        (launch, direct, identical)
+        for launch, identical in job.each(LaunchFacts)
         if "RANK" in launch.filled and (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
     ]
     if not odd:
@@ -325,7 +325,7 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
     yield Finding(
         f"RANK={launch.get('RANK')}, but {direct.program} started this process as "
         f"{direct.rank_name}={direct.rank}{more}",
-        ranks=tuple(number for _, _, alike in odd for number in alike.ranks),
+        ranks=tuple(number for _, _, identical in odd for number in identical.ranks),
         evidence={
             "processes": [{"RANK": launch.get("RANK"), direct.rank_name: direct.rank} for launch, direct, _ in odd[:8]],
             "WORLD_SIZE": launch.get("WORLD_SIZE"),
@@ -346,7 +346,7 @@ def _contradicts(launch: LaunchFacts, direct: DirectLaunch) -> bool:
     return launch_number(launch, "WORLD_SIZE") in (None, direct.size)
 
 
-def _judge_torchrun(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     step = slurm_step(launch) if "TORCHELASTIC_RUN_ID" in launch.filled else None
     if step is None or (step.most_per_node or 1) < 2:
         return
@@ -356,7 +356,7 @@ def _judge_torchrun(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Find
     local = launch.local_world_size or 1
     yield Finding(
         f"torchrun runs in a step of {step.most_per_node} tasks a node: each of them starts {local} processes",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={
             "SLURM_STEP_TASKS_PER_NODE": launch.get("SLURM_STEP_TASKS_PER_NODE"),
             "SLURM_STEP_NUM_TASKS": step.size,
@@ -370,64 +370,64 @@ def _judge_torchrun(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Find
     )
 
 
-def _judge_local_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_local_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """Lightning that sees LOCAL_RANK, even an empty one, starts no processes
     (LightningEnvironment.creates_processes_externally)."""
     value = launch.get("LOCAL_RANK")
-    if value is None or devices_asked(alike.members[0]) == 1:
+    if value is None or devices_asked(identical.members[0]) == 1:
         return
     yield Finding(
         f"LOCAL_RANK={value or repr(value)} is set, and no launcher started this process",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
-        severity=None if _is_read(alike) else Severity.INFO,
+        severity=None if _is_read(identical) else Severity.INFO,
         effect="Lightning believes that somebody else starts the ranks: it starts none itself and waits for them.",
         fix="`unset LOCAL_RANK`, then start again.",
     )
 
 
-def _judge_node_rank(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     name = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in launch.filled), None)
     number = launch_number(launch, name) if name else None
     if name is None or number is None:
         return
-    if number > 0 and _has_no_other_hosts(launch, alike, number):
+    if number > 0 and _has_no_other_hosts(launch, identical, number):
         yield Finding(
             f"{name}={number} is set, and nothing else says that there are several hosts",
-            ranks=alike.ranks,
-            severity=None if _is_read(alike) else Severity.INFO,
-            evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": _hosts_asked(alike)},
+            ranks=identical.ranks,
+            severity=None if _is_read(identical) else Severity.INFO,
+            evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": _hosts_asked(identical)},
             effect=f"Lightning numbers its ranks as those of host {number}: no process is rank 0, and all wait for it.",
             fix=f"`unset {name}`; in a job of several hosts export MASTER_ADDR and MASTER_PORT too and set num_nodes.",
         )
-    elif name == "NODE_RANK" and _waits_for_any(alike):
+    elif name == "NODE_RANK" and _waits_for_any(identical):
         yield Finding(
             f"NODE_RANK={number} is set: this Lightning (before 1.2) then waits for processes that nobody starts",
-            ranks=alike.ranks,
-            evidence={name: number, "lightning": _lightning(alike)},
+            ranks=identical.ranks,
+            evidence={name: number, "lightning": _lightning(identical)},
             effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8'.",
             fix="`unset NODE_RANK`, or upgrade Lightning.",
         )
 
 
-def _has_no_other_hosts(launch: LaunchFacts, alike: IdenticalRanks, number: int) -> bool:
+def _has_no_other_hosts(launch: LaunchFacts, identical: IdenticalRanks, number: int) -> bool:
     """Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR."""
-    asked = _hosts_asked(alike)
+    asked = _hosts_asked(identical)
     return number >= asked if asked is not None else "MASTER_ADDR" not in launch.filled
 
 
-def _hosts_asked(alike: IdenticalRanks) -> int | None:
-    trainer = alike.find(TrainerFacts)
+def _hosts_asked(identical: IdenticalRanks) -> int | None:
+    trainer = identical.find(TrainerFacts)
     return trainer.node_count if trainer else None
 
 
-def _lightning(alike: IdenticalRanks) -> str | None:
-    software = alike.find(SoftwareFacts)
+def _lightning(identical: IdenticalRanks) -> str | None:
+    software = identical.find(SoftwareFacts)
     return (software.version("pytorch-lightning") or software.version("lightning")) if software else None
 
 
-def _waits_for_any(alike: IdenticalRanks) -> bool:
-    release = release_of(_lightning(alike))
+def _waits_for_any(identical: IdenticalRanks) -> bool:
+    release = release_of(_lightning(identical))
     return release is not None and release[:2] < LAST_THAT_WAITS
 
 

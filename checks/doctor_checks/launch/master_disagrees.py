@@ -197,9 +197,9 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     """
     owners = _owners(job)
     places: dict[MasterEndpoint, list[ReportedMaster]] = {}
-    for master, alike in job.each(MasterFacts):
+    for master, identical in job.each(MasterFacts):
         told, known = f"{master.address}:{master.port}", dict[int, MasterEndpoint]()
-        for rank in alike.members if master.resolved else ():
+        for rank in identical.members if master.resolved else ():
             place = known.get(rank.host.index) or known.setdefault(rank.host.index, _place(master, rank.host, owners))
             places.setdefault(place, []).append(ReportedMaster(told, master.resolved[0], rank.number, rank.host))
     right = _right(job, places)

@@ -174,8 +174,8 @@ def master_port_busy(job: Job) -> Iterator[Verdict]:
     one host; end the process that holds it if it is a left-over of yours.
     """
     asked = False
-    for launch, master, alike in job.each(LaunchFacts, MasterFacts):
-        hosting = _that_hosts(launch, alike)
+    for launch, master, identical in job.each(LaunchFacts, MasterFacts):
+        hosting = _that_hosts(launch, identical)
         if hosting is None or not master.is_local:
             continue
         asked = True
@@ -190,11 +190,11 @@ def master_port_busy(job: Job) -> Iterator[Verdict]:
         yield Skip("MASTER_PORT belongs to another host or process than those that were asked")
 
 
-def _that_hosts(launch: LaunchFacts, alike: IdenticalRanks) -> Rank | None:
+def _that_hosts(launch: LaunchFacts, identical: IdenticalRanks) -> Rank | None:
     """The process that will host the store: rank 0, or a lone process that has no rank yet."""
     if launch.rank not in (0, None):
         return None
-    return alike.members[0]
+    return identical.members[0]
 
 
 def _judge(job: Job, master: MasterFacts, listener: Listener, hosting: Rank) -> Iterator[Finding]:

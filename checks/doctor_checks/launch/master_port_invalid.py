@@ -64,8 +64,8 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     Fix: `export MASTER_PORT=29500`, or another free port from 1024 up, the same on every host.
     """
     findings: list[Finding] = []
-    for launch, alike in job.each(LaunchFacts, also=(HostFacts, ProcessFacts)):
-        for verdict in _judge(launch, alike) if "MASTER_PORT" in launch.filled else ():
+    for launch, identical in job.each(LaunchFacts, also=(HostFacts, ProcessFacts)):
+        for verdict in _judge(launch, identical) if "MASTER_PORT" in launch.filled else ():
             if isinstance(verdict, Finding):
                 findings.append(verdict)
             else:
@@ -73,13 +73,13 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     yield from merge(findings)
 
 
-def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Verdict]:
+def _judge(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Verdict]:
     text, port = launch.get("MASTER_PORT") or "", launch_number(launch, "MASTER_PORT")
     if wrong := _wrong(text, port):
-        yield Finding(wrong, ranks=alike.ranks, evidence={"MASTER_PORT": text})
+        yield Finding(wrong, ranks=identical.ranks, evidence={"MASTER_PORT": text})
     elif port is not None and launch.launcher not in PORT_CHOOSERS and "TORCHELASTIC_RUN_ID" not in launch.filled:
-        yield from _judge_low(port, launch, alike)
-        yield from _judge_ephemeral(port, alike)
+        yield from _judge_low(port, launch, identical)
+        yield from _judge_ephemeral(port, identical)
 
 
 def _wrong(text: str, port: int | None) -> str | None:
@@ -90,36 +90,36 @@ def _wrong(text: str, port: int | None) -> str | None:
     return None if 0 < port < 65536 else f"MASTER_PORT={port} is no port: ports go from 1 to 65535"
 
 
-def _judge_low(port: int, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Verdict]:
+def _judge_low(port: int, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Verdict]:
     """Rank 0 binds the port; the others need no right."""
     if launch.rank not in (0, None) or port >= 1024:
         return
-    host, process = alike.find(HostFacts), alike.find(ProcessFacts)
+    host, process = identical.find(HostFacts), identical.find(ProcessFacts)
     first = host.unprivileged_port_start if host else None
     user = process.user_id if process else None
     if first is None or user is None:
         yield Unknown(
             f"whether this user may bind port {port} is not known",
-            alike.ranks,
+            identical.ranks,
             "cat /proc/sys/net/ipv4/ip_unprivileged_port_start; id -u",
         )
     elif port < first and user != 0:
         yield Finding(
             f"MASTER_PORT={port} is below {first}: user {user} may not listen on it",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "unprivileged_port_start": first, "user_id": user},
             effect="Rank 0 ends with 'Permission denied' unless it has CAP_NET_BIND_SERVICE; the others wait for it.",
         )
 
 
-def _judge_ephemeral(port: int, alike: IdenticalRanks) -> Iterator[Finding]:
-    host = alike.find(HostFacts)
+def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
+    host = identical.find(HostFacts)
     if host and host.port_range and host.port_range[0] <= port <= host.port_range[1]:
         low, high = host.port_range
         yield Finding(
             f"MASTER_PORT={port} lies in the kernel's range for outgoing connections ({low}-{high})",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "port_range": [low, high]},
             effect="Now and then some connection of the host holds the port already, and rank 0 can't bind it.",

@@ -62,13 +62,13 @@ def notebook_launch(job: Job) -> Iterator[Verdict]:
     Fix: `Trainer(strategy="ddp_notebook")` before anything touches CUDA, or `devices=1`; or save the cells as a script
     and run `python train.py`.
     """
-    for process, trainer, alike in job.each(ProcessFacts, TrainerFacts, also=(LaunchFacts,)):
-        launch = alike.find(LaunchFacts)
+    for process, trainer, identical in job.each(ProcessFacts, TrainerFacts, also=(LaunchFacts,)):
+        launch = identical.find(LaunchFacts)
         started = launch is not None and (inner_launcher(launch) or slurm_step(launch) or launch.running_together)
         if process.interactive and not started and _starts_scripts(trainer.strategy):
             yield Finding(
                 f"strategy={trainer.strategy!r} can't start its processes from an interactive session",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={"strategy": trainer.strategy, "interactive": True, "source": trainer.source},
             )
 

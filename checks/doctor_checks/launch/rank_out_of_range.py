@@ -60,15 +60,15 @@ def rank_out_of_range(job: Job) -> Iterator[Verdict]:
 
 def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]:
     outside: dict[int | None, list[tuple[int, IdenticalRanks]]] = {}
-    for launch, alike in job.each(LaunchFacts):
+    for launch, identical in job.each(LaunchFacts):
         rank, size = launch_number(launch, name), launch_number(launch, size_name)
         if rank is not None and not _is_within(name, rank, size):
-            outside.setdefault(size, []).append((rank, alike))
+            outside.setdefault(size, []).append((rank, identical))
     for size, found in outside.items():
         first = found[0][0]
         yield Finding(
             _summary(name, first, size_name, size) + (f" (and {len(found) - 1} more such)" if len(found) > 1 else ""),
-            ranks=tuple(number for _, alike in found for number in alike.ranks),
+            ranks=tuple(number for _, identical in found for number in identical.ranks),
             evidence={name: [rank for rank, _ in found[:8]], size_name: size},
             fix=_fix(name, first, size_name, size, whole),
         )

@@ -71,24 +71,24 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     Fix: let a launcher set them (`torchrun --nproc-per-node=8 train.py`), or export RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
     """
-    findings = (one for launch, alike in job.each(LaunchFacts) for one in _judge(launch, alike))
+    findings = (one for launch, identical in job.each(LaunchFacts) for one in _judge(launch, identical))
     yield from merge(findings)
     yield from merge(_judge_local_ranks(job))
 
 
-def _judge(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    yield from _judge_numbers(launch.filled, alike)
-    yield from _judge_missing(launch, launch.filled, alike)
+def _judge(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    yield from _judge_numbers(launch.filled, identical)
+    yield from _judge_missing(launch, launch.filled, identical)
 
 
-def _judge_numbers(values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_numbers(values: Mapping[str, str], identical: IdenticalRanks) -> Iterator[Finding]:
     odd = [name for name in NUMBERS if not (text := values.get(name, "0")).isdecimal() or len(text) > LONGEST_NUMBER]
     wrong = {name: values[name] for name in odd if whole_number(values[name]) is None}
     if wrong:
         shown = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         yield Finding(
             f"{shown}: not a number",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             evidence={"variables": wrong},
             fix=f"Set {' and '.join(wrong)} to {'a whole number' if len(wrong) == 1 else 'whole numbers'}; "
             "a '$NAME' in a value means that the shell that should "
@@ -96,7 +96,7 @@ def _judge_numbers(values: Mapping[str, str], alike: IdenticalRanks) -> Iterator
         )
 
 
-def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], identical: IdenticalRanks) -> Iterator[Finding]:
     missing = [name for name in NEEDED if name not in values]
     if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
         return
@@ -105,13 +105,13 @@ def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], alike: Identi
     there = {name: launch.get(name) for name in NEEDED if name not in missing}
     instead = [_substitute(launch, name) for name in missing]
     if all(instead):
-        yield _mapped(missing, [name for name in instead if name], there, alike)
+        yield _mapped(missing, [name for name in instead if name], there, identical)
         return
     empty = [name for name in missing if launch.get(name) is not None]
     yield Finding(
         f"{_joined(list(there))} {'is' if len(there) == 1 else 'are'} set, {_joined(missing)} "
         f"{'empty' if empty == missing else 'missing'}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"set": there, "missing": missing, "empty": empty, "launcher": launch.launcher},
         fix=f"`export {' '.join(_by_hand(launch, name) for name in missing)}` with this rank's own values, or start "
         "the script by torchrun, which sets all four; if they are left over: `unset RANK WORLD_SIZE LOCAL_RANK`.",
@@ -130,10 +130,10 @@ def _by_hand(launch: LaunchFacts, name: str) -> str:
     return f"{name}=${instead}" if instead else BY_HAND[name]
 
 
-def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], alike: IdenticalRanks) -> Finding:
+def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], identical: IdenticalRanks) -> Finding:
     return Finding(
         f"{' and '.join(missing)} not set: env:// fails unless the script reads {' and '.join(instead)}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"set": there, "missing": missing, "instead": instead},
         effect="init_process_group() without rank= and world_size= raises; scripts that pass the launcher's numbers, "

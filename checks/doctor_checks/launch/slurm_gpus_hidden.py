@@ -195,25 +195,25 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
     inside = False
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}
     visible: dict[tuple[int, int], int | None] = {}
-    for launch, alike in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
+    for launch, identical in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
         if "SLURM_JOB_ID" not in launch.filled and slurm_step(launch) is None:
             continue
         inside = True
-        key = (id(alike.find(EnvironmentFacts)), id(alike.find(GpuFacts)))
+        key = (id(identical.find(EnvironmentFacts)), id(identical.find(GpuFacts)))
         if key not in visible:
-            visible[key] = _visible(alike)
+            visible[key] = _visible(identical)
         seat = _seat(launch, visible[key])
-        if (fault := _fault(seat, launch, alike)) and on_processor(alike) is None:
-            faults.setdefault(fault, []).append((seat, alike))
+        if (fault := _fault(seat, launch, identical)) and on_processor(identical) is None:
+            faults.setdefault(fault, []).append((seat, identical))
     for fault, seats in faults.items():
         yield _report(fault, seats)
     if not inside:
         yield Skip("not inside a SLURM job")
 
 
-def _fault(seat: LocalRankGpus, launch: LaunchFacts, alike: IdenticalRanks) -> HiddenGpus | None:
+def _fault(seat: LocalRankGpus, launch: LaunchFacts, identical: IdenticalRanks) -> HiddenGpus | None:
     """What is wrong with the place of a rank. A task that sees one GPU and has no LOCAL_RANK may well use device 0."""
-    bound, asked, several = _bound(launch, alike), devices_asked(alike.members[0]), _shares_node(launch)
+    bound, asked, several = _bound(launch, identical), devices_asked(identical.members[0]), _shares_node(launch)
     if seat.visible == 0 or not (several or bound):
         return None
     options = tuple((name, launch.get(name) or "") for name in OPTIONS if name in launch.filled)
@@ -240,18 +240,18 @@ def _seat(launch: LaunchFacts, visible: int | None) -> LocalRankGpus:
     return LocalRankGpus(number or 0, stated is not None, visible)
 
 
-def _visible(alike: IdenticalRanks) -> int | None:
+def _visible(identical: IdenticalRanks) -> int | None:
     """The GPUs that a task sees: by the driver, else by the length of CUDA_VISIBLE_DEVICES."""
-    if (seen := visible_to(alike)) is not None:
+    if (seen := visible_to(identical)) is not None:
         return seen.size
-    environment = alike.find(EnvironmentFacts)
+    environment = identical.find(EnvironmentFacts)
     listed = parse_visible_devices(environment.get("CUDA_VISIBLE_DEVICES") if environment else None)
     return len(listed.entries) if listed.is_set and not listed.fault else None
 
 
-def _bound(launch: LaunchFacts, alike: IdenticalRanks) -> bool:
+def _bound(launch: LaunchFacts, identical: IdenticalRanks) -> bool:
     """Whether SLURM gives each task GPUs of its own; --tres-per-task does so too when it names GPUs."""
-    rank: Rank = alike.members[0]
+    rank: Rank = identical.members[0]
     if (launch.get("SLURM_GPU_BIND") or "").lower() == "none":
         return False
     return bound_per_task(rank) or "gpu" in (launch.get("SLURM_TRES_PER_TASK") or "")
@@ -269,7 +269,7 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
     cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
     return Finding(
         f"{what}, but SLURM shows the task {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
-        ranks=tuple(number for _, alike in seats for number in alike.ranks),
+        ranks=tuple(number for _, identical in seats for number in identical.ranks),
         severity=fault.severity,
         evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",

@@ -212,40 +212,40 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     """
     inside = False
     findings: list[Finding] = []
-    for launch, alike in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)):
+    for launch, identical in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)):
         if not any(name in launch.filled for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
             continue
         inside = True
         if inner_launcher(launch) is None:
-            findings.extend(islice(_contradictions(job, launch, alike), 1))
+            findings.extend(islice(_contradictions(job, launch, identical), 1))
     yield from merge(findings)
     if not inside:
         yield Skip("not inside a SLURM job")
 
 
-def _contradictions(job: Job, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """What is wrong, the plainest first; the rest follows from it."""
-    yield from _judge_words(launch, alike)
-    yield from _judge_numbers(launch, alike)
-    yield from _judge_step(launch, alike)
-    yield from _judge_trainer(launch, alike)
-    yield from _judge_batch(job, launch, alike)
-    yield from _judge_world(launch, alike)
+    yield from _judge_words(launch, identical)
+    yield from _judge_numbers(launch, identical)
+    yield from _judge_step(launch, identical)
+    yield from _judge_trainer(launch, identical)
+    yield from _judge_batch(job, launch, identical)
+    yield from _judge_world(launch, identical)
 
 
-def _judge_words(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_words(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     names = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
     for name in names:
         if launch.get(name) is not None and launch_number(launch, name) is None:
             yield Finding(
                 f"{name}={launch.get(name)!r} is not a number",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={name: launch.get(name)},
                 fix=f"`unset {name}`: srun and sbatch set it themselves; request tasks by --ntasks.",
             )
 
 
-def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """In a heterogeneous job SLURM_PROCID counts over all parts and SLURM_NTASKS is that of one (srun(1))."""
     if "SLURM_HET_SIZE" in launch.filled:
         return
@@ -254,14 +254,14 @@ def _judge_numbers(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Findi
         if number is not None and count is not None and not 0 <= number < count:
             yield Finding(
                 f"{name}={number}, but {count_name}={count}: there is no {word} {number} among {count} {words}",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence=_slurm_variables(launch),
                 effect="Scripts and Lightning take these for rank and world size: torch refuses the rank, or hangs.",
                 fix=f"`unset {name} {count_name}`, then `srun --ntasks={max(count, 1)} python train.py` sets both.",
             )
 
 
-def _judge_step(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """A step gets its own size as SLURM_NTASKS from srun; where they differ, somebody kept or set the job's."""
     needed, started = launch_number(launch, "SLURM_NTASKS"), launch_number(launch, "SLURM_STEP_NUM_TASKS")
     if needed is None or started is None or needed == started or is_interactive_job(launch):
@@ -269,7 +269,7 @@ def _judge_step(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]
     yield Finding(
         f"SLURM_NTASKS={needed}, but this step runs {started} {'task' if started == 1 else 'tasks'} "
         f"(SLURM_STEP_NUM_TASKS={started})",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence=_slurm_variables(launch),
         effect=f"Lightning and scripts that read SLURM_NTASKS wait for {needed} ranks, and only {started} "
         f"{'exists' if started == 1 else 'exist'}."
@@ -280,9 +280,9 @@ def _judge_step(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]
     )
 
 
-def _judge_trainer(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """Lightning compares both and raises (SLURMEnvironment.validate_settings)."""
-    trainer = alike.find(TrainerFacts)
+    trainer = identical.find(TrainerFacts)
     if trainer is None or not is_lightning_slurm(launch):
         return
     pairs = (
@@ -294,16 +294,16 @@ def _judge_trainer(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Findi
         if asked is not None and given is not None and asked != given:
             yield Finding(
                 f"the Trainer is told {argument}={asked}, but {name}={given}",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={argument: asked, name: given, "source": trainer.source},
                 effect="Lightning ends with a ValueError before training starts.",
                 fix=f"`#SBATCH {option}={asked}`, or {argument}={given} in the Trainer.",
             )
 
 
-def _judge_world(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_world(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """Without --ntasks-per-node Lightning has nothing to compare; it starts with the tasks that are there."""
-    trainer, step = alike.find(TrainerFacts), slurm_step(launch)
+    trainer, step = identical.find(TrainerFacts), slurm_step(launch)
     if trainer is None or trainer.devices is None or step is None or not is_lightning_slurm(launch):
         return
     nodes = trainer.node_count or step.nodes or 1
@@ -312,22 +312,22 @@ def _judge_world(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding
     yield Finding(
         f"the Trainer is told devices={trainer.devices} on {nodes} {'host' if nodes == 1 else 'hosts'}, "
         f"but the step runs {step.size} {'task' if step.size == 1 else 'tasks'}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"devices": trainer.devices, "num_nodes": nodes, **_slurm_variables(launch)},
         effect="Lightning trains with the tasks that exist and deals out the data as if there were others.",
         fix=f"`#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
     )
 
 
-def _judge_batch(job: Job, launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_batch(job: Job, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """The script itself has SLURM_PROCID=0 from sbatch; a shell of salloc has none."""
-    slurm = alike.find(SlurmFacts)
+    slurm = identical.find(SlurmFacts)
     batch = "SLURM_PROCID" in launch.filled or (slurm is not None and slurm.batch)
     tasks = launch_number(launch, "SLURM_NTASKS")
     if batch and tasks and slurm_step(launch) is None and starts_tasks_unlaunched(job, launch):
         yield Finding(
             f"a batch script of {tasks} tasks starts 1 process: {tasks - 1} of its ranks will never exist",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             evidence=_slurm_variables(launch),
             effect="SLURM runs the script once, on the first node; only srun starts the other tasks.",
             fix="`srun python train.py` in the script in place of `python train.py`.",

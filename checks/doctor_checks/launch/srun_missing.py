@@ -47,13 +47,13 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
     Fix: `srun python train.py`; or `torchrun --nproc-per-node=8 train.py` in a job with --ntasks-per-node=1; for
     interactive work name the job so: `salloc --job-name=interactive`.
     """
-    for launch, alike in job.each(LaunchFacts):
+    for launch, identical in job.each(LaunchFacts):
         if not starts_tasks_unlaunched(job, launch):
             continue
         tasks, name = launch_number(launch, "SLURM_NTASKS"), launch.get("SLURM_JOB_NAME")
         yield Finding(
             f"SLURM_NTASKS={launch.get('SLURM_NTASKS')}, but srun did not start this process (no SLURM_STEP_ID)",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             evidence={
                 "SLURM_NTASKS": launch.get("SLURM_NTASKS"),
                 "SLURM_STEP_ID": launch.get("SLURM_STEP_ID"),

@@ -96,7 +96,9 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
     SLURM_NTASKS or OMPI_COMM_WORLD_SIZE instead of writing it down.
     """
     yield from _judge_each_other(job)
-    yield from merge(found for launch, alike in job.each(LaunchFacts) for found in _judge_launcher(launch, alike))
+    yield from merge(
+        found for launch, identical in job.each(LaunchFacts) for found in _judge_launcher(launch, identical)
+    )
 
 
 def _judge_each_other(job: Job) -> Iterator[Finding]:
@@ -135,7 +137,7 @@ def _scattered(groups: Sequence[Group[int]], words: str) -> Finding:
     )
 
 
-def _judge_launcher(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _judge_launcher(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     direct, stated = direct_launch(launch), launch_number(launch, "WORLD_SIZE")
     if direct is None or direct.size is None or stated is None or stated == direct.size:
         return
@@ -143,7 +145,7 @@ def _judge_launcher(launch: LaunchFacts, alike: IdenticalRanks) -> Iterator[Find
         return  # One task a node that starts the ranks of the node itself; WORLD_SIZE is meant for those.
     yield Finding(
         f"WORLD_SIZE={stated}, but {direct.program} started {direct.size} processes ({direct.size_name}={direct.size})",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"WORLD_SIZE": stated, direct.size_name: direct.size, "launcher": direct.program},
         fix=f"`export WORLD_SIZE=${direct.size_name}` in the command that {direct.program} starts, or start "
         f"{stated} processes ({'srun --ntasks' if direct.program == 'srun' else 'mpirun -np'} {stated}).",

@@ -120,7 +120,7 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     Fix: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (option:value, commas between, True or False).
     """
     for values, ranks in group_by_value(
-        job, EnvironmentFacts, lambda own, alike: _values(own, alike.find(SoftwareFacts)), also=(SoftwareFacts,)
+        job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
         yield from _judge(values, ranks)
 

@@ -83,8 +83,8 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
     what holds most.
     """
     spoken = {one.rank for one in exhaustions(job)}
-    for snapshot, alike in job.facts(MemorySnapshotFacts):
-        silent = tuple(rank for rank in alike.ranks if rank not in spoken)
+    for snapshot, identical in job.facts(MemorySnapshotFacts):
+        silent = tuple(rank for rank in identical.ranks if rank not in spoken)
         if snapshot.refused and silent and None not in spoken:
             yield _by_snapshot(snapshot, silent)
 

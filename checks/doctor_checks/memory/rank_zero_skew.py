@@ -130,9 +130,9 @@ def _contexts(rows: list[Event], first: Mapping[str | None, int]) -> dict[str | 
     names = {event.value("name") for event in rows if event.value("gpu") == "0"}
     largest = max(first.values(), default=0)
     small = {pid: size for pid, size in first.items() if 250 <= size < min(1500, largest / 2)}
-    alike = bool(small) and max(small.values()) <= 1.1 * min(small.values())
+    identical = bool(small) and max(small.values()) <= 1.1 * min(small.values())
     only_first = all(event.value("gpu") == "0" for event in rows)
-    return small if only_first and alike and len(names) == 1 and len(small) == len(first) - 1 >= 2 else {}
+    return small if only_first and identical and len(names) == 1 and len(small) == len(first) - 1 >= 2 else {}
 
 
 def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: int) -> bool:

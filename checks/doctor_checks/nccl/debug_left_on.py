@@ -194,19 +194,19 @@ def _detail(job: Job) -> Iterator[Finding]:
     for severity, ranks in group_by_value(
         job,
         EnvironmentFacts,
-        lambda environment, alike: _severity_of_detail(alike) if _is_detail(environment) else None,
+        lambda environment, identical: _severity_of_detail(identical) if _is_detail(environment) else None,
         also=sections,
     ):
         if severity is not None:
             yield _detail_finding(ranks, severity)
 
 
-def _severity_of_detail(alike: IdenticalRanks) -> Severity:
+def _severity_of_detail(identical: IdenticalRanks) -> Severity:
     """In torch 2.13 DistributedDataParallel over Gloo ends in a segmentation fault under DETAIL, seen with 2.13.0: in
     its first forward pass, so a run that has taken a step is past it."""
-    software, training, steps = alike.find(SoftwareFacts), alike.find(TrainingFacts), alike.find(StepFacts)
+    software, training, steps = identical.find(SoftwareFacts), identical.find(TrainingFacts), identical.find(StepFacts)
     torch = software.torch if software else None
-    if torch is None or not within(torch.version, first="2.13", before="2.14") or _is_over_nccl(alike, training):
+    if torch is None or not within(torch.version, first="2.13", before="2.14") or _is_over_nccl(identical, training):
         return Severity.INFO
     if training is None:
         return Severity.ERROR
@@ -221,10 +221,10 @@ _DDP = ("ddp", "distributeddataparallel")
 """How the strategies of Lightning begin, and the wrapper's class, that are DistributedDataParallel."""
 
 
-def _is_over_nccl(alike: IdenticalRanks, training: TrainingFacts | None) -> bool:
+def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> bool:
     if training is not None and training.backend in ("nccl", "gloo"):
         return training.backend == "nccl"
-    return nccl_matters(alike)
+    return nccl_matters(identical)
 
 
 _COMPARED = "every collective is compared over Gloo first"

@@ -130,12 +130,12 @@ class _Gap(NamedTuple):
 
 def _findings(job: Job) -> Iterator[Finding]:
     also = (SoftwareFacts, StorageFacts, TrainerFacts, TrainingFacts)
-    for environment, alike in job.each(EnvironmentFacts, also=also):
-        software, storage = alike.find(SoftwareFacts), alike.find(StorageFacts)
+    for environment, identical in job.each(EnvironmentFacts, also=also):
+        software, storage = identical.find(SoftwareFacts), identical.find(StorageFacts)
         torch = software.torch if software else None
         version = torch.version if torch else None
-        over_nccl = torch is not None and bool(torch.cuda) and uses_nccl(alike)
-        for (launcher, together), ranks in _by_launch(alike.members).items():
+        over_nccl = torch is not None and bool(torch.cuda) and uses_nccl(identical)
+        for (launcher, together), ranks in _by_launch(identical.members).items():
             talks = together and over_nccl
             for gap in (*_gaps(environment, version, launcher), *_folders(storage)):
                 if talks or not gap.is_default:

@@ -50,10 +50,10 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
     key = group_by_value(
         job,
         SlurmFacts,
-        lambda slurm, alike: (
+        lambda slurm, identical: (
             slurm.time_limit,
-            _together(alike.find(LaunchFacts)),
-            *_timeout(alike.find(TrainerFacts), alike.find(SoftwareFacts), nccl=uses_nccl(alike)),
+            _together(identical.find(LaunchFacts)),
+            *_timeout(identical.find(TrainerFacts), identical.find(SoftwareFacts), nccl=uses_nccl(identical)),
         ),
         also=(LaunchFacts, TrainerFacts, SoftwareFacts),
     )

@@ -93,10 +93,10 @@ def topology_file_unfit(job: Job) -> Iterator[Verdict]:
     Fix: unset the variable, or name the file that the cloud provides for this type of machine.
     """
     yield from merge(_findings(job))
-    for nccl, alike in job.each(NcclFacts):
+    for nccl, identical in job.each(NcclFacts):
         for file in _files(nccl):
             if file.exists is None:
-                yield Unknown(f"{file.path} ({file.variable}) could not be looked at", alike.ranks)
+                yield Unknown(f"{file.path} ({file.variable}) could not be looked at", identical.ranks)
 
 
 def _files(nccl: NcclFacts) -> Iterator[ReferencedFile]:
@@ -104,14 +104,14 @@ def _files(nccl: NcclFacts) -> Iterator[ReferencedFile]:
 
 
 def _findings(job: Job) -> Iterator[Finding]:
-    for nccl, alike in job.each(NcclFacts, also=(GpuFacts,)):
+    for nccl, identical in job.each(NcclFacts, also=(GpuFacts,)):
         for file in _files(nccl):
-            wrong = _wrong(file, alike.find(GpuFacts))
+            wrong = _wrong(file, identical.find(GpuFacts))
             if wrong:
                 setting = nccl.setting(file.variable)
                 yield Finding(
                     f"{file.variable}={file.path} {wrong}",
-                    ranks=alike.ranks,
+                    ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
                     fix=f"unset {file.variable}, or name this machine's own file",
                     source=source_of(setting),

@@ -121,8 +121,8 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
 
 
 def _findings(job: Job) -> Iterator[Finding]:
-    for nccl, alike in job.each(NcclFacts, also=(GpuFacts, HostFacts)):
-        gpus, host = alike.find(GpuFacts), alike.find(HostFacts)
+    for nccl, identical in job.each(NcclFacts, also=(GpuFacts, HostFacts)):
+        gpus, host = identical.find(GpuFacts), identical.find(HostFacts)
         if gpus is None or not gpus.gpus:
             losses = _lost_elsewhere(nccl)
         elif len(gpus.gpus) > 1:
@@ -130,7 +130,7 @@ def _findings(job: Job) -> Iterator[Finding]:
         else:
             continue
         for setting, lost, severity in losses:
-            if ranks := tuple(rank.number for rank in alike.members if not _is_alone(rank)):
+            if ranks := tuple(rank.number for rank in identical.members if not _is_alone(rank)):
                 yield _finding(setting, lost, severity, ranks)
 
 

@@ -144,7 +144,7 @@ def _fix(stated: EffectiveSetting, expected: str) -> str:
 
 def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
     """64: MAX_SOCKETS in NCCL src/transport/net_socket.cc, which lowers the sockets per thread."""
-    for nccl, alike in job.each(NcclFacts):
+    for nccl, identical in job.each(NcclFacts):
         threads, sockets = nccl.get("NCCL_SOCKET_NTHREADS"), nccl.get("NCCL_NSOCKS_PERTHREAD")
         if not threads or not sockets:
             continue
@@ -153,7 +153,7 @@ def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
             yield Finding(
                 f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is {asked} sockets: NCCL opens "
                 f"{most} at most",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={"sockets_asked": asked, "sockets_most": most},
                 fix=f"export NCCL_NSOCKS_PERTHREAD={most // max(parse_nccl_integer(threads, 1), 1)}",
                 severity=Severity.WARNING,
@@ -161,14 +161,14 @@ def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
 
 
 def _files(job: Job) -> Iterator[Finding]:
-    for nccl, alike in job.each(NcclFacts, also=(EnvironmentFacts,)):
-        environment = alike.find(EnvironmentFacts)
+    for nccl, identical in job.each(NcclFacts, also=(EnvironmentFacts,)):
+        environment = identical.find(EnvironmentFacts)
         named = environment.get("NCCL_CONF_FILE") if environment else None
         for file in nccl.files if named else ():
             if file.path == named and not file.exists:
                 yield Finding(
                     f"NCCL_CONF_FILE={named} is no file: NCCL reads no settings of the user, without a message",
-                    ranks=alike.ranks,
+                    ranks=identical.ranks,
                     evidence={"path": named, "error": file.error},
                     fix="unset NCCL_CONF_FILE, or write the whole path (NCCL does not expand ~)",
                     severity=Severity.WARNING,

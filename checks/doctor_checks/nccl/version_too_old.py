@@ -126,25 +126,25 @@ def version_too_old(job: Job) -> Iterator[Verdict]:
         yield Skip("no NCCL can be found")
         return
     yield from merge(_findings(job))
-    for software, alike in job.each(SoftwareFacts):
+    for software, identical in job.each(SoftwareFacts):
         if software.nccl_libraries and software.nccl is None:
-            yield Unknown("the release of the NCCL that would be loaded could not be read", alike.ranks)
+            yield Unknown("the release of the NCCL that would be loaded could not be read", identical.ranks)
 
 
 def _findings(job: Job) -> Iterator[Finding]:
     is_multi_host = job.is_multi_host
-    for software, alike in job.each(SoftwareFacts, also=(GpuFacts, RdmaFacts, NcclFacts)):
+    for software, identical in job.each(SoftwareFacts, also=(GpuFacts, RdmaFacts, NcclFacts)):
         version = software.nccl
-        if version is None or on_processor(alike):
+        if version is None or on_processor(identical):
             continue
-        gpus, nccl = alike.find(GpuFacts), alike.find(NcclFacts)
+        gpus, nccl = identical.find(GpuFacts), identical.find(NcclFacts)
         faults = [*_for_torch(software, version), *(_for_gpus(gpus, version) if gpus else ())]
         if is_multi_host:
-            faults += _for_roce(alike.find(RdmaFacts), nccl) if within(version, before="2.21.5") else ()
+            faults += _for_roce(identical.find(RdmaFacts), nccl) if within(version, before="2.21.5") else ()
         for needed, why in faults:
             yield Finding(
                 f"NCCL {version} {why}: {needed} or later is needed",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={
                     "nccl": version,
                     "needed": needed,

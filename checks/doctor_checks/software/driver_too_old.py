@@ -94,16 +94,16 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
         yield Skip("torch is built without CUDA" if built else "torch is not installed")
         return
     old: dict[_DriverRequirement, list[int]] = {}
-    for software, gpus, alike in job.each(SoftwareFacts, GpuFacts, also=(DriverFacts,)):
+    for software, gpus, identical in job.each(SoftwareFacts, GpuFacts, also=(DriverFacts,)):
         if software.torch is None or software.torch.cuda is None:
             continue
-        need = _need(software.torch.cuda, gpus, alike.find(DriverFacts))
+        need = _need(software.torch.cuda, gpus, identical.find(DriverFacts))
         if need.driver is None:
-            yield Unknown("the driver's version could not be read", alike.ranks, "cat /proc/driver/nvidia/version")
+            yield Unknown("the driver's version could not be read", identical.ranks, "cat /proc/driver/nvidia/version")
         elif need.minimum is None:
-            yield Unknown(f"the minimum driver of CUDA {need.cuda} is not known to this release", alike.ranks)
+            yield Unknown(f"the minimum driver of CUDA {need.cuda} is not known to this release", identical.ranks)
         elif _is_too_old(need):
-            old.setdefault(need, []).extend(alike.ranks)
+            old.setdefault(need, []).extend(identical.ranks)
     for need, ranks in old.items():
         yield _finding(need, tuple(ranks))
 

@@ -64,7 +64,7 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
     """
     found: dict[_Misfit, list[int]] = {}
     judged = False
-    for software, alike in job.facts(SoftwareFacts):
+    for software, identical in job.facts(SoftwareFacts):
         if software.torch is None:
             continue
         for requirement in software.requirements:
@@ -75,11 +75,11 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
             inside = fits(software.torch.version, requirement.specifier)
             misfit = _Misfit(requirement.package, version, software.torch.version, requirement.specifier)
             if inside is None:
-                yield Unknown(f"torch {misfit.torch} and {misfit.specifier!r} can't be compared", alike.ranks)
+                yield Unknown(f"torch {misfit.torch} and {misfit.specifier!r} can't be compared", identical.ranks)
             elif not inside:
-                found.setdefault(misfit, []).extend(alike.ranks)
+                found.setdefault(misfit, []).extend(identical.ranks)
             elif tested := _newer_than_tested(version, software.torch.version):
-                found.setdefault(misfit._replace(tested=tested), []).extend(alike.ranks)
+                found.setdefault(misfit._replace(tested=tested), []).extend(identical.ranks)
     for misfit, ranks in found.items():
         yield _finding(misfit, tuple(ranks))
     if not judged:

@@ -135,13 +135,13 @@ def trainer_argument_removed(job: Job) -> Iterator[Verdict]:
     Fix: write the replacement that the finding names, and unset the old variable.
     """
     found: dict[_Fault, list[int]] = {}
-    for trainer, software, alike in job.each(TrainerFacts, SoftwareFacts):
+    for trainer, software, identical in job.each(TrainerFacts, SoftwareFacts):
         release = software.version("lightning") or software.version("pytorch-lightning")
         if release is None:
-            yield Unknown("which Lightning is installed could not be seen", alike.ranks, "pip show lightning")
+            yield Unknown("which Lightning is installed could not be seen", identical.ranks, "pip show lightning")
             continue
         for fault in _faults(trainer, release):
-            found.setdefault(fault, []).extend(alike.ranks)
+            found.setdefault(fault, []).extend(identical.ranks)
     for fault, ranks in found.items():
         yield _finding(fault, tuple(ranks))
 

@@ -47,11 +47,11 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
     """
     found: dict[tuple[str, str], list[int]] = {}
     installed = False
-    for software, alike in job.facts(SoftwareFacts):
+    for software, identical in job.facts(SoftwareFacts):
         new, old = software.version("lightning"), software.version("pytorch-lightning")
         installed = installed or bool(new or old)
         if new and old and _release(new) != _release(old):
-            found.setdefault((new, old), []).extend(alike.ranks)
+            found.setdefault((new, old), []).extend(identical.ranks)
     for (new, old), ranks in found.items():
         yield Finding(
             f"lightning {new} beside pytorch-lightning {old}",
@@ -67,9 +67,9 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
 def _mixed(job: Job) -> Iterator[Finding]:
     """Objects of both in one run; their classes differ even where the releases do not."""
     mixed: dict[str, list[int]] = {}
-    for training, alike in job.facts(TrainingFacts):
+    for training, identical in job.facts(TrainingFacts):
         if training.mixed:
-            mixed.setdefault(training.mixed, []).extend(alike.ranks)
+            mixed.setdefault(training.mixed, []).extend(identical.ranks)
     for words, ranks in mixed.items():
         yield Finding(
             f"objects of both Lightnings meet in this run: {words}",

@@ -22,8 +22,8 @@ def by(
     launcher: Launcher, count: int, each: int = 1, *, odd: Ranks | None = None, shell: str = "", **environ: str
 ) -> Play:
     """``each`` ranks on so many hosts, which meet in a folder; ``odd`` in the place of those of its host."""
-    alike = [ranks(number, each, shell=shell, **environ) for number in range(count)]
-    groups = tuple(odd if odd and odd.host == one.host else one for one in alike)
+    identical = [ranks(number, each, shell=shell, **environ) for number in range(count)]
+    groups = tuple(odd if odd and odd.host == one.host else one for one in identical)
     return Play(count, groups, launcher=launcher)
 
 

@@ -38,8 +38,8 @@ SHIFTED = Path(__file__).parent / "shifted_clock"
 
 def job(count: int, *before: Act, odd: Ranks | None = None, **environ: str) -> Play:
     """One rank a host, started directly; ``odd`` in the place of the rank of its host."""
-    alike = [Ranks(number, environ=tuple(environ.items())) for number in range(count)]
-    return Play(count, tuple(odd if odd and odd.host == one.host else one for one in alike), before)
+    identical = [Ranks(number, environ=tuple(environ.items())) for number in range(count)]
+    return Play(count, tuple(odd if odd and odd.host == one.host else one for one in identical), before)
 
 
 def by_store(play: Play, *, timeout: float = 20) -> Play:

@@ -74,7 +74,7 @@ def address(number: int) -> str:
 
 @dataclass(frozen=True)
 class Ranks:
-    """``count`` ranks on the host with that number, started alike.
+    """``count`` ranks on the host with that number, started the same way.
 
     ``environ`` is laid over what the launcher sets. ``shell`` runs before the doctor in the same shell (``ulimit -n
     256``, ``unset RANK``, ``sleep 2``). ``gpus``: a machine of the lab and more lines for its driver. ``packages``:

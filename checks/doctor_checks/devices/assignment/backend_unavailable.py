@@ -104,42 +104,46 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
     that https://pytorch.org/get-started/locally names for it; or ask for `gloo` where you want the CPU.
     """
     also = (GpuFacts, TrainerFacts, EnvironmentFacts)
-    builds = [(software.torch, alike) for software, alike in job.each(SoftwareFacts, also=also) if software.torch]
+    builds = [
+        (software.torch, identical) for software, identical in job.each(SoftwareFacts, also=also) if software.torch
+    ]
     if not builds:
         yield Skip("torch is not installed")
-    for torch, alike in builds:
-        lacking = [name for name in _asked(alike) if name in BUILT_IN and torch.backends and name not in torch.backends]
-        without_cuda = not torch.cuda and not torch.hip and processor_asked(alike) is None
-        missing = alike.missing(GpuFacts)
+    for torch, identical in builds:
+        lacking = [
+            name for name in _asked(identical) if name in BUILT_IN and torch.backends and name not in torch.backends
+        ]
+        without_cuda = not torch.cuda and not torch.hip and processor_asked(identical) is None
+        missing = identical.missing(GpuFacts)
         if lacking:
-            yield _finding(torch, alike, f"torch {torch.version} has no {', '.join(lacking)}, which is asked for")
-        elif without_cuda and _has_gpus(alike):
-            yield _finding(torch, alike, f"torch {torch.version} is built without CUDA, and the host has GPUs")
+            yield _finding(torch, identical, f"torch {torch.version} has no {', '.join(lacking)}, which is asked for")
+        elif without_cuda and _has_gpus(identical):
+            yield _finding(torch, identical, f"torch {torch.version} is built without CUDA, and the host has GPUs")
         elif without_cuda and missing and missing.lack is not MissingReason.ABSENT:
             words = f"torch {torch.version} is built without CUDA, and whether there are GPUs can't be seen"
-            yield Unknown(f"{words}: {missing.reason}", alike.ranks, missing.unhide)
+            yield Unknown(f"{words}: {missing.reason}", identical.ranks, missing.unhide)
 
 
-def _asked(alike: IdenticalRanks) -> list[str]:
+def _asked(identical: IdenticalRanks) -> list[str]:
     """Names in ``nccl`` or ``cpu:gloo,cuda:nccl``."""
-    return re.findall(r"(?:^|[,:])\s*([a-z0-9_]+)\s*(?=,|$)", backend_asked(alike) or "")
+    return re.findall(r"(?:^|[,:])\s*([a-z0-9_]+)\s*(?=,|$)", backend_asked(identical) or "")
 
 
-def _has_gpus(alike: IdenticalRanks) -> bool:
-    gpus = alike.find(GpuFacts)
+def _has_gpus(identical: IdenticalRanks) -> bool:
+    gpus = identical.find(GpuFacts)
     return gpus is not None and bool(gpus.gpus)
 
 
-def _finding(torch: TorchBuild, alike: IdenticalRanks, summary: str) -> Finding:
-    gpus = alike.find(GpuFacts)
+def _finding(torch: TorchBuild, identical: IdenticalRanks, summary: str) -> Finding:
+    gpus = identical.find(GpuFacts)
     return Finding(
         summary,
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={
             "torch": torch.version,
             "cuda": torch.cuda,
             "backends": list(torch.backends),
-            "asked_for": backend_asked(alike),
+            "asked_for": backend_asked(identical),
             "gpus": len(gpus.gpus) if gpus else 0,
         },
     )

@@ -149,17 +149,17 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
     """
     lists = _lists_by_host(job)
     also = (SoftwareFacts, TrainerFacts, NcclFacts, TrainingFacts)
-    for environment, gpus, alike in job.each(EnvironmentFacts, GpuFacts, also=also):
-        launched = [rank for rank in alike.members if _is_launched(rank)]
-        seen = visible_to(alike)
-        if not launched or seen is None or not gpus.gpus or on_processor(alike):
+    for environment, gpus, identical in job.each(EnvironmentFacts, GpuFacts, also=also):
+        launched = [rank for rank in identical.members if _is_launched(rank)]
+        seen = visible_to(identical)
+        if not launched or seen is None or not gpus.gpus or on_processor(identical):
             continue
         if seen.size is None:
             ranks = tuple(rank.number for rank in launched)
             yield Unknown(seen.why, ranks, "name the devices by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)")
             continue
         beyond = [rank for rank in launched if _ordinal(rank) >= seen.size]
-        sharing = asks_to_share(alike) or not uses_nccl(alike)
+        sharing = asks_to_share(identical) or not uses_nccl(identical)
         if seen.size == 1:
             beyond = [rank for rank in beyond if not _has_own_device(rank, environment, lists[rank.host.index])]
         if beyond and not (sharing and seen.size == 1):
@@ -168,9 +168,9 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
 
 def _lists_by_host(job: Job) -> dict[int, set[str | None]]:
     lists: dict[int, set[str | None]] = {}
-    for environment, alike in job.each(EnvironmentFacts):
+    for environment, identical in job.each(EnvironmentFacts):
         devices = environment.get("CUDA_VISIBLE_DEVICES")
-        for rank in alike.members:
+        for rank in identical.members:
             lists.setdefault(rank.host.index, set()).add(devices)
     return lists
 

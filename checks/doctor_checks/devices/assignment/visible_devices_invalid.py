@@ -47,14 +47,14 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
     Fix: name each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
     variable to show all.
     """
-    for environment, alike in job.each(EnvironmentFacts, also=(GpuFacts,)):
+    for environment, identical in job.each(EnvironmentFacts, also=(GpuFacts,)):
         text = environment.get("CUDA_VISIBLE_DEVICES")
-        listed, gpus, seen = parse_visible_devices(text), alike.find(GpuFacts), visible_to(alike)
+        listed, gpus, seen = parse_visible_devices(text), identical.find(GpuFacts), visible_to(identical)
         fault = listed.fault or (seen.error if seen and gpus and gpus.gpus else None)
         if fault:
             yield Finding(
                 f"CUDA_VISIBLE_DEVICES={text} {fault}",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={
                     "CUDA_VISIBLE_DEVICES": text,
                     "read_by_cuda": list(listed.entries),
@@ -62,6 +62,6 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                 },
                 explains=("GPU002", "GPU004"),
             )
-        elif listed.entries and (missing := alike.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
+        elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
             reason = f"whether the devices of CUDA_VISIBLE_DEVICES={text} are there is not known: {missing.reason}"
-            yield Unknown(reason, alike.ranks, missing.unhide)
+            yield Unknown(reason, identical.ranks, missing.unhide)

@@ -180,10 +180,10 @@ def device_slow(
 
 
 def _errors(job: Job) -> Iterator[tuple[int, str]]:
-    for facts, alike in job.facts(DeviceSpeedFacts):
+    for facts, identical in job.facts(DeviceSpeedFacts):
         for sample in facts.samples:
             if sample.error is not None:
-                yield from ((rank, sample.error) for rank in alike.ranks)
+                yield from ((rank, sample.error) for rank in identical.ranks)
 
 
 def _blames_device(error: str) -> bool:

@@ -142,9 +142,9 @@ def _compare(job: Job, memory_share: float) -> dict[str, MajoritySplit]:
 
 def _group(job: Job, steps: Mapping[int, str]) -> dict[str, Groups]:
     groups: dict[str, Groups] = {"driver": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
-    for gpus, alike in job.each(GpuFacts):
+    for gpus, identical in job.each(GpuFacts):
         if gpus.driver_version:
-            groups["driver"].setdefault(gpus.driver_version, []).extend(alike.ranks)
+            groups["driver"].setdefault(gpus.driver_version, []).extend(identical.ranks)
     alike_gpus: dict[tuple[str | None, ...], list[int]] = {}
     for gpu, ranks in _used(job):
         traits = (gpu.name or None, steps.get(gpu.memory_total or 0), _layout(gpu))

@@ -76,12 +76,12 @@ def collective_result_wrong(job: Job) -> Iterator[Verdict]:
     (`nvidia-smi -q`), and compare with `NCCL_P2P_DISABLE=1` and `NCCL_ALGO=Ring NCCL_PROTO=Simple`.
     """
     wrong: dict[str, list[_Wrong]] = {}
-    for facts, alike in job.each(CollectiveFacts):
+    for facts, identical in job.each(CollectiveFacts):
         for result in facts.results:
             if not _is_right(result):
                 along = f" along {result.axis}" if result.axis != "world" else ""
                 name = f"{result.operation} of {result.dtype} over {result.backend}{along}"
-                wrong.setdefault(name, []).append(_Wrong(result, alike.ranks))
+                wrong.setdefault(name, []).append(_Wrong(result, identical.ranks))
     for name, results in wrong.items():
         yield with_trials(job, _finding(job, name, results), "collective")
 

@@ -123,13 +123,13 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
     `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`.
     """
     found: list[Finding] = []
-    for nccl, alike in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
-        found += [*_missing(nccl, alike), *_stale(nccl, alike), *_network(nccl, alike)]
-        found += _elastic_fabric(nccl, alike, job.is_multi_host)
+    for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
+        found += [*_missing(nccl, identical), *_stale(nccl, identical), *_network(nccl, identical)]
+        found += _elastic_fabric(nccl, identical, job.is_multi_host)
     yield from merge(found)
 
 
-def _missing(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     for plugin in nccl.plugins:
         variable = VARIABLES.get(plugin.kind)
         if variable and plugin.error and (plugin.requested or plugin.path):
@@ -140,7 +140,7 @@ def _missing(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
             name = setting_text(setting) if setting and plugin.requested else plugin.path or plugin.name
             yield Finding(
                 f"{name} can't be loaded: {plugin.error}",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={
                     "kind": plugin.kind,
                     "requested": plugin.requested,
@@ -154,9 +154,9 @@ def _missing(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
             )
 
 
-def _stale(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """Libraries whose interfaces this NCCL no longer reads, or does not read yet."""
-    release = nccl_release(alike)
+    release = nccl_release(identical)
     for plugin in nccl.plugins:
         span = readable_interfaces(plugin.kind, release_of(release))
         if plugin.path is None or plugin.error or span is None or not plugin.symbols:
@@ -166,7 +166,7 @@ def _stale(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
             has = ", ".join(f"v{version}" for version in offered) or "no such interface"
             yield Finding(
                 f"{plugin.path} has {has}, and NCCL {release} reads v{span[0]} to v{span[1]}",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={"path": plugin.path, "interfaces": list(plugin.symbols), "nccl": release},
                 fix=f"install a plug-in for NCCL {release}, or `export {VARIABLES[plugin.kind]}=none`",
             )
@@ -177,27 +177,27 @@ def _interfaces(plugin: NcclPlugin) -> list[int]:
     return sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
 
 
-def _network(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[Finding]:
+def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     """NCCL_NET has to be the name of a network that comes up: IB, Socket or that of a plug-in (its name is inside)."""
     setting = nccl.setting("NCCL_NET")
     name = setting.value.lower() if setting else ""
     if setting is None or name == "socket" or loaded_net_plugin(nccl) is not None:
         return
-    why = _why_no_rdma(nccl, alike) if name == "ib" else "no network plug-in is found"
+    why = _why_no_rdma(nccl, identical) if name == "ib" else "no network plug-in is found"
     if why is not None:
         yield Finding(
             f"{setting_text(setting)} can't come up: {why}",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             evidence={"NCCL_NET": setting.value, "plugins": [plugin.name for plugin in nccl.plugins]},
             fix="`unset NCCL_NET`",
             source=source_of(setting),
         )
 
 
-def _why_no_rdma(nccl: NcclFacts, alike: IdenticalRanks) -> str | None:
+def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:
     if parse_nccl_integer(nccl.get("NCCL_IB_DISABLE"), 0) != 0:
         return "NCCL_IB_DISABLE switches it off"
-    missing, rdma = alike.missing(RdmaFacts), alike.find(RdmaFacts)
+    missing, rdma = identical.missing(RdmaFacts), identical.find(RdmaFacts)
     if missing is not None:
         return "the host has no RDMA device" if missing.lack.value == "absent" else None
     if rdma is not None and rdma.verbs_library is False:
@@ -205,18 +205,18 @@ def _why_no_rdma(nccl: NcclFacts, alike: IdenticalRanks) -> str | None:
     return None if rdma is None or active_rdma_ports(rdma) else "no RDMA port is active"
 
 
-def _elastic_fabric(nccl: NcclFacts, alike: IdenticalRanks, multi_host: bool) -> list[Finding]:
+def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool) -> list[Finding]:
     """EFA devices speak libfabric, which NCCL reaches by the plug-in aws-ofi-nccl alone."""
-    rdma = alike.find(RdmaFacts)
+    rdma = identical.find(RdmaFacts)
     devices = [device.name for device in rdma.devices if device.driver == "efa"] if rdma else []
-    if not devices or not nccl_matters(alike) or loaded_net_plugin(nccl) is not None:
+    if not devices or not nccl_matters(identical) or loaded_net_plugin(nccl) is not None:
         return []
     if (nccl.get("NCCL_NET") or "").lower() == "socket" or any(plugin.requested for plugin in nccl.plugins):
         return []
     return [
         Finding(
             f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''} and no network plug-in: NCCL uses sockets",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"devices": devices[:8]},
             fix="install aws-ofi-nccl and `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`",

@@ -168,37 +168,37 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
     `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` from this host must connect; no route: `ip route get <master's address>`.
     """
     every = [
-        (tuple(attempt for attempt in reach.attempts if attempt.purpose == "master"), alike)
-        for reach, alike in job.each(ReachFacts, also=(MasterFacts, HostFacts))
+        (tuple(attempt for attempt in reach.attempts if attempt.purpose == "master"), identical)
+        for reach, identical in job.each(ReachFacts, also=(MasterFacts, HostFacts))
     ]
     if not any(attempts for attempts, _ in every):
         yield Skip("no connection to the master was tried")
         return
     tried = _tried_by_host(every)
-    untried = [rank for attempts, alike in every if not attempts for rank in _untried(alike, tried)]
+    untried = [rank for attempts, identical in every if not attempts for rank in _untried(identical, tried)]
     if untried:
         yield Unknown("no connection to the MASTER_ADDR of these ranks was tried", tuple(untried))
-    failed = [(attempts, alike) for attempts, alike in every if "open" not in {one.outcome for one in attempts}]
-    findings = (_finding(attempts, alike.ranks) for attempts, alike in failed)
+    failed = [(attempts, identical) for attempts, identical in every if "open" not in {one.outcome for one in attempts}]
+    findings = (_finding(attempts, identical.ranks) for attempts, identical in failed)
     yield from merge(finding for finding in findings if finding is not None)
 
 
 def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], IdenticalRanks]]) -> dict[str, set[tuple[str, int]]]:
     """Addresses and ports that any rank of a host tried."""
     tried: dict[str, set[tuple[str, int]]] = {}
-    for attempts, alike in every:
-        for host in alike.hosts if attempts else ():
+    for attempts, identical in every:
+        for host in identical.hosts if attempts else ():
             tried.setdefault(host, set()).update((attempt.address, attempt.port) for attempt in attempts)
     return tried
 
 
-def _untried(alike: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:
+def _untried(identical: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:
     """These ranks, unless they have no master or another rank of their host tried to reach the same one."""
-    master = alike.find(MasterFacts)
+    master = identical.find(MasterFacts)
     if master is None or not master.resolved or master.port is None:
         return ()
     places = {(address, master.port) for address in master.resolved}
-    return () if all(places & tried.get(host, set()) for host in alike.hosts) else alike.ranks
+    return () if all(places & tried.get(host, set()) for host in identical.hosts) else identical.ranks
 
 
 def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | None:

@@ -98,18 +98,18 @@ def path_lossy(
     yield from _judge_transfers(job, retransmitted_share, least_segments)
     most = max((sample.segments_sent or 0 for _, sample in sent_samples(job)), default=0)
     probed = False
-    for paths, alike in job.each(PathFacts):
+    for paths, identical in job.each(PathFacts):
         probed = True
         most = max(most, paths.segments_sent or 0)
         if paths.segments_sent is None and paths.interface_errors is None:
             note = paths.why_hidden("segments_sent")
-            yield Unknown(note.reason if note else "the counters of TCP and of the interfaces", alike.ranks)
+            yield Unknown(note.reason if note else "the counters of TCP and of the interfaces", identical.ranks)
             continue
         if (paths.segments_sent or 0) >= least_segments:
-            yield from _lost(paths, alike, retransmitted_share)
+            yield from _lost(paths, identical, retransmitted_share)
         if (paths.interface_errors or 0) > error_share * max(paths.segments_sent or 0, least_segments):
-            text = f"the interfaces of {', '.join(alike.hosts)} counted {paths.interface_errors:,} errors meanwhile"
-            yield Finding(text, ranks=alike.ranks, evidence=_evidence(paths))
+            text = f"the interfaces of {', '.join(identical.hosts)} counted {paths.interface_errors:,} errors meanwhile"
+            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
     if most < least_segments and (probed or not any(rank.find(HostUseFacts) for rank in job.ranks)):
         yield Skip(f"at most {most:,} packets were sent: too few to tell what share is lost")
 
@@ -199,11 +199,11 @@ def _finding_of_run(local: LocalRanks, use: HostUseFacts, text: str, errors: dic
     )
 
 
-def _lost(paths: PathFacts, alike: IdenticalRanks, share: float) -> Iterator[Finding]:
+def _lost(paths: PathFacts, identical: IdenticalRanks, share: float) -> Iterator[Finding]:
     sent, again = paths.segments_sent or 0, paths.segments_retransmitted or 0
     if again / sent > share:
-        text = f"{', '.join(alike.hosts)} sent {again / sent:.1%} of its TCP segments again ({again:,} of {sent:,})"
-        yield Finding(text, ranks=alike.ranks, evidence=_evidence(paths))
+        text = f"{', '.join(identical.hosts)} sent {again / sent:.1%} of its TCP segments again ({again:,} of {sent:,})"
+        yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
 
 
 def _evidence(paths: PathFacts) -> dict[str, object]:

@@ -356,8 +356,8 @@ def _of_paths(paths: Iterable[MeasuredPath], ranks: Mapping[str, tuple[int, ...]
 def _round_trips(job: Job) -> list[MeasuredPath]:
     return [
         MeasuredPath(name, sample.peer, sample.round_trip)
-        for paths, alike in job.each(PathFacts)
-        for name in alike.hosts
+        for paths, identical in job.each(PathFacts)
+        for name in identical.hosts
         for sample in paths.samples
         if sample.round_trip is not None
     ]

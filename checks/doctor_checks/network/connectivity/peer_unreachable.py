@@ -393,10 +393,10 @@ def _unknown(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]]) -> Iterator
 def _outcomes(job: Job) -> _Outcomes:
     """By way: ``open`` where one attempt was, else the last failure."""
     outcomes: _Outcomes = {}
-    for reach, alike in job.each(ReachFacts, also=(HostFacts,)):
+    for reach, identical in job.each(ReachFacts, also=(HostFacts,)):
         for attempt in reach.attempts:
             if attempt.purpose == "peer":
-                for host in alike.hosts:
+                for host in identical.hosts:
                     _note(outcomes, _DialedPath(host, attempt.peer, attempt.library), attempt.outcome)
     return outcomes
 

@@ -83,8 +83,8 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
         yield Skip("one host")
         return
     groups: dict[Hashable, list[int]] = {}
-    for endpoint, alike in used:
-        groups.setdefault(endpoint.address.family, []).extend(alike.ranks)
+    for endpoint, identical in used:
+        groups.setdefault(endpoint.address.family, []).extend(identical.ranks)
     parted = split_groups(groups, expected=expected)
     if not parted.minorities:
         return
@@ -102,12 +102,12 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
 
 def _consequences(job: Job, odd: Sequence[int]) -> tuple[str, ...]:
     """Peers can't be reached; nor can the master where ranks without its family have no route to it."""
-    masters = [master for master, alike in job.each(MasterFacts) if set(odd).intersection(alike.ranks)]
+    masters = [master for master, identical in job.each(MasterFacts) if set(odd).intersection(identical.ranks)]
     return ("NET006", "NET013") if any(one.resolved and one.source_address is None for one in masters) else ("NET013",)
 
 
 def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, IdenticalRanks]]:
-    for _, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
-        choice = choice_of(alike)
+    for _, _, identical in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
+        choice = choice_of(identical)
         if choice and choice.first and choice.first.interface.kind not in CARRIES_NOTHING:
-            yield choice.first, alike
+            yield choice.first, identical

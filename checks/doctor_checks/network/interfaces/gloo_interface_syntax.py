@@ -93,13 +93,13 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
     Fix: `export GLOO_SOCKET_IFNAME=eth0`, the whole name of an interface that `ip -br address` shows.
     """
     found = []
-    for environment, alike in job.each(EnvironmentFacts, also=(InterfaceFacts,)):
+    for environment, identical in job.each(EnvironmentFacts, also=(InterfaceFacts,)):
         value = environment.get("GLOO_SOCKET_IFNAME")
-        interfaces = alike.find(InterfaceFacts)
+        interfaces = identical.find(InterfaceFacts)
         why = _fault(value, interfaces) if value else None
         if value and why:
             summary = f"GLOO_SOCKET_IFNAME={value}: Gloo takes whole names alone, and {why}"
-            found.append(_finding(summary, value, interfaces, alike))
+            found.append(_finding(summary, value, interfaces, identical))
     yield from merge(found)
 
 
@@ -119,10 +119,12 @@ def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
     return None
 
 
-def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, alike: IdenticalRanks) -> Finding:
+def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identical: IdenticalRanks) -> Finding:
     meant = _meant(value, interfaces) if interfaces else ()
     fix = f"`export GLOO_SOCKET_IFNAME={meant[0].name}`" if meant else ""
-    return Finding(summary, ranks=alike.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix)
+    return Finding(
+        summary, ranks=identical.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix
+    )
 
 
 def _meant(value: str, interfaces: InterfaceFacts) -> tuple[Interface, ...]:

@@ -187,56 +187,56 @@ def interface_down(job: Job) -> Iterator[Verdict]:
     Fix: `sudo ip link set <interface> up` and give it an address, or select one that `ip -br address` shows UP.
     """
     found: list[Finding] = []
-    for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, MasterFacts, *CHOICE_SECTIONS)):
-        named = [*_nccl(interfaces, alike, job.is_multi_host), *_gloo(interfaces, alike, job.is_multi_host)]
+    for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, MasterFacts, *CHOICE_SECTIONS)):
+        named = [*_nccl(interfaces, identical, job.is_multi_host), *_gloo(interfaces, identical, job.is_multi_host)]
         if not named and job.is_multi_host and _is_cut_off(interfaces):
-            named = [_nothing(interfaces, None, alike)]
+            named = [_nothing(interfaces, None, identical)]
         found += named
     yield from merge(found)
 
 
-def _nccl(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
-    nccl = alike.find(NcclFacts)
+def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
+    nccl = identical.find(NcclFacts)
     if nccl is None:
         return
     setting = nccl.setting("NCCL_SOCKET_IFNAME")
     family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
     wanted = nccl_interface_list(setting.value) if setting else None
     if setting is None or wanted is None:
-        found = nccl_endpoints_of(alike)
+        found = nccl_endpoints_of(identical)
         usable = [one for one in found if not (multi_host and needs_zone(one.address))]
-        if nccl_matters(alike) and interfaces.interfaces and not usable:
-            yield _nothing(interfaces, family, alike)
+        if nccl_matters(identical) and interfaces.interfaces and not usable:
+            yield _nothing(interfaces, family, identical)
         return
-    terms = _Terms(family, multi_host or _wants_carrier(alike), multi_host)
+    terms = _Terms(family, multi_host or _wants_carrier(identical), multi_host)
     chosen = [one for one in interfaces.interfaces if wanted.selects(one.name)]
     if chosen and not any(_why_unusable(one, terms) is None for one in chosen):
         yield Finding(
             f"{setting_text(setting)}: {_reasons(chosen, terms)}",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen], "family": family or "any"},
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces),
             source=source_of(setting),
-            explains=_consequences(chosen, alike),
+            explains=_consequences(chosen, identical),
         )
 
 
-def _wants_carrier(alike: IdenticalRanks) -> bool:
+def _wants_carrier(identical: IdenticalRanks) -> bool:
     """NCCL asks for IFF_RUNNING since 2.28.3 (src/os/linux.cc); an unknown release is taken for an older one."""
-    software = alike.find(SoftwareFacts)
+    software = identical.find(SoftwareFacts)
     release = release_of(software.nccl if software else None)
     return release is not None and release >= (2, 28, 3)
 
 
-def _nothing(interfaces: InterfaceFacts, family: str | None, alike: IdenticalRanks) -> Finding:
+def _nothing(interfaces: InterfaceFacts, family: str | None, identical: IdenticalRanks) -> Finding:
     kind = {"inet": "IPv4 ", "inet6": "IPv6 "}.get(family or "", "")
     asked = " (NCCL_SOCKET_FAMILY)" if family else ""
     return Finding(
         f"no interface of this host is up with an {kind}address{asked}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"family": family or "any", "interfaces": [one.name for one in interfaces.interfaces]},
         fix="`unset NCCL_SOCKET_FAMILY`" if family else "",
-        explains=_consequences(interfaces.interfaces, alike),
+        explains=_consequences(interfaces.interfaces, identical),
     )
 
 
@@ -247,17 +247,17 @@ def _is_cut_off(interfaces: InterfaceFacts) -> bool:
     return bool(interfaces.interfaces) and all(_why_unusable(one, terms) is not None for one in others)
 
 
-def _consequences(bad: Sequence[Interface], alike: IdenticalRanks) -> tuple[str, ...]:
+def _consequences(bad: Sequence[Interface], identical: IdenticalRanks) -> tuple[str, ...]:
     """Peers can't be reached by interfaces that are down; nor can the master where the way to it leads by one."""
-    master = alike.find(MasterFacts)
+    master = identical.find(MasterFacts)
     way = master.interface if master is not None else None
     cut_off = way is None or way in {one.name for one in bad}
     return ("NET006", "NET013", "NET027") if cut_off else ("NET013", "NET027")
 
 
-def _gloo(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
+def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
     """Gloo binds to every name of its list, so one that has no address is enough."""
-    environment = alike.find(EnvironmentFacts)
+    environment = identical.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
     if not value:
         return
@@ -267,10 +267,10 @@ def _gloo(interfaces: InterfaceFacts, alike: IdenticalRanks, multi_host: bool) -
     if bad:
         yield Finding(
             f"GLOO_SOCKET_IFNAME={value}: {_reasons(bad, terms)}",
-            ranks=alike.ranks,
+            ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen]},
             fix=_fix(bad[0], "GLOO_SOCKET_IFNAME", interfaces),
-            explains=_consequences(bad, alike),
+            explains=_consequences(bad, identical),
         )
 
 

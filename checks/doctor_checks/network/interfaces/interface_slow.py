@@ -56,20 +56,20 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
         yield Skip("one host")
         return
     found = []
-    for interfaces, _, alike in job.each(InterfaceFacts, NcclFacts, also=(*CHOICE_SECTIONS, RdmaFacts)):
-        choice = choice_of(alike)
+    for interfaces, _, identical in job.each(InterfaceFacts, NcclFacts, also=(*CHOICE_SECTIONS, RdmaFacts)):
+        choice = choice_of(identical)
         if choice is None or choice.first is None or choice.first.interface.kind in CARRIES_NOTHING:
             continue
-        if choice.library == "NCCL" and not sends_data_by_sockets(alike):
+        if choice.library == "NCCL" and not sends_data_by_sockets(identical):
             continue
         interface = choice.first.interface
         if interface.speed is None:
-            yield Unknown(f"{interface.name} does not tell its speed", alike.ranks, f"ethtool {interface.name}")
+            yield Unknown(f"{interface.name} does not tell its speed", identical.ranks, f"ethtool {interface.name}")
             continue
         taken = {endpoint.interface.name for endpoint in choice.endpoints}
         faster = _faster(interface.speed * times_faster, interfaces, taken)
         if faster is not None or interface.speed < least_speed:
-            found.append(_finding(interface, interface.speed, faster, choice.variable, interfaces, alike))
+            found.append(_finding(interface, interface.speed, faster, choice.variable, interfaces, identical))
     yield from merge(found)
 
 
@@ -85,13 +85,13 @@ def _finding(
     faster: Interface | None,
     variable: str,
     interfaces: InterfaceFacts,
-    alike: IdenticalRanks,
+    identical: IdenticalRanks,
 ) -> Finding:
     beside = f", and {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
     exact = "'=" + faster.name + "'" if faster and variable.startswith("NCCL_") else faster.name if faster else ""
     return Finding(
         f"training goes over {interface.name} with {speed / 1000:g} Gb/s{beside}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"interface": interface.name, "speed_mbit_per_s": speed, "idle": faster.name if faster else None},
         fix=f"`export {variable}={exact}` on every host" if faster else export_line(variable, interfaces),
     )

@@ -85,13 +85,13 @@ def interface_unmatched(job: Job) -> Iterator[Verdict]:
     `export NCCL_SOCKET_IFNAME='^docker,lo,virbr'`; Gloo takes whole names alone: `export GLOO_SOCKET_IFNAME=eth0`.
     """
     found: list[Finding] = []
-    for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, EnvironmentFacts)):
-        found += [*_nccl(interfaces, alike), *_gloo(interfaces, alike), *_tensor_pipe(interfaces, alike)]
+    for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, EnvironmentFacts)):
+        found += [*_nccl(interfaces, identical), *_gloo(interfaces, identical), *_tensor_pipe(interfaces, identical)]
     yield from merge(found)
 
 
-def _nccl(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    nccl = alike.find(NcclFacts)
+def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    nccl = identical.find(NcclFacts)
     setting = nccl.setting("NCCL_SOCKET_IFNAME") if nccl else None
     wanted = nccl_interface_list(setting.value) if setting else None
     if setting is None or wanted is None or any(wanted.selects(one.name) for one in interfaces.interfaces):
@@ -99,7 +99,7 @@ def _nccl(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding
     claim = "excludes every interface" if wanted.exclude else "selects no interface"
     yield Finding(
         f"{setting_text(setting)} {claim} of this host{_hint(wanted, interfaces)}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
         fix=export_line("NCCL_SOCKET_IFNAME", interfaces),
         explains=("NET027",),
@@ -121,14 +121,14 @@ def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
     return ""
 
 
-def _gloo(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    environment = alike.find(EnvironmentFacts)
+def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    environment = identical.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
     if value is None or looks_like_nccl_syntax(value):
         return
     absent = [name for name in gloo_names(value) if interfaces.named(name) is None]
     if absent and not any(_is_nccl_entry(name, interfaces) for name in absent):
-        yield _missing("GLOO_SOCKET_IFNAME", value, absent, interfaces, alike)
+        yield _missing("GLOO_SOCKET_IFNAME", value, absent, interfaces, identical)
 
 
 def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
@@ -137,21 +137,21 @@ def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
     return bool(plain) and any(one.name.startswith(plain) for one in interfaces.interfaces)
 
 
-def _tensor_pipe(interfaces: InterfaceFacts, alike: IdenticalRanks) -> Iterator[Finding]:
-    environment = alike.find(EnvironmentFacts)
+def _tensor_pipe(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    environment = identical.find(EnvironmentFacts)
     value = environment.get("TP_SOCKET_IFNAME") if environment else None
     if value and interfaces.named(value) is None:
-        yield _missing("TP_SOCKET_IFNAME", value, [value], interfaces, alike)
+        yield _missing("TP_SOCKET_IFNAME", value, [value], interfaces, identical)
 
 
 def _missing(
-    variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, alike: IdenticalRanks
+    variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, identical: IdenticalRanks
 ) -> Finding:
     words = ", ".join(repr(name) for name in absent)
     why = ": an address, and a name is wanted" if parse_address(absent[0]) else ""
     return Finding(
         f"{variable}={value} names {words}, which this host does not have{why}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"value": value, "absent": absent, "interfaces": _names(interfaces)},
         fix=export_line(variable, interfaces),
         explains=("NET027",),

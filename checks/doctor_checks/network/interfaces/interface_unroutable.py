@@ -70,7 +70,7 @@ _LIBVIRT = Interface("virbr0", "virtual-bridge", physical=False, addresses=(Addr
 class _ChosenInterface(NamedTuple):
     choice: NetworkChoice
     interfaces: InterfaceFacts
-    alike: IdenticalRanks
+    identical: IdenticalRanks
     all_carry: bool
 
 
@@ -247,17 +247,17 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
 
 
 def _used(job: Job) -> Iterator[_ChosenInterface]:
-    for interfaces, alike in job.each(InterfaceFacts, also=(NcclFacts, RdmaFacts, *CHOICE_SECTIONS)):
-        choice = choice_of(alike)
-        environment = alike.find(EnvironmentFacts)
+    for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, RdmaFacts, *CHOICE_SECTIONS)):
+        choice = choice_of(identical)
+        environment = identical.find(EnvironmentFacts)
         if choice is not None and (choice.library == "NCCL" or choice.value is not None or _leaves(choice)):
-            sockets = choice.library == "NCCL" and sends_data_by_sockets(alike)
-            yield _ChosenInterface(choice, interfaces, alike, sockets)
+            sockets = choice.library == "NCCL" and sends_data_by_sockets(identical)
+            yield _ChosenInterface(choice, interfaces, identical, sockets)
         named = environment.get("GLOO_SOCKET_IFNAME") if environment else None
         if environment is not None and gloo_names(named) and (choice is None or choice.library == "NCCL"):
             endpoints = gloo_endpoints(environment, interfaces, None)
             yield _ChosenInterface(
-                NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", named, endpoints), interfaces, alike, False
+                NetworkChoice("Gloo", "GLOO_SOCKET_IFNAME", named, endpoints), interfaces, identical, False
             )
 
 
@@ -270,7 +270,7 @@ def _repeated(used: Iterable[_ChosenInterface]) -> dict[str, int]:
     """Private addresses that more than one machine would give out, and how many do."""
     machines: dict[str, set[object]] = {}
     for one in used:
-        bearers = {rank.host.machine for rank in one.alike.members}
+        bearers = {rank.host.machine for rank in one.identical.members}
         for endpoint in one.choice.endpoints if one.all_carry else one.choice.endpoints[:1]:
             machines.setdefault(endpoint.address.address, set()).update(bearers)
     return {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
@@ -308,7 +308,7 @@ def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
 
 def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, severity: Severity) -> Finding:
     choice = used.choice
-    software = used.alike.find(SoftwareFacts)
+    software = used.identical.find(SoftwareFacts)
     evidence = {
         "interface": endpoint.interface.name,
         "kind": endpoint.interface.kind,
@@ -320,7 +320,7 @@ def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, 
     fix = export_line(choice.variable, used.interfaces)
     return Finding(
         summary,
-        ranks=used.alike.ranks,
+        ranks=used.identical.ranks,
         severity=severity,
         evidence=evidence,
         confidence=1.0 if severity is Severity.ERROR else 0.6,

@@ -62,7 +62,7 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
 class _InterfaceMtu(NamedTuple):
     name: str
     mtu: int
-    alike: IdenticalRanks
+    identical: IdenticalRanks
 
 
 @check(
@@ -128,31 +128,31 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
         return
     members = []
     sizes: dict[Hashable, list[int]] = {}
-    for endpoint, interfaces, alike in used:
+    for endpoint, interfaces, identical in used:
         if endpoint.interface.mtu is None:
             note = interfaces.why_hidden("interfaces")
-            yield Unknown(note.reason if note else f"the MTU of {endpoint.interface.name}", alike.ranks)
+            yield Unknown(note.reason if note else f"the MTU of {endpoint.interface.name}", identical.ranks)
             continue
-        members.append(_InterfaceMtu(endpoint.interface.name, endpoint.interface.mtu, alike))
-        sizes.setdefault(endpoint.interface.mtu, []).extend(alike.ranks)
+        members.append(_InterfaceMtu(endpoint.interface.name, endpoint.interface.mtu, identical))
+        sizes.setdefault(endpoint.interface.mtu, []).extend(identical.ranks)
     for finding in _judge(members, split_groups(sizes, expected=expected), _lost(job)):
         yield with_trials(job, finding, "packet", otherwise=_OTHERWISE)
 
 
 def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, InterfaceFacts, IdenticalRanks]]:
     """What every rank would use of its host's interfaces."""
-    for interfaces, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
-        choice = choice_of(alike)
+    for interfaces, _, identical in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
+        choice = choice_of(identical)
         if choice and choice.first and choice.first.interface.kind not in CARRIES_NOTHING:
-            yield choice.first, interfaces, alike
+            yield choice.first, interfaces, identical
 
 
 def _lost(job: Job) -> list[tuple[str, str]]:
     """Pairs of hosts between which a packet of the interface's full size did not arrive."""
     return [
         (name, sample.peer)
-        for paths, alike in job.each(PathFacts)
-        for name in alike.hosts
+        for paths, identical in job.each(PathFacts)
+        for name in identical.hosts
         for sample in paths.samples
         if sample.full_size_arrived is False
     ]
@@ -168,7 +168,7 @@ def _judge(members: list[_InterfaceMtu], parted: MajoritySplit, lost: list[tuple
     }
     if lost:
         hosts = _most_affected(lost)
-        affected = [member for member in members if hosts.intersection(member.alike.hosts)]
+        affected = [member for member in members if hosts.intersection(member.identical.hosts)]
         blamed = affected if parted.drifted else odd or affected
         text = f"full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
         more = f" and {len(lost) - 1} more pairs" if len(lost) > 1 else ""
@@ -191,4 +191,4 @@ def _most_affected(pairs: list[tuple[str, str]]) -> set[str]:
 
 
 def _ranks(members: list[_InterfaceMtu]) -> tuple[int, ...]:
-    return tuple(sorted(rank for member in members for rank in member.alike.ranks))
+    return tuple(sorted(rank for member in members for rank in member.identical.ranks))

@@ -56,7 +56,7 @@ _DOWN = InterfaceFacts(interfaces=(Interface("eth0", up=False, addresses=(Addres
 class _EndpointSubnet(NamedTuple):
     endpoint: InterfaceEndpoint
     interfaces: InterfaceFacts
-    alike: IdenticalRanks
+    identical: IdenticalRanks
     address: IPv4Address | IPv6Address
 
 
@@ -159,26 +159,26 @@ def subnets_differ(job: Job) -> Iterator[Verdict]:
         yield Skip("one host")
         return
     members = []
-    for interfaces, _, alike in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
+    for interfaces, _, identical in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
         note = interfaces.why_hidden("routes")
-        member = _member(interfaces, alike)
+        member = _member(interfaces, identical)
         if note is not None:
-            yield Unknown(note.reason, alike.ranks, note.unhide or "ip route")
+            yield Unknown(note.reason, identical.ranks, note.unhide or "ip route")
         elif member is not None:
             members.append(member)
     for version in (4, 6):
         yield from _judge([member for member in members if member.address.version == version])
 
 
-def _member(interfaces: InterfaceFacts, alike: IdenticalRanks) -> _EndpointSubnet | None:
-    choice = choice_of(alike)
+def _member(interfaces: InterfaceFacts, identical: IdenticalRanks) -> _EndpointSubnet | None:
+    choice = choice_of(identical)
     endpoint = choice.first if choice else None
     address = parse_address(endpoint.address.address) if endpoint else None
     if endpoint is None or address is None or address.is_link_local:
         return None
     if endpoint.interface.kind in CARRIES_NOTHING or not endpoint.interface.up:
         return None  # NET009 and NET008 speak of these
-    return _EndpointSubnet(endpoint, interfaces, alike, address)
+    return _EndpointSubnet(endpoint, interfaces, identical, address)
 
 
 def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
@@ -191,7 +191,7 @@ def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
     doubtful = [one for one in rest if _leaves_elsewhere(one) and _misses(one, addresses, default=False)]
     sizes: Counter[str] = Counter()
     for member in members:
-        sizes[str(network_of(member.endpoint.address))] += len(member.alike.members)
+        sizes[str(network_of(member.endpoint.address))] += len(member.identical.members)
     if stranded:
         blamed = _outside_the_largest(stranded, sizes)
         yield _finding(f"no route between the subnets {', '.join(list(sizes)[:4])}", blamed, sizes, None)
@@ -225,7 +225,7 @@ def _outside_the_largest(members: list[_EndpointSubnet], sizes: Counter[str]) ->
 def _finding(claim: str, members: list[_EndpointSubnet], sizes: Counter[str], severity: Severity | None) -> Finding:
     return Finding(
         claim,
-        ranks=tuple(sorted(rank for member in members for rank in member.alike.ranks)),
+        ranks=tuple(sorted(rank for member in members for rank in member.identical.ranks)),
         severity=severity,
         confidence=1.0 if severity is None else 0.5,
         evidence={

@@ -173,22 +173,22 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
     `export GLOO_SOCKET_IFNAME=<interface>` and start torchrun with `--local-addr <address>`.
     """
     sick = [
-        (name, alike)
-        for host, alike in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts))
+        (name, identical)
+        for host, identical in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts))
         if (name := _own_name(host)) is not None and name.addresses and all(map(is_loopback, name.addresses))
     ]
-    advertised = {host for name, alike in sick if _goes_by_name(alike) for host in _machines(alike)}
+    advertised = {host for name, identical in sick if _goes_by_name(identical) for host in _machines(identical)}
     groups: dict[Severity, list[tuple[NameLookup, IdenticalRanks]]] = {}
-    for name, alike in sick:
-        severity = _severity(job.is_multi_host, len(advertised), _goes_by_name(alike))
-        groups.setdefault(severity, []).append((name, alike))
+    for name, identical in sick:
+        severity = _severity(job.is_multi_host, len(advertised), _goes_by_name(identical))
+        groups.setdefault(severity, []).append((name, identical))
     for severity, hosts in groups.items():
         first, members = hosts[0]
         names = [name.name for name, _ in hosts]
         yield Finding(
             f"{hosts_text(names)} resolve{'s its own name' if len(names) == 1 else ' their own names'} to "
             f"{first.addresses[0]}: a loopback address",
-            ranks=tuple(sorted(rank for _, alike in hosts for rank in alike.ranks)),
+            ranks=tuple(sorted(rank for _, identical in hosts for rank in identical.ranks)),
             severity=severity,
             evidence={"names": {name.name: list(name.addresses) for name, _ in hosts[:16]}},
             fix=_fix(first.name, members.find(InterfaceFacts)) if len(names) == 1 else "",
@@ -200,14 +200,14 @@ def _own_name(host: HostFacts) -> NameLookup | None:
     return next((name for name in host.names if name.role == "hostname"), None)
 
 
-def _goes_by_name(alike: IdenticalRanks) -> bool:
+def _goes_by_name(identical: IdenticalRanks) -> bool:
     """Whether Gloo would take the address of the host's name on these ranks."""
-    environment = alike.find(EnvironmentFacts)
+    environment = identical.find(EnvironmentFacts)
     return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
 
 
-def _machines(alike: IdenticalRanks) -> set[object]:
-    return {rank.host.machine for rank in alike.members}
+def _machines(identical: IdenticalRanks) -> set[object]:
+    return {rank.host.machine for rank in identical.members}
 
 
 def _severity(multi_host: bool, advertised: int, by_name: bool) -> Severity:

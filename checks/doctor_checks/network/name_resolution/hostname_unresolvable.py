@@ -164,12 +164,12 @@ def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
     """
     severity = Severity.ERROR if job.is_multi_host else Severity.INFO
     failed: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for host, alike in job.each(HostFacts):
+    for host, identical in job.each(HostFacts):
         own = next((name for name in host.names if name.role == "hostname"), None)
         if own is None or (not own.addresses and (own.error or "").startswith("no answer")):
-            yield _unknown(host, own, alike.ranks)
+            yield _unknown(host, own, identical.ranks)
         elif not own.addresses:
-            failed.setdefault(own.error or "no address", []).append((own.name, alike.ranks))
+            failed.setdefault(own.error or "no address", []).append((own.name, identical.ranks))
     for error, hosts in failed.items():
         names = [name for name, _ in hosts]
         yield Finding(

@@ -135,10 +135,10 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
     `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` or the scheduler's host list.
     """
     first = next((rank for rank in job.ranks if rank.number == 0), None)
-    for master, alike in job.each(MasterFacts):
+    for master, identical in job.each(MasterFacts):
         if not master.resolved or not all(map(is_loopback, master.resolved)):
             continue
-        judged = {rank.number: _shares_host(rank, first, job.is_multi_host) for rank in alike.members}
+        judged = {rank.number: _shares_host(rank, first, job.is_multi_host) for rank in identical.members}
         strange = tuple(number for number, shares in judged.items() if shares is False)
         if strange:
             yield Finding(

@@ -101,19 +101,19 @@ def master_unresolvable(job: Job) -> Iterator[Verdict]:
     `getent ahosts "$MASTER_ADDR"` must print an address. torchrun: `--local-addr` or `--rdzv-endpoint <IP>:<port>`.
     """
     found = []
-    for master, alike in job.each(MasterFacts):
+    for master, identical in job.each(MasterFacts):
         if master.resolved:
             continue
         error = master.error or "no address"
         if error.startswith("no answer"):
             yield Unknown(
                 f"whether MASTER_ADDR={master.address} resolves: {error}",
-                alike.ranks,
+                identical.ranks,
                 f"time getent ahosts {master.address}",
             )
             continue
         evidence = {"MASTER_ADDR": master.address, "error": error, "seconds": master.seconds}
         found.append(
-            Finding(f"MASTER_ADDR={master.address} does not resolve: {error}", ranks=alike.ranks, evidence=evidence)
+            Finding(f"MASTER_ADDR={master.address} does not resolve: {error}", ranks=identical.ranks, evidence=evidence)
         )
     yield from merge(found)

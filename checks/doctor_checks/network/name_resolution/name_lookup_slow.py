@@ -78,34 +78,34 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     """
     severity = Severity.WARNING if job.is_multi_host else Severity.INFO
     found: dict[str, list[tuple[str, list[_Lookup], IdenticalRanks]]] = {}
-    for host, alike in job.each(HostFacts, also=(PathFacts, MasterFacts)):
-        slow = [one for one in _lookups(host, alike) if one.seconds >= seconds]
+    for host, identical in job.each(HostFacts, also=(PathFacts, MasterFacts)):
+        slow = [one for one in _lookups(host, identical) if one.seconds >= seconds]
         if slow:
             kind = "reverse look-ups" if all(one.what.startswith("reverse") for one in slow) else "look-ups"
-            found.setdefault(kind, []).append((host.hostname, slow, alike))
+            found.setdefault(kind, []).append((host.hostname, slow, identical))
     for kind, hosts in found.items():
         every = [one for _, slow, _ in hosts for one in slow]
         worst = max(every, key=lambda one: one.seconds)
         least = "at least " if (worst.error or "").startswith("no answer") else ""
         yield Finding(
             f"{kind} on {hosts_text(name for name, _, _ in hosts)} take {least}{worst.seconds:.1f} s ({worst.what})",
-            ranks=tuple(sorted({rank for _, _, alike in hosts for rank in alike.ranks})),
+            ranks=tuple(sorted({rank for _, _, identical in hosts for rank in identical.ranks})),
             severity=severity,
             evidence={one.what: f"{one.seconds:.3f} s" + (f", {one.error}" if one.error else "") for one in every[:8]},
         )
 
 
-def _lookups(host: HostFacts, alike: IdenticalRanks) -> Iterator[_Lookup]:
+def _lookups(host: HostFacts, identical: IdenticalRanks) -> Iterator[_Lookup]:
     for name in host.names:
         if name.seconds is not None:
             yield _Lookup(f"look-up of {name.name}", name.seconds, name.error)
     for reverse in host.reverse:
         if reverse.seconds is not None:
             yield _Lookup(f"reverse look-up of {reverse.address}", reverse.seconds, reverse.error)
-    master = alike.find(MasterFacts)
+    master = identical.find(MasterFacts)
     if master is not None and master.seconds is not None:
         yield _Lookup(f"look-up of MASTER_ADDR={master.address}", master.seconds, master.error)
-    paths = alike.find(PathFacts)
+    paths = identical.find(PathFacts)
     for sample in paths.samples if paths else ():
         if sample.forward_lookup is not None:
             yield _Lookup(f"look-up of {sample.peer}", sample.forward_lookup, sample.forward_error)

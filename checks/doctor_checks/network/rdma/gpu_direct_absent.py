@@ -42,23 +42,23 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
     or a kernel of 5.12 or later with NVIDIA's open kernel modules for dma-buf.
     """
     found = []
-    for rdma, gpus, alike in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
+    for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
         if rdma.peer_memory or not gpus.gpus or not active_rdma_ports(rdma) or _is_elastic_fabric(rdma):
             continue
-        nccl = alike.find(NcclFacts)
+        nccl = identical.find(NcclFacts)
         switched_off = nccl is not None and parse_nccl_integer(nccl.get("NCCL_DMABUF_ENABLE"), 1) == 0
         if rdma.dma_buf and not switched_off:
             continue
         note = rdma.why_hidden("peer_memory")
         if note is not None or (rdma.dma_buf is None and not switched_off):
             reason = note.reason if note else "whether the kernel can export dma-buf"
-            yield Unknown(reason, alike.ranks, note.unhide if note else "uname -r")
+            yield Unknown(reason, identical.ranks, note.unhide if note else "uname -r")
             continue
         why = "NCCL_DMABUF_ENABLE=0" if switched_off else "the kernel is older than 5.12"
         found.append(
             Finding(
                 f"no path from the network cards to GPU memory: nvidia_peermem is not loaded, and {why}",
-                ranks=alike.ranks,
+                ranks=identical.ranks,
                 evidence={
                     "peer_memory_modules": list(rdma.peer_memory),
                     "dma_buf": rdma.dma_buf,

@@ -95,7 +95,7 @@ class _ChosenGid(NamedTuple):
     choice: RdmaChoice
     entry: int
     gid: Gid | None
-    alike: IdenticalRanks
+    identical: IdenticalRanks
     fixed: bool
 
     @property
@@ -233,31 +233,31 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
             used.append(one)
         else:
             reason = f"the GID table of {one.choice.name} is not shown"
-            yield Unknown(reason, one.alike.ranks, "run with --network host")
+            yield Unknown(reason, one.identical.ranks, "run with --network host")
     judged = _judge(used) if expected is None else _judge_by(expected, used)
     yield from merge([*judged, *_on_other_rails(used)])
 
 
 def _used_by_all(job: Job) -> Iterator[_ChosenGid]:
-    for nccl, _, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
-        if not sends_data_by_sockets(alike) and loaded_net_plugin(nccl) is None:
-            yield from _used(nccl, alike)
+    for nccl, _, identical in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
+        if not sends_data_by_sockets(identical) and loaded_net_plugin(nccl) is None:
+            yield from _used(nccl, identical)
 
 
-def _used(nccl: NcclFacts, alike: IdenticalRanks) -> Iterator[_ChosenGid]:
-    for choice in rdma_ports_of(alike):
+def _used(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[_ChosenGid]:
+    for choice in rdma_ports_of(identical):
         if choice.port.link_layer == "Ethernet":
-            index = gid_index(nccl, choice.port, nccl_release(alike))
+            index = gid_index(nccl, choice.port, nccl_release(identical))
             gid = next((gid for gid in choice.port.gids if gid.index == index), None)
             fixed = parse_nccl_integer(nccl.get("NCCL_IB_GID_INDEX"), -1) >= 0
-            yield _ChosenGid(choice, index, gid, alike, fixed)
+            yield _ChosenGid(choice, index, gid, identical, fixed)
 
 
 def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
     counts: Counter[tuple[str, bool]] = Counter()
     for one in used:
         if one.gid is not None:
-            counts[one.kind] += len(one.alike.members)
+            counts[one.kind] += len(one.identical.members)
     top = counts.most_common(2)
     common = top[0][0] if len(top) == 1 or (top and top[0][1] > top[1][1]) else None
     for one in used:
@@ -288,7 +288,7 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
     subnets: dict[str, Counter[str]] = {}
     placed = [(one, subnet) for one in used if (subnet := _subnet(one)) is not None]
     for one, subnet in placed:
-        subnets.setdefault(one.choice.name, Counter())[subnet] += len(one.alike.members)
+        subnets.setdefault(one.choice.name, Counter())[subnet] += len(one.identical.members)
     usual = {name: top for name, counts in subnets.items() if (top := _majority(counts)) is not None}
     owner = {subnet: name for name, subnet in usual.items()}
     for one, subnet in placed:
@@ -304,7 +304,7 @@ def _majority(counts: Counter[str]) -> str | None:
 
 def _subnet(one: _ChosenGid) -> str | None:
     """The subnet of the GID's IPv4 address, by the interface that bears it."""
-    interfaces = one.alike.find(InterfaceFacts)
+    interfaces = one.identical.find(InterfaceFacts)
     own = gid_address(one.gid) if one.gid else None
     for interface in interfaces.interfaces if interfaces and own else ():
         for address in interface.addresses:
@@ -325,7 +325,7 @@ def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: Basel
     fix = "`unset NCCL_IB_GID_INDEX`" if one.fixed else ""
     return Finding(
         f"GID index {one.entry} ({by}) of {one.choice.name} {fault}",
-        ranks=one.alike.ranks,
+        ranks=one.identical.ranks,
         severity=severity,
         evidence={
             "index": one.entry,

@@ -175,7 +175,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     (`=` whole names, `^` all but these, otherwise prefixes: `mlx5_1` is mlx5_10 too).
     """
     found = []
-    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts):
+    for nccl, rdma, identical in job.each(NcclFacts, RdmaFacts):
         setting = nccl.setting("NCCL_IB_HCA")
         if setting is None or not setting.value or what_forces_sockets(nccl) is not None:
             continue
@@ -185,7 +185,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
         named = _named(nccl_device_list(setting.value), rdma)
         if nccl_rdma_ports(nccl, rdma) or (named and not active and not job.is_multi_host):
             continue  # One host without a cable needs no RDMA.
-        found.append(_finding(setting, named, [one.name for one in active], alike))
+        found.append(_finding(setting, named, [one.name for one in active], identical))
     yield from merge(found)
 
 
@@ -199,7 +199,7 @@ def _named(wanted: NcclList, rdma: RdmaFacts) -> list[str]:
     ]
 
 
-def _finding(setting: Setting, named: list[str], active: list[str], alike: IdenticalRanks) -> Finding:
+def _finding(setting: Setting, named: list[str], active: list[str], identical: IdenticalRanks) -> Finding:
     wanted = nccl_device_list(setting.value)
     if named:
         claim = f"selects no active port: {', '.join(named[:4])}"
@@ -210,7 +210,7 @@ def _finding(setting: Setting, named: list[str], active: list[str], alike: Ident
     devices = ",".join(dict.fromkeys(name.partition(":")[0] for name in active))
     return Finding(
         f"{setting_text(setting)} {claim}",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"value": setting.value, "selected": named, "active_ports": active},
         fix=f"`unset NCCL_IB_HCA`, or `export NCCL_IB_HCA='={devices}'`" if active else "",
         source=source_of(setting),

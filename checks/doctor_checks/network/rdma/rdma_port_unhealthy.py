@@ -370,11 +370,11 @@ def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | Non
 
 
 def _failing(job: Job) -> Iterator[Finding]:
-    for paths, alike in job.each(PathFacts):
+    for paths, identical in job.each(PathFacts):
         if paths.rdma_errors:
             yield Finding(
-                f"the RDMA ports of {', '.join(alike.hosts)} counted {paths.rdma_errors:,} errors meanwhile",
-                ranks=alike.ranks,
+                f"the RDMA ports of {', '.join(identical.hosts)} counted {paths.rdma_errors:,} errors meanwhile",
+                ranks=identical.ranks,
                 evidence={"rdma_errors": paths.rdma_errors},
             )
 

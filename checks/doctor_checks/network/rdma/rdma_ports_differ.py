@@ -43,7 +43,7 @@ Kind = tuple[str, float]
 
 class _RankRdmaPorts(NamedTuple):
     ports: tuple[Kind, ...]
-    alike: IdenticalRanks
+    identical: IdenticalRanks
     choices: tuple[RdmaChoice, ...]
 
 
@@ -111,19 +111,22 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
     """
     # A job that worked without RDMA tells nothing of ports.
     expected = baseline_value(
-        job, lambda worked: (_member(nccl, alike).ports for nccl, alike in _users(worked) if alike.find(RdmaFacts))
+        job,
+        lambda worked: (
+            _member(nccl, identical).ports for nccl, identical in _users(worked) if identical.find(RdmaFacts)
+        ),
     )
     users = list(_users(job))
     if not job.is_multi_host and not (expected and users):
         yield Skip("one host")
         return
     members: list[_RankRdmaPorts] = []
-    for nccl, alike in users:
-        missing = alike.missing(RdmaFacts)
+    for nccl, identical in users:
+        missing = identical.missing(RdmaFacts)
         if missing is not None and missing.lack is not MissingReason.ABSENT:
-            yield Unknown(missing.reason, alike.ranks, missing.unhide)
+            yield Unknown(missing.reason, identical.ranks, missing.unhide)
             continue
-        members.append(_member(nccl, alike))
+        members.append(_member(nccl, identical))
     mixed: list[_RankRdmaPorts] = []
     plain: list[_RankRdmaPorts] = []
     for member in members:
@@ -136,15 +139,15 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
 
 def _users(job: Job) -> Iterator[tuple[NcclFacts, IdenticalRanks]]:
     """Those whose NCCL may take RDMA ports."""
-    for nccl, alike in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
-        if nccl_matters(alike) and what_forces_sockets(nccl) is None:
-            yield nccl, alike
+    for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
+        if nccl_matters(identical) and what_forces_sockets(nccl) is None:
+            yield nccl, identical
 
 
-def _member(nccl: NcclFacts, alike: IdenticalRanks) -> _RankRdmaPorts:
-    ports = rdma_ports_of(alike)
+def _member(nccl: NcclFacts, identical: IdenticalRanks) -> _RankRdmaPorts:
+    ports = rdma_ports_of(identical)
     kinds = sorted((one.port.link_layer or "", one.port.rate or 0.0) for one in ports)
-    return _RankRdmaPorts(tuple(kinds), alike, ports)
+    return _RankRdmaPorts(tuple(kinds), identical, ports)
 
 
 def _minority(
@@ -152,7 +155,7 @@ def _minority(
 ) -> Iterator[Finding]:
     groups: dict[Hashable, list[int]] = {}
     for member in members:
-        groups.setdefault(member.ports, []).extend(member.alike.ranks)
+        groups.setdefault(member.ports, []).extend(member.identical.ranks)
     parted = split_groups(groups, expected=expected)
     if not parted.minorities:
         return
@@ -182,14 +185,14 @@ def _of_one_layer(member: _RankRdmaPorts) -> str:
 def _finding(
     job: Job, claim: str, odd: list[_RankRdmaPorts], everybody: list[_RankRdmaPorts], severity: Severity, fix: str = ""
 ) -> Finding:
-    ranks = tuple(sorted(rank for member in odd for rank in member.alike.ranks))
+    ranks = tuple(sorted(rank for member in odd for rank in member.identical.ranks))
     return Finding(claim, ranks=ranks, severity=severity, evidence=_evidence(job, ranks, everybody), fix=fix)
 
 
 def _evidence(job: Job, ranks: tuple[int, ...], everybody: list[_RankRdmaPorts]) -> dict[str, object]:
     counts: Counter[str] = Counter()
     for member in everybody:
-        counts[_words(member.ports)] += len(member.alike.members)
+        counts[_words(member.ports)] += len(member.identical.members)
     return {"ranks_by_ports": dict(counts.most_common(8)), "goes_along_with": list(correlates(job, ranks))}
 
 

@@ -143,9 +143,9 @@ def rdma_unused(job: Job) -> Iterator[Verdict]:
     if not all(_has_active_ports(rank.find(RdmaFacts)) for local in job.by_host() for rank in local.members[:1]):
         return
     found = []
-    for nccl, rdma, alike in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, GpuFacts, TrainerFacts)):
-        if nccl_matters(alike):
-            found += [one for one in (_by_setting(nccl, rdma, alike), _by_system(nccl, rdma, alike)) if one][:1]
+    for nccl, rdma, identical in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, GpuFacts, TrainerFacts)):
+        if nccl_matters(identical):
+            found += [one for one in (_by_setting(nccl, rdma, identical), _by_system(nccl, rdma, identical)) if one][:1]
     yield from merge(found)
 
 
@@ -157,20 +157,20 @@ def _active(rdma: RdmaFacts) -> int:
     return sum(port.state == "ACTIVE" for device in rdma.devices for port in device.ports)
 
 
-def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Finding | None:
+def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Finding | None:
     setting = what_forces_sockets(nccl)
     if setting is None:
         return None
     return Finding(
         f"{setting_text(setting)} makes NCCL use sockets beside {_active(rdma)} active RDMA ports",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"setting": setting_text(setting), "active_ports": _active(rdma)},
         fix=f"`unset {setting.name}`" if setting.layer == "environment" else f"remove the line from {setting.source}",
         source=source_of(setting),
     )
 
 
-def _by_system(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Finding | None:
+def _by_system(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Finding | None:
     """NCCL opens libibverbs.so and /dev/infiniband/uverbs*; without either it goes on with sockets."""
     openable = any(device.has_uverbs is not False for device in rdma.devices)
     if loaded_net_plugin(nccl) is not None or (rdma.verbs_library is not False and openable):
@@ -178,7 +178,7 @@ def _by_system(nccl: NcclFacts, rdma: RdmaFacts, alike: IdenticalRanks) -> Findi
     why = "libibverbs is not installed" if openable else "/dev/infiniband/uverbs* cannot be opened"
     return Finding(
         f"{why}, so NCCL uses sockets beside {_active(rdma)} active RDMA ports",
-        ranks=alike.ranks,
+        ranks=identical.ranks,
         evidence={"verbs_library": rdma.verbs_library, "active_ports": _active(rdma)},
         fix="`apt-get install libibverbs1` in the image" if openable else "`docker run --device=/dev/infiniband …`",
     )

@@ -99,7 +99,7 @@ def sampler_rank(role: Role) -> None:
 
 
 class Part(Sampler[int]):
-    """Every ``of``-th row from ``part`` on; shuffled by ``seed``, alike in each epoch unless that is told."""
+    """Every ``of``-th row from ``part`` on; shuffled by ``seed``, identical in each epoch unless that is told."""
 
     def __init__(self, length: int, part: int, of: int, seed: int | None = None) -> None:
         self.numbers = list(range(part, length, of))
