@@ -241,7 +241,7 @@ def _line(lines: list[int] | None) -> str:
 
 
 def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
-    """``MEM003.used_share = 0.8`` is a table in TOML unless it is quoted; both are meant identical."""
+    """``MEM003.used_share = 0.8`` is a table in TOML unless it is quoted; both mean the same."""
     for name, value in limits.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", number) for inner, number in _flat(value, path))

@@ -217,7 +217,7 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
 
 
 def _judge_settings(file: ShellFile) -> Iterator[Violation]:
-    """Variables that srun hands on to all tasks identical."""
+    """Variables that srun hands on to every task."""
     own = {setting.name for setting in file.settings if setting.for_task}
     steps = [start for start in starts_of(file) if start.step is not None and not start.is_agent]
     if not any((start.step.tasks or 1) > 1 for start in steps if start.step is not None):
