@@ -104,7 +104,7 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
         ),
     ),
 )
-def shards_overlap(job: Job, *, identical: float = 0.5) -> Iterator[Verdict]:
+def shards_overlap(job: Job, *, same_share: float = 0.5) -> Iterator[Verdict]:
     """Ask whether two data-parallel ranks draw the same samples in the same step.
 
     Why it hurts: these ranks compute the same gradient twice; the batch is in truth smaller than it seems, some samples
@@ -119,7 +119,7 @@ def shards_overlap(job: Job, *, identical: float = 0.5) -> Iterator[Verdict]:
         if not drawn:
             yield from why_no_draws(job, "two ranks have not drawn enough of an epoch yet")
             continue
-        same, unclear = _pair_up(drawn, identical)
+        same, unclear = _pair_up(drawn, same_share)
         for group in same:
             yield _finding(job, readers, group)
         if unclear:
@@ -141,24 +141,24 @@ def _drawn(readers: PeerLoaders) -> list[_Drawn]:
     return [_Drawn(data_rank, data_ranks[data_rank], epoch) for data_rank, epoch in sorted(epochs.items())]
 
 
-def _pair_up(drawn: list[_Drawn], identical: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:
+def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:
     """Groups of ranks that read the same samples, and ranks for which that is unknown.
 
     Only ranks that share draws at equal positions are compared."""
     shares = shared_draws_by_position({one.data_rank: one.epoch for one in drawn})
-    suspects = [one for one in drawn if shares.get(one.data_rank, 0.0) >= identical]
+    suspects = [one for one in drawn if shares.get(one.data_rank, 0.0) >= same_share]
     batches = min((len(one.epoch.contents) for one in suspects), default=0)
     groups: list[list[_Drawn]] = []
     alone: list[_Drawn] = []
     unclear: list[_Drawn] = []
     for bucket in _buckets(suspects, batches):
-        verdicts = {one.data_rank: _read_the_same(bucket[0], one, identical) for one in bucket[1:]}
+        verdicts = {one.data_rank: _read_the_same(bucket[0], one, same_share) for one in bucket[1:]}
         same = [bucket[0], *(one for one in bucket[1:] if verdicts[one.data_rank])]
         loose = [one for one in bucket[1:] if verdicts[one.data_rank] is None]
         unclear += [bucket[0], *loose] if loose and len(same) == 1 else loose
         groups += [same] if len(same) > 1 else []
         alone += bucket if len(bucket) == 1 else []
-    _join(groups, alone, identical)
+    _join(groups, alone, same_share)
     return [group for group in groups if len(group) > 1], unclear
 
 
@@ -176,21 +176,21 @@ def _buckets(suspects: list[_Drawn], batches: int) -> list[list[_Drawn]]:
     return list(buckets.values())
 
 
-def _join(groups: list[list[_Drawn]], alone: list[_Drawn], identical: float, most: int = 32) -> None:
+def _join(groups: list[list[_Drawn]], alone: list[_Drawn], same_share: float, most: int = 32) -> None:
     """Add ranks whose order is partly that of another, compared with the first of ``most`` groups."""
     for one in alone:
-        near = next((group for group in groups[:most] if _read_the_same(group[0], one, identical)), None)
+        near = next((group for group in groups[:most] if _read_the_same(group[0], one, same_share)), None)
         if near is not None:
             near.append(one)
         else:
             groups.append([one])
 
 
-def _read_the_same(one: _Drawn, other: _Drawn, identical: float) -> bool | None:
+def _read_the_same(one: _Drawn, other: _Drawn, same_share: float) -> bool | None:
     """Whether equal draws are equal samples, by datasets and batch contents.
 
     ``None`` if unknown: the data never varies, or varies at random."""
-    if shared_draws_by_position({0: one.epoch, 1: other.epoch}).get(0, 0.0) < identical:
+    if shared_draws_by_position({0: one.epoch, 1: other.epoch}).get(0, 0.0) < same_share:
         return False
     data_sets = same_data_set(one.reader.loader, other.reader.loader)
     contents = same_contents(one.epoch, other.epoch)
