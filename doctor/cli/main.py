@@ -275,12 +275,12 @@ def explain(options: CommonOptions, word: str) -> None:
     elif options.output is not None or not sys.stdout.isatty():
         write(page.markdown, options.output)
     else:
-        from doctor.report.rich_names import Markdown
+        from doctor.report.rich_names import from_markdown
         from doctor.report.terminal import make_console
 
         console = make_console(sys.stdout)
         with console.capture() as paper:
-            console.print(Markdown(page.markdown))
+            console.print(from_markdown(page.markdown))
         write(paper.get(), None)
 
 

@@ -65,7 +65,7 @@ def rendered(report: Report, form: str, job: Job | None = None) -> str:
         from doctor.report.markdown import render_markdown
 
         return render_markdown(report, job)
-    from doctor.report import MACHINE_FORMATS
+    from doctor.report.machine_formats import MACHINE_FORMATS
 
     text = MACHINE_FORMATS[form](report)
     return text if text.endswith("\n") else text + "\n"

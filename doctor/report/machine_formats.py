@@ -131,3 +131,7 @@ def _github_text(text: str) -> str:
 
 def _github_property(text: str) -> str:
     return _github_text(text).replace(":", "%3A").replace(",", "%2C")
+
+
+MACHINE_FORMATS = {"json": render_json, "junit": render_junit, "github": render_github}
+"""Format -> function that renders a report without its job."""

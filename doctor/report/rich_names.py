@@ -7,10 +7,16 @@ from doctor.core.random_state import random_state_kept
 with random_state_kept():
     from rich.cells import cell_len
     from rich.console import Console, Group, RenderableType
-    from rich.markdown import Markdown
     from rich.padding import Padding
     from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Console", "Group", "Markdown", "Padding", "RenderableType", "Rule", "Table", "Text", "cell_len"]
+__all__ = ["Console", "Group", "Padding", "RenderableType", "Rule", "Table", "Text", "cell_len"]
+
+
+def from_markdown(text: str) -> RenderableType:
+    """Return Markdown to print; only pages of the playbook need its parser, which takes long to import."""
+    with random_state_kept():
+        from rich.markdown import Markdown
+    return Markdown(text)

@@ -15,7 +15,8 @@ from doctor.core.errors import UnusableError
 from doctor.core.redact.placeholders import redact
 from doctor.core.settings import Settings
 from doctor.facts import GpuFacts, HostFacts, NcclFacts, SoftwareFacts, TorchBuild
-from doctor.report import MACHINE_FORMATS
+from doctor.report.machine_formats import MACHINE_FORMATS
+from doctor.report.markdown import render_markdown
 from doctor.session import judge
 from doctor.testing import healthy
 
@@ -124,7 +125,7 @@ def test_no_name_of_the_expectation_is_in_a_redacted_report(tmp_path):
     catalog = CheckRegistry(tuple(CHECKS))
     for shown, named in ((job, True), (from_document(redact(to_document(job))), False)):
         report = judge(shown, catalog, Settings())
-        text = "".join(make(report) for make in MACHINE_FORMATS.values())
+        text = "".join(make(report) for make in (render_markdown, *MACHINE_FORMATS.values()))
         assert [word in text for word in ("atlas07", "alice", "2026-11-20")] == [named, named, True]
 
 

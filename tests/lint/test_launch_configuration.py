@@ -13,7 +13,8 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile
 from doctor.lint.engine.file_check import FileChecker
 from doctor.lint.engine.registry import Rulebook, builtin_rules
-from doctor.lint.launch import Manifest, read_launch_file
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.manifest import Manifest
 from tests.lab.cases import each_case
 
 RULES = builtin_rules()

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doctor.lint.engine.registry import builtin_rules
-from doctor.lint.launch import LaunchFile, read_launch_file
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.launch_file import LaunchFile
 
 RULES = [rule for rule in builtin_rules() if issubclass(rule.reads, LaunchFile)]
 

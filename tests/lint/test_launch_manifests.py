@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from doctor.lint.engine.discovery import UnreadableFile
 from doctor.lint.engine.registry import builtin_rules
-from doctor.lint.launch import LaunchFile, Manifest, ShellFile, read_launch_file
+from doctor.lint.launch.file_type import read_launch_file
+from doctor.lint.launch.launch_file import LaunchFile
+from doctor.lint.launch.manifest import Manifest
+from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.yaml_tree import DEPTH, MOST_BYTES, MOST_NODES, read_trees
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

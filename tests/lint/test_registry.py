@@ -10,7 +10,7 @@ from doctor.core.check_registry import RULE_FAMILY, builtin_checks, builtin_pack
 from doctor.core.errors import UnusableError
 from doctor.lint.engine.registry import Rulebook, builtin_rules, choose_rules, rules_in
 from doctor.lint.fix.edits import fixed_text
-from doctor.lint.launch import Manifest
+from doctor.lint.launch.manifest import Manifest
 from doctor.report.playbook import find_page
 from tests.lab.cases import assert_each
 
@@ -29,7 +29,7 @@ def source_of(rule, case, text=None):
     text = case.text if text is None else text
     if rule.reads is Script:
         return Script(case.name, text, releases=dict(case.releases), processors=case.processors)
-    from doctor.lint.launch import read_launch_file
+    from doctor.lint.launch.file_type import read_launch_file
 
     source = read_launch_file(case.name, text)
     assert isinstance(source, rule.reads), f"{case.title!r} is read as {type(source).__name__}"

@@ -84,9 +84,9 @@ class StoreConnection(KeyValueStore):
         self.is_alive = True
 
     def _lose(self, now: float) -> None:
-        if self.is_alive:
+        was_alive, self.is_alive = self.is_alive, False
+        if was_alive:
             super().close()  # its thread ends as soon as it can
-        self.is_alive = False
         self._due = now + AGAIN * 2 ** max(0, self._tries - 1)
 
     def use(self, work: Callable[[StoreBackend], T], otherwise: T) -> T:
@@ -114,9 +114,9 @@ class StoreConnection(KeyValueStore):
         """Release the connection, and do not open it again."""
         self._tries = TRIES
         self._opening = None
-        if self.is_alive:
+        was_alive, self.is_alive = self.is_alive, False  # a call meanwhile would start another thread
+        if was_alive:
             super().close()
-        self.is_alive = False
 
 
 def _get_each(names: Sequence[str], backend: StoreBackend) -> dict[str, bytes]:

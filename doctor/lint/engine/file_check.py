@@ -127,7 +127,7 @@ class FileChecker:
 
     def _read_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> object | None:
         """The parsed launch file. If its reader raises, all its rules crash."""
-        from doctor.lint.launch import read_launch_file
+        from doctor.lint.launch.file_type import read_launch_file
 
         try:
             return read_launch_file(target.shown, text.text)
