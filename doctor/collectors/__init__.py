@@ -1,4 +1,9 @@
-"""Collectors of facts about a process and its host, one function with ``@collector`` for each section."""
+"""Collectors of facts about a process and its host, one function with ``@collector`` for each section.
+
+A collector takes a :class:`~doctor.collectors.base.Machine`, so that tests can pass recorded trees. It raises
+``NotPresent`` or ``NotVisible`` if the whole section cannot be read, and adds a note to ``hidden`` for a single value.
+Only sections in ``MODULES`` are collected.
+"""
 
 from __future__ import annotations
 
