@@ -16,7 +16,8 @@ from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+MANUALS = ("README.md", "CONTRIBUTING.md", "PLUGINS.md", "tests/README.md")
+PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), *(ROOT / name for name in MANUALS)]
 SOURCES = [*sorted((ROOT / "doctor").rglob("*.py")), *sorted((ROOT / "checks").rglob("*.py"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix not in (".png", ".pyc", ""))
 CODE = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)

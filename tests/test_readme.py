@@ -1,6 +1,8 @@
 """What the README shows to be copied works as it stands."""
 
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from doctor.core.settings import Settings, choose, read_settings, require_known_
 from doctor.facts import SoftwareFacts
 from doctor.session import examine
 from doctor.testing import healthy
+from tests.lab.speed import patience
 
 README = Path(__file__).parents[1] / "README.md"
+PLUGINS = README.with_name("PLUGINS.md")
 
 pytestmark = pytest.mark.skipif(not README.is_file(), reason="needs a checkout")
 
@@ -46,3 +50,27 @@ def test_the_sample_of_settings_is_read(tmp_path):
     assert choose(catalog, settings.select) == catalog
     require_known_limits(settings, catalog)
     assert settings.plugins == (tmp_path / "ours.py",)
+
+
+def test_the_sample_of_a_plugin_passes_its_own_test(tmp_path):
+    plugin, test, *_ = re.findall(
+        r"^```python\n(.*?)^```", PLUGINS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "ours.py").write_text(plugin)
+    (tmp_path / "test_ours.py").write_text(test)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"pythonpath={tmp_path}",
+        "test_ours.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60))
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    settings = Settings(plugins=(tmp_path / "ours.py",), select=("ACME001",), limits={"ACME001.minor": 12})
+    (result,) = examine(healthy(1, 2).alter(SoftwareFacts, python="3.11.9").job(), settings).results
+    assert [one.ranks for one in result.findings] == [(0, 1)]

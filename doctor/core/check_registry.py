@@ -150,7 +150,7 @@ def entry_points(group: str, broken: list[BrokenPlugin]) -> Iterable[importlib.m
     try:
         return importlib.metadata.entry_points(group=group)
     except Exception as error:
-        broken.append(BrokenPlugin("guests", "entry points", sentence_of(error)))
+        broken.append(BrokenPlugin("plugins", "entry points", sentence_of(error)))
         return ()
 
 

@@ -7,6 +7,7 @@ that they match.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,11 +125,13 @@ def owners_of_pages() -> Iterator[Check | Rule]:
 
 
 def write_heads() -> None:
-    """Rewrite the heads of all pages of the built-in checks and rules."""
+    """Rewrite the heads of all pages of the built-in checks and rules, and name the pages that do not exist."""
     for check in owners_of_pages():
         path = playbook_directory() / f"{check.id}.md"
         if path.is_file():
             path.write_text(with_head(check, path.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            sys.stderr.write(f"missing: playbooks/{path.name}\n")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_a_distribution_with_a_malformed_file_takes_nobody_along(tmp_path, monke
     (tmp_path / "acme_checks-1.0.dist-info" / "entry_points.txt").write_text("[doctor.checks]\nacme\n")
     catalog = load_registry()
     assert len(catalog.checks) == len(list(builtin_checks()))
-    assert [broken.name for broken in catalog.broken] == ["guests"]
+    assert [broken.name for broken in catalog.broken] == ["plugins"]
 
 
 def test_one_check_that_a_package_shows_twice_is_one(tmp_path, monkeypatch):

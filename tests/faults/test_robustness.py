@@ -78,7 +78,9 @@ def test_a_collector_that_raises(key: str) -> None:
     assert not set(outcome.alarms()) - own_alarms()
     reasons = [result["reason"] for result in outcome.report["results"] if result["status"] == "unknown"]
     needed = key != "kernel-log"  # no check depends on it alone
-    assert not needed or any(f"the {key} collector broke: ValueError" in reason for reason in reasons), reasons
+    assert not needed or any(f"the {key} collector broke: ValueError" in reason for reason in reasons), (
+        f"no check needs the section {key}: {reasons}"
+    )
 
 
 def test_a_collector_whose_module_can_not_be_loaded() -> None:

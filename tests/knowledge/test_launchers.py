@@ -1,5 +1,6 @@
 """A launcher is one row of the table: identification, rendezvous, exclude lists, redaction and logs follow from it."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -139,5 +140,5 @@ def test_functions_that_rows_name_exist() -> None:
 def test_names_and_precedences_are_unique() -> None:
     names = Counter(name for row in LAUNCHERS for name in {row.name, row.claim})
     assert max(names.values()) == 1
-    precedences = [row.precedence for row in BY_PRECEDENCE]
-    assert len(precedences) == len(set(precedences))
+    for row, following in itertools.pairwise(BY_PRECEDENCE):
+        assert row.precedence != following.precedence, f"{row.name} and {following.name} have one precedence"

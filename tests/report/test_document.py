@@ -157,7 +157,7 @@ def test_nothing_that_was_read_is_rendered(job):
     assert not [sign for sign in text if (sign < " " and sign != "\n") or "\x7f" <= sign <= "\x9f" or sign == "\u202e"]
 
 
-def test_findings_of_a_guest_are_text():
+def test_findings_of_a_plugin_are_text():
     nasty = Finding(
         HOSTILE, hosts=(HOSTILE,), evidence={"said": [HOSTILE], HOSTILE: HOSTILE}, effect=HOSTILE, fix=HOSTILE
     )
