@@ -184,9 +184,9 @@ def is_left_alone(launch: LaunchFacts) -> bool:
     variables.
 
     Values of RANK, LOCAL_RANK or NODE_RANK are then left over, or were meant for another process."""
-    started = launch.running_together or inner_launcher(launch) or slurm_step(launch)
-    claimed = not launch.filled.keys().isdisjoint(("RANK", "WORLD_SIZE", *_UNCOUNTED))
-    return not started and not claimed
+    if launch.running_together or inner_launcher(launch) or slurm_step(launch):
+        return False
+    return launch.filled.keys().isdisjoint(("RANK", "WORLD_SIZE", *_UNCOUNTED))
 
 
 def is_lightning_slurm(launch: LaunchFacts) -> bool:

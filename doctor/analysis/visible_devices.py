@@ -355,16 +355,17 @@ def device_of(rank: Rank) -> VisibleDevice | None:
 
 @once_per_rank
 def _gpu_device_of(rank: Process) -> VisibleDevice | None:
-    gpus, seen, training = rank.find(GpuFacts), visible_to(rank), rank.find(TrainingFacts)
-    if gpus is None or seen is None:
+    seen, training = visible_to(rank), rank.find(TrainingFacts)
+    if seen is None:
         return None
     if training is None or training.device is None:
         return _addressed(seen.devices, local_rank_of(rank))
-    return _identified(training.device_id or "", gpus) or _addressed(seen.devices, ordinal_of(training.device))
+    named = _identified(training.device_id or "", rank.find(GpuFacts))
+    return named or _addressed(seen.devices, ordinal_of(training.device))
 
 
-def _identified(name: str, gpus: GpuFacts) -> VisibleDevice | None:
-    for gpu in gpus.gpus if name else ():
+def _identified(name: str, gpus: GpuFacts | None) -> VisibleDevice | None:
+    for gpu in gpus.gpus if name and gpus else ():
         for device in (VisibleDevice(gpu), *(VisibleDevice(gpu, one) for one in gpu.mig_devices)):
             if _bare(name) == _bare(device.uuid):
                 return device
@@ -433,14 +434,15 @@ def _identity(rank: Rank, gpu: Gpu) -> str:
 
 
 def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
+    launch, training = rank.find(LaunchFacts), rank.find(TrainingFacts)
+    device = _gpu_device_of(rank) if training or (launch and launch.running_together) else None
+    if device and not training:
+        return (device.gpu,)
     visible = visible_to(rank)
-    launch = rank.find(LaunchFacts)
     if visible is None or visible.size == 0:
         return ()
-    if (launch and launch.running_together) or rank.find(TrainingFacts):
-        device = _gpu_device_of(rank)
-        if device:
-            return (device.gpu,)
+    if device:
+        return (device.gpu,)
     return facts.gpus if visible.gpus is None else visible.gpus
 
 

@@ -127,7 +127,9 @@ class Rank(SectionHolder):
         """The section of that type, of the rank itself or of its host."""
         # Repeats SectionHolder.find instead of calling it: checks of a large job call this a million times.
         value = self.sections.get(section.key)
-        if value is None and section.level == "host":
+        if value is None:
+            if section.level != "host":
+                return None
             value = self.host.sections.get(section.key)
         return value if isinstance(value, section) else None
 

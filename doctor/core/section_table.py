@@ -25,6 +25,8 @@ Ranks = Union["Rank", "IdenticalRanks"]
 Labels = tuple[int, ...]
 """The number of its group for every rank or host. Groups are numbered in the order of their first member."""
 
+_NOT_COMPUTED = object()
+
 
 def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
     """Make a function of a rank, or of identical ranks, keep its result with the (first) rank.
@@ -36,9 +38,9 @@ def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
     @wraps(function)
     def remembered(ranks: Ranks) -> T:
         memo = ranks.members[0].memo if isinstance(ranks, IdenticalRanks) else ranks.memo
-        if function not in memo:
-            memo[function] = function(ranks)
-        result: T = memo[function]
+        result: T = memo.get(function, _NOT_COMPUTED)
+        if result is _NOT_COMPUTED:
+            result = memo[function] = function(ranks)
         return result
 
     return remembered
@@ -160,9 +162,10 @@ class SectionTable:
 
         Ranks that have all of ``instead`` do not count as lacking.
         """
-        if not any(self.column(section).has_gaps for section in needs):
+        with_gaps = [section for section in needs if self.column(section).has_gaps]
+        if not with_gaps:
             return []
-        needed, other = map(self._reason_columns, (needs, instead))
+        needed, other = map(self._reason_columns, (with_gaps, instead))
         shared = self._combine([*needed, *other])
         found = []
         for group, first in zip(shared.groups, shared.first, strict=True):

@@ -166,8 +166,9 @@ def build_lock_stale(
     held = {lock.path for local in job.by_host() for lock in _batons(local.find(StorageFacts)) if lock.held}
     stale: dict[str, tuple[BuildLock, list[int]]] = {}
     for local in job.by_host():
-        waiting = () if local in stuck else _waiting(local)
-        for lock in _batons(local.find(StorageFacts)) if waiting else ():
+        locks = () if local in stuck else tuple(_batons(local.find(StorageFacts)))
+        waiting = _waiting(local) if locks else ()
+        for lock in locks if waiting else ():
             if lock.path in held or lock.age < stale_seconds:
                 continue
             if (lock.held is None or job.ungathered) and lock.age < surely_stale_seconds:

@@ -124,8 +124,10 @@ def _periods(local: LocalRanks, host: HostFacts) -> tuple[int, int]:
 def _small_quota(hosts: Hosts) -> Iterator[Verdict]:
     small: dict[tuple[float, int], list[LocalRanks]] = {}
     for local, facts in hosts:
+        if facts.cpu_quota is None:
+            continue
         threads = sum(map(_threads, local.members))
-        if facts.cpu_quota is not None and facts.cpu_quota < threads:
+        if facts.cpu_quota < threads:
             small.setdefault((facts.cpu_quota, threads), []).append(local)
     for (quota, threads), held in small.items():
         each = max(1, int(quota) // max(1, len(held[0].members)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
@@ -62,9 +62,9 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
     low: dict[tuple[str, int, int], list[int]] = {}
     unread: list[int] = []
     for local in job.by_host():
-        needed = sum(_threads(rank, threads_of_a_rank) for rank in local.members)
-        for rank in local.members:
-            process = rank.find(ProcessFacts)
+        processes = [rank.find(ProcessFacts) for rank in local.members]
+        needed = sum(_threads(process, threads_of_a_rank) for process in processes)
+        for rank, process in zip(local.members, processes, strict=True):
             limit = process.limit("processes") if process else None
             if process and limit is None:
                 unread.append(rank.number)
@@ -79,8 +79,7 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
         yield Unknown("the limit of processes could not be read", tuple(unread), "ulimit -u in the job's shell")
 
 
-def _threads(rank: Rank, base: float) -> int:
-    process = rank.find(ProcessFacts)
+def _threads(process: ProcessFacts | None, base: float) -> int:
     return int(base) + ((process.threads_per_process or 1) if process else 1)
 
 

@@ -79,10 +79,10 @@ def rank_collision(job: Job) -> Iterator[Verdict]:
 def _claimed(rank: Rank) -> int:
     """The rank that a process tells torch: where srun or mpirun counts it, RANK may be exported all the same."""
     launch = rank.find(LaunchFacts)
-    direct = direct_launch(launch) if launch else None
-    if launch is None or direct is None or direct.rank != rank.number or launch.rank is None:
+    if launch is None or launch.rank in (None, rank.number):
         return rank.number
-    return launch.rank
+    direct = direct_launch(launch)
+    return launch.rank if direct and direct.rank == rank.number else rank.number
 
 
 def _is_counted(rank: Rank) -> bool:

@@ -23,6 +23,8 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What env:// asks for, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
 
+COMPLETE = {*NEEDED, "LOCAL_RANK"}
+
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 
 SUBSTITUTES = dict(zip(("RANK", "WORLD_SIZE"), SCRIPT_VARIABLES, strict=True))
@@ -71,9 +73,16 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     Fix: let a launcher set them (`torchrun --nproc-per-node=8 train.py`), or export RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
     """
-    findings = (one for launch, identical in job.each(LaunchFacts) for one in _judge(launch, identical))
-    yield from merge(findings)
-    yield from merge(_judge_local_ranks(job))
+    incomplete = [(launch, identical) for launch, identical in job.each(LaunchFacts) if not _is_complete(launch.filled)]
+    yield from merge(one for launch, identical in incomplete for one in _judge(launch, identical))
+    if incomplete:
+        yield from merge(_judge_local_ranks(job))
+
+
+def _is_complete(values: Mapping[str, str]) -> bool:
+    """Whether all variables that torch needs and LOCAL_RANK are set and short numbers, as torchrun sets them."""
+    numbers = "".join([values.get(name, "0") for name in NUMBERS])
+    return values.keys() >= COMPLETE and numbers.isdecimal() and len(numbers) <= LONGEST_NUMBER
 
 
 def _judge(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:

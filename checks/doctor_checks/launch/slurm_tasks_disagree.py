@@ -213,7 +213,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     inside = False
     findings: list[Finding] = []
     for launch, identical in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)):
-        if not any(name in launch.filled for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
+        if launch.filled.keys().isdisjoint(("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
             continue
         inside = True
         if inner_launcher(launch) is None:

@@ -104,8 +104,9 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
     Fix: see who holds it (`nvidia-smi`, `sudo fuser -v /dev/nvidia<n>`) and end what is left of earlier runs; or choose
     other GPUs with CUDA_VISIBLE_DEVICES.
     """
-    runs = {rank.number: facts for rank in job.ranks if (facts := _of_run(rank))}
-    for rank in job.ranks:
+    watched = job.ranks if next(job.each(RunMemoryFacts), None) else ()
+    runs = {rank.number: facts for rank in watched if (facts := _of_run(rank))}
+    for rank in watched:
         if rank.number in runs:
             yield from _judge_run(rank, runs[rank.number], used_share)
     if not any(map(_is_judged, job.ranks)):

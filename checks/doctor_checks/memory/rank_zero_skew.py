@@ -279,7 +279,7 @@ def rank_zero_skew(
         yield Unknown("other ranks not gathered") if job.ungathered else Skip("one rank a host")
     devices = devices_of(job)
     for local in judged:
-        if first := _first(local, devices):
+        if (first := _first(local, devices)) and first.processes:
             yield from _judge(job, local, first, context_mebibytes * MIB, least_context_mebibytes * MIB)
 
 

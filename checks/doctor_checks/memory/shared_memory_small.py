@@ -12,6 +12,7 @@ from doctor.api import (
     FileFails,
     FilePasses,
     Finding,
+    IdenticalRanks,
     Job,
     LocalRanks,
     Rank,
@@ -184,6 +185,12 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
     remove left-over files: `rm /dev/shm/nccl-*` while no job runs.
     """
     findings = []
+    users = {
+        rank
+        for identical in job.identical(NcclFacts, SoftwareFacts, GpuFacts)
+        if not _elsewhere(identical)
+        for rank in identical.members
+    }
     for local in job.by_host():
         host = local.find(HostFacts)
         if host is None:
@@ -196,7 +203,7 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
                 note.unhide if note else "",
             )
             continue
-        need = _need(local)
+        need = _need(local, users)
         if host.shm.total < smallest_mebibytes * MIB:
             findings.append(_finding(local, host, f"shared memory (/dev/shm) has {mebibytes(host.shm.total)}", need))
         elif need > host.shm.free:
@@ -205,9 +212,9 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
     yield from merge(findings)
 
 
-def _need(local: LocalRanks) -> int:
+def _need(local: LocalRanks, users: set[Rank]) -> int:
     """Bytes that NCCL takes at least: a ring of the host's ranks over shared memory; 0 where it uses other ways."""
-    using = (rank for rank in local.members if not _elsewhere(rank) and uses_nccl(rank))
+    using = (rank for rank in local.members if rank in users and uses_nccl(rank))
     first = next(using, None)
     if first is None or not _without_peer_access(local, first):
         return 0
@@ -215,10 +222,10 @@ def _need(local: LocalRanks) -> int:
     return count * (CHANNELS * CONNECTION + PROXY_POOL) if count > 1 else 0
 
 
-def _elsewhere(rank: Rank) -> bool:
+def _elsewhere(ranks: IdenticalRanks) -> bool:
     """Whether NCCL takes no /dev/shm: switched off, or its buffers are cuMem host allocations, which it prefers since
     2.24 with a driver for CUDA 12.6 (src/misc/cudawrap.cc ncclCuMemHostEnable)."""
-    nccl, software, gpus = rank.find(NcclFacts), rank.find(SoftwareFacts), rank.find(GpuFacts)
+    nccl, software, gpus = ranks.find(NcclFacts), ranks.find(SoftwareFacts), ranks.find(GpuFacts)
     if gpus is None or not gpus.gpus:
         return True
     if nccl and nccl.get("NCCL_SHM_DISABLE") == "1":

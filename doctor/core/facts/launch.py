@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from operator import attrgetter
 from typing import ClassVar
 
 import msgspec
@@ -12,9 +11,6 @@ from doctor.core.facts.section import Level, Section, Variable
 
 UNLIMITED = -1
 """A resource limit that is not set."""
-
-
-_NAME_AND_VALUE = attrgetter("name", "value")
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -58,7 +54,7 @@ class LaunchFacts(Section, frozen=True, kw_only=True, gc=True, dict=True):
     @cached_property
     def values(self) -> dict[str, str]:
         """The launch variables by name; of two of one name, the first. Cached: checks read dozens of each rank."""
-        return dict(map(_NAME_AND_VALUE, reversed(self.variables)))
+        return {variable.name: variable.value for variable in reversed(self.variables)}
 
     @cached_property
     def filled(self) -> dict[str, str]:

@@ -82,10 +82,11 @@ def device_occupied(
     GPUs with CUDA_VISIBLE_DEVICES.
     """
     for machine, found in shares_by_machine(job):
+        occupied = [share for share in found if share.ranks and share.gpu.processes != ()]
+        if not occupied:
+            continue
         own, host_ids = process_ids(machine), sees_host_processes(machine)
-        for share in found:
-            if not share.ranks:
-                continue
+        for share in occupied:
             if share.gpu.processes is None:
                 yield from _hidden(machine, share, unseen_share)
                 continue

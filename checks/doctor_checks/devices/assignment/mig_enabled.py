@@ -69,8 +69,10 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
 
 
 def _is_sliced(rank: Rank, device: VisibleDevice | None) -> bool:
+    if device:
+        return device.slice is not None
     gpus = rank.find(GpuFacts)
-    if device or gpus is None or on_processor(rank):
-        return device is not None and device.slice is not None
+    if gpus is None or on_processor(rank):
+        return False
     seen = visible_to(rank)
     return seen is not None and seen.devices is None and bool(gpus.gpus) and all(gpu.mig for gpu in gpus.gpus)
