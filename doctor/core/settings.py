@@ -1,7 +1,7 @@
-"""The user's settings: a doctor.toml, or ``[tool.doctor]`` in pyproject.toml; :mod:`doctor.core.files.settings_file`
-finds it.
+"""The user's settings: a doctor.toml, or ``[tool.doctor]`` in pyproject.toml, as
+:mod:`doctor.core.files.settings_file` finds it.
 
-A file that can't be used is one sentence and exit 2, never a guess.
+An unusable file ends the command with one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from doctor.core.files.settings_file import VARIABLE, SettingsFileSearch, UserSe
 from doctor.core.report_document import FailOn, Ignored
 
 if TYPE_CHECKING:
-    # Ranks that do not judge read settings, too, and have no use for these.
+    # Ranks that do not run checks read settings too, and do not need these modules.
     from doctor.core.check import Check
     from doctor.core.check_registry import CheckRegistry
     from doctor.core.finding import Finding
 
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.1, 3600.0
-"""Seconds that a timeout may be."""
+"""The range of a timeout, in seconds."""
 
 
 class HasId(Protocol):
-    """A check or a rule over files, as patterns of settings name it."""
+    """A check or a rule, as the patterns of settings select it."""
 
     @property
     def id(self) -> str:
-        """Such as ``NET007``."""
+        """The id, such as ``NET007``."""
 
     @property
     def family(self) -> str:
-        """The word of its family."""
+        """The name of its family."""
 
 
 class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Findings that are known and accepted: ``id`` (or family), why, on which hosts or in which files (patterns), until
-    when. A pattern of files matches the path as it was given, or its end: ``examples/*``."""
+    """Accepted findings: ``id`` (or family), the reason, the hosts or files (patterns), and the expiry date. A pattern
+    of files matches the path as it was specified, or its end: ``examples/*``."""
 
     id: str
     reason: str
@@ -63,7 +63,7 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.host is None or (bool(hosts) and all(fnmatch.fnmatchcase(host, self.host) for host in hosts))
 
     def covers_file(self, rule: HasId, file: str, today: datetime.date) -> bool:
-        """Whether what ``rule`` finds in ``file`` is accepted on that day."""
+        """Whether a finding of ``rule`` in ``file`` is accepted on that day."""
         if self.host is not None or not self._names(rule, today):
             return False
         path = file.replace(os.sep, "/").removeprefix("./")
@@ -76,7 +76,7 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """The table as it stands in the file."""
+    """The table as it is in the file."""
 
     select: list[str] = []
     ignore: list[IgnoreEntry] = []
@@ -88,10 +88,10 @@ class _SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings in force. ``select`` empty: all checks. ``directories``: pairs of role and path. ``withheld``: plugins
-    that the file names and may not. ``notes``: sentences for stderr about files and plugins that do not count.
-    ``typed``: patterns that come from the command line or the callback. ``commands``: show the
-    arguments of other users' processes."""
+    """The settings in effect. ``select`` empty: all checks. ``directories``: pairs of role and path. ``withheld``:
+    plugins that the file names but is not trusted to load. ``notes``: sentences for stderr about files and plugins
+    that are ignored. ``typed``: patterns from the command line or the callback. ``commands``: show the arguments of
+    other users' processes."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[IgnoreEntry, ...] = ()
@@ -106,26 +106,27 @@ class Settings(msgspec.Struct, frozen=True):
     typed: frozenset[str] = frozenset()
 
     def to_be_known(self) -> list[str]:
-        """The patterns of ``select`` and ``ignore`` that have to name something. Those of a file whose plugins are not
-        loaded may be theirs."""
+        """The patterns of ``select`` and ``ignore`` that must match something. Those of a file whose plugins are not
+        loaded may refer to these plugins."""
         patterns = [*self.select, *(entry.id for entry in self.ignore)]
         return [one for one in patterns if one in self.typed] if self.withheld else patterns
 
     def ignored(self, check: Check, _finding: Finding, hosts: tuple[str, ...]) -> Ignored | None:
-        """Why a finding does not count, or ``None``."""
+        """Why a finding is ignored, or ``None``."""
         today = datetime.date.today()
         entry = next((entry for entry in self.ignore if entry.covers(check, hosts, today)), None)
         return Ignored(entry.reason, entry.by) if entry else None
 
     def ignored_in(self, rule: HasId, file: str) -> Ignored | None:
-        """Why what a rule finds in a file does not count, or ``None``."""
+        """Why a finding of a rule in a file is ignored, or ``None``."""
         today = datetime.date.today()
         entry = next((entry for entry in self.ignore if entry.covers_file(rule, file, today)), None)
         return Ignored(entry.reason, entry.by) if entry else None
 
 
 def read_settings(start: Path, *, config: Path | None = None, isolated: bool = False) -> Settings:
-    """The settings for a command started in ``start``; ``config``: the file that the user named; ``isolated``: none.
+    """Return the settings for a command started in ``start``; ``config``: the file that the user named; ``isolated``:
+    none.
 
     Raises:
         UnusableError: the file is not TOML, holds a name or value that is not known, or names plugins although others
@@ -172,7 +173,7 @@ def _plugins(names: Iterable[str], path: Path) -> Iterable[Path]:
 
 
 def _trusted(plugin: Path, settings: Path) -> Path:
-    """The plugin. Who may write to it may run code here, however well the settings are kept.
+    """Return the plugin. Whoever can write to it can execute code here, even if the settings file is protected.
 
     Raises:
         UnusableError: others own it, or may write to it.
@@ -180,14 +181,14 @@ def _trusted(plugin: Path, settings: Path) -> Path:
     try:
         seen = plugin.stat()
     except OSError:
-        return plugin  # whoever loads it says so
+        return plugin  # reported when it is loaded
     if not is_private(seen):
         raise UnusableError(f"{settings}: the plugin {plugin} is not loaded, because others own it or may write to it")
     return plugin
 
 
 def _why_withheld(file: UserSettingsFile, plugins: list[str]) -> str:
-    """Why the plugins of a file are not loaded, and how to have them.
+    """Why the plugins of a file are not loaded, and how to enable them.
 
     Raises:
         UnusableError: the user named the file, and relies on them.
@@ -219,12 +220,12 @@ def _directories(directories: Mapping[str, str], path: Path) -> Iterable[tuple[s
 
 
 def _plain(error: msgspec.ValidationError) -> str:
-    """Msgspec's words without its notation: ``$.ignore[0]`` becomes ``ignore[0]``."""
+    """The message of msgspec without its notation: ``$.ignore[0]`` becomes ``ignore[0]``."""
     return str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
 
 
 def _located(entries: list[IgnoreEntry], file: UserSettingsFile) -> tuple[IgnoreEntry, ...]:
-    """The entries with the line that names each; TOML readers do not keep lines, so the id is looked for."""
+    """The entries with the line of each; TOML readers do not keep line numbers, so the id is searched."""
     lines: dict[str, list[int]] = {}
     for number, line in enumerate(file.text.splitlines(), 1):
         for match in _ENTRY_ID.finditer(line.partition("#")[0]):
@@ -236,12 +237,12 @@ _ENTRY_ID = re.compile(r"""\bid["']?\s*=\s*(["'])(?P<id>[^"']*)\1""")
 
 
 def _line(lines: list[int] | None) -> str:
-    """The next line that names an id: two entries may name one, for different hosts."""
+    """The next line that contains an id: two entries may have the same id for different hosts."""
     return f":{lines.pop(0)}" if lines else ""
 
 
 def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
-    """``MEM003.used_share = 0.8`` is a table in TOML unless it is quoted; both mean the same."""
+    """Join nested tables: ``MEM003.used_share = 0.8`` is a table in TOML unless it is quoted; accept both."""
     for name, value in limits.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", number) for inner, number in _flat(value, path))
@@ -252,7 +253,7 @@ def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
 
 
 def require_known_limits(settings: Settings, catalog: CheckRegistry) -> None:
-    """Refuse thresholds that no check has; one of a check that is not there may be a withheld plugin's.
+    """Reject thresholds that no check has. A check that is not installed may come from a withheld plugin.
 
     Raises:
         UnusableError: with the nearest name there is.
@@ -265,7 +266,7 @@ def require_known_limits(settings: Settings, catalog: CheckRegistry) -> None:
 
 
 def choose(catalog: CheckRegistry, select: Iterable[str]) -> CheckRegistry:
-    """The checks named by ``select`` (ids, families, ``ALL``; nothing: all).
+    """Return the checks that ``select`` names (ids, families, ``ALL``; empty: all).
 
     Raises:
         UnusableError: no pattern names a check.
@@ -283,7 +284,7 @@ def choose(catalog: CheckRegistry, select: Iterable[str]) -> CheckRegistry:
 
 
 def require_known_patterns(catalog: CheckRegistry, patterns: Iterable[str]) -> None:
-    """Refuse patterns that name no check.
+    """Reject patterns that match no check.
 
     Raises:
         UnusableError: with the nearest names there are.
@@ -298,8 +299,8 @@ def require_known_patterns(catalog: CheckRegistry, patterns: Iterable[str]) -> N
 
 
 def is_built_in(pattern: str) -> bool:
-    """Whether a family is called so, or a check or rule of this distribution: every one has a page. One file of
-    settings serves those who look at jobs and those who look at files."""
+    """Whether it is a built-in family, check or rule: each has a playbook page. One settings file serves both the
+    checks of jobs and the rules over files."""
     from doctor.core.check import FAMILIES
     from doctor.core.check_registry import playbook_directory
 
@@ -310,7 +311,7 @@ def is_built_in(pattern: str) -> bool:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The nearest names there are, as they are written, as the end of a sentence; empty where none is near."""
+    """The nearest known names, as they are written, as the end of a sentence; empty if none is near."""
     import difflib
 
     written = {item.upper(): item for item in known}

@@ -1,4 +1,4 @@
-"""What changed between two captures or two runs, the likeliest causes of trouble first."""
+"""Compares two captures or two runs, and lists the most likely causes of trouble first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VOLATILE = {
     "slurm": {"job_id", "node_list"},
     "rdma": {"value"},
 }
-"""Fields that differ between two healthy moments; they are passed over."""
+"""Fields that differ between two healthy moments; they are ignored."""
 
 _WEIGHTS: dict[str, Weight] = {
     "software": "high",
@@ -57,16 +57,17 @@ _WEIGHTS: dict[str, Weight] = {
 }
 
 _LOUD_FIELDS = {"names", "shm", "memory_limit", "cpu_quota", "kernel", "limits", "boot_id"}
-"""Fields of a medium section that often are the cause."""
+"""Fields of a section of medium importance that are often the cause."""
 
 _PAIRS = (("first", "second"), ("package", "requires"))
 _NAMES = ("index", "name", "variable", "path", "number", "kind", "source", "destination", "address")
-"""By which field items of a list are matched with one another, in this order; the index comes before the name,
-because GPUs of one host share theirs."""
+"""Fields by which the items of a list are matched, in this order; the index precedes the name because the GPUs of one
+host have equal names."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One fact that is not the same. ``path`` within the section, such as ``interfaces[eth0].mtu``; ``ranks`` where."""
+    """One fact that differs. ``path`` is within the section, such as ``interfaces[eth0].mtu``; ``ranks``: those that
+    differ."""
 
     section: str
     path: str
@@ -77,7 +78,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def compare(before: Job, after: Job) -> list[Difference]:
-    """The differences of the ranks that both jobs have, equal ones folded; then ranks that only one of them has."""
+    """The differences between ranks of both jobs, equal ones merged; then the ranks that only one of them has."""
     old = {rank.number: rank for rank in before.ranks}
     new = {rank.number: rank for rank in after.ranks}
     found: dict[tuple[str, str, str], Difference] = {}
@@ -132,7 +133,7 @@ class _Flattener:
 
 
 def _shown(section: Section) -> Any:
-    """What of a section is compared."""
+    """The part of a section that is compared."""
     figures = figures_of(section)
     return msgspec.to_builtins(section) if figures is None else figures
 
@@ -150,7 +151,7 @@ def _flatten(value: Any, path: str, volatile: set[str]) -> Iterator[tuple[str, o
 
 
 def _names_of(items: Sequence[Any]) -> Iterator[str]:
-    """A name for each item, no two alike: a second route to one destination is ``0.0.0.0/0#2``."""
+    """A unique name for each item: a second route to one destination is ``0.0.0.0/0#2``."""
     counts: dict[str, int] = {}
     for position, item in enumerate(items):
         name = _name_of(item, position)

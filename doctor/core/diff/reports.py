@@ -1,4 +1,4 @@
-"""What tells two reports apart."""
+"""Compares two reports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from doctor.core.report_document import Report, ReportFinding
 
 
 def compare_reports(before: Report, after: Report) -> list[Difference]:
-    """What two reports say differently: the verdict, the root cause, findings that came or went, checks that can or
-    can't be judged any more."""
+    """The differences between two reports: the verdict, the root cause, findings that appeared or disappeared, and
+    checks that became or ceased to be applicable."""
     found = [
         Difference("report", name, old, new, "high", ())
         for name, old, new in (
@@ -36,7 +36,7 @@ def compare_reports(before: Report, after: Report) -> list[Difference]:
 def _apart(
     before: Iterable[ReportFinding], after: Iterable[ReportFinding]
 ) -> tuple[list[ReportFinding], list[ReportFinding]]:
-    """Findings that only one of them has. Numbers in the words may differ, and what they blame may not."""
+    """Findings that only one of them has. Numbers in their text may differ, the ranks and hosts at fault may not."""
     old, new = ({_key(one): one for one in findings if one.stands} for findings in (before, after))
     return [old[key] for key in old if key not in new], [new[key] for key in new if key not in old]
 

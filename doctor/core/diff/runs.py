@@ -1,4 +1,4 @@
-"""What tells two runs apart: the figures of a run, in place of its thousands of moments."""
+"""Compares two runs by summary figures instead of their thousands of samples."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from doctor.core.facts import (
 )
 
 TOLERANCE = 0.15
-"""Share by which a measured figure may differ between two healthy runs of one script on one machine."""
+"""Relative tolerance for a measured figure between two healthy runs of one script on one machine."""
 MEASURED = frozenset({"seconds a step", "seconds of data a step", "peak allocated", "peak reserved", "resident"})
 
 Figures = Mapping[str, object]
 
 
 def figures_of(section: Section) -> Figures | None:
-    """The figures of a section of a watched run by which two runs are compared; ``None`` for one of another kind."""
+    """The figures of a section of a monitored run by which two runs are compared; ``None`` for other sections."""
     make = _FIGURES.get(type(section))
     return None if make is None else {name: value for name, value in make(section).items() if value is not None}
 
 
 def is_alike(name: str, before: object, after: object) -> bool:
-    """Whether two values of a figure are the same, or as near as two runs are."""
+    """Whether two values of a figure are equal, or within the tolerance."""
     if name in MEASURED and isinstance(before, (int, float)) and isinstance(after, (int, float)):
         return math.isclose(before, after, rel_tol=TOLERANCE)
     return before == after
 
 
 def _of_steps(section: Section) -> Figures:
-    # The first window holds what happens once: compiling, caches that fill, workers that start.
+    # The first window contains one-time costs: compilation, cold caches, worker start-up.
     windows = section.windows[1:] or section.windows if isinstance(section, StepFacts) else ()
     if not windows:
         return {}
@@ -113,4 +113,4 @@ _FIGURES: Mapping[type[Section], Callable[[Section], Figures]] = {
 }
 
 OF_THE_MOMENT = frozenset({"flight-recorder", "host-use"})
-"""Sections of a run that no two runs share."""
+"""Sections of a run that always differ between runs."""

@@ -1,1 +1,1 @@
-"""Files and folders that may be hostile: opened by descriptor, checked for their owner, read with a bound."""
+"""Access to files and folders that may be hostile: opened by descriptor, owner checked, reads bounded."""

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Replaces files atomically."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def replace_whole(path: Path, content: bytes, mode: int) -> None:
-    """Put ``content`` into the place of the file at ``path``, no link, with the permissions ``mode``.
+    """Replace the file at ``path``, which must not be a link, by ``content`` with the permissions ``mode``.
 
     Raises:
-        OSError: it can't be written; what was there stays.
+        OSError: it can't be written; the previous file is kept.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".rankdoctor-")
     try:

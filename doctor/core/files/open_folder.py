@@ -1,4 +1,4 @@
-"""A folder of the doctor's while it is open: what lies in it is reached by its descriptor, never by a path.
+"""An open folder of the doctor, whose content is accessed through its descriptor, never by a path.
 
 See :mod:`doctor.core.files.own_folder`, which opens it.
 """
@@ -18,20 +18,21 @@ from pathlib import Path
 from doctor.core.files.trusted_owners import TrustedOwners, UntrustedPath, group_in_words, user_in_words
 
 MARK = ".made-by-rankdoctor"
-"""Lies in each private folder that the doctor has made: another one of this user's, moved to its place, has none."""
+"""Marker file in each private folder that the doctor created. Another folder of this user that was renamed into its
+place does not contain it."""
 MOST_NAMES = 1 << 17
-"""Names of one folder that are looked at; twice as many as a box has in a job of 65,536 ranks."""
+"""Maximum number of names examined in a folder: twice as many as a mailbox has in a job of 65,536 ranks."""
 TURNS = 3
-"""How often a folder is emptied in which others still make files."""
+"""Attempts to empty a folder in which other processes still create files."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-"""How a folder is opened."""
+"""Flags for opening a folder."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 
 class OpenFolder:
-    """A folder while it is open. ``path`` is for messages alone; files are reached by ``descriptor``."""
+    """An open folder. ``path`` is used only in messages; files are accessed through ``descriptor``."""
 
     def __init__(self, descriptor: int, path: Path, owners: TrustedOwners) -> None:
         self.path = path
@@ -39,14 +40,14 @@ class OpenFolder:
         self._descriptor = descriptor
 
     def look(self, name: str) -> os.stat_result | None:
-        """What stands under a name, not what it links to; ``None`` where there is nothing."""
+        """The status of an entry, without following links; ``None`` if it does not exist."""
         try:
             return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def names(self, *, hidden: bool = False) -> list[str]:
-        """The names in the folder, with ``hidden`` ones or without.
+        """The names in the folder, with or without ``hidden`` ones.
 
         Raises:
             OSError: there are more than :data:`MOST_NAMES`.
@@ -58,11 +59,11 @@ class OpenFolder:
         return [name for name in names if hidden or not name.startswith(".")]
 
     def read(self, name: str, limit: int, *, whole: bool = True) -> bytes:
-        """The content of a file; ``whole``: or an error where that is more than ``limit`` bytes, else the first ones.
+        """The content of a file, up to ``limit`` bytes. With ``whole``, a larger file is an error.
 
         Raises:
-            FileNotFoundError: there is none.
-            UntrustedPath: it is a link, no regular file, another user's, or too large.
+            FileNotFoundError: it does not exist.
+            UntrustedPath: it is a link, not a regular file, another user's, or too large.
             OSError: it can't be read.
         """
         path = self.path / name
@@ -85,21 +86,21 @@ class OpenFolder:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file into place, whole or not at all.
+        """Create or replace a file atomically.
 
         Raises:
-            UntrustedPath: another user's file or link stands there.
-            OSError: it can't be written; what was there stays.
+            UntrustedPath: another user's file or a link has this name.
+            OSError: it can't be written; the previous file is kept.
         """
         with self.draft(name) as stream:
             _write_all(stream.fileno(), data)
 
     @contextlib.contextmanager
     def draft(self, name: str) -> Iterator[FileIO]:
-        """A new file, which takes its name once what is written in here has gone well. It stays the same file then."""
+        """Yield a new file that takes its name after the block succeeds. It is the same file before and after."""
         aside, file = self._new()
         try:
-            with FileIO(file, "wb") as stream:  # closed before it takes its name: NFS may say then that it is full
+            with FileIO(file, "wb") as stream:  # closed before the rename: NFS may report a full disk only then
                 yield stream
                 seen = os.fstat(file)
             self._require_replaceable(name, seen)
@@ -112,7 +113,7 @@ class OpenFolder:
             raise
 
     def create(self, name: str, data: bytes = b"") -> bool:
-        """Make a file that is not there yet, with all that is in it at once; whether this process made it."""
+        """Create a file together with its content unless it exists; return whether this process created it."""
         if not data:
             return self._create(name, data)
         aside, file = self._new()
@@ -123,7 +124,7 @@ class OpenFolder:
             os.link(aside, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
         except FileExistsError:
             return False
-        except OSError:  # a file system without hard links: whoever reads meanwhile may see less of it
+        except OSError:  # a file system without hard links: a concurrent reader may see part of it
             return self._create(name, data)
         finally:
             os.unlink(aside, dir_fd=self._descriptor)
@@ -139,8 +140,8 @@ class OpenFolder:
         return True
 
     def sample(self) -> os.stat_result:
-        """What a file that this process makes here is like: its owner, and the time of the file server's clock, which
-        stamps the files."""
+        """The status of a file created here by this process: its owner, and the time by the file server's clock, which
+        sets the timestamps."""
         aside, file = self._new()
         try:
             return os.fstat(file)
@@ -149,10 +150,10 @@ class OpenFolder:
             os.unlink(aside, dir_fd=self._descriptor)
 
     def move(self, name: str, other: OpenFolder, as_name: str) -> None:
-        """Move a file of ours into another folder, in place of a file of ours there.
+        """Move a file of ours into another folder, replacing a file of ours there.
 
         Raises:
-            UntrustedPath: it is another user's, or no regular file.
+            UntrustedPath: it is another user's, or not a regular file.
         """
         seen = self.look(name)
         if seen is not None:
@@ -161,8 +162,8 @@ class OpenFolder:
         os.rename(name, as_name, src_dir_fd=self._descriptor, dst_dir_fd=other._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file of ours, or a folder of ours with what is ours in it. What is not stays; links are not
-        followed."""
+        """Remove a file of ours, or a folder of ours with the content that is ours. Other files are kept; links are
+        not followed."""
         seen = self.look(name)
         if seen is None or not self.owners.trusts(seen):
             return
@@ -173,17 +174,17 @@ class OpenFolder:
             for _ in range(TURNS):
                 with self.entered(name) as inner:
                     inner.empty()
-                with contextlib.suppress(OSError):  # something is not ours, or has just been made
+                with contextlib.suppress(OSError):  # it contains something that is not ours or was just created
                     os.rmdir(name, dir_fd=self._descriptor)
                     return
 
     def empty(self) -> None:
-        """Remove all that is ours in it, hidden names too."""
+        """Remove all content that is ours, including hidden files."""
         for name in self.names(hidden=True):
             self.remove(name)
 
     def discard(self, name: str) -> None:
-        """Remove an empty folder, and one that has the :data:`MARK` alone."""
+        """Remove a folder that is empty or contains only the :data:`MARK`."""
         with contextlib.suppress(OSError), self.entered(name) as inner:
             if inner.names(hidden=True) == [MARK]:
                 inner.remove(MARK)
@@ -191,7 +192,7 @@ class OpenFolder:
 
     @contextlib.contextmanager
     def entered(self, name: str) -> Iterator[OpenFolder]:
-        """A folder of ours in this one."""
+        """Open a folder of ours in this one."""
         descriptor = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=self._descriptor)
         try:
             self.owners.require_folder(os.fstat(descriptor), self.path / name, private=False)
@@ -200,12 +201,12 @@ class OpenFolder:
             os.close(descriptor)
 
     def _new(self) -> tuple[str, int]:
-        """A hidden file that nobody else has; its name and descriptor."""
+        """Create a hidden file with a unique name; return its name and descriptor."""
         aside = f".{secrets.token_hex(8)}"
         return aside, self._make(aside)
 
     def _make(self, name: str) -> int:
-        """A new file; its descriptor."""
+        """Create a file; return its descriptor."""
         file = os.open(name, _NEW, 0o600, dir_fd=self._descriptor)
         try:
             give(file, self.owners.file_mode, self.owners)
@@ -216,10 +217,11 @@ class OpenFolder:
         return file
 
     def _require_replaceable(self, name: str, ours: os.stat_result) -> None:
-        """``ours``: a file that this process has just made here, whose owner the server may have changed."""
+        """Require a replaceable file. ``ours``: a file that this process just created here, whose owner the server may
+        have changed."""
         seen = self.look(name)
         if seen is None or stat.S_ISDIR(seen.st_mode):
-            return  # a folder is not replaced by a file: the system says so
+            return  # a file can't replace a folder: the system call fails
         if not self.owners.trusts(seen) and seen.st_uid != ours.st_uid:
             if stat.S_ISREG(seen.st_mode):
                 self.owners.require_file(seen, self.path / name)
@@ -230,14 +232,14 @@ class OpenFolder:
 
 
 def give(file: int, mode: int, owners: TrustedOwners) -> None:
-    """Let the group have what was just made, where one is named.
+    """Give a new file or folder to the group, if one is configured.
 
     Raises:
         UntrustedPath: this process can't.
     """
     if owners.group is None:
         return
-    with contextlib.suppress(OSError):  # a file system may keep no modes; what it has is looked at when it is opened
+    with contextlib.suppress(OSError):  # a file system may not store modes; they are checked when it is opened
         if os.fstat(file).st_gid != owners.group:
             os.fchown(file, -1, owners.group)
         os.fchmod(file, mode)
@@ -249,7 +251,7 @@ def give(file: int, mode: int, owners: TrustedOwners) -> None:
 
 
 def about(error: OSError, path: Path) -> OSError:
-    """The error with the whole path, which calls by descriptors do not know."""
+    """The error with the full path, which calls by descriptor do not know."""
     return error if isinstance(error, UntrustedPath) else type(error)(error.errno, error.strerror, str(path))
 
 

@@ -1,9 +1,9 @@
 """Files in folders that other users may write to.
 
-The path that the user named is opened as it is; every name below it is the doctor's own choice. Those are reached by
-descriptors of folders, one after the other: no link is followed (``O_NOFOLLOW``), the owner of whatever is opened is
-checked before it is used (see :mod:`doctor.core.files.trusted_owners`), nothing that is read has more bytes than the
-reader said, and nothing is removed or replaced that is not this user's.
+The path that the user specified is opened as it is; every name below it is chosen by the doctor. These are accessed
+through the descriptors of folders, one after the other: no link is followed (``O_NOFOLLOW``), the owner of everything
+opened is checked before use (see :mod:`doctor.core.files.trusted_owners`), every read is bounded by the caller's
+limit, and only files of this user are removed or replaced.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from doctor.core.files.trusted_owners import TrustedOwners, UntrustedPath, mappe
 T = TypeVar("T")
 
 TURNS = 3
-"""How often a folder is made that another process removes meanwhile."""
+"""Attempts to create a folder that another process removes at the same time."""
 
 
 class OwnFolder:
     """A folder of this user's or of the group's, opened anew for each call: on NFS that looks at the server.
 
     Args:
-        base: the path that the user named. It is made where it is not there.
-        below: names that the doctor chose, one below the other, each a folder of ours.
+        base: the path that the user specified. It is created if it does not exist.
+        below: names of nested folders, chosen by the doctor.
         owners: who is trusted; by default this process's user.
-        private: others may not write into the last one of ``below``; it bears the :data:`MARK`.
-        checked: ``base`` itself must belong to this user, to the group or to root, and so must a link in its place.
+        private: others can't write to the last one of ``below``, which contains the :data:`MARK`.
+        checked: ``base`` itself, or a link in its place, must belong to this user, to the group or to root.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class OwnFolder:
 
     @classmethod
     def of(cls, directory: Path | OwnFolder) -> OwnFolder:
-        """The folder itself; of a path, the one that the user named."""
+        """``folder`` itself, or the folder at a path that the user specified."""
         return directory if isinstance(directory, OwnFolder) else cls(directory)
 
     def below(self, *names: str, private: bool = False) -> OwnFolder:
@@ -61,7 +61,7 @@ class OwnFolder:
         return inner
 
     def is_news(self, error: OSError) -> bool:
-        """Whether the user has yet to get to know why this folder, or one below it, is not used."""
+        """Whether the user has not yet been told why this folder, or one below it, is not used."""
         if not isinstance(error, UntrustedPath):
             return True
         known = str(error) in self._said
@@ -69,37 +69,39 @@ class OwnFolder:
         return not known
 
     def file(self, name: str) -> OwnFile:
-        """A file in this one, which need not be there."""
+        """A file in this folder, which need not exist."""
         return OwnFile(self, name)
 
     def read(self, name: str, limit: int, *, whole: bool = True) -> bytes:
-        """As :meth:`OpenFolder.read`; ``name`` may lead into folders of ours: ``nonce/verdict``."""
+        """Like :meth:`OpenFolder.read`; ``name`` may contain folders of ours: ``nonce/verdict``."""
         *folders, last = _parts(name)
         with self.opened(*folders) as here:
             return here.read(last, limit, whole=whole)
 
     def write(self, name: str, data: bytes) -> None:
-        """As :meth:`OpenFolder.write`, and the folders that it lies in."""
+        """Like :meth:`OpenFolder.write`, and create its parent folders."""
         *folders, last = _parts(name)
         self._again(lambda here: here.write(last, data), *folders)
 
     def create(self, name: str, data: bytes = b"") -> bool:
-        """As :meth:`OpenFolder.create`, and the folders that it lies in."""
+        """Like :meth:`OpenFolder.create`, and create its parent folders."""
         *folders, last = _parts(name)
         return self._again(lambda here: here.create(last, data), *folders)
 
     def agree(self, name: str, data: bytes, limit: int = 1 << 16) -> bytes:
-        """What the first process that called this has under ``name``: ``data`` of this one, if it is the first."""
+        """Return the content of ``name`` as the first process that called this wrote it: ``data`` if this process is
+        the first."""
         return data if self.create(name, data) else self.read(name, limit)
 
     def remove(self, name: str) -> None:
-        """As :meth:`OpenFolder.remove`."""
+        """Like :meth:`OpenFolder.remove`."""
         *folders, last = _parts(name)
         with contextlib.suppress(FileNotFoundError), self.opened(*folders) as here:
             here.remove(last)
 
     def _again(self, work: Callable[[OpenFolder], T], *folders: str) -> T:
-        """Work in a folder that is made where it is not there, and again where another process has just removed it."""
+        """Run a call in the folder, creating the folder if necessary, and retry if another process has just removed
+        it."""
         for _ in range(TURNS):
             with contextlib.suppress(FileNotFoundError), self.opened(*folders, create=True) as here:
                 return work(here)
@@ -108,10 +110,10 @@ class OwnFolder:
 
     @contextlib.contextmanager
     def opened(self, *more: str, create: bool = False) -> Iterator[OpenFolder]:
-        """The folder, or one below it. ``create``: make what is not there.
+        """Open the folder, or one below it. ``create``: create missing folders.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: it does not exist.
             UntrustedPath: a part of it is a link, another user's, or open to others.
             OSError: it can't be opened.
         """
@@ -157,7 +159,7 @@ class OwnFolder:
             raise about(error, self._base) from None
 
     def _require_own_link(self) -> None:
-        """A link that leads to the folder is the user's, or the administrator's."""
+        """Require that a link to the folder belongs to the user or the administrator."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             seen = self._base.lstat()
             if stat.S_ISLNK(seen.st_mode) and seen.st_uid not in (0, self.owners.uid):
@@ -165,34 +167,34 @@ class OwnFolder:
 
 
 class OwnFile(NamedTuple):
-    """A file in a folder of ours, by its name."""
+    """A file in a folder of ours, by name."""
 
     folder: OwnFolder
     name: str
 
     @classmethod
     def of(cls, file: Path | OwnFile) -> OwnFile:
-        """The file itself; of a path, the one in the folder that the user named."""
+        """``file`` itself, or the file at a path in a folder that the user specified."""
         return file if isinstance(file, OwnFile) else OwnFile(OwnFolder(file.parent), file.name)
 
     @property
     def path(self) -> Path:
-        """For messages."""
+        """The path, for messages."""
         return self.folder.path / self.name
 
     def read(self, limit: int, *, whole: bool = True) -> bytes:
-        """As :meth:`OpenFolder.read`."""
+        """Like :meth:`OpenFolder.read`."""
         return self.folder.read(self.name, limit, whole=whole)
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[FileIO]:
-        """As :meth:`OpenFolder.draft`, and the folders that it lies in."""
+        """Like :meth:`OpenFolder.draft`, and create its parent folders."""
         *folders, last = _parts(self.name)
         with self.folder.opened(*folders, create=True) as here, here.draft(last) as stream:
             yield stream
 
     def remove(self) -> None:
-        """Remove it, and the folder of ours that it was the last one in."""
+        """Remove it, and its folder if that is ours and has become empty."""
         *folders, _ = _parts(self.name)
         self.folder.remove(self.name)
         if folders:
@@ -200,7 +202,7 @@ class OwnFile(NamedTuple):
                 here.discard(folders[-1])
 
     def look(self) -> os.stat_result | None:
-        """What stands there; ``None`` where nothing of ours does."""
+        """Its status; ``None`` if no file of ours exists."""
         *folders, last = _parts(self.name)
         try:
             with self.folder.opened(*folders) as here:
@@ -211,7 +213,7 @@ class OwnFile(NamedTuple):
 
 
 class _FolderEntry(NamedTuple):
-    """From an open folder, whose path is ``path``, into the one of that ``name``."""
+    """The step from an open folder with the path ``path`` into its subfolder ``name``."""
 
     outer: int
     name: str
@@ -220,7 +222,7 @@ class _FolderEntry(NamedTuple):
     private: bool
 
     def enter(self, *, create: bool, mark: bool) -> int:
-        """A descriptor of it; see :meth:`OwnFolder.opened`."""
+        """Return a descriptor of the subfolder; see :meth:`OwnFolder.opened`."""
         _parts(self.name)
         made = False
         try:
@@ -263,8 +265,8 @@ class _FolderEntry(NamedTuple):
         _require_own(seen, path, OpenFolder(self.outer, self.path, self.owners), private=self.private)
 
     def _give_up_own(self) -> bool:
-        """Remove a folder that an earlier gathering made for this user alone, now that a group is named; whether it is
-        gone."""
+        """Remove a folder that an earlier gather created for this user alone, if a group is configured now; return
+        whether it was removed."""
         seen = os.stat(self.name, dir_fd=self.outer, follow_symlinks=False)
         if self.owners.group is None or not stat.S_ISDIR(seen.st_mode) or seen.st_uid != self.owners.uid:
             return False
@@ -278,10 +280,11 @@ class _FolderEntry(NamedTuple):
 
 
 def make_folder(outer: int | None, name: str, owners: TrustedOwners) -> bool:
-    """Make a folder that nobody else may use before its owner and mode are right; whether this process made it.
+    """Create a folder that no other user can access before its owner and mode are set; return whether this process
+    created it.
 
     Raises:
-        OSError: it can't be made.
+        OSError: it can't be created.
     """
     if owners.group is None:
         try:
@@ -302,14 +305,14 @@ def make_folder(outer: int | None, name: str, owners: TrustedOwners) -> bool:
         with contextlib.suppress(OSError):
             os.rmdir(aside, dir_fd=outer)
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            return False  # another process was quicker
+            return False  # another process created it first
         raise
     return True
 
 
 def _require_own(seen: os.stat_result, path: Path, place: OpenFolder, *, private: bool) -> None:
-    """Accept a folder; see :class:`doctor.core.files.trusted_owners.TrustedOwners`. ``place``: where a file can be
-    made that shows whether the file system keeps owners."""
+    """Accept a folder; see :class:`doctor.core.files.trusted_owners.TrustedOwners`. ``place``: a folder in which a
+    test file can show whether the file system preserves owners."""
     owners = place.owners
     try:
         owners.require_folder(seen, path, private=private)
@@ -327,14 +330,14 @@ def _open_folder(path: Path) -> int:
     try:
         return os.open(path, FOLDER)
     except PermissionError:
-        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # it may be entered, and not listed
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # it may be entered, but not listed
 
 
 def _parts(name: str) -> list[str]:
     """The parts of a name that the doctor chose.
 
     Raises:
-        OSError: it leads elsewhere.
+        OSError: it leads outside the folder.
     """
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):

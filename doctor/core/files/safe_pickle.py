@@ -1,5 +1,5 @@
-"""Pickles of plain values: numbers, text, lists, dictionaries. One that wants to import anything is refused, and
-nothing of it is run."""
+"""Loads pickles of plain values: numbers, text, lists, dictionaries. A pickle that imports anything is rejected
+without executing any of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO, NoReturn
 from doctor.core.errors import UnusableError
 
 PROTOCOLS = frozenset(range(2, 6))
-"""Of pickles that begin with their protocol: torch writes 2 (from C++) and 4 (from Python)."""
+"""First bytes of pickles that begin with their protocol: torch writes 2 (C++) and 4 (Python)."""
 
 _BROKEN = (
     pickle.UnpicklingError,
@@ -22,23 +22,23 @@ _BROKEN = (
     ArithmeticError,
     RecursionError,
 )
-"""What a pickle that is cut short or garbled ends in."""
+"""Exceptions that a truncated or corrupt pickle raises."""
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that begins so is a pickle of protocol 2 or later."""
+    """Whether a file that begins with these bytes is a pickle of protocol 2 or later."""
     return head[:1] == b"\x80" and len(head) > 1 and head[1] in PROTOCOLS
 
 
 def load_plain(source: bytes | BinaryIO, *, limit: int) -> object:
-    """The plain values in a pickle.
+    """Return the plain values in a pickle.
 
     Args:
         source: its bytes, or a file that is open at its beginning.
-        limit: bytes that it may have at most. What is loaded takes some 5 times as much.
+        limit: maximum size in bytes. The loaded values take about 5 times as much memory.
 
     Raises:
-        UnusableError: it is too large, it names something to import, or it is cut short or garbled.
+        UnusableError: it is too large, imports something, or is truncated or corrupt.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     size = len(source) if isinstance(source, bytes) else _size(stream)
@@ -56,27 +56,27 @@ def load_plain(source: bytes | BinaryIO, *, limit: int) -> object:
 
 
 class UnsafePickleError(Exception):
-    """The pickle asks for something to be imported or called."""
+    """The pickle imports or calls something."""
 
 
 class ImportRefusal:
-    """For an unpickler that has no way to any class or function."""
+    """Base of unpicklers without access to any class or function."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse it."""
+        """Reject the import."""
         raise UnsafePickleError(f"{module}.{name}")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        """Refuse it."""
+        """Reject the reference."""
         raise UnsafePickleError("an object from outside")
 
 
 class PlainUnpickler(ImportRefusal, pickle.Unpickler):
-    """The one in C."""
+    """The C implementation."""
 
 
 def printable(words: str, most: int = 200) -> str:
-    """At most so many characters of a message, which may quote what stands in a pickle."""
+    """The message, truncated, because it may quote content of the pickle."""
     return "".join(letter if letter.isprintable() else "?" for letter in words[:most])
 
 

@@ -1,8 +1,9 @@
-"""Which file of settings counts, and what may be believed of it.
+"""Finds the settings file in effect, and decides how far it is trusted.
 
-One file counts: the one that ``--config`` names, else the one that DOCTOR_CONFIG names, else that of the project, else
-that of the user. All are data. A file may name code (``plugins``) only where the user or root owns it, nobody else may
-write to it, and it was named or is the user's own: a folder that was downloaded brings a doctor.toml of its own.
+Exactly one file is used: the one that ``--config`` names, else the one that DOCTOR_CONFIG names, else that of the
+project, else that of the user. All are data. A file may name code (``plugins``) only if the user or root owns it,
+nobody else can write to it, and it was named explicitly or is the user's own: a downloaded folder may contain a
+doctor.toml.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ else:
     import tomli as tomllib
 
 VARIABLE = "DOCTOR_CONFIG"
-"""Names a file of settings, by an absolute path: a relative one would mean another file in every folder."""
+"""The variable with the absolute path of a settings file: a relative path would mean another file in every folder."""
 
 LARGEST = 1 << 18
-"""Bytes of a file of settings; the largest pyproject.toml of well-known projects has a quarter."""
+"""Maximum size of a settings file in bytes; the largest pyproject.toml of well-known projects has a quarter of it."""
 MOST_DOTS = 100
-"""Of keys on one line: the time that tomllib takes for a key grows with the square of its parts."""
+"""Maximum number of parts of a key on one line: the time that tomllib takes for a key is quadratic in them."""
 
 _OUR_TABLE = re.compile(
     rb"""^[ \t]*\[+[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?(?:rank)?doctor["']?[ \t]*(?:[.\]]|$)""", re.MULTILINE
@@ -41,8 +42,7 @@ Origin = Literal["named", "project", "user"]
 
 @dataclass(frozen=True)
 class UserSettingsFile:
-    """A file of settings: our table in it, its text, where it was found, and whether only the user or root may write
-    to it."""
+    """A settings file: our table in it, its text, its location, and whether only the user or root can write to it."""
 
     path: Path
     table: Mapping[str, Any]
@@ -58,14 +58,14 @@ class UserSettingsFile:
 
 @dataclass
 class SettingsFileSearch:
-    """The search for the file that counts. ``notes``: sentences about files that were passed over."""
+    """The search for the file in effect. ``notes``: sentences about files that were skipped."""
 
     start: Path
     environ: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
 
     def find(self, config: Path | None = None) -> UserSettingsFile | None:
-        """The file that counts; ``config``: the one that the user named.
+        """Return the file in effect; ``config``: the file that the user named.
 
         Raises:
             UnusableError: it can't be used.
@@ -94,7 +94,7 @@ class SettingsFileSearch:
         return self._taken(Path(base, "rankdoctor", "doctor.toml"), "user")
 
     def _taken(self, path: Path, origin: Origin) -> UserSettingsFile | None:
-        """The file, unless it is absent, has no table of ours, or is passed over."""
+        """The file, unless it is absent, has no table of ours, or is skipped."""
         try:
             owners = {path.lstat().st_uid, path.stat().st_uid}
         except OSError:
@@ -109,8 +109,8 @@ class SettingsFileSearch:
 
 
 def project_directories(start: Path, home: Path | None) -> Iterator[Path]:
-    """``start`` and those above it up to the root of the project or the home directory, as far as the user or root
-    owns them."""
+    """``start`` and its parents up to the root of the project or the home directory, as long as the user or root owns
+    them."""
     for directory in (start, *start.parents):
         if directory != start and _owner(directory) not in trusted_users():
             return
@@ -142,7 +142,7 @@ def _home(environ: Mapping[str, str]) -> Path | None:
 
 
 def _names_us(project: Path) -> bool:
-    """Whether a pyproject.toml may have our table. One that does not is not ours to complain of."""
+    """Whether a pyproject.toml may contain our table. Errors in other files are not reported."""
     try:
         content, _ = _content(project)
     except UnusableError:
@@ -181,7 +181,8 @@ def _tools(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _content(path: Path) -> tuple[bytes, os.stat_result]:
-    """What a regular file holds, and its status as it was read. Never waits: others may be a FIFO or a device."""
+    """The content of a regular file, and its status at that time. Never blocks: another type may be a FIFO or a
+    device."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UnusableError(f"{path} is not a regular file")
@@ -193,7 +194,7 @@ def _content(path: Path) -> tuple[bytes, os.stat_result]:
         raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
     except ValueError:  # a path with a null character
         raise UnusableError(f"{path!r} is not a path") from None
-    if content is None:  # replaced meanwhile, or like /proc/kmsg, which calls itself regular and has nothing yet
+    if content is None:  # just replaced, or like /proc/kmsg, which claims to be regular and has no data yet
         raise UnusableError(f"{path} is not a regular file")
     if len(content) > LARGEST:
         raise UnusableError(f"{path} is larger than {LARGEST >> 10} KiB")

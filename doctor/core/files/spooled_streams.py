@@ -1,5 +1,5 @@
-"""Standard input, pipes and process substitution among the files of a command: what they send is kept in a temporary
-file, so that whatever reads files reads them too. Bytes, time and silence are bounded."""
+"""Standard input, pipes and process substitution among the input files of a command. Their data are copied to a
+temporary file, so that every reader of files can read them. Size, duration and idle time are bounded."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from typing import BinaryIO, NamedTuple
 from doctor.core.errors import UnusableError
 
 MOST_BYTES = 1 << 30
-"""Bytes of a stream that are kept."""
+"""Maximum number of bytes of a stream."""
 MOST_SECONDS = 120.0
-"""Seconds for which a stream is read."""
+"""Maximum duration of reading a stream, in seconds."""
 SILENCE = 20.0
-"""Seconds without a byte after which a stream is given up."""
+"""Maximum time without data, in seconds."""
 _PIECE = 1 << 16
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 
 
 class SpooledPath(type(Path())):  # type: ignore[misc]
-    """A file that holds what a stream sent. ``shown``: the name by which the user gave it; ``cut``: why the rest of it
-    was not read."""
+    """A file with the data of a stream. ``shown``: the name under which the user specified it; ``cut``: why the rest
+    of it was not read."""
 
     shown: str
     cut: str | None
@@ -46,11 +46,11 @@ class SpooledInput(NamedTuple):
 def spooled_paths(
     paths: Iterable[Path], ending_of: Callable[[bytes], str] = lambda head: ""
 ) -> Iterator[tuple[Path, ...]]:
-    """The paths, with a file for each stream among them; the files are removed at the end. ``ending_of``: the ending of
-    the file's name, by its first bytes.
+    """Yield the paths, with a file in place of each stream; the files are removed at the end. ``ending_of``: the file
+    name extension for its first bytes.
 
     Raises:
-        UnusableError: a stream sent nothing, or can't be kept.
+        UnusableError: a stream sent nothing, or can't be stored.
     """
     folder: str | None = None
     found: list[Path] = []
@@ -71,7 +71,7 @@ def spooled_paths(
 
 
 def _stream_of(path: Path) -> int | None:
-    """A descriptor of its own for a stream; ``None`` for anything else."""
+    """A separate descriptor for a stream; ``None`` for anything else."""
     text = os.fspath(path)
     named = _DESCRIPTOR.fullmatch(text)
     if text in ("-", "/dev/stdin") or named:

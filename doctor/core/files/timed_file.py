@@ -39,11 +39,11 @@ class TimedFile:
         self.status = self._ask(lambda: self._open(path), os.stat_result)
 
     def read(self, most: int) -> bytes:
-        """The next bytes, at most ``most``; none at the end."""
+        """Return the next bytes, at most ``most``; none at the end."""
         return self._ask(lambda: os.read(self._descriptor, most), bytes)
 
     def close(self) -> None:
-        """End the thread once its call returns, and close the file."""
+        """End the thread when its call returns, and close the file."""
         self._calls.put(None)
 
     def __enter__(self) -> TimedFile:

@@ -1,4 +1,4 @@
-"""Whose folders and files count in a place that several users may write to, and the sentence for those that do not."""
+"""Decides whose folders and files are trusted where several users can write, and explains why others are not."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from doctor.core.errors import UnusableError
 VARIABLE = "DOCTOR_SHARE_GROUP"
 """Names the group, as ``--share-group`` and the callback's ``share_group`` do."""
 LOOKUP = 1.0
-"""Seconds for the name of a user or group, which a directory service may hold back."""
+"""Timeout in seconds for looking up the name of a user or group, because a directory service may block."""
 _PROC = Path("/proc")
 _ALL = ["0", "0", str(0xFFFFFFFF)]
-"""The map of a user namespace in which every id stands for itself; see user_namespaces(7)."""
+"""The map of a user namespace in which every id maps to itself; see user_namespaces(7)."""
 
 
 class UntrustedPath(OSError):
-    """A folder or file that another user may have made or changed. Its text is one sentence for the user."""
+    """A folder or file that another user may have created or changed. Its text is one sentence for the user."""
 
 
 class TrustedOwners(NamedTuple):
-    """Who is trusted: this process's own user, and the members of ``group``, a GID, if there is one.
+    """The trusted owners: this process's user, and the members of ``group``, a GID, if there is one.
 
     ``doubt``: why owners can't be told apart here, if they can't. ``option``: how the user names the group.
     """
@@ -46,22 +46,22 @@ class TrustedOwners(NamedTuple):
 
     @property
     def folder_mode(self) -> int:
-        """Permissions of a folder that the doctor makes."""
+        """Permissions of a folder that the doctor creates."""
         return 0o700 if self.group is None else 0o2770
 
     @property
     def file_mode(self) -> int:
-        """Permissions of a file that the doctor makes."""
+        """Permissions of a file that the doctor creates."""
         return 0o600 if self.group is None else 0o660
 
     def trusts(self, seen: os.stat_result) -> bool:
-        """Whether only this user, or members of the group, can have made and changed this."""
+        """Whether only this user, or members of the group, can have created and changed it."""
         if self.group is not None and seen.st_gid == self.group:
             return not seen.st_mode & stat.S_IWOTH
         return seen.st_uid == self.uid
 
     def require_folder(self, seen: os.stat_result, path: Path, *, private: bool) -> None:
-        """Accept a folder. ``private``: others may not write into it.
+        """Accept a folder. ``private``: others can't write to it.
 
         Raises:
             UntrustedPath: it is a link, belongs to another user, or is open to others.
@@ -69,7 +69,7 @@ class TrustedOwners(NamedTuple):
         if stat.S_ISLNK(seen.st_mode):
             raise UntrustedPath(_link_in_words(seen, path))
         if not stat.S_ISDIR(seen.st_mode):
-            return  # the error of the system says so
+            return  # the system call fails with a clear error
         if not self.trusts(seen):
             raise UntrustedPath(self._foreign(seen, path))
         if private:
@@ -90,10 +90,10 @@ class TrustedOwners(NamedTuple):
             )
 
     def require_file(self, seen: os.stat_result, path: Path) -> None:
-        """Accept a file, or what stands in its place.
+        """Accept a file.
 
         Raises:
-            UntrustedPath: it is no regular file, or belongs to another user.
+            UntrustedPath: it is not a regular file, or belongs to another user.
         """
         if stat.S_ISLNK(seen.st_mode):
             raise UntrustedPath(_link_in_words(seen, path))
@@ -127,7 +127,7 @@ def _link_in_words(seen: os.stat_result, path: Path) -> str:
 
 
 def mapped_in_words(made: os.stat_result, path: Path, owners: TrustedOwners) -> str:
-    """The sentence for a file system that gives what this process makes to another user."""
+    """The sentence for a file system that assigns the files of this process to another user."""
     return (
         f"what {user_in_words(owners.uid)} makes in {path} belongs to {user_in_words(made.st_uid)} (an NFS export with"
         f" root_squash, or a map of user ids): run as another user, use another folder, or name the group of these"
@@ -136,7 +136,7 @@ def mapped_in_words(made: os.stat_result, path: Path, owners: TrustedOwners) -> 
 
 
 def chosen_group(named: str | int | None) -> int | None:
-    """The GID of a group, by its name or number; ``None`` where none is named.
+    """The GID of a group, by its name or number; ``None`` if none is specified.
 
     Raises:
         UnusableError: there is no such group.
@@ -153,19 +153,19 @@ def chosen_group(named: str | int | None) -> int | None:
 
 
 def user_in_words(uid: int) -> str:
-    """``user alice (uid 1000)``, or the number alone where it has no name here."""
+    """``user alice (uid 1000)``, or only the number if it has no name here."""
     name = _looked_up(lambda: pwd.getpwuid(uid).pw_name)
     return f"user {name} (uid {uid})" if name else f"uid {uid}"
 
 
 def group_in_words(gid: int) -> str:
-    """``group ml (gid 2000)``, or the number alone where it has no name here."""
+    """``group ml (gid 2000)``, or only the number if it has no name here."""
     name = _looked_up(lambda: grp.getgrgid(gid).gr_name)
     return f"group {name} (gid {gid})" if name else f"gid {gid}"
 
 
 def _looked_up(look: Callable[[], str | int]) -> str | int | None:
-    """What a directory service answers, in a thread that is left behind where it is silent."""
+    """The answer of a directory service, requested in a thread that is abandoned if the service does not respond."""
     found: list[str | int] = []
 
     def work() -> None:
@@ -204,7 +204,7 @@ def _is_unmapped(uid: int) -> bool:
 
 @functools.cache
 def _overflow(kind: str) -> int:
-    """The id that the kernel shows for those that it can't show."""
+    """The id that the kernel shows for ids without a mapping."""
     try:
         return int((_PROC / "sys/kernel" / f"overflow{kind}").read_bytes())
     except (OSError, ValueError):

@@ -16,7 +16,7 @@ _PLACE = re.compile(r"\{([\w|]+)\}")
 
 
 def declared_findings(job: Job, check_id: str) -> Iterator[Finding]:
-    """The findings that the patterns of messages declare for a check, in the order of the patterns."""
+    """The findings that log patterns declare for a check, in the order of the patterns."""
     for kind, declared in _by_check().get(check_id, ()):
         if not (declared.unless and is_logged(job, *declared.unless)):
             for group in event_groups(job, kind, by=declared.by):
@@ -48,7 +48,7 @@ def _finding(group: EventGroup, declared: LogFinding) -> Finding:
 
 
 def _filled(template: str, group: EventGroup) -> str:
-    """The template with the values of the events."""
+    """The template with the values of the events filled in."""
 
     def value(place: re.Match[str]) -> str:
         return group.value(*place[1].split("|")) or ""

@@ -11,10 +11,10 @@ from doctor.core.finding import Finding, Severity, Source
 from doctor.core.job import Job
 
 SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "NCCL013")
-"""What nearly every fault causes: ranks that fail, wait for others, or lose them. A message that names the fault itself
-explains these."""
+"""Symptoms that nearly every fault causes: ranks that fail, wait for others, or lose them. A message that identifies
+the fault itself explains these."""
 SHOWN = 6
-"""Lines of evidence that a finding shows."""
+"""Maximum number of evidence lines in a finding."""
 
 
 class EventGroup(NamedTuple):
@@ -30,12 +30,12 @@ class EventGroup(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that logged the message, as far as they are known."""
+        """The ranks that logged the message, if known."""
         return tuple(sorted({one.rank for one in self.events if one.rank is not None}))
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts on which the message was logged, as far as they are known."""
+        """The hosts on which the message was logged, if known."""
         return tuple(dict.fromkeys(one.host for one in self.events if one.host))
 
     def value(self, *names: str) -> str | None:

@@ -13,11 +13,11 @@ KIND = "doctor.finding"
 MOST_RANKS = 4096
 """Maximum number of ranks that one finding names."""
 _CONFIDENCE = 0.9
-"""The original finding used facts of the run that a log does not contain."""
+"""The note that the original finding used facts of the run that a log does not contain."""
 
 
 def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
-    """What a log contains of the findings of that check, each claim once.
+    """The findings of this check that a log contains, each claim once.
 
     It only adds findings and never removes one.
     """
@@ -48,7 +48,7 @@ def _finding(check_id: str, ranks: tuple[int, ...], events: list[Event]) -> Find
 
 
 def _place(event: Event) -> tuple[str, str]:
-    """The claim, and the ranks of the location that may follow it: "… (rank 1 (node2))"."""
+    """The claim, and the ranks in the location that may follow it: "… (rank 1 (node2))"."""
     summary = (event.value("summary") or "").partition(" (the way out:")[0]
     claim, found, place = summary.rpartition(" (rank")
     if not found or not summary.endswith(")"):
@@ -57,7 +57,7 @@ def _place(event: Event) -> tuple[str, str]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """``0-2,5`` as numbers."""
+    """Parse ``0-2,5``."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

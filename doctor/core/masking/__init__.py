@@ -1,10 +1,9 @@
-"""Masks secrets in whatever leaves the doctor: facts, captures, records, reports and messages.
+"""Masks secrets in everything that leaves the doctor: facts, captures, records, reports and messages.
 
-Masked twice: where text becomes a fact (collectors, ``postmortem/job_assembly.py``,
-``monitor/telemetry/rank_telemetry.py``), and where facts and findings leave in a document or a report
+Text is masked twice: when it becomes a fact (collectors, ``postmortem/job_assembly.py``,
+``monitor/telemetry/rank_telemetry.py``), and when facts and findings are written to a document or a report
 (``core/capture.py``, ``session.py``, messages on stderr). ``text_masking`` finds secrets by their form and by the name
-in front of them, ``variable_masking`` masks variables and command lines, ``documents`` masks whole records and
-documents.
+before them, ``variable_masking`` masks variables and command lines, ``documents`` masks whole records and documents.
 
 A new form of token is one line in ``token_formats.py`` and one shape in ``tests/masking/shapes.py``. The tests in
 ``tests/masking/`` send every shape through every input and output, and check that real logs and verdicts do not change.

@@ -1,4 +1,4 @@
-"""Masks secrets in whole records and documents, on their way in and out."""
+"""Masks secrets in whole records and documents, on input and output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from doctor.core.masking.variable_masking import LONGEST, mask_value
 R = TypeVar("R", bound=msgspec.Struct)
 
 OWN_FIELDS = frozenset({"key", "keys", "auth", "access", "token", "tokens"})
-"""Names of fields of our own records that do not announce a secret."""
+"""Field names of our own records that do not indicate a secret."""
 
 _NOT_TEXT = frozenset({"None", "Optional", "bool", "float", "int", "tuple"})
-"""Words in the annotations of fields that never hold text."""
+"""Words in annotations of fields that never hold text."""
 
 
 def mask_record(record: R) -> R:
@@ -38,7 +38,7 @@ def holds_secret(records: Sequence[object]) -> bool:
     Encoded parts (:class:`msgspec.Raw`) are not searched.
     """
     found = _Texts()
-    for start in range(0, len(records), 256):  # as many as fit in a processor's cache
+    for start in range(0, len(records), 256):  # as many as fit in a CPU cache
         found.collect(records[start : start + 256])
     return any(mask_text(text) != text for text in found.texts) or any(
         mask_value(name, value) != value for name, value in found.named
@@ -102,7 +102,7 @@ def _is_secret_field(name: object) -> bool:
 def mask_document(value: Any) -> Any:
     """Return plain dictionaries, lists and strings with secrets masked; the same object if there is no secret.
 
-    A string is masked by its form, and by the name of the variable or field whose value it is.
+    A string is masked by its form, and by the name of its variable or field.
     """
     if isinstance(value, str):
         return mask_text(value)

@@ -1,4 +1,4 @@
-"""Programs that take a secret behind a short option or as a bare word, which no name announces.
+"""Programs that take a secret after a short option or as a bare word, without a name that indicates it.
 
 From the manual pages of the programs. Each pattern begins with the program's name and looks at a bounded stretch.
 """
@@ -37,4 +37,4 @@ PROGRAMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )
-"""Lower-case text that such a command holds, and its pattern with the group ``secret``."""
+"""Lower-case text that such a command contains, and its pattern with the group ``secret``."""

@@ -1,7 +1,7 @@
-"""Which names of variables, options and fields announce a secret.
+"""Decides which names of variables, options and fields indicate a secret.
 
 The words are those of the keyword rules of secret scanners (Yelp/detect-secrets ``plugins/keyword.py``, gitleaks
-``generic-api-key``), without the ones that training uses for something else: tokens of a vocabulary, keys of a store.
+``generic-api-key``), without those that mean something else in training: tokens of a vocabulary, keys of a store.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 
 class SecretConfidence(IntEnum):
-    """How surely a name announces a secret. ``MAYBE``: so it does as a variable; in text only before a value that looks
+    """How reliably a name indicates a secret. ``MAYBE``: always as a variable; in text only before a value that looks
     random."""
 
     NO = 0
@@ -34,7 +34,7 @@ _MAYBE = frozenset(
     AUTH OAUTH BEARER COOKIE PAT DSN SIG PRIVATE ACCESS LICENSE LICENCE KEY KEYS COMMENT
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
-"""``COMMENT``: of a job (SLURM_JOB_COMMENT), whatever somebody typed; no check reads it."""
+"""``COMMENT``: the comment of a job (SLURM_JOB_COMMENT) is arbitrary user text, and no check reads it."""
 _INSIDE_SURE = ("PASSW", "PASSPHR", "SECRET", "APIKEY")
 _KEY_OF = frozenset(
     """
@@ -42,7 +42,7 @@ _KEY_OF = frozenset(
     STORAGE DEPLOY HMAC SHARED SESSION INTEGRATION WEBHOOK ADMIN INGEST ACCESSKEY
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
-"""Words before KEY that say what it opens: ``api_key``, ``x-functions-key`` has none."""
+"""Words before KEY that state its purpose: ``api_key``. ``x-functions-key`` has none."""
 _VOCABULARY = frozenset(
     """
     MAX MIN NUM N NO NEW TOTAL PER BATCH PROMPT INPUT OUTPUT PAD PADDING EOS BOS UNK MASK SEP CLS IMAGE AUDIO
@@ -50,13 +50,13 @@ _VOCABULARY = frozenset(
     OF COMPLETION CONTEXT SEQ SEQUENCE GLOBAL LOCAL SEEN CONSUMED PROCESSED
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
-"""Words before TOKEN or TOKENS that make it one of a vocabulary, or a count of them."""
+"""Words before TOKEN or TOKENS that make it a vocabulary token or a token count."""
 _HARMLESS = frozenset({"PKEY", "PKEYS", "MONKEY", "HOTKEY", "TURKEY", "DONKEY", "JOCKEY", "WHISKEY"})
-"""``PKEY`` is a partition of an InfiniBand fabric (NCCL_IB_PKEY), or the path of a key."""
+"""``PKEY`` is a partition of an InfiniBand fabric (NCCL_IB_PKEY), or the path of a key file."""
 _HARMLESS_NAMES = frozenset({"PWD", "OLDPWD"})
 """The shell's working directory."""
 _ALGORITHM = "NCCL_PAT_"
-"""``PAT`` is an algorithm of NCCL there, and no personal access token."""
+"""In these names ``PAT`` is an NCCL algorithm, not a personal access token."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -69,7 +69,7 @@ def is_secret_name(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def secrecy(name: str) -> SecretConfidence:
-    """How surely a variable, option or field called ``name`` holds a secret."""
+    """How reliably the name of a variable, option or field indicates a secret."""
     plain = name.upper()
     if name in _HARMLESS_NAMES or plain.startswith(_ALGORITHM):
         return SecretConfidence.NO
@@ -99,7 +99,7 @@ def _of_token(word: str, previous: str) -> SecretConfidence:
 
 
 def _is_compound(word: str) -> bool:
-    """``AUTHX``, ``USERAUTH``, ``MYCREDS``, ``WANDBKEY``, and not ``AUTHOR``, ``CREDIT``, ``MONKEY``."""
+    """Accept ``AUTHX``, ``USERAUTH``, ``MYCREDS``, ``WANDBKEY``, but not ``AUTHOR``, ``CREDIT``, ``MONKEY``."""
     if word.endswith(("KEY", "KEYS")):
         return word not in _HARMLESS
     if word.startswith("CRED"):

@@ -1,6 +1,6 @@
-"""Masks the secrets in one text: a line of a log, a message of an exception, a value, a command.
+"""Masks the secrets in one text: a log line, an exception message, a value, a command.
 
-Every search begins at a literal and looks at a bounded stretch around it, so that the time is linear in the text.
+Every search begins at a literal and examines a bounded stretch around it, so the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from doctor.core.masking.secret_names import SecretConfidence, secrecy
 from doctor.core.masking.token_formats import TOKEN_FORMATS
 
 REDACTED = "<redacted>"
-"""Stands where a secret was."""
+"""Replaces a secret."""
 
 _SHORT = 400
-"""Characters up to which a text is remembered with what became of it: processes repeat theirs."""
+"""Maximum length of a text whose result is cached: processes repeat short texts."""
 
 
 def mask_text(text: str) -> str:
-    """``text`` without tokens of known form, credentials in addresses and headers, and without values that stand behind
-    the name of a secret (``HF_TOKEN=…``, ``"api_key": "…"``, ``--password …``). The very same object where there is no
-    secret."""
+    """Return ``text`` without tokens of known form, credentials in URLs and headers, and values that follow the name
+    of a secret (``HF_TOKEN=…``, ``"api_key": "…"``, ``--password …``). The same object if there is no secret."""
     if _HEXADECIMAL.fullmatch(text) and not any(cue in text.lower() for cue in _HEXADECIMAL_CUES):
         return text
     masked = _remembered(text) if len(text) <= _SHORT else _masked(text)
@@ -46,7 +45,7 @@ def _masked(text: str) -> str:
 
 
 _LONG_WORD = re.compile(r"[A-Za-z0-9_-]{16}|-----")
-"""All forms of tokens have one."""
+"""Every token form contains one of these."""
 
 
 _remembered = lru_cache(maxsize=8192)(_masked)
@@ -60,15 +59,15 @@ def _without_secret(match: re.Match[str]) -> str:
     return whole[: start - match.start()] + REDACTED + whole[end - match.start() :]
 
 
-# Addresses: ``scheme://user:password@host`` (RFC 3986, 3.2.1), also as people write it without escaping.
+# Addresses: ``scheme://user:password@host`` (RFC 3986, 3.2.1), also unescaped.
 
 _AUTHORITY = re.compile(r"([a-z][a-z0-9+.-]{0,20})?://([^\s/?#\"'<>`]{0,512})", re.IGNORECASE)
 _UNESCAPED = re.compile(
     r"(?<=://)[^\s:@/\[]{0,64}:(?!//)(?!\d{1,5}(?![^\s/?#,;\"')\]]))(?:[^\s\"'<>`@]| (?! )){1,128}@(?=[\w\[.-])"
 )
-"""``user:pass/word@host``, ``user:pass word@host``; what could be a port begins no password."""
+"""``user:pass/word@host``, ``user:pass word@host``; text that could be a port does not begin a password."""
 _CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
-"""Schemes of Azure storage: a container stands before the ``@``."""
+"""Schemes of Azure storage: a container precedes the ``@``."""
 _PUBLIC = frozenset({"git", "root", "hdfs", "hadoop", "ubuntu", "ec2-user", "anonymous"})
 
 
@@ -85,7 +84,7 @@ def _mask_addresses(text: str) -> str:
 
 
 def _end_of_userinfo(text: str, start: int, authority: str, scheme: str) -> int:
-    """Where the ``@`` behind the user's part of an address stands; 0 without one, or with a name that is public."""
+    """The index of the ``@`` after the userinfo of a URL; 0 if there is none or the user name is public."""
     info, sign, _ = authority.rpartition("@")
     if sign:
         kept = info in _PUBLIC or (scheme in _CONTAINERS and ":" not in info) or info == REDACTED
@@ -98,7 +97,7 @@ _LOGIN = re.compile(
     r"(?<![\w.+%-])(?!mailto:|sha256:|sha512:)[\w.+%-]{1,64}:(?!\d{1,5}@)(?P<secret>[^\s:@/\"'<>,;()\[\]]{1,128})"
     r"@(?=[A-Za-z0-9\[])(?!sha\d)"
 )
-"""``user:password@host`` without a scheme. A port is no password, nor is the tag of an image before its digest."""
+"""``user:password@host`` without a scheme. A port is not a password, nor is an image tag before its digest."""
 
 
 def _mask_logins(text: str) -> str:
@@ -132,7 +131,7 @@ _WORDS = (
     "pass", "pwd", "pw", "secret", "token", "cred", "key", "auth", "sig", "jwt", "_pat", "dsn", "bearer", "cookie",
     "private", "access", "licen",
 )  # fmt: skip
-"""What every name of :mod:`doctor.core.masking.secret_names` holds."""
+"""Text that every name of :mod:`doctor.core.masking.secret_names` contains."""
 
 _NAMED = re.compile(
     r"(?<![\w.-])(?P<name>[\w.-]{2,100})(?![\w.-])\\?[\"'`]?\]?"
@@ -146,7 +145,7 @@ _NOTHING = re.compile(
     r"|\$\{?\w+\}?)(?![\w])",
     re.IGNORECASE,
 )
-"""What stands for a value without being a secret."""
+"""Values that are not secrets."""
 _COUNT = re.compile(r"-?[\d.]{1,6}")
 
 
@@ -163,7 +162,7 @@ def _mask_named(text: str) -> str:
 
 
 def _end_of_secret(text: str, found: re.Match[str]) -> int:
-    """Where the value behind a name ends; 0 where there is nothing to mask."""
+    """The end of the value after a name; 0 if there is nothing to mask."""
     start, how = found.end(), _secrecy_in(text, found)
     if how is SecretConfidence.NO or text.startswith(REDACTED, start):
         return 0
@@ -175,7 +174,7 @@ def _end_of_secret(text: str, found: re.Match[str]) -> int:
 
 
 def _is_something_else(found: re.Match[str], value: str) -> bool:
-    """A count of tokens, a working directory, a key of a store."""
+    """Whether it is a token count, a working directory or a store key."""
     name = found["name"].lower().strip(".-")
     if name == "pwd":
         return value.startswith("/")
@@ -188,15 +187,15 @@ _ELEMENT = re.compile(r"<(?P<name>[\w.:-]{2,60})>(?P<secret>[^<>\s][^<>]{0,512})
 
 
 def _mask_elements(text: str) -> str:
-    """``<password>x</password>``."""
+    """Mask ``<password>x</password>``."""
     return _ELEMENT.sub(
         lambda match: _without_secret(match) if secrecy(match["name"]) is SecretConfidence.SURE else match[0], text
     )
 
 
 def _secrecy_in(text: str, found: re.Match[str]) -> SecretConfidence:
-    """How surely the name announces a secret here: ``sig`` is a signal in a log, and a signature in a query; ``pass:``
-    begins a line about a test."""
+    """How reliably the name indicates a secret here: ``sig`` is a signal in a log and a signature in a query;
+    ``pass:`` begins a line about a test."""
     name = found["name"].strip(".-")
     short = name.lower()
     if short in ("sig", "key", "auth") and text[max(0, found.start() - 1) : found.start()] in ("?", "&"):
@@ -220,12 +219,12 @@ def _end_of_value(text: str, start: int, quote: str, *, sure: bool) -> int:
 
 
 def _in_query(text: str, start: int) -> bool:
-    """Whether the value is part of a query: those of others follow behind ``&``."""
+    """Whether the value is part of a query, in which other parameters follow after ``&``."""
     return "?" in text[max(0, start - 300) : start] or "&" in text[max(0, start - 100) : start]
 
 
 def _closing(text: str, start: int, quote: str) -> int:
-    """Where the closing quote stands; a backslash escapes the next character, unless it is part of the quote."""
+    """The index of the closing quote; a backslash escapes the next character, unless it is part of the quote."""
     at = start
     while (at := text.find(quote, at, start + 8192)) >= 0:
         slashes = len(text[start:at]) - len(text[start:at].rstrip("\\"))
@@ -241,7 +240,7 @@ _OPTION = re.compile(
 
 
 def _mask_options(text: str) -> str:
-    """``--password x``: options with such names."""
+    """Mask the value in ``--password x``, for options with such names."""
     return _OPTION.sub(
         lambda match: (
             _without_secret(match) if secrecy(match["name"]) and not _NOTHING.fullmatch(match["secret"]) else match[0]
@@ -266,7 +265,7 @@ _PROSE = re.compile(
 
 
 def _mask_prose(text: str) -> str:
-    """``invalid token 0f3a…``, ``password 'hunter2'``: a quoted word, or one that looks random."""
+    """Mask ``invalid token 0f3a…``, ``password 'hunter2'``: a quoted word, or one that looks random."""
 
     def masked(match: re.Match[str]) -> str:
         secret = match["secret"].rstrip(".:")
@@ -282,8 +281,8 @@ _RUN = re.compile(r"[A-Za-z0-9]{10,}")
 
 
 def looks_random(text: str) -> bool:
-    """Whether a word looks like one that a generator made: it has a long run of letters mixed with digits, or a very
-    long one; words, numbers, paths and addresses of memory have none."""
+    """Whether a word looks generated: it has a long run of letters mixed with digits, or a very long run; words,
+    numbers, paths and memory addresses have none."""
     if text.startswith(("/", "./", "~", "<", "$")):
         return False
     runs = (run[0] for run in _RUN.finditer(text) if not run[0].startswith(("0x", "0X")))

@@ -1,9 +1,9 @@
-"""Secrets that are known by their form: tokens with a provider's prefix, key blocks, webhooks.
+"""Secrets of known form: tokens with a provider's prefix, key blocks, webhooks.
 
 Prefixes and alphabets are those that providers publish so that scanners can find leaked tokens, as collected in the
 rules of gitleaks (``config/gitleaks.toml``), Yelp/detect-secrets (``plugins/``) and trufflehog; lengths are lower
-bounds, because a log may cut a token short. Each pattern begins with a literal and has one repetition, so that it takes
-time linear in the line; it is tried only on text that holds its cue.
+bounds, because a log may truncate a token. Each pattern begins with a literal and has one repetition, so that it takes
+time linear in the line; it is tried only on text that contains its cue.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from typing import NamedTuple
 
 _FREE = r"(?<![A-Za-z0-9])"
-"""A token begins where no word goes on: ``disk-…`` is not ``sk-…``."""
+"""A token begins only at a word boundary: ``disk-…`` does not contain ``sk-…``."""
 _ALNUM = r"[A-Za-z0-9]{16,}"
 _WORDS = r"[\w-]{16,}"
 _WEB = r"[\w.~+/=-]{16,}"
 
 
 class TokenFormat(NamedTuple):
-    """A form of secrets. ``cue``: lower-case text that is part of all of them. If ``pattern`` has a group ``secret``,
+    """A form of secrets. ``cue``: lower-case text that all of them contain. If ``pattern`` has a group ``secret``,
     only that group is masked."""
 
     cue: str
@@ -32,7 +32,7 @@ class TokenFormat(NamedTuple):
 
 
 def _tokens(rest: str, *prefixes: str) -> list[TokenFormat]:
-    """Tokens that begin with one of the literal ``prefixes`` and go on with ``rest``."""
+    """Tokens that begin with one of the literal ``prefixes`` and continue with ``rest``."""
     return [TokenFormat(prefix.lower(), _FREE + re.escape(prefix) + rest) for prefix in prefixes]
 
 
@@ -71,10 +71,10 @@ TOKEN_FORMATS: tuple[TokenFormat, ...] = (
     TokenFormat("-us", _FREE + r"[0-9a-f]{32}-us[0-9]{1,2}(?![0-9])"),  # Mailchimp
     TokenFormat(":aa", _FREE + r"[0-9]{8,10}:AA[\w-]{32,35}(?![\w-])"),  # Telegram
     TokenFormat("key-", _FREE + r"key-[0-9a-f]{32}(?![0-9a-f])"),  # Mailgun
-    # Addresses that are the secret: who knows one may post.
+    # URLs that are secrets themselves: anybody who knows one can post.
     TokenFormat("hooks.slack.com/", r"hooks\.slack\.com/(?:services|workflows|triggers)/(?P<secret>[\w/+-]{10,})"),
     TokenFormat("/api/webhooks/", r"discord(?:app)?\.com/api/webhooks/\d{1,24}/(?P<secret>[\w-]{10,})"),
     TokenFormat("webhook.office.com/", r"webhook\.office\.com/(?P<secret>[\w@/-]{10,})"),
     TokenFormat("api.telegram.org/bot", r"api\.telegram\.org/bot(?P<secret>[\w:-]{10,})"),
 )
-"""All of them; the order matters only where one form holds another."""
+"""All forms; the order matters only if one form contains another."""

@@ -1,4 +1,4 @@
-"""Masks variables and command lines, whose parts say themselves what they hold."""
+"""Masks variables and command lines, whose names and options indicate what they hold."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from doctor.core.masking.secret_names import is_secret_name
 from doctor.core.masking.text_masking import REDACTED, mask_text
 
 LONGEST = 4096
-"""Characters of a value that are kept. Longer ones are lists of hosts or whole documents."""
+"""Maximum length of a value. Longer values are lists of hosts or whole documents."""
 
 
 def readable(text: str) -> str:
-    """``text`` as it can be written: bytes that are not UTF-8 become U+FFFD, long texts are cut and say so.
+    """Return ``text`` in an encodable form: bytes that are not UTF-8 become U+FFFD, long texts are truncated with a
+    note.
 
     Python keeps undecodable bytes of the environment as lone surrogates (PEP 383), which no encoder takes.
     """
@@ -25,7 +26,7 @@ def readable(text: str) -> str:
 
 
 def mask_value(name: str, value: str) -> str:
-    """What may be shown of the variable ``name``. An empty value stays empty: it differs from one that is not set."""
+    """The masked value of the variable ``name``. An empty value stays empty: it differs from an unset one."""
     if value and is_secret_name(name):
         return value if value == REDACTED else REDACTED
     return readable(mask_text(value))
@@ -37,11 +38,12 @@ def mask_variables(environ: Mapping[str, str], wanted: Callable[[str], bool]) ->
 
 
 _SHORT_OPTION = re.compile(r"-[pP](?!ort|\d{1,5}$)[^\s=-].*")
-"""``-pX``, as mysql and sshpass take it; a port may be written so, too."""
+"""``-pX``, as mysql and sshpass take it; a port may have the same form."""
 
 
 def mask_command(arguments: Sequence[str], limit: int = 200) -> str:
-    """A command line in at most ``limit`` characters; ``--token X``, ``--token=X`` and ``TOKEN=X`` lose their value."""
+    """A command line of at most ``limit`` characters; the values in ``--token X``, ``--token=X`` and ``TOKEN=X`` are
+    masked."""
     shown = readable(mask_text(" ".join(_without_values(arguments))))
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 

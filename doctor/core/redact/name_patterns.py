@@ -1,8 +1,8 @@
-"""Names of people and places in free text, found by their form: mail addresses, full host names, buckets, network
-shares, hosts of URLs, numbers of users.
+"""Finds names of people and places in free text by their form: mail addresses, full host names, buckets, network
+shares, hosts in URLs, user numbers.
 
-A dotted word is the name of a host only if its last part is a top-level domain and it is not a Python name; what
-belongs to everybody (github.com, pytorch.org) stays.
+A dotted word counts as a host name only if its last part is a top-level domain and it is not a Python name; public
+domains (github.com, pytorch.org) are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class PlaceholderNumbers:
-    """Numbers by first appearance, from 1."""
+    """Numbers names by first appearance, from 1."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -28,7 +28,7 @@ class PlaceholderNumbers:
         return name in self._known
 
     def names(self) -> tuple[str, ...]:
-        """All that have a number, in its order."""
+        """All numbered names, in the order of their numbers."""
         return tuple(self._known)
 
     def in_order(self, key: Callable[[str], Any]) -> PlaceholderNumbers:
@@ -51,9 +51,10 @@ _COUNTRIES = frozenset(
     pl pt ro rs ru sa se sg si sk th tr tw ua uk us vn za
     """.split()  # noqa: SIM905
 )
-"""Top-level domains; of the countries' only those that are no ending of source files, and below with three parts."""
+"""Top-level domains. Country domains that are also source file extensions are omitted; the others need three parts."""
 _PLAIN_TOP = frozenset({"com", "org", "edu", "gov", "mil"})
-"""No attribute of a Python object is called so; others need a third part, or a sign or digit in the first."""
+"""Top-level domains that are not attribute names in Python; the others need a third part, or a hyphen or digit in the
+first."""
 _MODULES = frozenset(
     """
     torch torchvision torchaudio lightning pytorch lightning_fabric numpy np scipy pandas nvidia nccl ray transformers
@@ -70,7 +71,7 @@ _PUBLIC = frozenset(
     stackoverflow.com example.com example.org example.net kubernetes.io ray.io mpich.org gnu.org apache.org
     """.split()  # noqa: SIM905
 )
-"""Domains that everybody uses: documentation, packages, models."""
+"""Public domains: documentation, packages, models."""
 PUBLIC_USERS = frozenset("root git nobody ubuntu ec2-user admin user none null daemon slurm munge".split())  # noqa: SIM905
 
 _LABEL = r"[A-Za-z0-9][A-Za-z0-9-]{0,62}"
@@ -95,8 +96,8 @@ _FORMS = re.compile(
 
 
 class NamePatterns:
-    """Finds such names in texts, and replaces them. ``hosts``, ``domains`` and ``users`` are shared with whoever
-    knows names from elsewhere."""
+    """Finds such names in text and replaces them. ``hosts``, ``domains`` and ``users`` are shared with the caller,
+    which may know names from other sources."""
 
     def __init__(self, hosts: PlaceholderNumbers, domains: PlaceholderNumbers, users: PlaceholderNumbers) -> None:
         self.hosts = hosts
@@ -108,7 +109,7 @@ class NamePatterns:
         self._uids = PlaceholderNumbers()
 
     def learn(self, text: str) -> None:
-        """Take in users and domains, so that they are replaced wherever they stand."""
+        """Register users and domains, so that they are replaced wherever they occur."""
         for match in _FORMS.finditer(text):
             for user in (match["named"], match["user"], match["person"], match["login"]):
                 if user and _is_person(user) and (user != match["login"] or _is_login(match)):
@@ -118,7 +119,8 @@ class NamePatterns:
                     self._domains.of(_domain_of(name))
 
     def write(self, text: str, folders: PlaceholderNumbers | None) -> str:
-        """``text`` with placeholders. ``folders``: numbers of folders, if those in buckets are replaced, too."""
+        """Return ``text`` with placeholders. ``folders``: numbers of folders, if folders in bucket URLs are replaced
+        too."""
         return _FORMS.sub(lambda match: self._form(match, folders), text)
 
     def _form(self, match: re.Match[str], folders: PlaceholderNumbers | None) -> str:
@@ -164,7 +166,8 @@ class NamePatterns:
         return f"user-{self._users.of(name)}" if _is_person(name) else name
 
     def _host(self, name: str, *, surely: bool = True) -> str:
-        """The placeholder of a host's name; known hosts are left to those who know them."""
+        """The placeholder of a host name. Hosts that are already known are left to
+        :mod:`doctor.core.redact.placeholders`."""
         short, _, domain = name.partition(".")
         if not domain:
             common = name.lower() in _NO_SERVERS or name.isdigit() or name in self.hosts or _PLACEHOLDER.fullmatch(name)
@@ -183,8 +186,8 @@ _NO_SERVERS = frozenset("localhost proxy host server master node worker head clu
 
 
 def is_full_name(name: str, *, surely: bool = False) -> bool:
-    """Whether a dotted word is the full name of a host or a domain that names somebody. ``surely``: it stands where
-    nothing else can."""
+    """Whether a dotted word is a full host name or a domain that identifies somebody. ``surely``: at this position it
+    can't be anything else."""
     labels = name.lower().split(".")
     if len(labels) < 2 or not re.search("[a-z]", labels[-1]) or ".".join(labels[-2:]) in _PUBLIC:
         return False
@@ -202,7 +205,7 @@ def _domain_of(name: str) -> str:
 
 
 def _host_of(match: re.Match[str]) -> str:
-    """The host in the authority of a URL; empty for an address of IP and for a bucket."""
+    """The host in the authority of a URL; empty for an IP address or a bucket."""
     if not match["scheme"] or match["scheme"].lower() in BUCKETS:
         return ""
     host = match["authority"].rpartition("@")[2].partition(":")[0]
@@ -210,7 +213,7 @@ def _host_of(match: re.Match[str]) -> str:
 
 
 def _is_login(match: re.Match[str]) -> bool:
-    """``alice@acme.com`` and ``alice@node1``, and not ``git@github.com`` or ``train:2.1@sha256``."""
+    """Accept ``alice@acme.com`` and ``alice@node1``, but not ``git@github.com`` or ``train:2.1@sha256``."""
     return _is_person(match["login"]) and not re.match(r"sha\d", match["home"])
 
 

@@ -1,8 +1,8 @@
-"""Stand-ins for addresses that keep networks apart and together.
+"""Placeholders for IP addresses that preserve network membership.
 
-Known networks and addresses form a tree by containment. It is laid out anew, block by block in the order of
-appearance, inside the same private range, or inside a range that is reserved for documentation. What shared a network
-still shares one, gateways stay in their network, and nothing is derived from the original numbers.
+Known networks and addresses form a tree by containment. It is mapped block by block, in order of first appearance,
+into the same private range or into a range reserved for documentation. Addresses that shared a network still share
+one, gateways stay in their network, and nothing is derived from the original numbers.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ PRIVATE: tuple[Network, ...] = tuple(
         ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10", "fe80::/10", "fc00::/7"),
     )
 )
-"""Ranges that stay themselves: RFC 1918, 3927, 6598, 4291 and 4193."""
+"""Ranges that are preserved: RFC 1918, 3927, 6598, 4291 and 4193."""
 
 BRIDGES = ("172.17.0.0/16", "192.168.122.0/24")
-"""The default bridges of Docker and libvirt: the same on every machine, and logs are judged by them."""
+"""The default bridges of Docker and libvirt: identical on every machine, and log checks depend on them."""
 KEPT: tuple[Network, ...] = tuple(
     map(ip_network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", "169.254.169.254/32", "::/127", "ff00::/8", *BRIDGES))
 )
-"""Addresses that name nobody: unspecified, loopback, multicast, broadcast, the clouds' metadata service, bridges."""
+"""Addresses that identify nobody: unspecified, loopback, multicast, broadcast, cloud metadata services, bridges."""
 
 POOLS: dict[int, tuple[Network, ...]] = {
     4: tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "198.18.0.0/15", "240.0.0.0/4"))),
     6: (ip_network("2001:db8::/32"),),
 }
-"""Where public addresses go: the ranges for documentation (RFC 5737, RFC 3849), and behind them, where those are too
-small, the ranges for benchmarks (RFC 2544) and for future use."""
+"""Target ranges for public addresses: the documentation ranges (RFC 5737, RFC 3849), followed by the ranges for
+benchmarks (RFC 2544) and for future use if those are too small."""
 
 ASSUMED = {4: 24, 6: 64}
-"""Prefix lengths of a network that nothing tells of."""
+"""Assumed prefix length of an address without a known network."""
 
 GENERIC = {4: 4, 6: 8}
-"""Routes with prefixes shorter than these name no place."""
+"""Routes with shorter prefixes do not identify a site."""
 
 
 class AddressBook:
-    """Stand-ins for all ``networks`` and ``addresses``, which must be complete; order is that of first appearance."""
+    """Placeholders for all ``networks`` and ``addresses``, which must be complete, in order of first appearance."""
 
     def __init__(self, networks: Iterable[Network], addresses: Iterable[Address]) -> None:
         known = dict.fromkeys(network for network in networks if _is_worth(network))
@@ -67,7 +67,7 @@ class AddressBook:
             )
 
     def address(self, address: Address) -> Address:
-        """The stand-in of an address; itself where it names nobody."""
+        """The placeholder of an address; the address itself if it identifies nobody."""
         if is_kept(address):
             return address
         own = self._layout.get(_single(address))
@@ -80,7 +80,8 @@ class AddressBook:
         return standin.network_address if address == edge.network_address else standin.broadcast_address
 
     def network(self, network: Network) -> Network:
-        """The stand-in of a network; itself where it is too wide to name a place, or a whole private range."""
+        """The placeholder of a network; the network itself if it is too wide to identify a site, or a whole private
+        range."""
         return self._layout.get(network, network)
 
     def _lay_out(self, network: Network, place: int) -> None:
@@ -88,8 +89,8 @@ class AddressBook:
         self._lay_out_children(self._tree.children(network), place)
 
     def _lay_out_children(self, children: list[Network], start: int) -> None:
-        """Largest blocks first: sizes are powers of two, so that each begins at a multiple of its size and all that
-        fitted the original fits here. A network's first address is left free."""
+        """Lay out the largest blocks first: sizes are powers of two, so each block is aligned to its size, and
+        whatever fitted the original fits here. The first address of a network is left free."""
         place = start
         for child in sorted(children, key=lambda child: child.prefixlen):
             if place == start and child.prefixlen == child.max_prefixlen:
@@ -99,7 +100,7 @@ class AddressBook:
 
 
 class _Tree:
-    """Networks and single addresses by containment; those without a known network get an assumed one."""
+    """Networks and single addresses by containment. An address without a known network gets an assumed one."""
 
     def __init__(self, networks: dict[Network, None], addresses: dict[Address, None]) -> None:
         self._networks = dict(networks)
@@ -142,15 +143,15 @@ class _Tree:
 
 
 class _Pools:
-    """Hands out blocks of the ranges for public networks."""
+    """Allocates blocks of the ranges for public networks."""
 
     def __init__(self, tree: _Tree) -> None:
         self._tree = tree
         self._next = {pool: int(pool.network_address) for pools in POOLS.values() for pool in pools}
 
     def take(self, root: Network) -> int:
-        """Where a block begins for ``root`` and all below it. A wide network with few hosts gets a narrow block and
-        keeps its own prefix length; a block that fits nowhere begins the last range again."""
+        """Return the start of a block for ``root`` and its descendants. A wide network with few hosts gets a narrow
+        block and keeps its own prefix length; if no block fits, the last range is reused from its start."""
         pools = POOLS[root.version]
         wanted = self._size(root)
         for pool in pools:
@@ -168,7 +169,7 @@ class _Pools:
 
 
 def is_kept(address: Address) -> bool:
-    """Whether an address names nobody."""
+    """Whether an address identifies nobody."""
     return any(address in network for network in KEPT)
 
 

@@ -1,4 +1,4 @@
-"""Node lists such as ``node[01-04,7]``: the names they stand for, within a bound, and the list of placeholders."""
+"""Node lists such as ``node[01-04,7]``: expands them within a bound, and writes lists of placeholders."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterable
 from doctor.core.text import number_runs
 
 NODE_LIMIT = 65_536
-"""Names that one node list may stand for; SLURM's own limit on nodes."""
+"""Maximum number of names in one node list; SLURM's own limit on nodes."""
 TOTAL_LIMIT = 4 * NODE_LIMIT
-"""Names that all node lists of a document may stand for: 6 KB of text can list 20 million."""
+"""Maximum number of names in all node lists of a document: 6 KB of text can list 20 million."""
 
 _LIST = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
 
 
 class NodeLists:
-    """Expands the node lists of one document, each different list once."""
+    """Expands the node lists of one document; each distinct list once."""
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, ...]] = {}
         self._left = TOTAL_LIMIT
 
     def names(self, text: str) -> tuple[str, ...]:
-        """The names that a node list stands for; none if it is not one or too long (:meth:`is_too_long`)."""
+        """The names in a node list; none if it is not a node list or is too long (:meth:`is_too_long`)."""
         if text not in self._names:
             names = expand(text, min(NODE_LIMIT, self._left))
             self._names[text] = names or ()
@@ -31,13 +31,12 @@ class NodeLists:
         return self._names[text]
 
     def is_too_long(self, text: str) -> bool:
-        """Whether it is a node list of more names than are expanded."""
+        """Whether it is a node list with too many names to expand."""
         return not self.names(text) and expand(text, 0) is None
 
 
 def expand(text: str, limit: int = NODE_LIMIT) -> tuple[str, ...] | None:
-    """The names that ``node[01-04,7]`` stands for; none if it is not a list, ``None`` if there are more than
-    ``limit``."""
+    """The names in ``node[01-04,7]``; none if it is not a list, ``None`` if it has more than ``limit`` names."""
     match = _LIST.fullmatch(text)
     spans = [span for part in match[2].split(",") if (span := _span(part))] if match else []
     if match is None or len(spans) != match[2].count(",") + 1:

@@ -1,8 +1,9 @@
-"""Stand-ins for whoever a capture could name: users, hosts, addresses, hardware.
+"""Replaces whatever identifies somebody in a capture: users, hosts, addresses, hardware.
 
-Structure stays: equal names become equal stand-ins everywhere, also inside paths, commands and node lists, and
-addresses keep their networks (:mod:`doctor.core.redact.networks`). Stand-ins are numbered by first appearance, so the
-way back is not in the document. Keys are never touched, and of values only those that are no vocabulary of ours.
+Structure is preserved: equal names get equal placeholders everywhere, also inside paths, commands and node lists, and
+addresses keep their networks (:mod:`doctor.core.redact.networks`). Placeholders are numbered by first appearance, so
+they can't be reversed from the document. Keys are never changed, and values only if they are not part of our own
+vocabulary.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ UNTOUCHED = frozenset(
     running_together identity peer_memory field id
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
-"""Fields with words and versions of the machine's makers, where nobody's name can stand."""
+"""Fields with terms and versions of the hardware vendor, which can't hold a personal name."""
 
 PLAIN_NAMES = frozenset(["name", "interface", "parent", "interfaces", "devices", "driver", "package", "process"])
-"""Fields with names of interfaces, devices and packages: only hardware addresses are looked for in them."""
+"""Fields with names of interfaces, devices and packages: only hardware addresses are searched in them."""
 
 HOST_VALUES = frozenset({"host", "hostname", "node", "peer", "remote", "addr", "local_host", "remote_host"})
-"""Fields of log messages that name hosts, lists of hosts or their addresses."""
+"""Fields of log messages that hold hosts, lists of hosts or their addresses."""
 
 HOST_FIELDS = frozenset(
     {
@@ -62,7 +63,7 @@ HOST_FIELDS = frozenset(
         *(("values", name) for name in HOST_VALUES),
     }
 )
-"""Fields that hold a host's name and nothing else, as (parent, field)."""
+"""Fields that hold a host name and nothing else, as (parent, field)."""
 
 _HOST_VARIABLE = re.compile(r"(?:HOST(?:NAME|S)?|NODENAME|NODELIST|NODE_LIST|_ADDR|ENDPOINT|_IP|_IPADDR)$")
 _NO_HOST = frozenset({"SLURM_TOPOLOGY_ADDR"})
@@ -82,13 +83,13 @@ COMMON = frozenset(
     nobody
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
-"""Words that mean something else almost everywhere: as a name they are replaced in their own fields alone."""
+"""Words that usually mean something else: as a name they are replaced only in fields that hold names."""
 
 _DEVICE_LIKE = re.compile(
     r"(?:eth|ib|bond|veth|docker|virbr|br|lo|wlan|tun|tap|cni|nvidia|cuda)[0-9]*|en[ospx][0-9a-z]+"
     r"|(?:mlx[0-9]|hfi[0-9]|efa|bnxt_re|irdma|rocep?[0-9a-z]*)_?[0-9]+|sm_?[0-9]+[af]?"
 )
-"""Host names that look like a device's are replaced in their own fields alone."""
+"""Host names that look like a device name are replaced only in fields that hold names."""
 
 _HOMES = re.compile(r"/(?:home|homes|Users)/(?P<user>[^/\s:;,'\"<>()\[\]=]+)")
 
@@ -111,7 +112,7 @@ _HARD = re.compile(
     """,
     re.VERBOSE,
 )
-"""What is found by its form: UUIDs and beginnings of them, hardware addresses, IP addresses, SLURM node lists."""
+"""Identifiers found by their form: UUIDs and their prefixes, hardware addresses, IP addresses, SLURM node lists."""
 
 _FOLDERS = re.compile(
     r"(?<![\w.~$}/:-])/(?:[^/\s:;,'\"`<>()\[\]{}=|*?]+/)+|(?<=:)/(?!/)(?:[^/\s:;,'\"`<>()\[\]{}=|*?]+/)+"
@@ -125,10 +126,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def redact(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
-    """A copy of a capture (or report) as builtins in which stand-ins replace users, home folders, hosts, addresses
-    and identifiers of hardware; with ``paths`` also folders that are not the system's or a package's: what logs say is
-    full of the names of projects, and no check needs them. Equal documents give equal results; nothing of the original
-    can be computed back."""
+    """Return a copy of a capture or report, as builtins, with placeholders for users, home folders, hosts, addresses
+    and hardware identifiers. With ``paths``, folders that belong to neither the system nor a package are replaced too:
+    logs are full of project names, and no check needs them. Equal documents give equal results; the original values
+    can't be recovered."""
     people = _NamedEntities()
     for address, length in _interface_addresses(document):
         people.learn_interface_address(address, length)
@@ -140,7 +141,7 @@ def redact(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
 
 
 class _StringSite:
-    """A string of the document: where it stands, and the name of the variable whose value it is."""
+    """A string of the document: its location, and the name of the variable if it is the value of one."""
 
     __slots__ = ("key", "parent", "text", "variable")
 
@@ -163,7 +164,7 @@ class _StringSite:
 
 
 def _sites(value: object, parent: str = "", key: str = "") -> Iterator[_StringSite]:
-    """Every string with its place, in the order of the document."""
+    """Every string with its location, in document order."""
     if isinstance(value, dict):
         variable = _variable_of(value)
         for name, inner in value.items():
@@ -230,7 +231,7 @@ def _rewrite(value: Any, scribe: _RedactionWriter, parent: str, key: str) -> Any
 
 
 class _NamedEntities:
-    """Whom the document names, gathered before anything is written."""
+    """Entities that the document names, collected before anything is replaced."""
 
     def __init__(self) -> None:
         self.hosts = PlaceholderNumbers()
@@ -248,7 +249,7 @@ class _NamedEntities:
         self.book = AddressBook((), ())
 
     def learn(self, site: _StringSite) -> None:
-        """Take in what ``site`` tells."""
+        """Register the names in ``site``."""
         place = (site.parent, site.key, site.variable, site.text)
         if place in self._learnt:
             return
@@ -269,7 +270,7 @@ class _NamedEntities:
                 self.forms.learn(site.text)
 
     def learn_host(self, name: str) -> None:
-        """A host's name, with or without a domain."""
+        """Register a host name, with or without a domain."""
         if name.lower() in LOOPBACK or parse_address(name) is not None:
             return
         short, _, domain = name.partition(".")
@@ -279,13 +280,13 @@ class _NamedEntities:
             self.full_names[name] = (short, domain)
 
     def settled(self) -> _NamedEntities:
-        """Itself, once everything has been learnt."""
+        """Return ``self`` after all names are registered."""
         for text in self._maybe_lists:
             names = self.lists.names(text)
             if any(name in self.hosts for name in names):
                 for name in names:
                     self.learn_host(name)
-        # Neighbours in a rack are named in a row, and where a slow boundary lies is told by that.
+        # Neighbors in a rack have consecutive names, from which checks locate a slow boundary.
         self.hosts = self.hosts.in_order(lambda name: (natural_key(name), name))
         self.forms.hosts = self.hosts
         self.book = AddressBook(self._networks, self._addresses)
@@ -301,7 +302,7 @@ class _NamedEntities:
                 self._learn_address(literal, match["length"] or match["width"])
 
     def learn_interface_address(self, text: str, length: int) -> None:
-        """An address with the prefix length of its interface."""
+        """Register an address with the prefix length of its interface."""
         if network := parse_network(text, length):
             self._networks.setdefault(network)
 
@@ -317,7 +318,7 @@ class _NamedEntities:
 
 
 class _RedactionWriter:
-    """Writes strings anew."""
+    """Rewrites strings with placeholders."""
 
     def __init__(self, people: _NamedEntities, *, paths: bool = False) -> None:
         self._people = people
@@ -333,7 +334,7 @@ class _RedactionWriter:
         self._sizes = sorted({len(_ATOM.findall(name)) for name in self._names}, reverse=True)
 
     def rewrite(self, site: _StringSite) -> str:
-        """The string with stand-ins."""
+        """Return the string with placeholders."""
         way = self._way(site)
         if way == "kept":
             return site.text
@@ -372,7 +373,7 @@ class _RedactionWriter:
         return self._forms(text, typed=False, words=way == "free")
 
     def _folder(self, match: re.Match[str]) -> str:
-        """A folder that somebody chose, as a number; what a package has within it stays."""
+        """A user-chosen folder as a number; paths inside a package are kept."""
         folder = match[0]
         if self._folders is None or _OF_THE_SYSTEM.match(folder):
             return folder
@@ -409,7 +410,7 @@ class _RedactionWriter:
         return self._address(match)
 
     def _beginning(self, text: str) -> str:
-        """A UUID cut short, as CUDA_VISIBLE_DEVICES may name it: cut short again, and as ambiguous as it was."""
+        """A truncated UUID, as CUDA_VISIBLE_DEVICES accepts it: truncated again, and as ambiguous as before."""
         prefix, _, start = text.rpartition("-") if text.count("-") == 1 else text.partition("-")
         start = start.lower()
         at = bisect_left(self._uuids, start)
@@ -484,8 +485,9 @@ class _RedactionWriter:
 
 
 class _KnownName:
-    """A name and its stand-in. ``is_distinct``: it has a digit or a dot and means nothing else; ``is_common``: it is
-    a word of its own; ``may_be_joined``: it is looked for in ``triton_grace`` too, as programs name users' folders."""
+    """A name and its placeholder. ``is_distinct``: it has a digit or a dot and no other meaning; ``is_common``: it is
+    an ordinary word; ``may_be_joined``: it is also searched in compounds such as ``triton_grace``, because programs
+    name users' folders like this."""
 
     def __init__(self, name: str, standin: str, *, may_be_joined: bool = False) -> None:
         self.standin = standin
@@ -526,7 +528,7 @@ def _uuid(number: int) -> str:
 
 
 def _mac(number: int, octets: int) -> str:
-    """A locally administered address (IEEE 802, second bit of the first octet) of that many octets."""
+    """A locally administered address (IEEE 802, second bit of the first octet) of ``octets`` octets."""
     digits = "02" + f"{number:0{2 * octets - 2}x}"
     return ":".join(digits[index : index + 2] for index in range(0, 2 * octets, 2))
 
@@ -538,5 +540,5 @@ def _unmapped(address: Address | None) -> Address | None:
 
 
 def _in_form_of(literal: str, address: Address) -> str:
-    """Written out in eight full groups, as the kernel prints GIDs, where the original was."""
+    """Expand to eight full groups, as the kernel prints GIDs, if the original was expanded."""
     return address.exploded if len(literal) == 39 and isinstance(address, IPv6Address) else str(address)
