@@ -122,7 +122,7 @@ def open_gathering(
 def _probe_options(
     probe: Probe | None, mesh: tuple[Axis, ...], why: bool, *, several_hosts: bool
 ) -> ProbeOptions | None:
-    """What to measure; nothing if there is one host and no full probe was requested."""
+    """The probe options; ``None`` if there is one host and no full probe was requested."""
     if probe == "none" or (probe != "full" and not several_hosts):
         return None
     from doctor.cluster.gather.probe_schedule import ProbeOptions

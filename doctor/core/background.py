@@ -29,7 +29,7 @@ def start_thread(name: str, target: Callable[..., object], *args: Any) -> thread
 def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
     """Join the threads of :func:`start_thread`, for at most ``seconds`` together.
 
-    A thread that is still blocked stays behind as a daemon; ``tell`` gets one line for each name, once a process.
+    A thread that is still blocked stays behind as a daemon; ``tell`` gets one line for each name, once per process.
     """
     until = time.monotonic() + seconds
     for thread in _others():

@@ -64,7 +64,7 @@ def load_registry(plugin_files: Iterable[Path] = (), *, plugins: bool = True) ->
     """Built-ins, installed plugins, and the checks in ``plugin_files``.
 
     Raises:
-        UnusableError: a plug-in file can't be read, holds no check, or claims an id that is taken.
+        UnusableError: a plugin file can't be read, holds no check, or claims an id that is taken.
     """
     broken: list[BrokenPlugin] = []
     checks = {check.id: check for check in builtin_checks(broken)}
@@ -76,10 +76,10 @@ def load_registry(plugin_files: Iterable[Path] = (), *, plugins: bool = True) ->
 
 
 def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
-    """The checks of this distribution, each module imported once. Modules that fail to load are put into ``broken``.
+    """The checks of this distribution, each module imported once. Modules that fail to load are added to ``broken``.
 
     Raises:
-        ValueError: two of them bear one id.
+        ValueError: two of them have the same id.
     """
     seen: dict[str, str] = {}
     for module in walk_modules(builtin_package(), broken, without=(RULE_FAMILY,)):
@@ -91,7 +91,7 @@ def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
 
 
 def playbook_directory() -> Path:
-    """Where the pages of ``doctor explain`` are: data of the installed package, else the checkout's own folder."""
+    """The folder of the pages of ``doctor explain``: data of the installed package, else the folder in the checkout."""
     installed = Path(PACKAGE, "_playbooks")
     return installed if installed.is_dir() else _checkout() / "playbooks"
 
@@ -102,7 +102,7 @@ def _checkout() -> Path:
 
 
 def builtin_package() -> ModuleType:
-    """The package ``doctor_checks``; in a checkout it lies on the shelf ``checks`` beside this package."""
+    """The package ``doctor_checks``; in a checkout it is in the folder ``checks`` beside this package."""
     try:
         return importlib.import_module("doctor_checks")
     except ModuleNotFoundError as error:
@@ -116,8 +116,8 @@ def builtin_package() -> ModuleType:
 def walk_modules(
     package: ModuleType, broken: list[BrokenPlugin] | None = None, *, without: Iterable[str] = (), containing: str = ""
 ) -> Iterator[ModuleType]:
-    """The modules below ``package`` except those of the packages ``without`` and those whose source lacks the text
-    ``containing``. Modules that fail to load are put into ``broken``; the error is raised where that is ``None``."""
+    """The modules below ``package`` except those of the packages ``without`` and those whose source does not contain
+    ``containing``. Modules that fail to load are added to ``broken``; if that is ``None``, the error is raised."""
     left_out = tuple(f"{package.__name__}.{name}." for name in without)
     for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
@@ -141,7 +141,7 @@ def _has_text(name: str, text: str) -> bool:
 
 
 def checks_in(module: ModuleType) -> list[Check]:
-    """The checks that a module holds at its top level."""
+    """The checks that a module defines at its top level."""
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
@@ -173,7 +173,7 @@ def _add_plugin(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) 
 
 
 def origin_of(entry: importlib.metadata.EntryPoint) -> str:
-    """The name of the distribution, or of the module where its metadata are incomplete."""
+    """The name of the distribution, or of the module if its metadata are incomplete."""
     try:
         return str(entry.dist.name) if entry.dist is not None else entry.module
     except Exception:
@@ -181,13 +181,13 @@ def origin_of(entry: importlib.metadata.EntryPoint) -> str:
 
 
 def _checks_below(module: object) -> list[Check]:
-    """The checks of a module and of all below it, each once: packages re-export what their modules hold."""
+    """The checks of a module and its submodules, each once: packages re-export what their modules define."""
     found = {id(check): check for part in modules_of(module) for check in checks_in(part)}
     return list(found.values())
 
 
 def modules_of(module: object) -> Iterator[ModuleType]:
-    """A module and all below it."""
+    """A module and all its submodules."""
     if isinstance(module, ModuleType):
         yield module
         if hasattr(module, "__path__"):
@@ -206,16 +206,16 @@ def _add_file(checks: dict[str, Check], path: Path) -> None:
 
 
 def holds_rules(module: ModuleType) -> bool:
-    """Whether a plug-in has something for ``doctor lint``; the type is not loaded for those that have not."""
+    """Whether a plugin contains rules for ``doctor lint``; their type is not loaded otherwise."""
     kinds = (type(value) for value in vars(module).values())
     return any((kind.__module__, kind.__name__) == ("doctor.lint.engine.rule", "Rule") for kind in kinds)
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module that a plug-in file is.
+    """Import a plugin file as a module.
 
     Raises:
-        UnusableError: it is no Python file, or fails to load.
+        UnusableError: it is not a Python file, or fails to load.
     """
     spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
     if spec is None or spec.loader is None or not os.path.isfile(path):  # noqa: PTH113
@@ -238,6 +238,6 @@ def _order(check: Check) -> tuple[int, str]:
 
 
 def matches(check_id: str, family: str, pattern: str) -> bool:
-    """Whether ``pattern`` names the check: an id, a family's word or prefix, or ``ALL``; case does not matter."""
+    """Whether ``pattern`` matches the check: an id, the name or prefix of a family, or ``ALL``; case-insensitive."""
     pattern = pattern.upper()
     return pattern in (check_id, family.upper(), check_id.rstrip("0123456789"), "ALL")

@@ -1,4 +1,4 @@
-"""Lines of Python on a stack: whose they are, how many are kept, and whether a rank waits there for others."""
+"""Python stack frames: their origin, how many are kept, and whether a rank waits for others in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from doctor.version import PACKAGE
 MOST = 60
 """Frames of one stack that are kept: Lightning's own loops take 30."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
-"""Where Pythons keep packages and their library, of this one and of others: a file may be of another machine."""
+"""Directories of packages and standard libraries of any Python installation: a file may come from another machine."""
 _COMMUNICATION = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/nn/functional.py",
@@ -25,19 +25,19 @@ _COMMUNICATION = (
     "torch/distributed/algorithms/",
     "torch/nn/parallel/distributed.py",
 )
-"""Files of torch in which the innermost frame of a rank lies that waits for others."""
+"""Files of torch that contain the innermost frame of a rank that waits for others."""
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/_ops.py")
 
 
 def frame_of(file: str, line: int | None, function: str) -> Frame:
-    """A line of a stack."""
+    """Return the frame of a stack line."""
     return Frame(file, line or 0, function, user=is_user_code(file))
 
 
 @functools.lru_cache(maxsize=4096)
 def is_user_code(file: str) -> bool:
-    """Whether a file is neither of the standard library nor of an installed package, nor of the doctor. Cells of a
-    notebook and ``python -c`` are the user's."""
+    """Whether a file belongs to neither the standard library, an installed package nor the doctor. Cells of a notebook
+    and ``python -c`` are user code."""
     if file.startswith("<"):
         return not file.startswith("<frozen")
     return not _INSTALLED.search(file) and not file.startswith(_foreign())
@@ -45,14 +45,14 @@ def is_user_code(file: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _foreign() -> tuple[str, ...]:
-    """Directories of the standard library and of the doctor, as they are written and as they are."""
+    """Directories of the standard library and of the doctor, as written and resolved."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
     paths.append(PACKAGE)
     return tuple({form + os.sep for path in paths if path for form in (path, os.path.realpath(path))})
 
 
 def frames_of_stack(innermost: FrameType | None) -> tuple[Frame, ...]:
-    """A stack that runs, innermost first."""
+    """The frames of a running stack, innermost first."""
     frames: list[Frame] = []
     while innermost is not None and len(frames) < MOST:
         code = innermost.f_code
@@ -62,7 +62,7 @@ def frames_of_stack(innermost: FrameType | None) -> tuple[Frame, ...]:
 
 
 def frames_of_traceback(traceback: TracebackType | None) -> tuple[Frame, ...]:
-    """The way to an exception, innermost first."""
+    """The frames of a traceback, innermost first."""
     frames: list[Frame] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -72,13 +72,13 @@ def frames_of_traceback(traceback: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def shorten_stack(frames: Sequence[Frame], inner: int, own: int) -> tuple[Frame, ...]:
-    """The ``inner`` innermost frames and the ``own`` innermost ones of the user."""
+    """The ``inner`` innermost frames and the ``own`` innermost frames of the user."""
     users = [position for position, frame in enumerate(frames) if frame.user][:own]
     return _at(frames, {*range(inner), *users})
 
 
 def call_site_frames(frames: Sequence[Frame], outside: int = 5, own: int = 3) -> tuple[Frame, ...]:
-    """What tells one call site from another: the innermost frame, the ``outside`` innermost ones that are not torch's,
+    """The frames that distinguish call sites: the innermost one, the ``outside`` innermost ones that are not in torch,
     and the ``own`` innermost ones of the user."""
     foreign = [position for position, frame in enumerate(frames) if not is_torch(frame)][:outside]
     users = [position for position, frame in enumerate(frames) if frame.user][:own]
@@ -86,13 +86,13 @@ def call_site_frames(frames: Sequence[Frame], outside: int = 5, own: int = 3) ->
 
 
 def is_torch(frame: Frame) -> bool:
-    """Whether a frame is torch's own."""
+    """Whether a frame is in torch."""
     return not frame.user and "/torch/" in frame.file
 
 
 def waits_in(stack: Sequence[Frame]) -> str:
-    """The operation that a rank with this stack waits in; empty where it waits for nobody, as far as the stack tells.
-    In ``backward`` it may as well compute: see :func:`doctor.analysis.call_sites.is_in_backward`."""
+    """The operation that a rank with this stack waits in; empty if the stack shows none. In ``backward`` it may also
+    compute: see :func:`doctor.analysis.call_sites.is_in_backward`."""
     for frame in stack:
         if not any(path in frame.file for path in _WRAPPERS):
             return frame.function.strip("_") if any(path in frame.file for path in _COMMUNICATION) else ""

@@ -1,9 +1,9 @@
-"""What a dump of torch's flight recorder says, once it is plain values: formats 2.1 (torch 2.4) to 2.10, from pickle or
-JSON, of NCCL, Gloo and other back ends.
+"""Parses dumps of torch's flight recorder that are already plain values: formats 2.1 (torch 2.4) to 2.10, from pickle
+or JSON, of NCCL, Gloo and other backends.
 
-A watched run reads its own recorder through here, and what a job left behind is read through here: values that make no
-sense are passed over, and nothing that a file holds is turned into text but text and numbers, because a few bytes of a
-pickle can hold a list that takes for ever to print.
+Used for the recorder of a running process and for dumps of a finished job. Invalid values are ignored, and only text
+and numbers are converted to text, because a few bytes of a pickle can encode a list that takes practically forever to
+print.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from doctor.core.facts import Collective, Frame, ProcessGroup, RecorderFacts
 from doctor.core.frames import call_site_frames, frame_of, shorten_stack
 
 WITH_STACK, WITH_SITE = 8, 64
-"""Newest entries that keep their stack, and that keep their call site: facts of thousands of ranks travel together."""
+"""Newest entries that keep their stack, and newest entries that keep their call site: facts of thousands of ranks
+travel together."""
 INNER, OWN = 24, 8
-"""Innermost frames of a stack that are kept, and frames of the user beyond these."""
+"""Innermost frames of a stack that are kept, and user frames beyond these."""
 BEFORE, AFTER = 32, 4
-"""Entries that are kept around the oldest open one of a group: a host may queue a thousand behind it."""
+"""Entries that are kept around the oldest open one of a group: a host may enqueue a thousand after it."""
 MOST_RANKS = 1 << 17
-"""Members of a group that are read, and their highest rank: what says more is garbled."""
+"""Maximum number of group members, and highest rank: larger values are corrupt."""
 LONGEST = 1000
-"""Letters of a name or path, frames of a stack, and sizes of a call that are read."""
+"""Maximum length of a name or path, number of frames of a stack, and number of sizes of a call."""
 
 NONE = -1
-"""What the recorder's counters say before the first collective."""
+"""Counter value before the first collective."""
 
 Entry = Mapping[str, object]
 
@@ -37,15 +38,15 @@ _OPERATIONS = {
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "all_reduce_barrier": "barrier",
 }
-"""Names that are not those of the calls in torch.distributed."""
+"""Names that differ from those in torch.distributed."""
 
 
 def parse_recorder(
     dump: Mapping[str, object], most: int = 200, known: Mapping[str, tuple[int, ...]] | None = None
 ) -> RecorderFacts:
-    """A dump that is loaded already, with its ``most`` newest collectives, those around the oldest open one of each
-    group, and the newest one of each group. ``known``: the members of groups that the dump may not tell. Values that
-    make no sense are passed over."""
+    """Parse a loaded dump, with its ``most`` newest collectives, those around the oldest open one of each group, and
+    the newest one of each group. ``known``: the members of groups that the dump may not list. Invalid values are
+    ignored."""
     raw = dump.get("entries")
     entries: list[Entry] = [entry for entry in raw if isinstance(entry, dict)] if isinstance(raw, list) else []
     by_group = _by_group(entries)
@@ -75,9 +76,9 @@ def _by_group(entries: Sequence[Entry]) -> dict[str, list[int]]:
 
 
 def _settle(entries: list[Entry], positions: Sequence[int]) -> None:
-    """Give the parts of coalesced calls the state of the whole: they have one number, and torch never updates them.
-    Where the whole is not shown, because only open calls are or the back end records none, it has ended unless it is
-    the newest."""
+    """Give the parts of coalesced calls the state of the whole: they share one number, and torch never updates them.
+    If the whole is not recorded, because only open calls are shown or the backend records none, it has ended unless it
+    is the newest."""
     for batch in _batches(entries, positions):
         whole = entries[batch[-1]]
         if not _text(whole.get("profiling_name")).endswith(":coalesced"):
@@ -89,7 +90,7 @@ def _settle(entries: list[Entry], positions: Sequence[int]) -> None:
 
 
 def _batches(entries: Sequence[Entry], positions: Sequence[int]) -> Iterator[list[int]]:
-    """Neighbours in a group that have one number."""
+    """Consecutive entries of a group with one number."""
     batch: list[int] = []
     last = (False, 0)
     for position in positions:
@@ -106,8 +107,8 @@ def _batches(entries: Sequence[Entry], positions: Sequence[int]) -> Iterator[lis
 
 
 def _kept(entries: Sequence[Entry], groups: Iterable[Sequence[int]], most: int) -> list[tuple[Entry, int]]:
-    """The entries that count, each with its age: 1 for the newest one, and for the oldest open one of its group, where
-    a stack is worth most."""
+    """The entries to keep, each with its age: 1 for the newest one, and for the oldest open one of its group, whose
+    stack matters most."""
     ages = {position: len(entries) - position for position in range(max(0, len(entries) - most), len(entries))}
     for positions in groups:
         ages.setdefault(positions[-1], len(entries) - positions[-1])
@@ -148,7 +149,7 @@ def _collective(entry: Entry, group: str, age: int, known: dict[int, Frame]) -> 
 
 
 def _operation(name: str) -> tuple[str, str, tuple[int, int] | None]:
-    """Back end, operation, and for ``nccl:send 1->2`` or ``nccl:recv 2<-1`` sender and other rank, by group."""
+    """Backend, operation, and for ``nccl:send 1->2`` or ``nccl:recv 2<-1`` sender and other rank, by group."""
     backend, _, rest = name.rpartition(":")
     operation, _, ends = rest.strip().partition(" ")
     pair = None
@@ -191,7 +192,8 @@ _frame = functools.lru_cache(maxsize=1 << 14)(frame_of)
 
 @functools.lru_cache(maxsize=1 << 12)
 def _shown(stack: tuple[Frame, ...], is_near: bool) -> tuple[Frame, ...]:
-    """The frames of a stack that are kept. Equal stacks become one object: those of a job's ranks mostly are equal."""
+    """The frames of a stack that are kept. Equal stacks become one object: the stacks of a job's ranks are mostly
+    equal."""
     return shorten_stack(stack, INNER, OWN) if is_near else call_site_frames(stack)
 
 
@@ -201,7 +203,7 @@ def _shown(stack: tuple[Frame, ...], is_near: bool) -> tuple[Frame, ...]:
 def _groups(
     dump: Mapping[str, object], by_group: Mapping[str, Sequence[Entry]], known: Mapping[str, tuple[int, ...]]
 ) -> tuple[ProcessGroup, ...]:
-    """All groups that are told of: by the dump's table, by entries, by the process itself."""
+    """All known groups: from the dump's table, from entries, and from the process itself."""
     seen: dict[str, str] = {}
     members = dict(known)
     for told in _mappings(dump.get("pg_config")):
@@ -222,8 +224,8 @@ _Counters = tuple["int | None", "int | None", "int | None"]
 
 
 def _counters_by_name(dump: Mapping[str, object], by_group: Mapping[str, Sequence[Entry]]) -> dict[str, _Counters]:
-    """What was enqueued, started and completed last in each group, counted like its collectives. The recorder files it
-    under a number of the process, which entries tell, and else the order in which groups were made."""
+    """The last operations enqueued, started and completed in each group, numbered like its collectives. The recorder
+    files them under a number local to the process, which entries show; otherwise the creation order of groups does."""
     status = dump.get("pg_status")
     if not isinstance(status, dict):
         return {}
@@ -235,8 +237,8 @@ def _counters_by_name(dump: Mapping[str, object], by_group: Mapping[str, Sequenc
 def _by_order(
     dump: Mapping[str, object], status: Mapping[object, object], told: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """The numbers of groups of which the dump holds no entry. Names and numbers both count the groups that were made,
-    of the job and of the process; where both tables have as many, and what entries tell agrees, they pair in order."""
+    """The numbers of groups without an entry in the dump. Names and numbers both count created groups, of the job and
+    of the process; if both tables have equally many, and entries do not contradict it, they are paired in order."""
     names = sorted({int(name) for one in _mappings(dump.get("pg_config")) if _is_count(name := _text(one.get("name")))})
     numbers = sorted({int(number) for number in map(_text, status) if _is_count(number)})
     if len(names) != len(numbers) or len(numbers) != len(status):
@@ -260,8 +262,8 @@ def _counters(told: object, entries: Sequence[Entry]) -> _Counters:
 
 
 def _sequence_of(counter: int, entries: Sequence[Entry]) -> int:
-    """Gloo counts sends and receives along, which its recorder does not show: its counters name an entry by ``op_id``,
-    and its collectives are compared by their own sequence."""
+    """Gloo also counts sends and receives, which its recorder does not show: its counters refer to an entry by
+    ``op_id``, and its collectives are compared by their own sequence."""
     if not entries or not _text(entries[-1].get("profiling_name")).startswith("gloo:"):
         return counter
     entry = next((entry for entry in reversed(entries) if _integer(entry.get("op_id")) == counter), None)
@@ -312,7 +314,7 @@ def _integers(value: object) -> Iterator[int]:
 
 
 def _integer(value: object) -> int | None:
-    """A whole number of 64 bits; JSON has some as text."""
+    """A 64-bit integer; JSON has some as text."""
     if isinstance(value, str) and len(value) <= 20:
         try:
             return int(value)
@@ -322,7 +324,7 @@ def _integer(value: object) -> int | None:
 
 
 def _text(value: object) -> str:
-    """Text that can be shown, or a number as text; of anything else nothing."""
+    """Printable text, or a number as text; otherwise empty."""
     if isinstance(value, str):
         return _printable(value[:LONGEST])
     number = _integer(value)

@@ -22,8 +22,8 @@ _MAX_THREADS = 128  # CUDAAllocatorConfig::pinned_max_register_threads
 
 
 class OptionInfo(msgspec.Struct, frozen=True):
-    """An option: ``kind`` names the rule for its value, ``minimum`` is a bound; ``first`` and ``last`` release of torch
-    that takes it, as far as known; ``native``: the backend cudaMallocAsync has no use for it. Options of pinned memory
+    """An option: ``kind`` names the rule for its value, ``minimum`` is a bound; ``first`` and ``last``: releases of
+    torch that accept it, as far as known; ``native``: the cudaMallocAsync backend ignores it. Options of pinned memory
     concern the host allocator (ATen/cuda/CachingHostAllocator.cpp), whichever backend allocates on the device."""
 
     kind: str
@@ -34,9 +34,9 @@ class OptionInfo(msgspec.Struct, frozen=True):
 
 
 class AllocConfFault(NamedTuple):
-    """What is wrong with a value. ``text`` completes ``NAME …``; ``option``: which option, empty where none could be
-    made out; ``fix``: what to write in its place; ``value``: or the whole value to write; ``harmless``: torch takes it,
-    with a warning or without effect."""
+    """The fault of a value. ``text`` completes ``NAME …``; ``option``: the option, empty if it is unknown; ``fix``: a
+    replacement for the option; ``value``: or for the whole value; ``harmless``: torch accepts it, with a warning or
+    without effect."""
 
     text: str
     option: str = ""
@@ -46,7 +46,7 @@ class AllocConfFault(NamedTuple):
 
 
 class Option(NamedTuple):
-    """One ``key:value``; a list in brackets keeps them."""
+    """One ``key:value``; brackets of a list are kept."""
 
     key: str
     value: str
@@ -58,7 +58,7 @@ def _options() -> dict[str, OptionInfo]:
 
 
 def split_options(text: str) -> tuple[list[Option], AllocConfFault | None]:
-    """The options in ``text`` as far as its form holds, and where it breaks."""
+    """The options in ``text`` up to the first syntax error, and that error."""
     tokens = _tokens(text)
     options: list[Option] = []
     position = 0
@@ -98,8 +98,8 @@ def _read_value(tokens: list[str], position: int) -> tuple[str, int]:
 
 
 def alloc_conf_faults(text: str, torch: str | None = None) -> Iterator[AllocConfFault]:
-    """All that is wrong with the value ``text`` under torch release ``torch``; where that is ``None``, what is wrong
-    under every release."""
+    """All faults of the value ``text`` under torch release ``torch``; if that is ``None``, the faults under every
+    release."""
     plain = text.strip().strip("'\"")
     if plain != text.strip():
         yield AllocConfFault("has quotation marks, which belong to the shell and not to the value", fix=plain)
@@ -142,7 +142,7 @@ def _takes(info: OptionInfo, torch: str) -> bool:
 
 
 NEWEST_KNOWN = "2.15"
-"""The newest torch whose options are in the table: a newer one may have more."""
+"""The newest torch release that the table covers: a newer one may have more options."""
 
 
 def _unknown(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
@@ -156,7 +156,7 @@ def _unknown(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
 
 
 def nearest_option(key: str) -> str | None:
-    """The option that ``key`` may be meant to be: within a few slips of the pen, or but for its end (``_mb``)."""
+    """The option that ``key`` is probably intended as: with a few typos, or with another suffix (``_mb``)."""
     wanted = key.lower().replace("-", "_")
     longer = [known for known in _options() if known.startswith(f"{wanted}_")]
     if len(longer) == 1:
@@ -170,14 +170,14 @@ def _size(info: OptionInfo, value: str) -> str | None:
     number = _whole(value)
     minimum = info.minimum or 0
     if re.match(r"-\d", value):
-        return None  # stoull wraps it round: no limit
+        return None  # stoull wraps around: no limit
     if number is None:
         return "a whole number of MiB"
     return None if number >= minimum else f"at least {minimum} (MiB)"
 
 
 def _whole(value: str) -> int | None:
-    """The number that torch's ``stoull`` takes: it reads the leading digits and passes over the rest."""
+    """The number that torch's ``stoull`` reads: the leading digits, ignoring the rest."""
     match = re.match(r"\+?(\d+)", value)
     return int(match.group(1)) if match else None
 
@@ -249,7 +249,7 @@ _KINDS: dict[str, Callable[[OptionInfo, str], str | None]] = {
     "divisions": _divisions,
     "any": _anything,
 }
-"""What a value should have been, or ``None`` where it fits, by the kind of option."""
+"""The expected value, or ``None`` if the value is valid, by the kind of option."""
 
 
 def _conflicts(options: dict[str, str]) -> Iterator[AllocConfFault]:

@@ -1,4 +1,4 @@
-"""The variables that NCCL and torch.distributed read, and which known name a misspelt one is near to.
+"""The variables that NCCL and torch.distributed read, and the known name closest to a misspelled one.
 
 Sources: ``NCCL_PARAM``, ``DEFINE_NCCL_PARAM`` and ``ncclGetEnv`` in NCCL's sources over the tags 2.3.5 to 2.30.7 and
 its user guide (docs/userguide/source/env.rst); ``getCvar*`` and ``getenv`` in torch from 2.1 to 2.15.
@@ -20,14 +20,14 @@ Reader = Literal["nccl", "plugin", "torch", "cuda"]
 
 
 class VariableInfo(msgspec.Struct, frozen=True):
-    """What is known of a variable.
+    """A known variable.
 
-    ``reader``: who reads it; ``first`` and ``last``: releases of the reader, ``None`` where it was there before the
-    oldest one looked at or is there still. ``type``: int, bool, float or string; ``grammar``: the rule of
+    ``reader``: the library that reads it; ``first`` and ``last``: releases of the reader, ``None`` if it is older than
+    the oldest release examined or still present. ``type``: int, bool, float or string; ``grammar``: the rule of
     :mod:`doctor.knowledge.variable_values` for its value, with ``words``, ``minimum``, ``maximum`` and ``step``.
-    ``default``: only where it is one literal in every release. ``replaced_by``, ``superseded`` (since which release),
-    ``still_read``: for a renamed or removed one. ``peers``: whether the ranks of a job must ``agree`` on it,
-    ``may differ``, or (empty) had better not. ``source``: the file upstream that reads it.
+    ``default``: only if it is one literal in every release. ``replaced_by``, ``superseded`` (since which release),
+    ``still_read``: for a renamed or removed one. ``peers``: whether the ranks of a job must ``agree`` on it, ``may
+    differ``, or (empty) should not differ. ``source``: the upstream file that reads it.
     """
 
     reader: Reader
@@ -67,7 +67,7 @@ def table() -> dict[str, VariableInfo]:
 
 
 def known(name: str) -> VariableInfo | None:
-    """What is known of the variable ``name``; ``None`` for one that no known release reads."""
+    """The variable ``name``; ``None`` if no known release reads it."""
     return table().get(name)
 
 
@@ -78,8 +78,8 @@ class _ReadingLibrary(msgspec.Struct, frozen=True):
 
 @cache
 def _foreign() -> _ReadingLibrary:
-    """What packages, builds, plugins and forks of NCCL read. The file has them by reader; where its source is public,
-    with the commit that the names were extracted from."""
+    """Variables that packages, builds, plugins and forks of NCCL read. The file lists them by reader, with the commit
+    that the names were extracted from if the source is public."""
     readers = read("nccl_foreign.json", dict[str, _ReadingLibrary]).values()
     names = frozenset(name for reader in readers for name in reader.names)
     return _ReadingLibrary(names, tuple(prefix for reader in readers for prefix in reader.prefixes))
@@ -94,22 +94,23 @@ _MISSPELT_PREFIX = re.compile(r"N+[CL]{1,4}_")
 
 
 def concerns_nccl(name: str) -> bool:
-    """Whether ``name`` is, or may be meant as, a variable of NCCL or of torch's NCCL process group."""
+    """Whether ``name`` is, or may be intended as, a variable of NCCL or of torch's NCCL process group."""
     return name.strip().upper().startswith(("NCCL_", "TORCH_NCCL_")) or bool(_MISSPELT_PREFIX.match(name))
 
 
 LETTERS_PER_SLIP = 5
-"""One slip of the pen for every so many letters of a name's own part: NCCL_IB_HCA forgives one, NCCL_SOCKET_IFNAME two.
+"""Letters of a name's own part per tolerated typo: NCCL_IB_HCA allows one, NCCL_SOCKET_IFNAME two.
 
-Tighter than the usual third of the letters: a plug-in's variable must not pass for a misspelt one."""
+Stricter than the usual third of the letters, so that the variable of a plugin is not taken for a misspelling.
+"""
 
 
 @cache
 def nearest(name: str) -> str | None:
-    """The known name that ``name`` may be meant to be; ``None`` where none is near.
+    """The known name that ``name`` is probably intended as; ``None`` if none is close.
 
-    In this order: the same but for case, blanks and underscores; with TORCH_ too much or too little, or with NCCL
-    misspelt; with its words in another order; within a few slips of the pen; and breaking off too early.
+    In this order: equal except for case, blanks and underscores; with a missing or superfluous TORCH_, or NCCL
+    misspelled; with its words in another order; with a few typos; truncated.
     """
     plain = name.strip().upper()
     candidates = _candidates(_is_torch(plain))
@@ -121,7 +122,7 @@ def nearest(name: str) -> str | None:
 
 
 class _Candidate(NamedTuple):
-    """A known name: its own part, that without underscores, and the letters in it as bits."""
+    """A known name: its own part, the same without underscores, and its letters as bits."""
 
     name: str
     own: str
@@ -130,7 +131,7 @@ class _Candidate(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Known names in the order of preference, and by each of the spellings."""
+    """Known names in order of preference, and indexed by each of the spellings."""
 
     ordered: tuple[_Candidate, ...]
     spelt: tuple[Mapping[str, tuple[str, ...]], ...]
@@ -138,7 +139,8 @@ class _Candidates(NamedTuple):
 
 @cache
 def _candidates(torch: bool) -> _Candidates:
-    """For a name of torch's, or for another one: made once, because a host may have thousands of unknown variables."""
+    """The candidates for a name of torch, or for another name. Cached, because a host may have thousands of unknown
+    variables."""
     names = [known for known in table() if concerns_nccl(known)]
     names.sort(key=lambda known: (table()[known].superseded is not None, _is_torch(known) != torch))
     ordered = []
@@ -153,7 +155,7 @@ def _candidates(torch: bool) -> _Candidates:
 
 
 def _letters(text: str) -> int:
-    """A bit for each letter and digit that occurs."""
+    """A bit for each letter and digit in the name."""
     bits = 0
     for letter in text:
         bits |= 1 << (ord(letter) & 63)
@@ -180,8 +182,8 @@ _SPELLINGS = (_squash, _own_part, _sorted_words)
 
 
 def _closest(name: str, candidates: Sequence[_Candidate]) -> str | None:
-    """The name with the fewest slips. One slip takes at most one kind of letter away and brings one in, so that most
-    names are excluded by their letters."""
+    """The name with the fewest typos. One typo removes at most one kind of letter and adds one, so most names are
+    excluded by their letters."""
     own = _squash(_own_part(name))
     limit = max(1, len(_own_part(name)) // LETTERS_PER_SLIP)
     letters = _letters(own)
@@ -198,7 +200,7 @@ def _closest(name: str, candidates: Sequence[_Candidate]) -> str | None:
 
 
 def _unfinished(name: str, candidates: Sequence[_Candidate]) -> str | None:
-    """The one known name that goes on where ``name`` ends; of a single word (NCCL_IB) nothing is concluded."""
+    """The one known name that continues ``name``; a single word (NCCL_IB) is not enough."""
     own = _own_part(name)
     if "_" not in own:
         return None
@@ -207,8 +209,8 @@ def _unfinished(name: str, candidates: Sequence[_Candidate]) -> str | None:
 
 
 def slips(one: str, other: str, limit: int) -> int:
-    """How many letters to put in, leave out, change or swap with their neighbour to turn one into the other (optimal
-    string alignment); more than ``limit`` is returned as ``limit + 1``."""
+    """The number of insertions, deletions, substitutions and transpositions between two names (optimal string
+    alignment); more than ``limit`` is returned as ``limit + 1``."""
     if abs(len(one) - len(other)) > limit:
         return limit + 1
     before: list[int] = []

@@ -1,14 +1,14 @@
-"""Messages of NCCL, torch, launchers, schedulers, kernels: how each is recognised in a line of a log.
+"""Messages of NCCL, torch, launchers, schedulers and kernels, and how each is recognized in a log line.
 
-``log_lines/*.json`` hold ``{"kind", "check", "cues", "pattern", "finding", "examples"}``. ``cues``: texts of which at
-least one stands in every such line, so that lines are told apart without a regular expression; ``pattern`` is searched
-in the line without its prefixes (:mod:`doctor.postmortem.logs.prefixes`), its named groups are what the message names.
-``examples`` are lines that it matches, in the wordings of different releases: tests read them.
+``log_lines/*.json`` hold ``{"kind", "check", "cues", "pattern", "finding", "examples"}``. ``cues``: texts of which
+every such line contains at least one, so that other lines are excluded without a regular expression; ``pattern`` is
+searched in the line without its prefixes (:mod:`doctor.postmortem.logs.prefixes`), and its named groups are the values
+of the message. ``examples`` are lines that it matches, in the wordings of different releases; tests read them.
 
 ``check``: the id of the check that reports such a line as the root cause, if a log has nothing else. ``finding``
 declares what that check reports (:class:`LogFinding`) where no judgment is needed; otherwise its ``from_logs`` does.
 
-A kind that ends in ``.harmless`` looks like a failure and is none. A kind may have several entries.
+A kind that ends in ``.harmless`` looks like a failure but is not one. A kind may have several entries.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LogFinding(msgspec.Struct, frozen=True):
 
 
 class LogPattern(msgspec.Struct, frozen=True):
-    """One message. See above."""
+    """One message; see the module docstring."""
 
     kind: str
     cues: tuple[str, ...]
@@ -59,7 +59,7 @@ class LogPattern(msgspec.Struct, frozen=True):
 
     @property
     def compiled(self) -> Pattern:
-        """The pattern, made once."""
+        """The compiled pattern, cached."""
         return _compiled(self.pattern)
 
 
@@ -72,7 +72,7 @@ def _compiled(pattern: str) -> Pattern:
 
 @functools.cache
 def known_patterns() -> tuple[LogPattern, ...]:
-    """All of them, by file and place."""
+    """All patterns, by file and position."""
     folder = files(__package__) / "log_lines"
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
     return tuple(

@@ -1,4 +1,4 @@
-"""What NCCL and torch make of the value of a variable.
+"""How NCCL and torch interpret the value of a variable.
 
 Sources: NCCL src/misc/param.cc (``strtoll`` with base 0: text counts as 0, without a message), src/graph/tuning.cc
 (``parseList``), src/graph/paths.cc (``ncclGetLevel``), src/init.cc, src/debug.cc, src/misc/socket.cc; torch
@@ -18,8 +18,8 @@ from doctor.knowledge.releases import within
 
 
 class ValueFault(NamedTuple):
-    """Why a value does not fit. ``problem`` completes ``NAME=value …``; ``expected``: what would fit; ``mild``: it
-    still does what it was probably meant to do; ``harmless``: all of it that matters holds."""
+    """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: it still
+    has its probably intended effect; ``harmless``: everything in it that matters is valid."""
 
     problem: str
     expected: str
@@ -31,25 +31,25 @@ _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9]\d*))")
 
 
 def is_number(text: str) -> bool:
-    """Whether all of ``text`` is a number to ``strtoll``, blanks around it aside."""
+    """Whether all of ``text`` except surrounding blanks is a number to ``strtoll``."""
     match = _NUMBER.match(text)
     return match is not None and not text[match.end() :].strip()
 
 
 def fault(name: str, value: str, *, release: str | None = None) -> ValueFault | None:
-    """What is wrong with ``value`` for the known variable ``name``; ``None`` where nothing is, or where no strict rule
-    is known. ``release``: that of the reader, where the rule depends on it and it is known."""
+    """The fault of ``value`` for the known variable ``name``; ``None`` if it is valid, or if no strict rule is known.
+    ``release``: that of the reader, if the rule depends on it and it is known."""
     info = known(name)
     if info is None:
         return None
     if info.reader == "nccl" and value == "":
-        return None  # NCCL takes an empty value for one that is not set, and most empty words for no word
+        return None  # NCCL treats an empty value as unset, and ignores most empty words
     return _RULES[info.grammar](info, name, value, release)
 
 
 def effective(name: str, value: str | None) -> str | None:
-    """The value in effect, in one spelling: ``0x10`` and ``16`` are the same, and so is a default that is written out.
-    ``None`` stands for a variable that is not set and has no literal default."""
+    """The effective value in a canonical spelling: ``0x10`` and ``16`` are equal, and so are a default and an explicit
+    equal value. ``None`` stands for a variable that is not set and has no literal default."""
     info = known(name)
     if value is None or (info is not None and info.reader == "nccl" and value == ""):
         value = info.default if info else None
@@ -111,7 +111,7 @@ def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> Val
 
 
 def _wide_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    """A bool of the new parameter system of NCCL 2.30, a number before."""
+    """A bool in the parameter system introduced with NCCL 2.30, a number before."""
     if is_number(value):
         return _flag(info, name, value, release)
     word = value.casefold() in ("t", "true", "f", "false")
@@ -136,7 +136,7 @@ def _exact_word(info: VariableInfo, name: str, value: str, release: str | None) 
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    """What is logged, and how: NCCL passes over an unknown word (src/debug.cc), and the rest of the list holds."""
+    """What is logged, and how: NCCL ignores an unknown word (src/debug.cc), and the rest of the list applies."""
     allowed = {word.casefold() for word in info.words}
     words = [word for word in value.removeprefix("^").split(",") if word]
     unknown = [word for word in words if word.strip().casefold() not in allowed]
@@ -162,7 +162,7 @@ ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree
 FIRST_WITH_PAT = "2.23.4"
 """The first NCCL that has the PAT algorithm."""
 STRICT_LISTS = "2.24.3"
-"""The first NCCL whose parseList takes lists per collective and refuses an unknown word."""
+"""The first NCCL whose parseList accepts lists per collective and rejects an unknown word."""
 
 
 def _algorithms(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
@@ -243,7 +243,7 @@ def _torch_flag(info: VariableInfo, name: str, value: str, release: str | None) 
 
 
 def _torch_number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    match = re.match(r"\s*([+-]?\d+)", value)  # std::stoi: what follows the digits is passed over
+    match = re.match(r"\s*([+-]?\d+)", value)  # std::stoi ignores what follows the digits
     if not match:
         return ValueFault("is no number: torch raises when it makes the process group", _range(info))
     number = int(match.group(1))

@@ -1,4 +1,4 @@
-"""Typed, frozen facts: what one process and its host know about themselves."""
+"""Typed, immutable facts about a process and its host."""
 
 from doctor.core.facts.devices import (
     DriverFacts,

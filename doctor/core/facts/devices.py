@@ -1,4 +1,4 @@
-"""GPUs as NVML shows them, and the driver's files, modules and services."""
+"""GPUs as NVML reports them, and the driver's files, modules and services."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from doctor.core.facts.section import Level, Section
 
 
 class GpuProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A process that holds memory of a GPU: ``memory`` bytes, ``None`` where NVML will not say (MIG, containers).
+    """A process that uses memory of a GPU: ``memory`` in bytes, ``None`` if NVML does not report it (MIG, containers).
 
     ``pid`` is the number in the host's PID namespace; ``name`` and ``user_id`` are ``None`` where they are hidden.
     """
@@ -110,7 +110,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class PeerLink(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The path between two GPUs, by index. ``path``: nvlink, internal, single-switch, multiple-switches, host-bridge,
-    numa-node or system. ``read`` and ``write``: what NVML says of peer access: ok, or why not."""
+    numa-node or system. ``read`` and ``write``: peer access as NVML reports it: ok, or the reason why not."""
 
     first: int
     second: int
@@ -120,8 +120,9 @@ class PeerLink(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class GpuFacts(Section, frozen=True, kw_only=True):
-    """All GPUs that the driver shows this host, whatever CUDA_VISIBLE_DEVICES says. Missing without a driver. Where
-    device cgroups part them, as SLURM does by task, a process has a section of its own, and the host one with all.
+    """All GPUs that the driver reports on this host, regardless of CUDA_VISIBLE_DEVICES. Missing without a driver. If
+    device cgroups divide them, as SLURM does per task, each process has its own section, and the host has one with all
+    GPUs.
 
     ``cuda_version``: the newest CUDA that the driver supports, as ``12.8``.
     """
@@ -140,7 +141,7 @@ class GpuFacts(Section, frozen=True, kw_only=True):
         return frozenset(gpu.uuid for gpu in self.gpus)
 
     def joined(self, other: GpuFacts) -> GpuFacts:
-        """The GPUs of both, numbered in the order of the PCI bus, as the driver numbers them (nvml.h)."""
+        """The GPUs of both, in the order of the PCI bus, as the driver numbers them (nvml.h)."""
         known = {_identity(gpu): gpu for facts in (other, self) for gpu in facts.gpus}
         order = sorted(known, key=lambda name: (known[name].bus_id, name))
         number = {name: index for index, name in enumerate(order)}
@@ -165,8 +166,8 @@ def _identity(gpu: Gpu) -> str:
 
 
 class Service(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A daemon of the driver: ``fabric-manager``, ``imex``, ``persistenced``. ``running`` is ``None`` where the
-    process list is a container's own; ``version`` by its package or its binary."""
+    """A daemon of the driver: ``fabric-manager``, ``imex``, ``persistenced``. ``running`` is ``None`` if only the
+    process list of a container is visible; ``version`` is that of its package or binary."""
 
     name: str
     running: bool | None = None

@@ -1,4 +1,4 @@
-"""The host: names, processors, memory, storage, kernel."""
+"""The host: names, CPUs, memory, storage, kernel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class NameLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """Keep the name out of the grammar of a shell."""
+        """Remove characters with a meaning to a shell from the name."""
         msgspec.structs.force_setattr(self, "name", harmless(self.name).replace("/", "_"))
 
 
 class ReverseLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one of the host's own addresses resolves back to."""
+    """The reverse lookup of one of the host's own addresses."""
 
     address: str
     name: str | None = None
@@ -33,7 +33,7 @@ class ReverseLookup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Filesystem(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Sizes of a mounted file system, bytes."""
+    """Sizes of a mounted file system, in bytes."""
 
     path: str
     total: int
@@ -42,7 +42,7 @@ class Filesystem(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class HostFacts(Section, frozen=True, kw_only=True):
-    """This host, or this container as far as it has a name of its own. Sizes in bytes, times in seconds.
+    """This host, or this container if it has its own host name. Sizes in bytes, times in seconds.
 
     ``cpu_quota``: the CPUs that the cgroup grants (1.5 means one and a half), ``None`` without a quota.
     ``memory_limit``: the cgroup's, ``None`` without one. ``container``: docker, podman, kubernetes, apptainer, enroot,
@@ -91,7 +91,7 @@ class HostFacts(Section, frozen=True, kw_only=True):
 
 class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A directory that the job will write to. ``role``: ``flight-recorder``, ``nccl-debug``, ``checkpoint``, ``cache``
-    or ``temporary``; ``source``: the variable or setting that names it. ``free`` in bytes, as this user may use it."""
+    or ``temporary``; ``source``: the variable or setting that names it. ``free``: bytes available to this user."""
 
     path: str
     role: str
@@ -107,8 +107,8 @@ class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class BuildLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A lock file in an extension, Triton or model cache. ``held``: some process has it open or locked, ``None`` where
-    that could not be seen. ``age`` in seconds. ``blocking``: waiters spin on its mere existence."""
+    """A lock file in an extension, Triton or model cache. ``held``: some process has it open or locked, ``None`` if
+    unknown. ``age`` in seconds. ``blocking``: other processes wait as long as it exists."""
 
     path: str
     kind: str
@@ -118,7 +118,7 @@ class BuildLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StorageFacts(Section, frozen=True, kw_only=True):
-    """Directories of the job and locks in its caches."""
+    """Directories of the job, and locks in its caches."""
 
     key: ClassVar[str] = "storage"
     level: ClassVar[Level] = "host"
@@ -128,8 +128,8 @@ class StorageFacts(Section, frozen=True, kw_only=True):
 
 
 class KernelEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A line of the kernel log that matters. ``kind``: ``xid``, ``sxid``, ``oom``, ``pcie``; ``code`` is the Xid;
-    ``time`` seconds since boot; ``device`` a PCI bus id; ``pid`` the process named in the line."""
+    """A relevant line of the kernel log. ``kind``: ``xid``, ``sxid``, ``oom``, ``pcie``; ``code`` is the Xid; ``time``
+    seconds since boot; ``device`` a PCI bus id; ``pid`` the process named in the line."""
 
     kind: str
     time: float | None = None
@@ -140,7 +140,7 @@ class KernelEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class KernelLogFacts(Section, frozen=True, kw_only=True):
-    """The kernel log, where it may be read. ``job_started``: seconds since boot when this job's first process began."""
+    """The kernel log, if it is readable. ``job_started``: start of this job's first process, in seconds since boot."""
 
     key: ClassVar[str] = "kernel-log"
     level: ClassVar[Level] = "host"

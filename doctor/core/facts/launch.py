@@ -53,7 +53,7 @@ class LaunchFacts(Section, frozen=True, kw_only=True, gc=True, dict=True):
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """The launch variables by name; of two of one name, the first. Cached: checks read dozens of each rank."""
+        """The launch variables by name; the first of duplicates. Cached, because checks read dozens per rank."""
         return {variable.name: variable.value for variable in reversed(self.variables)}
 
     @cached_property

@@ -1,7 +1,7 @@
-"""What logs say of a job: the third source of facts, beside what a host shows and what a run shows.
+"""What logs contain about a job: the third source of facts, in addition to the host and the run.
 
-Facts of a log seldom belong to one rank for sure, so they are the job's: events, each with what is known of who said
-it and when.
+The rank of a log line is often unknown, so these facts belong to the job: events, each with its origin and time as far
+as they are known.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from doctor.core.facts.telemetry import Frame
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One message that is known (:mod:`doctor.knowledge.log_patterns`), as one process said it first.
+    """A known message (:mod:`doctor.knowledge.log_patterns`), at its first occurrence in one process.
 
-    ``kind``: of the message (``nccl.bootstrap.noif``). ``text``: the line without prefixes, colours and progress
-    bars, at most :data:`LONGEST` characters. ``file`` and ``line`` (from 1): where it stands. ``rank``, ``host``,
-    ``pid``: who said it, as far as the line, the file's name or its neighbours tell; ``local_rank`` where only that is
-    told. ``at``: seconds since the epoch, ``None`` without a time stamp; one without a zone is read as UTC. ``values``:
-    what the message names, by field. ``frames``: of a traceback that ends here, innermost first. ``count``: how often
-    the same process said it, and ``last_at`` when last.
+    ``kind``: of the message (``nccl.bootstrap.noif``). ``text``: the line without prefixes, colors and progress bars,
+    at most :data:`LONGEST` characters. ``file`` and ``line`` (from 1): its location. ``rank``, ``host``, ``pid``: the
+    process that logged it, as far as the line, the file name or neighboring lines show; ``local_rank`` if only that is
+    known. ``at``: seconds since the epoch, ``None`` without a timestamp; a timestamp without a time zone is read as
+    UTC. ``values``: the named groups of the pattern. ``frames``: of a traceback that ends here, innermost first.
+    ``count``: number of occurrences in the same process; ``last_at``: time of the last one.
     """
 
     kind: str
@@ -39,22 +39,22 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     last_at: float | None = None
 
     def value(self, name: str) -> str | None:
-        """What the message names as ``name``."""
+        """The value called ``name`` in the message."""
         return next((value for key, value in self.values if key == name), None)
 
     @property
     def named(self) -> Mapping[str, str]:
-        """All that the message names."""
+        """All values in the message."""
         return dict(self.values)
 
 
 LONGEST = 600
-"""Characters of a line that are kept."""
+"""Maximum number of characters of a line."""
 
 
 class LogFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A log that was read: its lines, bytes (unpacked), times of the first and the last stamp, ranks that speak in it.
-    ``cut``: why it was not read to its end. ``recognized``: how many lines are of a known kind."""
+    """A log that was read: its lines, bytes (uncompressed), first and last timestamp, and the ranks that logged to it.
+    ``cut``: why it was not read to its end. ``recognized``: number of lines of a known kind."""
 
     path: str
     lines: int = 0
@@ -74,10 +74,11 @@ class ClockShift(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogEvidence(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """All that logs say of a job. ``events`` in the order in which they happened, as far as that can be told.
-    ``shifts``: seconds that the clock of a host is ahead of that of most, where moments that hosts share tell; times of
-    events are by the clock of most. ``hosts``: all that the logs name. ``marks``: the last step of each process, signs
-    of an orderly end, and lines that look like errors (:mod:`doctor.postmortem.logs.outcome_marks.marks`)."""
+    """All facts from the logs of a job. ``events`` in the order in which they happened, as far as it is known.
+    ``shifts``: the offsets of host clocks from the majority, as far as events that several hosts log at the same
+    moment show them; times of events are adjusted to the majority. ``hosts``: all hosts that the logs name. ``marks``:
+    the last step of each process, signs of an orderly end, and lines that look like errors
+    (:mod:`doctor.postmortem.logs.outcome_marks.marks`)."""
 
     events: tuple[Event, ...] = ()
     files: tuple[LogFile, ...] = ()
@@ -92,6 +93,6 @@ class LogEvidence(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return tuple(one for one in self.events if one.kind in exact or (stems and one.kind.startswith(stems)))
 
     def position(self, file: str, line: int | None) -> int | None:
-        """Where an event stands among all, by its file and line."""
+        """The position of an event among all events, by its file and line."""
         places = ((one.file, one.line) for one in self.events)
         return next((position for position, place in enumerate(places) if place == (file, line)), None)

@@ -1,4 +1,4 @@
-"""What a memory snapshot of torch's allocator shows: who holds the memory of a rank's devices."""
+"""A memory snapshot of torch's allocator: what holds the memory of a rank's devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from doctor.core.facts.telemetry import Frame, WatchedSection
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Memory that was allocated at one line of the user: ``size`` bytes in ``blocks`` pieces. ``frame`` is the user's
-    innermost one, ``None`` where no stack was recorded or nobody of the user is on it. ``part`` of a step that the most
-    of it is for (:data:`PARTS`), as the stack tells. ``spread``: of what was allocated while the snapshot's trace ran,
-    in which share of ten equal stretches of it: 1.0 where it grew all the time, 0.1 where it came at once."""
+    """Memory that one line of user code allocated: ``size`` bytes in ``blocks`` blocks. ``frame`` is the innermost
+    frame of the user, ``None`` if no stack was recorded or it has no user frame. ``part``: the part of a step that
+    most of it belongs to (:data:`PARTS`), by the stack. ``spread``: the share of ten equal intervals of the snapshot's
+    trace in which it was allocated: 1.0 if it grew throughout, 0.1 if it was allocated at once."""
 
     size: int
     blocks: int
@@ -27,7 +27,7 @@ PARTS = ("optimizer", "backward", "communication", "load", "forward", "build")
 
 
 class RefusedAllocation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """An allocation that failed: bytes wanted, and bytes that the driver said were free; ``at`` as an event's."""
+    """A failed allocation: bytes requested, and bytes that the driver reported as free; ``at``: as in an event."""
 
     size: int
     device: int
@@ -37,10 +37,10 @@ class RefusedAllocation(msgspec.Struct, frozen=True, gc=False, omit_defaults=Tru
 
 
 class SnapshotDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A device as the allocator of one process has it, in bytes.
+    """A device as the allocator of one process sees it, in bytes.
 
-    ``reserved`` from the driver, ``allocated`` to tensors, ``active``: also what a stream has yet to let go of.
-    ``split``: free, and in segments that hold something else, so that it can't be given back.
+    ``reserved`` from the driver, ``allocated`` to tensors, ``active``: also memory that a stream has yet to release.
+    ``split``: free, but in segments that also hold something else, so that it can't be returned to the driver.
     """
 
     index: int
@@ -52,16 +52,16 @@ class SnapshotDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def unallocated(self) -> int:
-        """Bytes that are reserved, and free for tensors."""
+        """Bytes that are reserved but free for tensors."""
         return max(0, self.reserved - self.active)
 
 
 class MemorySnapshotFacts(WatchedSection, frozen=True, kw_only=True):
-    """A snapshot that torch wrote of its allocator (``torch.cuda.memory._dump_snapshot``).
+    """A snapshot of torch's allocator (``torch.cuda.memory._dump_snapshot``).
 
-    ``holders``: of what is in use at the end, largest first. ``growth``: of what was allocated while the trace ran and
-    was not freed. ``parts``: bytes in use by part of a step. ``refused``: allocations that failed, oldest first.
-    ``traced``: entries of the trace; ``seconds`` that it spans. ``settings``: of the allocator, as they were given.
+    ``holders``: of memory in use at the end, largest first. ``growth``: of memory allocated during the trace and not
+    freed. ``parts``: bytes in use by part of a step. ``refused``: failed allocations, oldest first. ``traced``: number
+    of trace entries; ``seconds``: duration of the trace. ``settings``: of the allocator, as they were configured.
     """
 
     key: ClassVar[str] = "memory-snapshot"

@@ -43,7 +43,7 @@ class Interface(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     carrier_changes: int | None = None
 
     def __post_init__(self) -> None:
-        """Keep the name out of the grammar of a shell."""
+        """Remove characters with a meaning to a shell from the name."""
         msgspec.structs.force_setattr(self, "name", harmless(self.name))
 
 
@@ -105,7 +105,7 @@ class RdmaPort(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class RdmaDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """An RDMA device as /sys/class/infiniband shows it. ``has_uverbs``: its character device is there to be opened."""
+    """An RDMA device as /sys/class/infiniband shows it. ``has_uverbs``: its character device can be opened."""
 
     name: str
     ports: tuple[RdmaPort, ...] = ()
@@ -118,15 +118,15 @@ class RdmaDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     has_uverbs: bool | None = None
 
     def __post_init__(self) -> None:
-        """Keep the name out of the grammar of a shell."""
+        """Remove characters with a meaning to a shell from the name."""
         msgspec.structs.force_setattr(self, "name", harmless(self.name))
 
 
 class RdmaFacts(Section, frozen=True, kw_only=True):
-    """RDMA devices of the host; missing (absent) where there are none.
+    """RDMA devices of the host; missing (absent) if there are none.
 
-    ``peer_memory``: loaded modules that let a network card reach GPU memory; ``dma_buf``: the kernel can export it
-    (5.12 and later). ``verbs_library``: libibverbs can be found by the loader.
+    ``peer_memory``: loaded modules that give network cards access to GPU memory; ``dma_buf``: the kernel can export it
+    (5.12 and later). ``verbs_library``: the loader finds libibverbs.
     """
 
     key: ClassVar[str] = "rdma"

@@ -1,4 +1,4 @@
-"""Facts that need a measurement: nobody collects them unless asked."""
+"""Facts that require a measurement; they are collected only on request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ReachOutcome = Literal["open", "refused", "silent", "unroutable", "unresolved", 
 class Reach(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One attempt to open a TCP connection.
 
-    ``outcome``: open, refused, silent (no answer), unroutable, unresolved, stranger (somebody else than the peer holds
-    that address) or unanswered (the peer's kernel took the connection, its program said nothing in time).
-    ``peer`` is the other host's name; ``purpose``: ``master`` or ``peer``; ``library``: NCCL or Gloo where that one
-    would dial this address. Times in seconds.
+    ``outcome``: open, refused, silent (no answer), unroutable, unresolved, stranger (another program than the peer
+    owns that address) or unanswered (the peer's kernel accepted the connection, but its program did not respond in
+    time). ``peer`` is the other host's name; ``purpose``: ``master`` or ``peer``; ``library``: NCCL or Gloo if that
+    one would connect to this address. Times in seconds.
     """
 
     peer: str
@@ -32,7 +32,7 @@ class Reach(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ReachFacts(Section, frozen=True, kw_only=True):
-    """Connections that this rank tried."""
+    """Connections that this rank attempted."""
 
     key: ClassVar[str] = "reach"
     origin: ClassVar[Origin] = "measured"
@@ -41,11 +41,11 @@ class ReachFacts(Section, frozen=True, kw_only=True):
 
 
 class PathSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One host's path to ``peer`` (a host name). ``round_trip`` and look-up times in seconds.
+    """One host's path to ``peer`` (a host name). ``round_trip`` and lookup times in seconds.
 
-    ``full_size_arrived``: packets as large as TCP makes them on this way reached the peer; ``False`` where only smaller
-    ones did. A look-up that got no answer has the seconds that were waited for it, and an error; ``reverse_address`` is
-    the address as it was looked up where that is not ``address``.
+    ``full_size_arrived``: packets of the full TCP segment size reached the peer on this path; ``False`` if only
+    smaller ones did. A lookup without an answer has the seconds until its timeout, and an error; ``reverse_address``
+    is the address that was looked up if it is not ``address``.
     """
 
     peer: str
@@ -60,8 +60,8 @@ class PathSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class PathFacts(Section, frozen=True, kw_only=True):
-    """Measured paths from this host, and what its counters gained while they were measured: of the segments, those of
-    the measuring connections where only these were counted; of the errors, those of the interfaces in use."""
+    """Measured paths from this host, and the increase of its counters during the measurement: of segments, those of
+    the measuring connections if only these were counted; of errors, those of the interfaces in use."""
 
     key: ClassVar[str] = "paths"
     level: ClassVar[Level] = "host"
@@ -92,13 +92,13 @@ TransferOutcome = Literal["done", "unreached", "late", "cut"]
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """As many bytes as went from this host to ``peer`` (a host name) in a moment, over TCP.
+    """A bandwidth measurement: bytes sent from this host to ``peer`` (a host name) over TCP for a short time.
 
     ``outcome``: done; unreached (no connection); late (the peer was not ready in time); cut (the connection ended).
-    ``bandwidth``: bytes a second as the receiver saw them arrive, 0 where none came; ``None`` where nothing was learnt.
-    ``round``: pairs of one round ran at the same time, ``pairs`` of them. ``confirms``: done to confirm a suspicion.
-    ``round_trip``: while they flowed, seconds: with what stood in queues. ``waited``: the share of the time, 0 to 1,
-    for which the sender or the receiver, whichever of them longer, had no processor to run on.
+    ``bandwidth``: bytes per second at the receiver, 0 if none arrived; ``None`` if it is unknown. ``round``: pairs of
+    one round ran at the same time, ``pairs`` of them. ``confirms``: run to confirm a suspicion. ``round_trip``:
+    seconds, under load, so including queues. ``waited``: the share of the time, 0 to 1, for which the sender or the
+    receiver, whichever is longer, waited for a CPU.
     """
 
     peer: str
@@ -117,7 +117,7 @@ class Transfer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TransferFacts(Section, frozen=True, kw_only=True):
-    """What this host sent to others to measure the bandwidth."""
+    """Bandwidth measurements from this host."""
 
     key: ClassVar[str] = "transfers"
     level: ClassVar[Level] = "host"
@@ -127,8 +127,8 @@ class TransferFacts(Section, frozen=True, kw_only=True):
 
 
 class CollectiveResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A collective of known values: what came back, and what had to. ``received`` is ``None`` for what is no number:
-    JSON has no NaN. ``axis``: of the mesh along which it ran; ``members``: the ranks that took part, empty for all."""
+    """A collective of known values: the result and the expected result. ``received`` is ``None`` if it is not finite:
+    JSON has no NaN. ``axis``: the mesh axis of the group; ``members``: the ranks that took part, empty for all."""
 
     operation: str
     backend: str
@@ -140,9 +140,9 @@ class CollectiveResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
 
 
 class CollectiveTiming(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """How long a collective of ``bytes`` (of one rank's input) took: the median of ``repeats``, seconds; ``None`` where
-    it did not end well: ``error`` says how, and ``awaited`` which ranks this one waited for or lost, as far as it can
-    tell. ``members`` and ``axis`` as in :class:`CollectiveResult`."""
+    """The duration of a collective of ``bytes`` (of one rank's input): the median of ``repeats``, in seconds; ``None``
+    if it failed. ``error`` describes the failure, and ``awaited`` lists the ranks that this one waited for or lost, as
+    far as they are known. ``members`` and ``axis`` as in :class:`CollectiveResult`."""
 
     operation: str
     backend: str
@@ -156,9 +156,9 @@ class CollectiveTiming(msgspec.Struct, frozen=True, gc=False, omit_defaults=True
 
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A message of ``bytes`` that this rank got from the rank ``source`` over the back end of the job, in ``seconds``.
-    Pairs of one ``round`` exchanged theirs at about the same time. ``waited``: the share of the time, 0 to 1, for which
-    one of the two had no processor to run on. ``round_trip``: seconds, of two of the smallest messages."""
+    """A message of ``bytes`` that this rank received from the rank ``source`` over the job's backend, in ``seconds``.
+    Pairs of one ``round`` exchanged theirs at about the same time. ``waited``: the share of the time, 0 to 1, for
+    which one of the two waited for a CPU. ``round_trip``: seconds, of two of the smallest messages."""
 
     source: int
     bytes: int
@@ -169,9 +169,9 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CollectiveFacts(Section, frozen=True, kw_only=True):
-    """Collectives that this rank ran on known values, how long others took, and messages from single ranks. ``error``:
-    why the group could not be set up at all; ``awaited``: the ranks that did not come to it; ``exchange_error``: why
-    there are no messages of pairs, or not all."""
+    """Collectives of known values that this rank ran, the duration of others, and messages from single ranks.
+    ``error``: why the process group could not be set up; ``awaited``: the ranks that did not join it;
+    ``exchange_error``: why messages of pairs are missing or incomplete."""
 
     key: ClassVar[str] = "collectives"
     origin: ClassVar[Origin] = "measured"
@@ -189,10 +189,10 @@ class CollectiveFacts(Section, frozen=True, kw_only=True):
 class DeviceSpeed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Matrix products (``size`` x ``size``, ``dtype``) on one device, and copies between it and the host.
 
-    ``seconds``: of one product, by wall time on a CPU (the median window or all of them, whichever is less) and by its
-    own clock on a GPU (the fastest window); ``repeats``: products in all. ``processor_share``: processor time over
-    wall time while a CPU computed, 1.0 where nobody else wanted the processor. ``to_device`` and ``to_host``: bytes a
-    second from and to pinned memory. ``pinned_to``: the processors that this rank may use, where these are not all.
+    ``seconds``: per product, by wall-clock time on a CPU (the median window or all of them, whichever is less) and by
+    the device clock on a GPU (the fastest window); ``repeats``: total number of products. ``processor_share``: CPU
+    time over wall-clock time while a CPU computed, 1.0 without contention. ``to_device`` and ``to_host``: bytes per
+    second from and to pinned memory. ``pinned_to``: the CPUs that this rank may use, if these are not all.
     """
 
     device: str
@@ -210,7 +210,7 @@ class DeviceSpeed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class DeviceSpeedFacts(Section, frozen=True, kw_only=True):
-    """How fast this rank's device computes and copies. Several samples where a suspicion was confirmed."""
+    """Compute and copy speed of this rank's device. Several samples if a suspicion was confirmed."""
 
     key: ClassVar[str] = "device_speed"
     origin: ClassVar[Origin] = "measured"
@@ -219,8 +219,8 @@ class DeviceSpeedFacts(Section, frozen=True, kw_only=True):
 
 
 class StorageTrial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A file of ``bytes`` that this host wrote into a directory: seconds to write it and to have it on the disk
-    (fsync). ``error``: what the system said; the rest is unknown then. ``role``: as in ``StorageFacts``."""
+    """A file of ``bytes`` that this host wrote to a directory: seconds to write it and to flush it to disk (fsync).
+    ``error``: the error of the system call; the rest is unknown then. ``role``: as in ``StorageFacts``."""
 
     path: str
     role: str
@@ -231,8 +231,8 @@ class StorageTrial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StorageReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What this host saw of the file that the host ``writer`` left in a directory: whole, other bytes (or an ``error``
-    of the system), no such file, or no answer in time."""
+    """How this host read the file that the host ``writer`` created in a directory: complete, with other bytes (or an
+    ``error`` of the system call), not found, or not in time."""
 
     path: str
     writer: str
@@ -242,7 +242,7 @@ class StorageReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StorageSpeedFacts(Section, frozen=True, kw_only=True):
-    """What this host wrote to the directories of the job, and read there of others."""
+    """Files that this host wrote to the directories of the job, and files of other hosts that it read there."""
 
     key: ClassVar[str] = "storage_speed"
     level: ClassVar[Level] = "host"
@@ -253,12 +253,12 @@ class StorageSpeedFacts(Section, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A measurement that had failed or was slow, done again with one thing changed.
+    """A measurement that had failed or was slow, repeated with one change.
 
     ``subject``: path, packet (large packets on a path), collective or device; ``peer``: the other host of a path.
-    ``knob``: what was changed, in words; ``setting``: how to change it for good, to be pasted. ``before`` and
-    ``after``: the value without and with the change, in ``unit``; ``None`` where it failed. ``restores``: whether the
-    change mends it.
+    ``knob``: a description of the change; ``setting``: the command or variable that makes it permanent. ``before`` and
+    ``after``: the value without and with the change, in ``unit``; ``None`` if it failed. ``restores``: whether the
+    change fixes it.
     """
 
     subject: Literal["path", "packet", "collective", "device"]
@@ -273,7 +273,7 @@ class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TrialFacts(Section, frozen=True, kw_only=True):
-    """What was tried to find out why something is slow or fails."""
+    """Experiments that show why something is slow or fails."""
 
     key: ClassVar[str] = "trials"
     origin: ClassVar[Origin] = "measured"
@@ -282,7 +282,7 @@ class TrialFacts(Section, frozen=True, kw_only=True):
 
 
 class EstimateFacts(Section, frozen=True, kw_only=True):
-    """The estimated peak of device memory and of host memory of this rank, bytes."""
+    """The estimated peaks of this rank's device memory and host memory, in bytes."""
 
     key: ClassVar[str] = "estimate"
     origin: ClassVar[Origin] = "measured"

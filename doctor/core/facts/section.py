@@ -1,4 +1,4 @@
-"""What every section of facts has in common.
+"""Common parts of all sections of facts.
 
 A section is one frozen, hashable record of what a process (level ``rank``) or a host (level ``host``) knows about
 one subject. Sections hold tuples, never lists or dicts, so that equal sections of thousands of ranks can be one

@@ -1,4 +1,4 @@
-"""Installed software by its metadata, and the effective NCCL settings."""
+"""Installed software according to its metadata, and the effective NCCL settings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Requirement(msgspec.Struct, frozen=True, gc=False):
 
 class TorchBuild(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """torch, read from its files without importing it. ``cuda``: the CUDA release it was built with, ``None`` in a
-    build without CUDA; ``nccl``: the NCCL that it was built with or asks for; ``backends``: of torch.distributed, as
-    far as the libraries beside it show. ``architectures``: sm numbers, ``None`` where the files do not tell."""
+    build without CUDA; ``nccl``: the NCCL that it was built with or requires; ``backends``: of torch.distributed, as
+    far as the libraries beside it show. ``architectures``: sm numbers, ``None`` if the files do not show them."""
 
     version: str
     cuda: str | None = None
@@ -39,7 +39,7 @@ class TorchBuild(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class NcclLibrary(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A libnccl.so.2 that this process could load. ``origin``: ``LD_PRELOAD``, ``LD_LIBRARY_PATH``, ``wheel <name>``,
-    ``torch`` (bundled), ``system`` or ``TORCH_NCCL``; ``chosen``: the one that torch would get."""
+    ``torch`` (bundled), ``system`` or ``TORCH_NCCL``; ``chosen``: the one that torch would load."""
 
     path: str
     version: str | None = None
@@ -48,8 +48,8 @@ class NcclLibrary(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class SoftwareFacts(Section, frozen=True, kw_only=True):
-    """The Python environment of this process. ``torch`` is ``None`` where it is not installed. ``packages``: those
-    that matter here (torch, CUDA wheels, Lightning in both names, DeepSpeed, Transformers, Accelerate, Ray …)."""
+    """The Python environment of this process. ``torch`` is ``None`` if it is not installed. ``packages``: the relevant
+    ones (torch, CUDA wheels, Lightning under both names, DeepSpeed, Transformers, Accelerate, Ray …)."""
 
     key: ClassVar[str] = "software"
 
@@ -78,8 +78,8 @@ Layer = Literal["environment", "user file", "system file"]
 
 
 class Setting(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """An effective setting: its value and where it comes from. ``source`` is ``environment`` or a file's path;
-    ``line`` counts from 1. ``overrides``: the same name in weaker layers, as ``path:line=value``."""
+    """An effective setting: its value and its origin. ``source`` is ``environment`` or a file's path; ``line`` counts
+    from 1. ``overrides``: the same name in lower-priority layers, as ``path:line=value``."""
 
     name: str
     value: str
@@ -113,8 +113,8 @@ class ReferencedFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class NcclPlugin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A plug-in library: ``kind`` net, tuner, profiler or env; ``requested`` what the setting says, empty where it is
-    only the default name; ``path`` where the loader would find it; ``symbols``: exported interface versions."""
+    """A plugin library: ``kind`` net, tuner, profiler or env; ``requested``: the value of the setting, empty if it is
+    only the default name; ``path``: where the loader would find it; ``symbols``: exported interface versions."""
 
     kind: str
     name: str
@@ -125,7 +125,7 @@ class NcclPlugin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class NcclFacts(Section, frozen=True, kw_only=True):
-    """NCCL's settings in effect: environment over the user's file over the system's file."""
+    """NCCL's effective settings: the environment overrides the user's file, which overrides the system's file."""
 
     key: ClassVar[str] = "nccl"
 
@@ -142,6 +142,6 @@ class NcclFacts(Section, frozen=True, kw_only=True):
         return None
 
     def get(self, name: str) -> str | None:
-        """The effective value of ``name``, or ``None`` where it is not set."""
+        """The effective value of ``name``, or ``None`` if it is not set."""
         setting = self.setting(name)
         return setting.value if setting else None

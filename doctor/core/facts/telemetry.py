@@ -1,7 +1,7 @@
-"""What a run shows of itself: the Trainer, progress, collectives, loaders, steps, memory, model.
+"""Facts about a run: the Trainer, progress, collectives, data loaders, steps, memory, model.
 
-The monitor of a running job fills these sections, and so do readers of what a run left behind. Times named ``at`` are
-seconds since the epoch (UTC); all other times are durations in seconds. Sizes are bytes.
+The monitor of a running job fills these sections, and so do readers of the files of a finished run. Times named ``at``
+are seconds since the epoch (UTC); all other times are durations in seconds. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class WatchedSection(Section, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A line of Python on a stack. ``user``: it is neither of the standard library nor of an installed package.
-    ``condition``: what lets only some ranks come here, where the source says so (``if self.global_rank == 0, line
+    """A line of Python on a stack. ``user``: it is in neither the standard library nor an installed package.
+    ``condition``: the condition that only some ranks meet, if the source shows one (``if self.global_rank == 0, line
     56``, ``else of if rank == 0, line 56``, ``@rank_zero_only``); branches of one ``if`` name the same line."""
 
     file: str
@@ -33,15 +33,15 @@ class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TrainingFacts(WatchedSection, frozen=True, kw_only=True):
-    """Who trains, and how its ranks share the work.
+    """The training framework, and how the ranks share the work.
 
-    ``framework``: ``lightning``, ``pytorch_lightning``, ``transformers`` or ``plain``. ``mixed``: objects of two
-    Lightnings meet in this process, in words. ``device``: torch's name of the device in use (``cuda:0``, ``cpu``),
-    ``device_id`` its UUID or PCI bus id. ``data_parallel_rank`` and ``data_parallel_size``: its place among the ranks
-    that should see different data; ``data_parallel_root``: the first of them, where the model's wrapper tells which
-    they are: ranks with the same one hold replicas, or shards, of one model. ``backend`` of the default process group.
-    ``joins``: uneven inputs are joined. ``arguments``: settings of the Trainer that were not left alone
-    (``max_steps``, ``limit_val_batches`` …), as text. ``checkpoints``: directory that they go to.
+    ``framework``: ``lightning``, ``pytorch_lightning``, ``transformers`` or ``plain``. ``mixed``: describes a mixture
+    of objects from both Lightning packages in this process. ``device``: torch's name of the device in use (``cuda:0``,
+    ``cpu``), ``device_id`` its UUID or PCI bus id. ``data_parallel_rank`` and ``data_parallel_size``: its position
+    among the ranks that should read different data; ``data_parallel_root``: the first of them, if the model's wrapper
+    shows which they are: ranks with the same root hold replicas, or shards, of one model. ``backend`` of the default
+    process group. ``joins``: uneven inputs are joined. ``arguments``: settings of the Trainer that differ from their
+    defaults (``max_steps``, ``limit_val_batches`` …), as text. ``checkpoints``: their directory.
     """
 
     key: ClassVar[str] = "training"
@@ -67,7 +67,7 @@ class TrainingFacts(WatchedSection, frozen=True, kw_only=True):
     arguments: tuple[Variable, ...] = ()
 
     def argument(self, name: str) -> str | None:
-        """The setting ``name``, or ``None`` where it was left alone."""
+        """The setting ``name``, or ``None`` if it has its default."""
         return next((one.value for one in self.arguments if one.name == name), None)
 
 
@@ -90,7 +90,7 @@ class PointInTime(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class EpochEnd(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A loader that came to its end: after ``batches`` in ``epoch``."""
+    """A data loader that was exhausted after ``batches`` in ``epoch``."""
 
     stage: str
     loader: int
@@ -99,8 +99,9 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A child of a rank, such as a data worker. ``state``: the kernel's letter (R, S, D, T, Z); ``memory``: resident
-    bytes, those that it shares with its parent since the fork included; ``private``: without what others map too."""
+    """A child of a rank, such as a data loader worker. ``state``: the kernel's letter (R, S, D, T, Z); ``memory``:
+    resident bytes, including those shared with its parent since the fork; ``private``: without memory that others map
+    too."""
 
     pid: int
     state: str = ""
@@ -110,19 +111,19 @@ class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
-    """Where a rank is.
+    """The progress of a rank.
 
     ``run``: the id of the run. ``state``: ``running``, ``stalled`` (no progress for longer than ``limit``), ``ended``,
-    ``failed``; or what a neighbour or nobody saw of it: ``silent`` (it does not answer), ``stopped`` (SIGSTOP, a
-    debugger), ``gone`` (no such process). ``seen_by``: the rank that looked, where it was not itself. ``stage``:
-    ``setup``, ``sanity``, ``train``, ``validate``, ``test``, ``predict``, ``teardown``. ``point``, entered last:
-    ``setup``, ``data`` (waiting for the next batch), ``step`` (training step), ``forward``, ``backward``,
-    ``optimizer``, ``batch-end``, ``checkpoint``, ``epoch-start``, ``epoch-end``, ``ended``. ``epoch``, ``batch``,
-    ``loader`` count from 0, ``step`` counts optimiser steps. ``idle``: seconds since the last progress; ``limit``:
-    seconds that this point may take, by the run's own pace; ``patience``: those that it may take where the rank is
-    busy, which are more where it waits for others. ``stack`` of the main thread, innermost first, and by whom:
-    ``stack_from`` is ``interpreter``, or ``signal`` where the interpreter could not answer. ``ended``: loaders that
-    came to their end, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
+    ``failed``; or the state that a local peer observed, or that nobody could observe: ``silent`` (it does not
+    respond), ``stopped`` (SIGSTOP, a debugger), ``gone`` (no such process). ``seen_by``: the rank that observed it, if
+    it was another one. ``stage``: ``setup``, ``sanity``, ``train``, ``validate``, ``test``, ``predict``, ``teardown``.
+    ``point``, the last one entered: ``setup``, ``data`` (waiting for the next batch), ``step`` (training step),
+    ``forward``, ``backward``, ``optimizer``, ``batch-end``, ``checkpoint``, ``epoch-start``, ``epoch-end``, ``ended``.
+    ``epoch``, ``batch``, ``loader`` count from 0, ``step`` counts optimizer steps. ``idle``: seconds since the last
+    progress; ``limit``: the timeout of this point in seconds, derived from the run's own pace; ``patience``: the
+    timeout while the rank is busy, which is longer while it waits for others. ``stack`` of the main thread, innermost
+    first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not respond. ``ended``: data loaders
+    that were exhausted, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
     """
 
     key: ClassVar[str] = "progress"
@@ -152,7 +153,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A process group: its name, global ranks (empty: not told), and its counters of collectives, ``None`` before the
+    """A process group: its name, global ranks (empty: unknown), and its counters of collectives, ``None`` before the
     first one."""
 
     name: str
@@ -164,10 +165,10 @@ class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """An entry of torch's flight recorder. ``sequence`` counts in its group, for sends and receives among themselves.
-    ``operation`` without the back end's name (``all_reduce``). ``peer``: the other rank of a send or receive, counted
-    in the group; ``source`` likewise. ``state``: ``scheduled``, ``started`` or ``completed`` (Gloo never goes beyond
-    scheduled); ``retired``: the recorder is done with it. ``frames``: where it was called, innermost first."""
+    """An entry of torch's flight recorder. ``sequence`` counts within its group, separately for sends and receives.
+    ``operation`` without the name of the backend (``all_reduce``). ``peer``: the other rank of a send or receive,
+    numbered within the group; ``source`` likewise. ``state``: ``scheduled``, ``started`` or ``completed`` (Gloo never
+    goes beyond scheduled); ``retired``: the recorder has closed it. ``frames``: the call site, innermost first."""
 
     group: str
     sequence: int
@@ -189,7 +190,7 @@ class Collective(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class RecorderFacts(WatchedSection, frozen=True, kw_only=True):
     """torch's flight recorder of a rank: its newest collectives, oldest first. ``version``: of the dump's format.
-    ``wrapped``: older entries were overwritten. ``dump``: file that a whole dump was written to."""
+    ``wrapped``: older entries were overwritten. ``dump``: the file that a complete dump was written to."""
 
     key: ClassVar[str] = "flight-recorder"
 
@@ -200,15 +201,15 @@ class RecorderFacts(WatchedSection, frozen=True, kw_only=True):
     dump: str | None = None
 
     def group(self, name: str) -> ProcessGroup | None:
-        """The process group of that name."""
+        """The process group called ``name``."""
         return next((group for group in self.groups if group.name == name), None)
 
 
 class Sampler(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A sampler. ``distributed``: it parts the data set between ``replicas``, of which this is ``rank``.
-    ``pads``: it repeats samples so that all get equally many. ``generator_seed``: of the generator given to it, or to
-    the sampler ``inner`` that it parts. ``independent``: what it draws leaves out nothing for others to draw (with
-    replacement, or a random part of the data set). ``repeats``: it draws samples several times on purpose."""
+    """A sampler. ``distributed``: it divides the dataset among ``replicas``, of which this is ``rank``. ``pads``: it
+    repeats samples so that all replicas get equally many. ``generator_seed``: of the generator passed to it, or to its
+    inner sampler ``inner``. ``independent``: its samples do not depend on those of other replicas (with replacement,
+    or a random part of the dataset). ``repeats``: it repeats samples on purpose."""
 
     name: str
     distributed: bool = False
@@ -226,10 +227,10 @@ class Sampler(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class LoaderEpoch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a loader gave in one epoch. ``drawn``: a hash of the first indices that its sampler drew, ``content``: one
-    of the first batch; ``first``: those indices themselves, as far as they are kept; ``contents``: hashes of the first
-    batches, each of a few parts (tensors) joined by ``-``. ``sizes``: distinct batch sizes, that of the last batch left
-    out. ``ended``: it came to its end."""
+    """One epoch of a data loader. ``drawn``: a hash of the first indices that its sampler drew; ``content``: a hash of
+    the first batch; ``first``: those indices themselves, as far as they are kept; ``contents``: hashes of the first
+    batches, each of several parts (tensors) joined by ``-``. ``sizes``: distinct batch sizes without that of the last
+    batch. ``ended``: it was exhausted."""
 
     epoch: int
     drawn: str | None = None
@@ -243,11 +244,11 @@ class LoaderEpoch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A loader of one stage. ``kind``: ``map``, ``iterable`` or ``other``. ``length``: batches an epoch as it says,
-    ``None`` where it can't; ``limit``: batches that the Trainer takes at most. ``sharded``: an iterable data set that
-    says by itself how it is parted (``None``: not told). ``dynamic``: a batch sampler of its own decides the sizes.
-    ``fingerprint``: digest of what the data set holds and of what its sampler chooses from, ``None`` where that can't
-    all be seen from outside. ``combined``: how loaders of the stage that are drawn from together end (``min_size``,
+    """A data loader of one stage. ``kind``: ``map``, ``iterable`` or ``other``. ``length``: batches per epoch as it
+    reports them, ``None`` if it can't; ``limit``: maximum number of batches that the Trainer takes. ``sharded``: an
+    iterable dataset that declares how it is divided (``None``: unknown). ``dynamic``: a custom batch sampler decides
+    the sizes. ``fingerprint``: a digest of the content of the dataset and of the sampler's input, ``None`` if they
+    can't be fully observed. ``combined``: when data loaders of the stage that are iterated together end (``min_size``,
     ``max_size``, ``max_size_cycle``, ``sequential``)."""
 
     stage: str
@@ -272,28 +273,28 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def batches(self) -> int | None:
-        """Batches of an epoch, from the length and the Trainer's limit; ``None`` if the length is unknown."""
+        """Batches per epoch, from the length and the Trainer's limit; ``None`` if the length is unknown."""
         return self.length if self.length is None or self.limit is None else min(self.length, self.limit)
 
 
 class LoaderFacts(WatchedSection, frozen=True, kw_only=True):
-    """The loaders of a rank."""
+    """The data loaders of a rank."""
 
     key: ClassVar[str] = "loaders"
 
     loaders: tuple[Loader, ...] = ()
 
     def of(self, stage: str) -> tuple[Loader, ...]:
-        """Those of a stage, by index."""
+        """The data loaders of a stage, by index."""
         return tuple(loader for loader in self.loaders if loader.stage == stage)
 
 
 class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Medians over ``steps`` training batches from ``first_step`` on, seconds a batch: ``total`` from one batch's
-    begin to the next one's; ``data`` waiting for it; ``forward``, ``backward``, ``optimizer`` as the host sees them;
-    ``other`` what is left; ``device`` between events on the device, where there is one. Collectives are in the part
-    that they are called in. ``mean`` of the totals: equal on ranks that wait for one another, be it in every eighth
-    batch, where gradients are accumulated."""
+    """Medians over ``steps`` training batches from ``first_step`` on, in seconds per batch: ``total`` from the start
+    of one batch to that of the next; ``data``: waiting for it; ``forward``, ``backward``, ``optimizer``: host time;
+    ``other``: the remainder; ``device``: between device events, if there is a device. Collectives count in the part
+    that calls them. ``mean`` of the totals: equal on ranks that synchronize, even if only in every eighth batch
+    because of gradient accumulation."""
 
     first_step: int
     steps: int
@@ -309,7 +310,7 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StepFacts(WatchedSection, frozen=True, kw_only=True):
-    """How long steps take, in windows of as many batches each, newest last. ``seen``: batches so far."""
+    """Durations of steps, in windows of equally many batches, newest last. ``seen``: batches so far."""
 
     key: ClassVar[str] = "steps"
 
@@ -318,10 +319,10 @@ class StepFacts(WatchedSection, frozen=True, kw_only=True):
 
 
 class MemorySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Memory after step ``step``. ``allocated``, ``reserved`` and ``peak`` (since the sample before) of torch's
+    """Memory after step ``step``. ``allocated``, ``reserved`` and ``peak`` (since the previous sample) of torch's
     allocator on its device; ``device_used``: of the whole device; ``resident``: of this process, ``workers``: of its
-    children together; ``host_available``: of the host. ``units``: what the batches since the sample before were made
-    of at most (tokens, else samples)."""
+    children together; ``host_available``: of the host. ``units``: the largest size of a batch since the previous
+    sample (tokens, else samples)."""
 
     step: int
     at: float | None = None
@@ -336,15 +337,16 @@ class MemorySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class RunMemoryFacts(WatchedSection, frozen=True, kw_only=True):
-    """Memory of a rank while it runs. Device numbers are of torch's allocator; ``None`` without a device.
+    """Memory of a rank during a run. Device numbers are of torch's allocator; ``None`` without a device.
 
-    ``total``: of the device; ``device_free`` as the driver says; ``foreign``: what others than this process's
-    allocator hold of it. ``retries`` and ``failures``: allocations that had to empty the cache first, and that failed.
-    ``inactive``: reserved, split and unused. ``processes``: who holds memory of the device, by the driver.
-    ``utilization``: how many per cent of the time the device was busy, by the driver, at the last looks since training
-    began. ``samples``: oldest first. ``estimated_floor``: bytes that training holds at least, known before its first
-    step (parameters, gradients, optimizer state); ``estimate_error``: how far that was from the measured peak of the
-    steps so far, as a part of it (-0.4: the peak had 40 % that no floor knows of), ``None`` before there is one.
+    ``total``: of the device; ``device_free``: according to the driver; ``foreign``: device memory held by anything but
+    this process's allocator. ``retries`` and ``failures``: allocations that had to empty the cache first, and that
+    failed. ``inactive``: reserved, split and unused. ``processes``: processes that hold memory of the device,
+    according to the driver. ``utilization``: the percentage of time for which the device was busy, according to the
+    driver, in the latest readings since training began. ``samples``: oldest first. ``estimated_floor``: a lower bound
+    for the memory of training in bytes, known before its first step (parameters, gradients, optimizer state);
+    ``estimate_error``: its relative deviation from the measured peak so far (-0.4: 40 % of the peak are not in the
+    bound), ``None`` before a measurement.
     """
 
     key: ClassVar[str] = "run-memory"
@@ -380,9 +382,10 @@ class TensorShape(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelFacts(WatchedSection, frozen=True, kw_only=True):
-    """The model as it is wrapped. ``parameters``: numbers in all; ``digest`` of all names, shapes and types in order;
-    ``tensors``: the first of them. ``replicated``: all data-parallel ranks hold the same values (DDP, not FSDP).
-    ``initial``: checksum of the values before the first step; ``broadcast``: the wrapper makes them equal itself."""
+    """The model as it is wrapped. ``parameters``: total number of elements; ``digest`` of all names, shapes and types
+    in order; ``tensors``: the first of them. ``replicated``: all data-parallel ranks hold the same values (DDP, not
+    FSDP). ``initial``: checksum of the values before the first step; ``broadcast``: the wrapper synchronizes the
+    values itself."""
 
     key: ClassVar[str] = "model"
 
@@ -401,10 +404,10 @@ Counted = Literal["step", "batch"]
 
 
 class Checksum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Of parameters after ``step``: ``value`` as exact text; ``part``: which tensors, the same on all ranks at that
-    step. ``counted``: what ``step`` counts, ``step`` (of the optimizer) or ``batch`` (of training); ranks that take
-    different numbers of batches per optimizer step hold equal parameters at equal optimizer steps alone. ``moved``:
-    whether the value is another one than before the first step."""
+    """A checksum of parameters after ``step``: ``value`` as exact text; ``part``: the tensors, the same on all ranks
+    at that step. ``counted``: what ``step`` counts, ``step`` (of the optimizer) or ``batch`` (of training); ranks that
+    take different numbers of batches per optimizer step hold equal parameters only at equal optimizer steps.
+    ``moved``: whether the value differs from the one before the first step."""
 
     step: int
     value: str
@@ -414,7 +417,7 @@ class Checksum(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The first value that is no number or infinite: ``what`` is ``loss`` or ``gradient``."""
+    """The first NaN or infinite value: ``what`` is ``loss`` or ``gradient``."""
 
     step: int
     what: str
@@ -423,7 +426,7 @@ class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ReplicaFacts(WatchedSection, frozen=True, kw_only=True):
-    """How a replica fares. ``losses``: how many were looked at."""
+    """The state of a replica. ``losses``: number of losses checked."""
 
     key: ClassVar[str] = "replica"
 
@@ -433,8 +436,8 @@ class ReplicaFacts(WatchedSection, frozen=True, kw_only=True):
 
 
 class HostUseFacts(WatchedSection, frozen=True, kw_only=True):
-    """What happened on a host over the last ``seconds`` of a run: periods of the CPU quota and how many were throttled;
-    TCP segments sent and sent again; errors and drops of its interfaces, by name."""
+    """Changes on a host over the last ``seconds`` of a run: periods of the CPU quota and how many were throttled; TCP
+    segments sent and retransmitted; errors and drops of its interfaces, by name."""
 
     key: ClassVar[str] = "host-use"
     level: ClassVar[Level] = "host"
