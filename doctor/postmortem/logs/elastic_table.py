@@ -109,7 +109,11 @@ class ElasticTables:
         field = _FIELD.match(body)
         if field and not (table.last == "traceback" and field[1] not in ("time", "msg")):
             return self._field(table, field, line)
-        return self._more(table, body)
+        if table.last != "traceback":
+            return None
+        if body.strip() and not body.startswith("   "):
+            table.entry["message"] = body.strip()[:MOST_MESSAGE]  # the last line of a traceback is the reason
+        return self._of(table), body.removeprefix("  ")
 
     def _field(self, table: _ElasticTable, field: re.Match[str], line: int) -> tuple[LineOrigin, str] | None:
         name, value = field[1], field[2].strip()
@@ -126,14 +130,6 @@ class ElasticTables:
             table.entry["message"] = value.strip('"')
             return (self._of(table), value) if "Traceback" in value else None
         return None
-
-    def _more(self, table: _ElasticTable, body: str) -> tuple[LineOrigin, str] | None:
-        """Process a line of the traceback of an entry; its last line is the reason."""
-        if table.last != "traceback":
-            return None
-        if body.strip() and not body.startswith("   "):
-            table.entry["message"] = body.strip()[:MOST_MESSAGE]
-        return self._of(table), body.removeprefix("  ")
 
     @staticmethod
     def _of(table: _ElasticTable) -> LineOrigin:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from doctor.core.facts import Event
 from doctor.core.facts.log_events import LONGEST
 from doctor.core.facts.telemetry import Frame
 from doctor.postmortem.logs.prefixes import LineOrigin
 from doctor.postmortem.logs.rank_attribution import LogProcesses
-from doctor.postmortem.logs.tracebacks import LONGEST_MESSAGE, MOST_FRAMES, ParsedException
 
+MOST_FRAMES = 60
+"""Maximum number of frames of one traceback; the innermost are kept."""
+LONGEST_MESSAGE = 2000
+"""Maximum characters of an exception's message."""
 MOST_OF_A_KIND = 2048
 """Maximum number of events of one kind."""
 MOST_OF_A_PROCESS = 64
@@ -28,6 +32,15 @@ NEWEST = frozenset({"run.bar", "run.bar_named"})
 """Kinds whose newest state replaces the previous one: progress bars, by their ``words``."""
 
 Values = tuple[tuple[str, str], ...]
+
+
+class ParsedException(NamedTuple):
+    """An exception: kind of event, type, first line of the message, frames (innermost first)."""
+
+    kind: str
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
 
 
 class StoredEvent:
@@ -111,8 +124,12 @@ class EventStore:
         kind, origin = event.kind, event.origin
         full = (kind, origin, key)
         same = self._kept.get(full)
-        if same is None and not self._has_room(kind, origin):
-            same = self._first_of.get((kind, origin)) or self._first_of[kind, None]
+        if same is None:
+            of_kind = self._numbers[kind, None]
+            has_room = self._numbers[kind, origin] < MOST_OF_A_PROCESS and (
+                of_kind < ALWAYS or (of_kind < MOST_OF_A_KIND and len(self._kept) < MOST)
+            )
+            same = None if has_room else self._first_of.get((kind, origin)) or self._first_of[kind, None]
         if same is not None:
             same.again(event.at)
             if kind in NEWEST and same.values.get("words") == event.values.get("words"):
@@ -139,12 +156,6 @@ class EventStore:
         """Count further repetitions by a process; ``None``: by any process."""
         if first := self._first_of.get((kind, origin)):
             first.again(None, times)
-
-    def _has_room(self, kind: str, origin: LineOrigin) -> bool:
-        of_kind = self._numbers[kind, None]
-        return self._numbers[kind, origin] < MOST_OF_A_PROCESS and (
-            of_kind < ALWAYS or (of_kind < MOST_OF_A_KIND and len(self._kept) < MOST)
-        )
 
     def __iter__(self) -> Iterator[StoredEvent]:
         """Iterate over all events by line."""

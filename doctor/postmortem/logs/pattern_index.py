@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.knowledge.linear_regex import Pattern, linear
-from doctor.knowledge.log_patterns import LogPattern, known_patterns
+from doctor.knowledge.log_patterns import known_patterns
 from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribution, tracebacks
 from doctor.postmortem.logs.event_store import NEWEST
 from doctor.postmortem.logs.multi_match import CueMatcher
@@ -71,7 +71,7 @@ def index() -> PatternIndex:
     by_cue: dict[str, list[IndexedPattern]] = {}
     for message in known_patterns():
         if message.kind not in SUPERSEDED:
-            known = _known(message)
+            known = IndexedPattern(message.kind, message.compiled, _loose(message.pattern))
             for cue in message.cues:
                 for text in {cue, cue.replace('"', '\\"')}:
                     by_cue.setdefault(text, []).append(known)
@@ -90,14 +90,11 @@ def index() -> PatternIndex:
     )
 
 
-def _known(message: LogPattern) -> IndexedPattern:
-    """Index a message. Its anchors refer to the beginning of the message, not of the line."""
-    loose = message.pattern.removeprefix("^")
-    anchored = re.search(r"(?<!\[)(?<!\\)\^|\\A|\(\?<", loose.replace("(?P<", "("))
-    return IndexedPattern(message.kind, message.compiled, None if anchored else _loose(loose))
-
-
 def _loose(pattern: str) -> Pattern | None:
+    """Return the pattern for lines with prefixes, where anchors of the message do not hold."""
+    pattern = pattern.removeprefix("^")
+    if re.search(r"(?<!\[)(?<!\\)\^|\\A|\(\?<", pattern.replace("(?P<", "(")):
+        return None
     try:
         return linear(pattern)
     except re.error:

@@ -102,10 +102,6 @@ class _PrefixForm(NamedTuple):
     when: str = ""
 
 
-def _form(pattern: str, take: _Taker, *, soft: bool = False, when: str = "") -> _PrefixForm:
-    return _PrefixForm(re.compile(pattern), take, soft, when)
-
-
 def _group_rank(parts: _PrefixFields, found: _Match) -> None:
     """Take the rank in a group from c10d's prefix: only the default group's are global."""
     group, name, rank = found["group"], found["name"], found["rank"]
@@ -133,33 +129,16 @@ def _glog(parts: _PrefixFields, found: _Match) -> None:
 def _dated(parts: _PrefixFields, found: _Match) -> None:
     parts.record = True
     parts.at = parts.calendar.dated(found[1]) or parts.at
+    _named(parts, found)
 
 
-def _american(parts: _PrefixFields, found: _Match) -> None:
-    parts.record = True
-    parts.at = parts.calendar.american(found[1])
+def _stamped(parse: Callable[[Calendar, str], float | None]) -> _Taker:
+    def take(parts: _PrefixFields, found: _Match) -> None:
+        parts.record = True
+        parts.at = parse(parts.calendar, found[1])
+        _named(parts, found)
 
-
-def _dated_syslog(parts: _PrefixFields, found: _Match) -> None:
-    parts.record = True
-    parts.at = parts.calendar.dated_syslog(found[1])
-
-
-def _syslog(parts: _PrefixFields, found: _Match) -> None:
-    parts.record = True
-    parts.at = parts.calendar.syslog(found[1])
-    _ident(parts, found)
-
-
-def _iso_syslog(parts: _PrefixFields, found: _Match) -> None:
-    _dated(parts, found)
-    _ident(parts, found)
-
-
-def _ident(parts: _PrefixFields, found: _Match) -> None:
-    parts.host = found[2]
-    if found[3]:
-        parts.pid = int(found[3])
+    return take
 
 
 def _short(parts: _PrefixFields, found: _Match) -> None:
@@ -174,9 +153,12 @@ def _named(parts: _PrefixFields, found: _Match) -> None:
             setattr(parts, name, int(value) if name in _NUMBERS else value)
 
 
+def _form(pattern: str, take: _Taker = _named, *, soft: bool = False, when: str = "") -> _PrefixForm:
+    return _PrefixForm(re.compile(pattern), take, soft, when)
+
+
 def _launcher_forms(first: str) -> tuple[_PrefixForm, ...]:
-    """Return the prefixes of launchers that begin with the character ``first``."""
-    return tuple(_form(pattern, _named) for pattern in LOG_PREFIXES if pattern.startswith(f"\\{first}"))
+    return tuple(_form(pattern) for pattern in LOG_PREFIXES if pattern.startswith(f"\\{first}"))
 
 
 def _begins(parts: _PrefixFields, found: _Match) -> None:
@@ -188,10 +170,6 @@ def _level(parts: _PrefixFields, found: _Match) -> None:
     parts.mild = _MILD.search(found[0]) is not None and _SEVERE.search(found[0]) is None
 
 
-def _nothing(parts: _PrefixFields, found: _Match) -> None:
-    """Ignore a prefix without origin and time."""
-
-
 _LEVEL = r"(?:DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|TRACE|SUCCESS|EXCEPTION)"
 _LOWER = r"(?:debug|info|notice|warning|warn|error|critical|fatal|trace)"
 _MILD = re.compile("TRACE|DEBUG|INFO|NOTICE|WARN|SUCCESS", re.IGNORECASE)
@@ -201,7 +179,7 @@ _N = r"\d{1,7}"
 
 _BRACKETS = (
     # torch since 2.3 (excepthook and c10 logging), Lightning ("[rank: 3] Seed set to 42"), and own ones.
-    _form(rf"\[(?:rank|RANK|global_rank) ?[:=]? ?(?P<rank>{_N})\]:? ?", _named),
+    _form(rf"\[(?:rank|RANK|global_rank) ?[:=]? ?(?P<rank>{_N})\]:? ?"),
     _form(r"\[TC\]\[rank=(?P<rank>\d{1,7})\](?:\[name=(?P<name>[^\]]*)\])?(?P<group>)? ?", _group_rank, soft=True),
     _form(
         r"\[PG (?:ID )?(?P<group>\w+)(?: \([^)]*\))?(?: PG GUID \w*(?:\((?P<name>[^)]*)\))?)?(?: \((?:[^)]*)\))? "
@@ -219,47 +197,47 @@ _BRACKETS = (
     _form(rf"\[NeMo [A-Z] ({ISO})[^\]]*\] ?", _dated),
     _form(rf"\[({ISO})\]:? ?", _dated),
     _form(rf"\[({ISO})[ ,|][^\]]{{0,120}}\]:? ?", _dated),
-    _form(rf"\[({AMERICAN})\]:? ?", _american),
-    _form(rf"\[({DATED_SYSLOG})\] ?", _dated_syslog),
+    _form(rf"\[({AMERICAN})\]:? ?", _stamped(Calendar.american)),
+    _form(rf"\[({DATED_SYSLOG})\] ?", _stamped(Calendar.dated_syslog)),
     _form(r"\[ *\d{1,9}\.\d{3,9}\](?:\[[ \w]*\])? ?", _begins),
-    _form(r"\[(?:pod/)?(?P<host>[a-z0-9][\w.-]*)/[\w.-]+\] ", _named),
-    _form(rf"\[(?P<task>{_N})\] ?", _named, when="bracketed"),
+    _form(r"\[(?:pod/)?(?P<host>[a-z0-9][\w.-]*)/[\w.-]+\] "),
+    _form(rf"\[(?P<task>{_N})\] ?", when="bracketed"),
     _form(rf"\[ ?(?:{_LEVEL}|{_LOWER}) *\]:? ?(?:- )?", _level, soft=True),
-    _form(r"\[[\w./<>-]+:\d+(?::[\w<>]+)?\]:? ?", _nothing, soft=True),
-    _form(r"\[(?:c10d|__main__|root|titan|[a-z_]\w*(?:\.\w+)+)\]:? ?(?:- )?", _nothing, soft=True),
+    _form(r"\[[\w./<>-]+:\d+(?::[\w<>]+)?\]:? ?", soft=True),
+    _form(r"\[(?:c10d|__main__|root|titan|[a-z_]\w*(?:\.\w+)+)\]:? ?(?:- )?", soft=True),
 )
 _DIGITS = (
     # Kubernetes: "2024-01-02T03:04:05.678901234Z stderr F text".
     _form(rf"({ISO}) std(?:out|err) [FP] ", _dated),
-    _form(rf"({ISO}) ([\w.-]+) [\w./@-]+(?:\[(\d{{1,9}})\])?: ", _iso_syslog),
+    _form(rf"({ISO}) (?P<host>[\w.-]+) [\w./@-]+(?:\[(?P<pid>\d{{1,9}})\])?: ", _dated),
     _form(rf"({ISO})(?:(?=[\s\]:|,-])|$)[\s:|,]*(?:- )?", _dated),
-    _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _american),
+    _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _stamped(Calendar.american)),
     _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
     _form(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?:\| |- )?", _begins),
-    _form(rf"(?P<task>{_N}): ?", _named, when="numbered"),
-    _form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ", _named, when="hosts"),
+    _form(rf"(?P<task>{_N}): ?", when="numbered"),
+    _form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ", when="hosts"),
 )
 _LETTERS = (
     _form(r"[IWEFVC](\d{4})?(\d\d)(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?) +\d+ [^\]\s]+\] ?(?:\[\d+/\d+\] ?)?", _glog),
-    _form(rf"({SYSLOG}) ([\w.:-]+) [\w./@()-]+(?:\[(\d{{1,9}})\])?: ", _syslog),
-    _form(rf"({DATED_SYSLOG})(?::? |(?=\[))", _dated_syslog),
+    _form(rf"({SYSLOG}) (?P<host>[\w.:-]+) [\w./@()-]+(?:\[(?P<pid>\d{{1,9}})\])?: ", _stamped(Calendar.syslog)),
+    _form(rf"({DATED_SYSLOG})(?::? |(?=\[))", _stamped(Calendar.dated_syslog)),
     _form(rf"{_LEVEL}:[\w.]+:", _level, soft=True),
     _form(
         rf"(?:[\w.$<>]+ (?:-|\|) )?{_LEVEL}\b *(?:[:|-] *)?(?:[\w./<>]+(?::[\w<>]+)*(?::\d+)? --? )*", _level, soft=True
     ),
-    _form(r"(?P<tag>[\w.-]+-\d+) +\| ", _named),
-    _form(r"(?P<host>[A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", _named, when="hosts"),
+    _form(r"(?P<tag>[\w.-]+-\d+) +\| "),
+    _form(r"(?P<host>[A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", when="hosts"),
     # vLLM: "ERROR 10-27 07:48:16 worker_base.py:464] ...".
-    _form(r"[\w./-]+\.(?:py|cc|cpp|cu):\d+\] ?", _nothing, soft=True),
-    _form(r"what\(\): +", _nothing, soft=True),
+    _form(r"[\w./-]+\.(?:py|cc|cpp|cu):\d+\] ?", soft=True),
+    _form(r"what\(\): +", soft=True),
     # torchx: "trainer/3 ...".
-    _form(r"(?P<tag>[a-z_]\w{0,40}/\d{1,6}) (?=\S)", _named, soft=True),
+    _form(r"(?P<tag>[a-z_]\w{0,40}/\d{1,6}) (?=\S)", soft=True),
 )
 _FORMS: dict[str, tuple[_PrefixForm, ...]] = {
     "[": _BRACKETS,
     "(": _launcher_forms("("),
     "<": (_form(r"<\d{1,3}>", _begins),),
-    " ": (_form(r" {1,8}what\(\): +", _nothing, soft=True),),
+    " ": (_form(r" {1,8}what\(\): +", soft=True),),
     "|": (_form(rf"\| *(?:{_LEVEL} *\| *)?(?:[\w.]+:[\w<>]+:\d+ - )?", _level, soft=True),),
     "-": (_form(rf"- (?:[\w.]+ - )?{_LEVEL} - (?:[\w./]+ - [\w<>]+ - \d+ - )?", _level, soft=True),),
     **dict.fromkeys("0123456789", _DIGITS),
@@ -279,18 +257,12 @@ _PROGRESS = re.compile(r"[^|]{0,300}?\d{1,3}%\|[^|]{0,300}\|[^\[\]]{0,80}\[[^\]]
 def parse_line(line: str, calendar: Calendar, style: PrefixStyle = PLAIN) -> PrefixedLine:
     """Remove the prefixes from a line. Never raises."""
     parts = _PrefixFields(calendar, style)
-    line = _without_progress(line)
+    if "%|" in line and (bar := _PROGRESS.match(line)):
+        line = line[bar.end() :].lstrip(" ") or line  # no separator is between a progress bar and a message
     if style.numbered and (task := _NUMBERED.match(line)):
         parts.task = int(task[1])
         line = line[task.end() :]
     return _parse(parts, line, depth=0)
-
-
-def _without_progress(line: str) -> str:
-    """Remove a progress bar before a message; there is no separator between them."""
-    if "%|" in line and (bar := _PROGRESS.match(line)):
-        return line[bar.end() :].lstrip(" ") or line
-    return line
 
 
 def _parse(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
@@ -340,7 +312,6 @@ def _first_form(style: PrefixStyle, body: str) -> tuple[_PrefixForm | None, _Mat
 _TEXTS = ("log", "message", "msg", "MESSAGE", "text", "textPayload", "body")
 _TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime", "datetime")
 _HOSTS = ("hostname", "host", "_HOSTNAME", "pod", "pod_name")
-_RANKS = ("rank", "global_rank")
 
 
 def _unwrapped(parts: _PrefixFields, line: str) -> str | None:
@@ -356,12 +327,9 @@ def _unwrapped(parts: _PrefixFields, line: str) -> str | None:
         return None
     parts.at = _time_of(parts, [record.get(key) for key in _TIMES]) or parts.at
     parts.host = next((record[key] for key in _HOSTS if isinstance(record.get(key), str)), parts.host)
-    parts.rank = next((record[key] for key in _RANKS if _is_rank(record.get(key))), parts.rank)
+    ranks = (record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int)
+    parts.rank = next((rank for rank in ranks if 0 <= rank < 10_000_000), parts.rank)
     return str(text).rstrip()
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10_000_000
 
 
 def _time_of(parts: _PrefixFields, values: Iterable[object]) -> float | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
 
+from doctor.postmortem.logs.event_store import StoredEvent
 from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
 
 KIND = "doctor.finding"
@@ -28,21 +28,14 @@ _LABEL = re.compile(r"\s+(?P<label>where|source|evidence|ignored|because|effect|
 _RANKS = re.compile(r"ranks? (?P<ranks>\d[\d,-]{0,200})")
 
 
-class FindingBlock(Protocol):
-    """A stored finding, to which the lines after its first one are added."""
-
-    values: dict[str, str]
-
-
-Note = Callable[[PrefixedLine, int, dict[str, str]], FindingBlock]
-"""Called with a finding: its first line, the number of that line, and the fields in it."""
+Note = Callable[[PrefixedLine, int, dict[str, str]], StoredEvent]
+"""Called with a finding: its first line, the number of that line, and the fields in it. Later lines are added to the
+stored event."""
 
 
 @dataclass(slots=True)
 class _OpenFindingBlock:
-    """An unfinished block."""
-
-    block: FindingBlock
+    event: StoredEvent
     labelled: bool = False
     left: int = LONGEST
 
@@ -68,29 +61,22 @@ class OwnFindings:
             return True
         block = self._open.get(parsed.origin)
         if block is None:
-            self._pass_over()
+            # A line of another process: blocks without a new line for too long end.
+            for origin, other in list(self._open.items()):
+                other.left -= 1
+                if other.left <= 0:
+                    del self._open[origin]
             return False
         block.left -= 1
         if not parsed.text[:1].isspace() or block.left <= 0:
             del self._open[parsed.origin]
             return False
-        self._inside(block, parsed.text)
-        return True
-
-    def _inside(self, block: _OpenFindingBlock, text: str) -> None:
-        values = block.block.values
-        label = _LABEL.match(text)
-        if label is None:
+        values = block.event.values
+        if (label := _LABEL.match(parsed.text)) is None:
             if not block.labelled:
-                values["summary"] = f"{values.get('summary', '')} {text.strip()}".strip()[:1000]
-            return
+                values["summary"] = f"{values.get('summary', '')} {parsed.text.strip()}".strip()[:1000]
+            return True
         block.labelled = True
         if label["label"] == "where" and (found := _RANKS.match(label["text"])):
             values["ranks"] = found["ranks"]
-
-    def _pass_over(self) -> None:
-        """Count a line of another process; blocks without a new line for too long end."""
-        for origin, block in list(self._open.items()):
-            block.left -= 1
-            if block.left <= 0:
-                del self._open[origin]
+        return True

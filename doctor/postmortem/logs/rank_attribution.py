@@ -108,25 +108,16 @@ class LogProcesses:
     def of(self, origin: LineOrigin, weak_rank: int | None) -> AttributedOrigin:
         """Return the process of a line."""
         rank = origin.rank
-        if rank is None and origin.pid is not None:
-            rank = self._of_process(origin.host, origin.pid)
+        if rank is None and origin.pid is not None and origin.host is not None:
+            rank = self._ranks.get((origin.host, origin.pid))
+        elif rank is None and origin.pid is not None:
+            ranks = {rank for (_, pid), rank in self._ranks.items() if pid == origin.pid}
+            rank = ranks.pop() if len(ranks) == 1 else None
         if rank is None and not self._launchers:
             rank = origin.task
         if rank is None:
             rank = self._rank if weak_rank is None or self._rank is not None else weak_rank
         local_rank = origin.local_rank if origin.local_rank is not None else self._local_rank
-        if rank is None and local_rank is not None:
-            rank = self._of_place(local_rank)
+        if rank is None and local_rank is not None and len(self._shifts) == 1 and len(self._hosts) <= 1:
+            rank = next(iter(self._shifts)) + local_rank
         return AttributedOrigin(rank, local_rank, origin.host, origin.pid)
-
-    def _of_place(self, local_rank: int) -> int | None:
-        """Return the rank of a local rank, if all known processes are of one host."""
-        if len(self._shifts) != 1 or len(self._hosts) > 1:
-            return None
-        return next(iter(self._shifts)) + local_rank
-
-    def _of_process(self, host: str | None, pid: int) -> int | None:
-        if host is not None:
-            return self._ranks.get((host, pid))
-        ranks = {rank for (_, other), rank in self._ranks.items() if other == pid}
-        return ranks.pop() if len(ranks) == 1 else None

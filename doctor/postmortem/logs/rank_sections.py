@@ -51,7 +51,6 @@ _OPERATIONS = {
     "ALLTOALL_BASE": "all_to_all",
 }
 """Names of operations in torch's watchdog messages, and in its flight recorder."""
-_TRANSFERS = frozenset({"SEND", "RECV", "RECVANYSOURCE"})
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _WORDS_OF_SIGNALS = (("Killed", 9), ("Segmentation", 11), ("Bus error", 7), ("Aborted", 6), ("Terminated", 15))
 
@@ -69,8 +68,11 @@ def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
             state, cause = ("gone", None) if failure.kind == _GONE else ("failed", failure)
             sections[ProgressFacts.key] = ProgressFacts(state=state, stage="", point="", at=failure.at, failure=cause)
         found[rank] = sections
-    for rank in _silent(evidence, failures):
-        found.setdefault(rank, {})
+    timed_out = [rank for rank, failure in failures.items() if failure.kind == _TIMEOUT]
+    logged = {rank_of(event) for event in evidence.events}
+    silent = [number for number in range(world_size_of(evidence) or 0) if number not in logged]
+    if len(silent) < len(timed_out):
+        found.update({number: {} for number in silent if number not in found})
     return found
 
 
@@ -95,14 +97,6 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() and len(text) < 10 else None
 
 
-def _silent(evidence: LogEvidence, failures: Mapping[int, Failure]) -> list[int]:
-    """Return the ranks that logged nothing, if most others timed out."""
-    timed_out = {rank for rank, failure in failures.items() if failure.kind == _TIMEOUT}
-    logged = {rank for event in evidence.events if (rank := rank_of(event)) is not None}
-    silent = [rank for rank in range(world_size_of(evidence) or 0) if rank not in logged]
-    return silent if len(silent) < len(timed_out) else []
-
-
 # How ranks ended.
 
 _GONE, _TIMEOUT = "gone", "DistBackendError"
@@ -116,22 +110,15 @@ def _failures(evidence: LogEvidence) -> dict[int, Failure]:
     found: dict[int, Failure] = {}
     for rank in {*raised, *timeouts, *exits}:
         candidates = [one for one in (raised.get(rank), timeouts.get(rank)) if one is not None]
-        if candidates:
-            found[rank] = min(candidates, key=lambda one: one.line).failure
-        else:
-            found[rank] = exits[rank]
+        found[rank] = min(candidates, key=lambda one: one[0])[1] if candidates else exits[rank]
     return _with_unlabelled(evidence, found, exits)
 
 
-class _OrderedFailure(NamedTuple):
-    """A failure and its index in the order of events."""
+def _raised(evidence: LogEvidence) -> dict[int, tuple[int, Failure]]:
+    """Return the exception that ended each rank: the first of the last chain it did not survive.
 
-    line: int
-    failure: Failure
-
-
-def _raised(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
-    """Return the exception that ended each rank: the first of the last chain it did not survive."""
+    The failure of a rank comes with its index in the order of events.
+    """
     order = {id(event): number for number, event in enumerate(evidence.events)}
     aftermath = LaterEvents(evidence)
     by_rank: dict[int, list[Event]] = {}
@@ -139,14 +126,14 @@ def _raised(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
         if event.rank is not None and not aftermath.outlived(event):
             by_rank.setdefault(event.rank, []).append(event)
     chosen = {rank: cause_in_chain(events) for rank, events in by_rank.items()}
-    return {rank: _OrderedFailure(order[id(event)], failure_of(event)) for rank, event in chosen.items()}
+    return {rank: (order[id(event)], failure_of(event)) for rank, event in chosen.items()}
 
 
-def _timeouts(evidence: LogEvidence) -> dict[int, _OrderedFailure]:
-    found: dict[int, _OrderedFailure] = {}
+def _timeouts(evidence: LogEvidence) -> dict[int, tuple[int, Failure]]:
+    found: dict[int, tuple[int, Failure]] = {}
     for number, event in enumerate(evidence.events):
         if event.kind == WATCHDOG and (rank := rank_of(event)) is not None:
-            found.setdefault(rank, _OrderedFailure(number, Failure(_TIMEOUT, event.text, event.at)))
+            found.setdefault(rank, (number, Failure(_TIMEOUT, event.text, event.at)))
     return found
 
 
@@ -160,11 +147,17 @@ def _exits(evidence: LogEvidence) -> dict[int, Failure]:
     for event in evidence.of("launch.spawn_died", "mpi.peer_exit"):
         rank = _number(event.value("rank"))
         if rank is not None:
-            found.setdefault(rank, _of_code(_code_of_peer(event), event.at))
+            signal = event.value("sig") or ""
+            by_name = next((-number for number, name in _SIGNALS.items() if name == signal), None)
+            exited = by_name or -(_number(signal) or 0) or int(event.value("code") or 1)
+            found.setdefault(rank, _of_code(exited, event.at))
     if not evidence.of("elastic."):
         for event in evidence.of("slurm.task_exit"):
+            how = event.value("how") or ""
+            killed = next((-number for word, number in _WORDS_OF_SIGNALS if how.startswith(word)), None)
+            failure = _of_code(killed or int(event.value("code") or 1), event.at)
             for rank in _numbers(event.value("task") or ""):
-                found.setdefault(rank, _of_code(_code_of_task(event), event.at))
+                found.setdefault(rank, failure)
     return found
 
 
@@ -178,18 +171,6 @@ def _of_code(code: int, at: float | None) -> Failure:
     if signal in _SIGNALS:
         return Failure(_SIGNALS[signal], f"ended by signal {signal} ({_SIGNALS[signal]})", at)
     return Failure("exit code", str(code), at)
-
-
-def _code_of_task(event: Event) -> int:
-    how = event.value("how") or ""
-    return next((-signal for word, signal in _WORDS_OF_SIGNALS if how.startswith(word)), int(event.value("code") or 1))
-
-
-def _code_of_peer(event: Event) -> int:
-    """Return the exit code in a launcher's message; a signal is negative."""
-    signal = event.value("sig") or ""
-    by_name = next((-number for number, name in _SIGNALS.items() if name == signal), None)
-    return by_name or -(_number(signal) or 0) or int(event.value("code") or 1)
 
 
 def _numbers(text: str, most: int = 4096) -> list[int]:
@@ -238,7 +219,7 @@ class _GroupLabel(NamedTuple):
     def is_default(self) -> bool:
         """Whether it is the group of all ranks, or the message names none."""
         if self.name or self.description:
-            return self.description in ("default_pg",) or (self.name == "0" and not self.description)
+            return self.description == "default_pg" or (self.name == "0" and not self.description)
         return self.number in ("", "0")
 
 
@@ -330,7 +311,7 @@ def _call(event: Event, group: str) -> Collective | None:
         sequence,
         _OPERATIONS.get(operation, operation.lower()),
         "nccl",
-        is_p2p=operation in _TRANSFERS,
+        is_p2p=operation in ("SEND", "RECV", "RECVANYSOURCE"),
         input_sizes=_sizes(named.get("nin")),
         output_sizes=_sizes(named.get("nout")),
         at=event.at - ran / 1000 if event.at is not None and ran is not None else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from doctor.core.errors import UnusableError
@@ -17,7 +18,7 @@ from doctor.core.files.read_deadline import NO_DEADLINE, ReadBudget, ReadDeadlin
 from doctor.core.files.timed_file import TimedFile
 from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribution, tracebacks
 from doctor.postmortem.logs.deduplication import DeferredLine, ProgressBarStates, RepeatedInfoLines, RepeatedLines
-from doctor.postmortem.logs.event_store import EventStore, StoredEvent, Values
+from doctor.postmortem.logs.event_store import EventStore, ParsedException, StoredEvent, Values
 from doctor.postmortem.logs.lines import LONG, blocks_of, text_of, windows_of
 from doctor.postmortem.logs.outcome_marks import marks
 from doctor.postmortem.logs.outcome_marks import step_lines as step_lines_module
@@ -26,7 +27,7 @@ from doctor.postmortem.logs.pattern_index import IndexedPattern, index
 from doctor.postmortem.logs.possible_causes import Possibilities
 from doctor.postmortem.logs.prefixes import UNKNOWN_ORIGIN, LineOrigin, PrefixedLine, PrefixStyle, parse_line, style_of
 from doctor.postmortem.logs.timestamps import Calendar
-from doctor.postmortem.sandbox.decompression import CHUNK, Readable, Unpacked
+from doctor.postmortem.sandbox.decompression import Readable, Unpacked
 
 SAMPLED = 1000
 """Lines at the beginning of a log from which its prefixes are inferred; of later blocks :data:`SAMPLED_LATER` each."""
@@ -90,16 +91,9 @@ def read_lines(lines: Iterable[str], name: str) -> tuple[list[Event], LogFile]:
 
 
 def _pieces_of(lines: Iterable[str]) -> Iterator[bytes]:
-    batch: list[bytes] = []
-    size = 0
-    for line in lines:
-        batch.append(line.encode("utf-8", "replace").rstrip(b"\n"))
-        size += len(batch[-1])
-        if size > CHUNK:
-            yield b"\n".join(batch) + b"\n"
-            batch, size = [], 0
-    if batch:
-        yield b"\n".join(batch) + b"\n"
+    rest = iter(lines)
+    while batch := list(islice(rest, 10_000)):
+        yield b"".join(line.encode("utf-8", "replace").rstrip(b"\n") + b"\n" for line in batch)
 
 
 _GLUED = re.compile(r"\]Traceback \(most recent call last\)")
@@ -113,18 +107,11 @@ _CODE = re.compile(
 _NUMBERS = re.compile(r"\d+")
 _OF_OTHERS = ("elastic.", "exit.")
 """Kinds of messages of a launcher about its processes."""
-_RANK_FIELDS = {
-    "pl.init_dist": "rank",
-    "torch.nccl.storekey": "rank",
-    "torch.nccl.init_opts": "rank",
-    "ddp.diff_shape": "rank",
-}
-"""Messages that contain the rank of their own process."""
+_WITH_RANK = ("pl.init_dist", "torch.nccl.storekey", "torch.nccl.init_opts", "ddp.diff_shape")
+"""Messages whose field ``rank`` is that of their own process."""
 
 
 class _LogScan:
-    """The scan of one log."""
-
     def __init__(self, name: str, modified: float | None, deadline: ReadDeadline = NO_DEADLINE) -> None:
         self._name = name
         self._deadline = deadline
@@ -158,7 +145,7 @@ class _LogScan:
         self._heads: dict[LineOrigin, bytes] = {}
         self._stamps: dict[LineOrigin, tuple[int, float]] = {}
         self._raised_last: StoredEvent | None = None
-        self._neighbour: tuple[int, PrefixedLine] | None = None
+        self._neighbour = (-NEAR, PrefixedLine(UNKNOWN_ORIGIN, None, "", ""))
 
     def read(self, pieces: Iterable[bytes]) -> None:
         """Read the log to its end."""
@@ -232,7 +219,6 @@ class _LogScan:
             self._last_at = parsed.at if self._last_at is None else max(self._last_at, parsed.at)
 
     def _search(self, block: bytes) -> None:
-        """Read the relevant lines of a block."""
         if self._not_read > MOST_NOT_READ:  # stop the search for cues whose lines are not read anyway
             self._not_read = 0
             self._cues = self._index.cues.without(self._index.marks & self._budget.spent)
@@ -252,7 +238,9 @@ class _LogScan:
             if waits:
                 start = position
             elif hits:
-                start = _line_start(block, position, hits[0][1], returns)
+                hit = hits[0][1]
+                start = block.rfind(b"\n", position, hit) + 1 or position
+                start = (block.rfind(b"\r", start, hit) + 1 or start) if returns else start
             else:
                 break
             self._number += block.count(b"\n", position, start)
@@ -274,11 +262,14 @@ class _LogScan:
     def _count_steps(self, block: bytes, start: int, *, is_last: bool) -> None:
         """Read the lines of a block that count steps; its first line has the number ``start``."""
         sample: list[tuple[bytes, bool]] = []
-        for place, line in step_lines_module.step_lines(block, self._steps, is_last=is_last):
+        for place, raw in step_lines_module.step_lines(block, self._steps, is_last=is_last):
             is_late = place > len(block) // 2
             number = self._number - block.count(b"\n", place) if is_late else start + block.count(b"\n", 0, place)
             self._steps += 1
-            sample.append((line, self._mark(line, number) and number not in self._known))
+            line = text_of(raw)
+            parsed = parse_line(line, self._calendar, self._style)
+            counts = not _CODE.match(parsed.body) and self._marks.read_step(parsed, line, number)
+            sample.append((raw, counts and number not in self._known))
         self._recognized += len(self._known) + step_lines_module.estimate(block, sample)
         self._known.clear()
 
@@ -290,22 +281,14 @@ class _LogScan:
         for number, raw in enumerate(tail, self._number - len(tail) + 1):
             cues = {cue for cue, _, _ in self._index.cues.find(raw[:LONG])}
             marking = cues & self._index.may_mark
-            if raw and not (marking and self._budget.active.issuperset(marking)):
-                self._read_last(text_of(raw[:LONG]), cues, number)
-
-    def _read_last(self, line: str, cues: Iterable[int], number: int) -> None:
-        parsed = parse_line(line, self._calendar, self._style)
-        if not _CODE.match(parsed.body) and not self._is_harmless(parsed, cues):
-            self._marks.read(parsed, line, number)
-
-    def _is_harmless(self, parsed: PrefixedLine, cues: Iterable[int]) -> bool:
-        messages = (message for cue in cues for message in self._index.messages[cue])
-        return any(one.kind.endswith(HARMLESS) and one.pattern.search(parsed.text) for one in messages)
-
-    def _mark(self, raw: bytes, number: int) -> bool:
-        line = text_of(raw)
-        parsed = parse_line(line, self._calendar, self._style)
-        return not _CODE.match(parsed.body) and self._marks.read_step(parsed, line, number)
+            if not raw or (marking and self._budget.active.issuperset(marking)):
+                continue
+            line = text_of(raw[:LONG])
+            parsed = parse_line(line, self._calendar, self._style)
+            messages = (message for cue in cues for message in self._index.messages[cue])
+            is_harmless = any(one.kind.endswith(HARMLESS) and one.pattern.search(parsed.text) for one in messages)
+            if not is_harmless and not _CODE.match(parsed.body):
+                self._marks.read(parsed, line, number)
 
     def _line(self, line: bytes, cues: Mapping[int, int]) -> None:
         if len(line) <= LONG:
@@ -343,7 +326,6 @@ class _LogScan:
         return is_known
 
     def _catch_up(self) -> None:
-        """Read the deferred progress bars."""
         for waiting in self._bars.take():
             now, self._number, self._head = self._number, waiting.number, b""
             self._line(waiting.line, waiting.cues)
@@ -360,14 +342,16 @@ class _LogScan:
         return True
 
     def _read(self, raw: bytes, cues: Iterable[int]) -> None:
-        """Read a line. ``cues``: numbers of the cues in it."""
         structured = any(self._waiting) or not self._index.structure.isdisjoint(cues)
         line = self._possibilities.without(text_of(raw), self._number)
         messages = [message for cue in cues for message in self._index.messages[cue] if message.may_be(line)]
         marked = not self._budget.active.isdisjoint(cues)
         if not structured and not messages and not marked:
             return
-        parsed = self._take_apart(line)
+        parsed = parse_line(line, self._calendar, self._style)
+        if self._head and parsed.origin == UNKNOWN_ORIGIN:
+            # A progress bar that overwrites the line does not repeat the launcher's prefix.
+            parsed = parsed._replace(origin=parse_line(text_of(self._head), self._calendar, self._style).origin)
         self._processes.learn(parsed)
         if structured and self._is_structure(parsed, raw) and not _GLUED.search(line):
             self._recognize_if(True)
@@ -383,38 +367,24 @@ class _LogScan:
         if parsed.record and parsed.origin != UNKNOWN_ORIGIN:
             self._neighbour = self._number, parsed
 
-    def _take_apart(self, line: str) -> PrefixedLine:
-        """Parse a line; a progress bar that overwrites it does not repeat the launcher's prefix."""
-        parsed = parse_line(line, self._calendar, self._style)
-        if parsed.origin != UNKNOWN_ORIGIN or not self._head:
-            return parsed
-        return parsed._replace(origin=parse_line(text_of(self._head), self._calendar, self._style).origin)
-
     def _is_structure(self, parsed: PrefixedLine, raw: bytes) -> bool:
         """Return whether a line is part of a traceback, table or finding, and not a message itself."""
         if self._own.read(parsed, self._number):
             return True
         if parsed.origin not in self._heads and len(self._heads) < tracebacks.MOST_STREAMS:
-            self._heads[parsed.origin] = _head_of(raw, parsed)
-        origin, body = self._tables.read(parsed.origin, parsed.body, self._number) or (parsed.origin, parsed.body)
+            # The bytes that all lines of a process begin with; none if they contain the time.
+            body = parsed.body.encode()
+            has_head = body and raw.endswith(body) and not parsed.record
+            self._heads[parsed.origin] = raw[: -len(body)].rstrip() if has_head else b""
+        origin, text = self._tables.read(parsed.origin, parsed.body, self._number) or (parsed.origin, parsed.body)
         if parsed.at is not None:
-            self._stamp(origin, parsed.at)
-        return self._tracebacks.read(origin, body, self._number, parsed.record, parsed.mild)
-
-    def _stamp(self, origin: LineOrigin, at: float) -> None:
-        """Store the time of a line that may begin a traceback, whose other lines have none."""
-        if len(self._stamps) >= tracebacks.MOST_STREAMS:
-            self._stamps.clear()
-        self._stamps[origin] = self._number, at
-
-    def _stamp_of(self, origin: LineOrigin, frames: int) -> float | None:
-        """Return the time of a traceback with this number of frames, if its first line has one."""
-        number, at = self._stamps.get(origin, (0, None))
-        reach = LONG_TRACEBACK if origin != UNKNOWN_ORIGIN else 4 * frames + NEAR
-        return at if self._number - number <= reach else None
+            # The line may begin a traceback, whose other lines have no time.
+            if len(self._stamps) >= tracebacks.MOST_STREAMS:
+                self._stamps.clear()
+            self._stamps[origin] = self._number, parsed.at
+        return self._tracebacks.read(origin, text, self._number, parsed.record, parsed.mild)
 
     def _match(self, messages: Iterable[IndexedPattern], parsed: PrefixedLine, line: str) -> list[str]:
-        """Store the messages that match a line; return their kinds."""
         texts = dict.fromkeys((parsed.text, parsed.body, line))
         kinds: list[str] = []
         for message in messages:
@@ -428,28 +398,26 @@ class _LogScan:
 
     def _keep_message(self, kind: str, parsed: PrefixedLine, text: str, values: Values) -> None:
         origin, at, weak = parsed.origin, parsed.at, parsed.weak_rank
-        if origin == UNKNOWN_ORIGIN and not parsed.record and (neighbour := self._near()):
+        near, neighbour = self._neighbour
+        if origin == UNKNOWN_ORIGIN and not parsed.record and self._number - near <= NEAR:
+            # Messages of C++ continue a line with a prefix.
             origin, at, weak = neighbour.origin, neighbour.at, neighbour.weak_rank
         named = dict(values)
         event = StoredEvent(kind, text.strip(), self._number, _process_named(origin, kind, named), at, values)
-        event.weak_rank = _number(named.get(_RANK_FIELDS.get(kind, ""))) if weak is None else weak
+        event.weak_rank = _number(named.get("rank")) if weak is None and kind in _WITH_RANK else weak
         if self._raised_last is not None and self._raised_last.line == self._number:
             self._raised_last.weak_rank = event.weak_rank
         self._store.keep(event, values)
 
-    def _near(self) -> PrefixedLine | None:
-        """Return the line that one without a prefix may continue, as messages of C++ do."""
-        if self._neighbour is None or self._number - self._neighbour[0] > NEAR:
-            return None
-        return self._neighbour[1]
-
-    def _raised(self, origin: LineOrigin, raised: tracebacks.ParsedException, line: int) -> StoredEvent:
+    def _raised(self, origin: LineOrigin, raised: ParsedException, line: int) -> StoredEvent:
         """Store an exception; its text is the line that ends the traceback."""
         values: Values = (
             (("type", raised.type), ("message", raised.message)) if raised.type else (("what", raised.message),)
         )
         text = f"{raised.type}: {raised.message}" if raised.type and raised.message else raised.type or raised.message
-        event = StoredEvent(raised.kind, text, line, origin, self._stamp_of(origin, len(raised.frames)), values)
+        number, at = self._stamps.get(origin, (0, None))
+        reach = LONG_TRACEBACK if origin != UNKNOWN_ORIGIN else 4 * len(raised.frames) + NEAR
+        event = StoredEvent(raised.kind, text, line, origin, at if self._number - number <= reach else None, values)
         event.frames = list(raised.frames)
         self._raised_last = event
         same = self._store.like(event.kind, origin, values) if not raised.frames else None
@@ -463,7 +431,6 @@ class _LogScan:
         return self._store.keep(event, ((raised.type, parsed), *where))
 
     def _entry(self, origin: LineOrigin, entry: elastic_table.Entry, line: int) -> None:
-        """Store a process in torchrun's table of failed processes."""
         values = tuple(entry.items())
         rank, local_rank, pid = (int(entry[name]) if name in entry else None for name in ("rank", "local_rank", "pid"))
         of = LineOrigin(rank, local_rank, entry.get("host") or origin.host, pid)
@@ -505,12 +472,6 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
 
 
-def _head_of(raw: bytes, parsed: PrefixedLine) -> bytes:
-    """Return the bytes that all lines of a process begin with; none if they contain the time."""
-    body = parsed.body.encode()
-    return raw[: -len(body)].rstrip() if body and raw.endswith(body) and not parsed.record else b""
-
-
 def _essence(kept: StoredEvent) -> tuple[str | int | None, ...]:
     return kept.kind, kept.origin.rank, kept.values.get("type"), kept.values.get("message", "").partition("\n")[0]
 
@@ -530,15 +491,8 @@ def _line_head(block: bytes, start: int) -> bytes:
     return _first_part(block[line : min(line + _HEAD, start)])
 
 
-def _line_start(block: bytes, position: int, hit: int, returns: bool) -> int:
-    start = block.rfind(b"\n", position, hit) + 1 or position
-    return (block.rfind(b"\r", start, hit) + 1 or start) if returns else start
-
-
 def _line_end(block: bytes, start: int, size: int, returns: bool) -> int:
     end = block.find(b"\n", start)
     end = size if end < 0 else end
-    if returns:
-        back = block.find(b"\r", start, end)
-        return end if back < 0 else back
-    return end
+    back = block.find(b"\r", start, end) if returns else -1
+    return end if back < 0 else back

@@ -54,7 +54,10 @@ class Calendar:
 
     def yearless(self, month: int, day: int, clock: str) -> float | None:
         """Return the time of a day without its year."""
-        day_start = _day(self._year_of(month, day), month, day)
+        year, last = self._year, self._last
+        if last is not None:
+            year = last.year - ((month, day) > (last.month, last.day))
+        day_start = _day(year, month, day)
         return None if day_start is None else _with_clock(day_start, clock)
 
     def _at(self, year: int, month: int, day: int, clock: str) -> float | None:
@@ -64,12 +67,6 @@ class Calendar:
         if self._year == 1970:
             self._year = year
         return _with_clock(day_start, clock)
-
-    def _year_of(self, month: int, day: int) -> int:
-        last = self._last
-        if last is None:
-            return self._year
-        return last.year - ((month, day) > (last.month, last.day))
 
 
 def _moment(modified: float | None) -> datetime.datetime | None:
@@ -97,13 +94,8 @@ def _with_clock(day: float, text: str) -> float | None:
     hour, minute, second, fraction, zone = found.groups()
     seconds = int(hour) * 3600 + int(minute) * 60 + int(second)
     part = int(fraction) / 10 ** len(fraction) if fraction else 0.0
-    return day + seconds + part - _offset(zone)
-
-
-def _offset(zone: str | None) -> int:
-    """Return by how many seconds a zone is ahead of UTC."""
-    if not zone or zone[0] not in "+-":
-        return 0
-    digits = zone[1:].replace(":", "")
-    seconds = int(digits[:2]) * 3600 + int(digits[2:]) * 60
-    return seconds if zone[0] == "+" else -seconds
+    ahead = 0
+    if zone and zone[0] in "+-":
+        digits = zone[1:].replace(":", "")
+        ahead = int(zone[0] + digits[:2]) * 3600 + int(zone[0] + digits[2:]) * 60
+    return day + seconds + part - ahead

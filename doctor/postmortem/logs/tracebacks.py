@@ -13,15 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from keyword import kwlist
-from typing import NamedTuple, Protocol
 
 from doctor.core.facts.telemetry import Frame
+from doctor.postmortem.logs.event_store import MOST_FRAMES, ParsedException, StoredEvent
 from doctor.postmortem.logs.prefixes import UNKNOWN_ORIGIN, LineOrigin
 
-MOST_FRAMES = 60
-"""Maximum number of frames of one traceback; the innermost are kept."""
-LONGEST_MESSAGE = 2000
-"""Maximum characters of an exception's message."""
 MOST_LINES = 40
 """Maximum lines of an exception's message."""
 MOST_PLAIN = 5
@@ -53,36 +49,8 @@ CUES = (
 """Every line that begins, continues or ends a traceback contains at least one of these."""
 
 
-class ParsedException(NamedTuple):
-    """An exception: kind of event, type, first line of the message, frames (innermost first)."""
-
-    kind: str
-    type: str
-    message: str
-    frames: tuple[Frame, ...]
-
-
-class LoggedException(Protocol):
-    """A stored exception, to which the lines after it are added."""
-
-    def add_message(self, text: str) -> None:
-        """Add a line of the message."""
-
-    def add_frame(self, frame: Frame) -> None:
-        """Add the caller of the last frame."""
-
-    def drop_frames(self) -> None:
-        """Remove all frames: they are those of an unrelated thread."""
-
-    def add_later(self, type_: str, message: str) -> None:
-        """Add the exception that this one led to."""
-
-    def add_cause(self, cause: ParsedException, line: int) -> None:
-        """Replace the exception by its cause."""
-
-
-Note = Callable[[LineOrigin, ParsedException, int], LoggedException]
-"""Called with an exception, its process and its line."""
+Note = Callable[[LineOrigin, ParsedException, int], StoredEvent]
+"""Called with an exception, its process and its line; the lines after it are added to the stored event."""
 
 _HEADER = "Traceback (most recent call last)"
 _MARGIN = re.compile(r"\s*(?:\+-?[+-]*(?: \d+ -+)?|\|) ?(?=\s|$|\S)")
@@ -158,7 +126,7 @@ class _TracebackState:
     indented: bool = False
     linked: bool = False
     nested: bool = False
-    found: LoggedException | None = None
+    found: StoredEvent | None = None
     lines: int = 0
     plain: int = 0
 
@@ -184,30 +152,34 @@ class Tracebacks:
 
         ``record``: a logger began a record here; ``mild``: at a level at which no exception ends a process.
         """
-        origin = self._attributed(origin, record)
+        if self._logged is not None and not record and origin == UNKNOWN_ORIGIN and self._streams[self._logged].state:
+            origin = self._logged  # loggers prefix only the first line of a traceback
         if origin in self.waiting:
             self._patience = 0
         else:
             self.pass_over()
-        text = _without_margin(body)
+        # The margin of an exception group shows the nesting.
+        margin = _MARGIN.match(body) if body.lstrip()[:1] in ("|", "+") else None
+        text = body[margin.end() :] if margin else body
         if _HEADER in text:
             self._logged = origin if record else None
-            return self._begin(origin, text)
-        frame = _frame_line(text)
-        if frame is not None:
-            return self._frame(origin, frame, indented=text.startswith("  "))
+            begun = self._stream(origin)
+            begun.nested = begun.found is not None and (begun.nested or bool(_INNER.search(text)))
+            begun.begin("box" if "─" in text else "stack")
+            self.waiting.add(origin)
+            return True
+        if found := _FILE.match(text) or _BOXED.match(text):
+            file = found["file"]
+            function = (found["function"] or "").strip()
+            frame = Frame(file, int(found["line"]), function, user=is_user_code(file))
+            self._frame(origin, frame, indented=text.startswith("  "))
+            return True
         stream = self._streams.get(origin)
         if stream is not None:
             return self._continue(origin, stream, text, line, (record, mild))
         if not mild:
             self._end(origin, text, line, _FINAL)
         return False
-
-    def _attributed(self, origin: LineOrigin, record: bool) -> LineOrigin:
-        """Return the process of a line: loggers prefix only the first line of a traceback."""
-        if self._logged is None or record or origin != UNKNOWN_ORIGIN or not self._streams[self._logged].state:
-            return origin
-        return self._logged
 
     def pass_over(self) -> None:
         """Count a line of another process; tracebacks without a new line for too long end."""
@@ -217,32 +189,22 @@ class Tracebacks:
                 self._streams[other].state = ""
             self.waiting.clear()
 
-    def _begin(self, origin: LineOrigin, text: str) -> bool:
-        stream = self._stream(origin)
-        stream.nested = stream.found is not None and (stream.nested or bool(_INNER.search(text)))
-        stream.begin("box" if "─" in text else "stack")
-        self.waiting.add(origin)
-        return True
-
-    def _frame(self, origin: LineOrigin, frame: Frame, *, indented: bool) -> bool:
+    def _frame(self, origin: LineOrigin, frame: Frame, *, indented: bool) -> None:
         stream = self._stream(origin)
         stream.indented = indented
+        self.waiting.add(origin)
         if stream.state in ("fatal", "dying") and stream.found is not None:
             stream.found.add_frame(frame)
-            self.waiting.add(origin)
-            return True
+            return
         if stream.state not in ("stack", "box"):
             stream.begin("stack")
         if not stream.frames or stream.frames[-1] != frame:
             stream.frames.append(frame)
         stream.framed = True
-        self.waiting.add(origin)
-        return True
 
     def _continue(
         self, origin: LineOrigin, stream: _TracebackState, text: str, line: int, how: tuple[bool, bool]
     ) -> bool:
-        """Process a line of a process with an earlier part of a traceback."""
         record, mild = how
         if self._is_stack(stream, text, record) or self._is_link(origin, stream, text):
             return True
@@ -356,18 +318,3 @@ def _final_of(stream: _TracebackState, record: bool) -> re.Pattern[str]:
 _DRAWN = tuple("│╭╰❱┃")
 _PATIENCE = 200
 """Maximum number of lines of other processes between two lines of one traceback."""
-
-
-def _without_margin(body: str) -> str:
-    """Remove the margin of an exception group, which shows the nesting."""
-    if body.lstrip()[:1] in ("|", "+") and (margin := _MARGIN.match(body)):
-        return body[margin.end() :]
-    return body
-
-
-def _frame_line(text: str) -> Frame | None:
-    found = _FILE.match(text) or _BOXED.match(text)
-    if not found:
-        return None
-    file = found["file"]
-    return Frame(file, int(found["line"]), (found["function"] or "").strip(), user=is_user_code(file))

@@ -232,17 +232,11 @@ def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
     if "oss" in text and _NAN.search(text):
         return NAN, {"strong": "1"}
     strength = "" if mild else _strength(text)
-    if strength != "strong" and _MAY_HAVE_ENDED.search(text) and _is_end(text):
-        return END, {}
+    if strength != "strong" and _MAY_HAVE_ENDED.search(text) and (found := _ENDED.search(text)):
+        is_announced = _ANNOUNCED.search(text[max(found.start() - 80, 0) : found.start()])
+        if not is_announced and not _DENIED.search(_NO_ERROR.sub("", text[found.end() :])):
+            return END, {}
     return (ERROR, {strength: "1"}) if strength else ("", {})
-
-
-def _is_end(text: str) -> bool:
-    """Return whether a line reports an orderly end, and does not announce or negate it."""
-    found = _ENDED.search(text)
-    if found is None or _ANNOUNCED.search(text[max(found.start() - 80, 0) : found.start()]):
-        return False
-    return _DENIED.search(_NO_ERROR.sub("", text[found.end() :])) is None
 
 
 def _strength(text: str) -> str:
@@ -277,6 +271,9 @@ def _step_of(text: str) -> dict[str, str]:
     return values
 
 
+_Match = re.Match[str]
+
+
 def _is_complete(epoch: _Match | None, step: _Match | None, bar: _Match | None, *, has_loss: bool) -> bool:
     """Return whether every counter of a line has reached its end.
 
@@ -287,6 +284,3 @@ def _is_complete(epoch: _Match | None, step: _Match | None, bar: _Match | None, 
     if any(not of or int(done) != int(of) for done, of in counters):
         return False
     return bar is not None or step is not None or has_loss
-
-
-_Match = re.Match[str]
