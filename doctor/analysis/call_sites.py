@@ -14,7 +14,8 @@ from doctor.core.frames import is_torch, waits_in
 
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 """The frame of the backward pass, in which a rank computes gradients or waits for their reduction."""
-_POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
+POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
+"""Operations between two ranks."""
 _DRIVERS = ("/loops/", "transformers/trainer.py")
 """Loops of a framework: user code outside of them only started the run."""
 
@@ -178,11 +179,6 @@ def site_key(entry: Collective) -> SiteKey:
 def is_in_backward(stack: Sequence[Frame]) -> bool:
     """Whether the innermost frame is the one that runs the backward pass."""
     return bool(stack) and stack[0].file.endswith(_BACKWARD[0]) and stack[0].function == _BACKWARD[1]
-
-
-def is_point_to_point(operation: str) -> bool:
-    """Whether an operation is between two ranks."""
-    return operation in _POINT_TO_POINT
 
 
 class LocalWork(NamedTuple):

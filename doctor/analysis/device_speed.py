@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -97,12 +97,9 @@ def _slow(peers: Mapping[int, DeviceSpeed], what: What, share: float, deviations
         if found.excess < 0:
             value, usual = math.exp(found.value), math.exp(found.typical)
             others = [sample for rank, sample in peers.items() if rank != found.rank]
-            yield SlowDevice(found.rank, what, value, usual, peers[found.rank], len(others), _usual_share(others))
-
-
-def _usual_share(samples: Sequence[DeviceSpeed]) -> float | None:
-    shares = [sample.processor_share for sample in samples if sample.processor_share is not None]
-    return median(shares) if shares else None
+            shares = [one.processor_share for one in others if one.processor_share is not None]
+            share_of_peers = median(shares) if shares else None
+            yield SlowDevice(found.rank, what, value, usual, peers[found.rank], len(others), share_of_peers)
 
 
 class DeviceSpeedResult(NamedTuple):

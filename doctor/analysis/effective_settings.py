@@ -37,16 +37,14 @@ def effective_settings(job: Job) -> tuple[EffectiveSetting, ...]:
     if job not in _STATED:
         ranks: dict[Setting, list[int]] = {}
         for environment, same in job.each(EnvironmentFacts, also=(NcclFacts,)):
-            for setting in _in_effect(environment, same.find(NcclFacts)).values():
+            settings = {variable.name: Setting(variable.name, variable.value) for variable in environment.variables}
+            nccl = same.find(NcclFacts)
+            settings |= {setting.name: setting for setting in (nccl.settings if nccl else ())}
+            for setting in settings.values():
                 ranks.setdefault(setting, []).extend(same.ranks)
         ordered = sorted(ranks.items(), key=lambda item: (item[0].name, item[1]))
         _STATED[job] = tuple(EffectiveSetting(setting, tuple(numbers)) for setting, numbers in ordered)
     return _STATED[job]
-
-
-def _in_effect(environment: EnvironmentFacts, nccl: NcclFacts | None) -> dict[str, Setting]:
-    settings = {variable.name: Setting(variable.name, variable.value) for variable in environment.variables}
-    return settings | {setting.name: setting for setting in (nccl.settings if nccl else ())}
 
 
 def group_by_value(

@@ -218,17 +218,13 @@ def gloo_endpoints(
         by_name = {endpoint.interface.name: endpoint for endpoint in reversed(everything)}
         return tuple(by_name[name] for name in names if name in by_name)
     own = {endpoint.address.address: endpoint for endpoint in everything}
-    for address in _addresses_of_name(host):
+    named = next((name for name in host.names if name.role == "hostname"), None) if host else None
+    for address in named.addresses if named else ():
         if address in own:
             return (own[address],)
         if is_loopback(address):
             break
     return tuple(endpoint for endpoint in everything if endpoint.address.address == "127.0.0.1")
-
-
-def _addresses_of_name(host: HostFacts | None) -> tuple[str, ...]:
-    own = next((name for name in host.names if name.role == "hostname"), None) if host else None
-    return own.addresses if own else ()
 
 
 @once_per_rank
@@ -288,15 +284,14 @@ def good_interfaces(interfaces: InterfaceFacts) -> tuple[Interface, ...]:
 
     Real devices come before virtual ones, then the one of the default route, then the fastest."""
     default = {route.interface for route in interfaces.routes if route.destination in ("0.0.0.0/0", "::/0")}
-    usable = [one for one in interfaces.interfaces if is_usable(one) and _leads_out(one)]
+    usable = [
+        one
+        for one in interfaces.interfaces
+        if is_usable(one) and one.kind not in CARRIES_NOTHING and one.kind != "dummy"
+        if any(not (is_loopback(address.address) or needs_zone(address)) for address in one.addresses)
+    ]
     real = [one for one in usable if one.physical] or usable
     return tuple(sorted(real, key=lambda one: (one.name not in default, -(one.speed or 0))))
-
-
-def _leads_out(interface: Interface) -> bool:
-    if interface.kind in CARRIES_NOTHING or interface.kind == "dummy":
-        return False
-    return any(not (is_loopback(one.address) or needs_zone(one)) for one in interface.addresses)
 
 
 def needs_zone(address: Address) -> bool:
@@ -504,8 +499,6 @@ _UNKNOWN_NAMES = ("host.name_unknown", "torch.host_not_found", "nccl.name_unknow
 _OWN_NAME = re.compile(r"^\s*hostname: |unable to resolve host (?P<name>[^\s:]+)")
 _OTHER_NAME = re.compile(r"[Cc]ould not resolve hostname (?P<name>[^\s:]+)")
 """Messages of `hostname -i` and sudo if the host can't resolve its own name."""
-
-
 _OF_THE_WEB = re.compile(
     r"gai error|https?://|\b(?:curl|wget|git|pip|conda|apt(?:-get)?|fatal)\b|"
     r"\b(?:huggingface|github|gitlab|pypi|pythonhosted|wandb|comet|mlflow|neptune|googleapis|amazonaws|azure|docker|nvidia|"
@@ -530,21 +523,16 @@ def names_unknown(job: Job) -> tuple[UnknownName, ...]:
     Names that torch's store can't resolve have a message of their own, and names of web sites do not matter for the
     network between ranks."""
     web = bool(events_of_kinds(job, "host.web_unreachable"))
-    return tuple(
-        _unknown_name(event)
-        for event in events_of_kinds(job, *_UNKNOWN_NAMES)
-        if "gai error" not in event.text
-        and not _OF_THE_WEB.search(event.text)
-        and not (web and "gaierror" in event.text)
-    )
-
-
-def _unknown_name(event: Event) -> UnknownName:
-    own = _OWN_NAME.search(event.text)
-    stated = own or _OTHER_NAME.search(event.text)
-    named = (event.value(field) for field in ("name", "host", "host2"))
-    name = stated["name"] if stated else next((value for value in named if value), None)
-    return UnknownName(event, name, event.value("err") or "unknown name", own is not None)
+    found = []
+    for event in events_of_kinds(job, *_UNKNOWN_NAMES):
+        if _OF_THE_WEB.search(event.text) or (web and "gaierror" in event.text):
+            continue
+        own = _OWN_NAME.search(event.text)
+        stated = own or _OTHER_NAME.search(event.text)
+        named = (event.value(field) for field in ("name", "host", "host2"))
+        name = stated["name"] if stated else next((value for value in named if value), None)
+        found.append(UnknownName(event, name, event.value("err") or "unknown name", own is not None))
+    return tuple(found)
 
 
 _GLOO_NAME = re.compile(r"Unable to find address for: (?P<name>\S+)")

@@ -87,17 +87,12 @@ def slurm_step(launch: LaunchFacts) -> SlurmStep | None:
     size = launch_number(launch, "SLURM_STEP_NUM_TASKS")
     size = launch_number(launch, "SLURM_NTASKS") if size is None else size
     nodes = launch_number(launch, "SLURM_STEP_NUM_NODES")
-    most = most_tasks(launch.get("SLURM_STEP_TASKS_PER_NODE") or "")
-    return SlurmStep(
-        number, launch_number(launch, "SLURM_PROCID"), size, nodes, most or _most_by_size(launch, size, nodes)
-    )
-
-
-def _most_by_size(launch: LaunchFacts, size: int | None, nodes: int | None) -> int | None:
-    if size is not None and nodes:
-        return -(-size // nodes)
-    local = launch_number(launch, "SLURM_LOCALID")
-    return local + 1 if local else None
+    most = most_tasks(launch.get("SLURM_STEP_TASKS_PER_NODE") or "") or None
+    if most is None and size is not None and nodes:
+        most = -(-size // nodes)
+    elif most is None and (local := launch_number(launch, "SLURM_LOCALID")):
+        most = local + 1
+    return SlurmStep(number, launch_number(launch, "SLURM_PROCID"), size, nodes, most)
 
 
 @lru_cache(maxsize=64)
@@ -132,17 +127,16 @@ def inner_launcher(launch: LaunchFacts) -> str | None:
 def _counting_launcher(launch: LaunchFacts) -> Launcher | None:
     """The innermost launcher whose count of processes is set and is not that of the step."""
     for row, count in _RECOGNIZED_BY_COUNT:
-        if count.mark in launch.filled and (count.by_agent or not _repeats_step(launch, count)):
-            return row
+        if count.mark in launch.filled:
+            step = None if count.by_agent else slurm_step(launch)
+            # srun --mpi sets MPI's variables too, without an mpirun: they repeat those of the step.
+            if step is None or (step.task, step.size) != _rank_and_size(launch, count):
+                return row
     return None
 
 
-def _repeats_step(launch: LaunchFacts, count: ProcessCount) -> bool:
-    """Whether MPI's variables repeat those of the step: srun --mpi sets them too, without an mpirun."""
-    step = slurm_step(launch)
-    if step is None:
-        return False
-    return (step.task, step.size) == (launch_number(launch, count.rank), launch_number(launch, count.sizes[0]))
+def _rank_and_size(launch: LaunchFacts, count: ProcessCount) -> tuple[int | None, int | None]:
+    return launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
 
 
 class DirectLaunch(NamedTuple):
@@ -173,9 +167,8 @@ def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
     """The first complete pair of MPI variables; ``None`` if an agent started the rank."""
     for row, count in _STARTED_DIRECTLY.get(program, ()):
         if count.mark in launch.filled:
-            rank, size = launch_number(launch, count.rank), launch_number(launch, count.sizes[0])
             most = launch_number(launch, row.local_world_size[0]) if row.local_world_size else None
-            return DirectLaunch(program, rank, size, count.rank, count.sizes[0], most)
+            return DirectLaunch(program, *_rank_and_size(launch, count), count.rank, count.sizes[0], most)
     return None
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from doctor.core.facts import Trial, TrialFacts
 from doctor.core.finding import Finding
-from doctor.core.job import Job, Rank
+from doctor.core.job import Job
 
 Subject = Literal["path", "packet", "collective", "device"]
 """The subject of a trial; see :class:`doctor.core.facts.Trial`."""
@@ -87,7 +87,7 @@ def trial_conclusions(
         if (facts := rank.find(TrialFacts)) is not None
         for trial in facts.trials
         if trial.subject in subjects and (unit is None or trial.unit in ("", unit))
-        if _concerns(trial, rank, hosts, ranks)
+        if (rank.number in ranks if trial.peer is None else not hosts.isdisjoint((rank.host.name, trial.peer)))
     ]
     restoring = [trial for trial in trials if trial.restores]
     return TrialConclusions(
@@ -97,12 +97,6 @@ def trial_conclusions(
         _once(trial.error or "" for trial in trials if trial.knob == NOT_TRIED),
         _once(trial.setting for trial in restoring if trial.setting),
     )
-
-
-def _concerns(trial: Trial, rank: Rank, hosts: Collection[str], ranks: Collection[int]) -> bool:
-    if trial.peer is not None:
-        return rank.host.name in hosts or trial.peer in hosts
-    return rank.number in ranks
 
 
 def _once(texts: Iterable[str]) -> tuple[str, ...]:

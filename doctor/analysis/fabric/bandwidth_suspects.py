@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from doctor.core.job import Job
 
 FAILING_SHARE = 0.6
 """The fraction of failed transfers of a host from which the host is the cause and not its peers."""
-
 
 SIGMAS = 4.0
 """Standard errors by which the slow readings must be below the usual value: among hundreds of candidates none is that
@@ -130,16 +129,12 @@ def unmeasured_pairs(sent: Sequence[SentSample]) -> UnmeasuredPairs:
     paths = [MeasuredPath(*way, float(way in known)) for way in ways]
     hosts, rest = take_hosts(paths, [path for path in paths if not path.value], FAILING_SHARE)
     reached = {name for way in known for name in way}
+    outcomes = {way: f"{source} -> {sample.peer}: {sample.outcome}" for way, (source, sample) in failed.items()}
     return UnmeasuredPairs(
-        tuple((name, _outcomes(failed[own.first, own.second] for own in ways)) for name, ways in hosts),
+        tuple((name, tuple(outcomes[path.first, path.second] for path in failures)) for name, failures in hosts),
         frozenset(name for name, _ in hosts if name not in reached),
         tuple(failed[path.first, path.second] for path in rest),
     )
-
-
-def _outcomes(sent: Iterable[SentSample]) -> tuple[str, ...]:
-    """``node1 -> node3: late`` for each of ``sent``."""
-    return tuple(f"{source} -> {sample.peer}: {sample.outcome}" for source, sample in sent)
 
 
 def is_reachable(job: Job, host: str) -> bool:

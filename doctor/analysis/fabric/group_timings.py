@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -49,9 +50,12 @@ class BrokenCollective(NamedTuple):
     backend: str = ""
 
 
+Key = tuple[str, str, str, int, tuple[int, ...]]
+
+
 def timed_groups(job: Job) -> tuple[TimedGroup, ...]:
     """Every timed collective by group: the median of the members in each turn, and the best turn."""
-    found: dict[tuple[str, str, str, int, tuple[int, ...]], list[list[float]]] = {}
+    found: dict[Key, list[list[float]]] = {}
     for facts, same in job.each(CollectiveFacts):
         for key, turns in _turns(facts.timings).items():
             by_turn = found.setdefault(key, [])
@@ -60,9 +64,6 @@ def timed_groups(job: Job) -> tuple[TimedGroup, ...]:
                 values.extend([seconds] * len(same.ranks))
     medians = {key: [median(seconds) for seconds in turns] for key, turns in found.items()}
     return tuple(TimedGroup(*key, min(turns), max(turns), len(turns)) for key, turns in medians.items())
-
-
-Key = tuple[str, str, str, int, tuple[int, ...]]
 
 
 def _turns(timings: Iterable[CollectiveTiming]) -> Mapping[Key, list[float]]:
@@ -102,14 +103,13 @@ def in_several_groups(slow: Sequence[SlowGroup], job: Job) -> tuple[int, ...]:
         for rank in one.timed.members:
             axes.setdefault(rank, set()).add(one.timed.axis)
     several = tuple(sorted(rank for rank, names in axes.items() if len(names) > 1))
-    return several or next(_hosts_in_several(axes, job), ())
-
-
-def _hosts_in_several(axes: Mapping[int, set[str]], job: Job) -> Iterator[tuple[int, ...]]:
+    if several:
+        return several
     for local in job.by_host():
         members = tuple(rank for rank in local.ranks if rank in axes)
         if len(set().union(*(axes[rank] for rank in members))) > 1:
-            yield members
+            return members
+    return ()
 
 
 def broken_collectives(job: Job) -> tuple[BrokenCollective, ...]:
@@ -142,9 +142,6 @@ def culprits_of(broken: Sequence[BrokenCollective]) -> tuple[int, ...]:
 
 def _most_awaited(broken: Sequence[BrokenCollective]) -> set[int]:
     """The ranks that most ranks wait for, if all ranks wait in a cycle."""
-    counts: dict[int, int] = {}
-    for one in broken:
-        for rank in one.awaited:
-            counts[rank] = counts.get(rank, 0) + 1
+    counts = Counter(rank for one in broken for rank in one.awaited)
     most = max(counts.values(), default=0)
     return {rank for rank, count in counts.items() if count == most}

@@ -17,7 +17,7 @@ from doctor.analysis.fabric.pairing import places_on_hosts
 from doctor.analysis.fabric.transfer_matrix import LEAST_READINGS, MOST_WAITED, HostBandwidths
 from doctor.analysis.visible_devices import device_of
 from doctor.core.facts import CollectiveFacts
-from doctor.core.job import Job, Rank
+from doctor.core.job import Job
 
 LEAST_HOSTS = 3
 """The minimum number of hosts with the same pair: of two hosts, which one is slow can't be determined."""
@@ -98,19 +98,18 @@ def p2p_bandwidths(job: Job) -> tuple[P2PBandwidth, ...]:
 
 
 def _rank_locations(job: Job) -> dict[int, _RankLocation]:
+    found = {}
     places = places_on_hosts(job)
-    return {rank.number: _rank_location(rank, places[rank.host.index][rank.number]) for rank in job.ranks}
-
-
-def _rank_location(rank: Rank, place: int) -> _RankLocation:
-    facts, device = rank.find(CollectiveFacts), device_of(rank)
-    of_gpu = facts is not None and (facts.device or "").startswith("cuda")
-    fabric = device.gpu.fabric if device is not None else None
-    domain = (fabric.cluster, fabric.clique) if fabric is not None and fabric.cluster else None
-    # A rank that uses an unknown GPU is not compared.
-    slot = (device.gpu.name, device.gpu.bus_id) if device is not None else (rank.number,) if of_gpu else (place,)
-    machine = rank.host.machine if facts is not None and "nccl" in (facts.backend or "") else rank.host.index
-    return _RankLocation(rank.host.index, rank.host.name, place, machine, domain, slot)
+    for rank in job.ranks:
+        facts, device, place = rank.find(CollectiveFacts), device_of(rank), places[rank.host.index][rank.number]
+        of_gpu = facts is not None and (facts.device or "").startswith("cuda")
+        fabric = device.gpu.fabric if device is not None else None
+        domain = (fabric.cluster, fabric.clique) if fabric is not None and fabric.cluster else None
+        # A rank that uses an unknown GPU is not compared.
+        slot = (device.gpu.name, device.gpu.bus_id) if device is not None else (rank.number,) if of_gpu else (place,)
+        machine = rank.host.machine if facts is not None and "nccl" in (facts.backend or "") else rank.host.index
+        found[rank.number] = _RankLocation(rank.host.index, rank.host.name, place, machine, domain, slot)
+    return found
 
 
 def slow_rails(job: Job, *, least_share: float, least_confidence: float) -> tuple[SlowRail, ...]:
@@ -128,7 +127,10 @@ def rails(job: Job) -> Iterator[Rail]:
     by_place: dict[int, list[P2PBandwidth]] = {}
     for one in p2p_bandwidths(job):
         source, target = locations.get(one.source), locations.get(one.target)
-        if source and target and source.place == target.place and _over_network(source, target):
+        if source is None or target is None or source.place != target.place:
+            continue
+        same_domain = source.domain is not None and source.domain == target.domain
+        if source.machine != target.machine and source.host != target.host and not same_domain:
             by_place.setdefault(source.place, []).append(one)
     for place, sent in sorted(by_place.items()):
         ends = dict.fromkeys(rank for one in sent for rank in (one.source, one.target))
@@ -136,11 +138,6 @@ def rails(job: Job) -> Iterator[Rail]:
         known = _bandwidths(ranks, [locations[rank].name for rank in ranks], sent)
         if len(sent) >= LEAST_READINGS and len({*known.hosts}) == len(ranks):
             yield Rail(place, dict(zip(known.hosts, ranks, strict=True)), known)
-
-
-def _over_network(one: _RankLocation, other: _RankLocation) -> bool:
-    same_domain = one.domain is not None and one.domain == other.domain
-    return one.machine != other.machine and one.host != other.host and not same_domain
 
 
 def _bandwidths(ranks: Sequence[int], names: Iterable[str], sent: Iterable[P2PBandwidth]) -> HostBandwidths:

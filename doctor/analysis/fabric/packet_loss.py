@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from doctor.analysis.fabric.transfer_matrix import SentSample, sent_samples
+from doctor.analysis.fabric.transfer_matrix import sent_samples
 from doctor.core.facts import PathFacts
 from doctor.core.job import Job
 
@@ -65,11 +65,6 @@ class _LossPath(NamedTuple):
     lossy: bool
 
 
-class _LossComponent(NamedTuple):
-    end: End
-    host: str
-
-
 def lossy_parts(job: Job, *, share: float, least: float) -> tuple[PacketLoss, ...]:
     """The smallest set of hosts that explains the transfers with more than ``share`` retransmitted segments, and the
     remaining pairs.
@@ -94,7 +89,9 @@ def _loss_paths(job: Job, share: float) -> list[_LossPath]:
     calm: Counter[tuple[str, str]] = Counter()
     for sending in sent_samples(job):
         sample = sending.sample
-        if (sample.segments_sent or 0) >= LEAST_SEGMENTS and not _is_queued(sending, idle):
+        loaded, before = sample.round_trip, idle.get((sending.source, sample.peer), 0.0)
+        is_queued = loaded is not None and loaded - before > QUEUED_SECONDS
+        if (sample.segments_sent or 0) >= LEAST_SEGMENTS and not is_queued:
             way = (sending.source, sample.peer)
             sent, again = sample.segments_sent or 0, sample.segments_retransmitted or 0
             total = sums.setdefault(way, [0, 0])
@@ -117,41 +114,29 @@ def _round_trips(job: Job) -> dict[tuple[str, str], float]:
     }
 
 
-def _is_queued(sending: SentSample, idle: dict[tuple[str, str], float]) -> bool:
-    loaded = sending.sample.round_trip
-    before = idle.get((sending.source, sending.sample.peer), 0.0)
-    return loaded is not None and loaded - before > QUEUED_SECONDS
-
-
 def _explaining(ways: Sequence[_LossPath], left: Sequence[_LossPath]) -> tuple[End, tuple[str, ...]]:
     """The component that explains most of ``left``: a host with mostly lossy transfers, else the first pair."""
     names = {name for way in ways for name in (way.source, way.target)}
     if len(names) > _FEW and len(left) > ALL_SHARE * len(ways):
         return "all", tuple(sorted(names))
     total, lossy = _by_part(ways), _by_part(left)
-    best: tuple[tuple[int, float], _LossComponent] | None = None
-    for part, count in lossy.items():
-        score = (count, count / total[part])
+    best: tuple[tuple[int, float], End, str] | None = None
+    for (end, host), count in lossy.items():
+        score = (count, count / total[end, host])
         # Losses with one peer only belong to the link.
-        if count >= (3 if part.end == "host" else 2) and score[1] >= PART_SHARE and (best is None or score > best[0]):
-            best = (score, part)
+        if count >= (3 if end == "host" else 2) and score[1] >= PART_SHARE and (best is None or score > best[0]):
+            best = (score, end, host)
     if best is None:
         return "link", tuple(sorted((left[0].source, left[0].target)))
-    return best[1].end, (best[1].host,)
+    return best[1], best[2:]
 
 
-def _by_part(ways: Sequence[_LossPath]) -> Counter[_LossComponent]:
+def _by_part(ways: Sequence[_LossPath]) -> Counter[tuple[End, str]]:
     """The number of ``ways`` for each host and for each of its directions."""
-    return Counter(
-        part
-        for way in ways
-        for part in (
-            _LossComponent("host", way.source),
-            _LossComponent("host", way.target),
-            _LossComponent("sending", way.source),
-            _LossComponent("receiving", way.target),
-        )
-    )
+    found: Counter[tuple[End, str]] = Counter()
+    for way in ways:
+        found.update((("host", way.source), ("host", way.target), ("sending", way.source), ("receiving", way.target)))
+    return found
 
 
 def _has(way: _LossPath, end: End, hosts: Sequence[str]) -> bool:

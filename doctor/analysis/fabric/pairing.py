@@ -45,24 +45,15 @@ def partners_of(locations: Sequence[RankSlot]) -> tuple[tuple[int, ...], ...]:
     there: dict[int, dict[int, int]] = {}
     for number, location in enumerate(locations):
         there.setdefault(location.host, {})[location.place] = number
-    hosts = [*there.values()]
-    every = [*_between(_alike(hosts)), *_within(hosts)] * TURNS
+    every = [*_rounds_of_partners([*there.values()])] * TURNS
     return tuple(tuple(pairs.get(number, NO_PARTNER) for pairs in every) for number in range(len(locations)))
 
 
-def _alike(hosts: Sequence[Mapping[int, int]]) -> list[Mapping[int, int]]:
-    if not hosts:
-        return []
-    usual, _ = Counter(frozenset(own) for own in hosts).most_common(1)[0]
-    return [own for own in hosts if frozenset(own) == usual]
-
-
-def _between(hosts: Sequence[Mapping[int, int]]) -> Iterator[Mapping[int, int]]:
-    for pairs in rounds(len(hosts), MOST_ROUNDS):
-        yield _both_ways((hosts[one][place], hosts[other][place]) for one, other in pairs for place in hosts[one])
-
-
-def _within(hosts: Sequence[Mapping[int, int]]) -> Iterator[Mapping[int, int]]:
+def _rounds_of_partners(hosts: Sequence[Mapping[int, int]]) -> Iterator[Mapping[int, int]]:
+    usual = Counter(frozenset(own) for own in hosts).most_common(1)[0][0] if hosts else frozenset()
+    alike = [own for own in hosts if frozenset(own) == usual]
+    for pairs in rounds(len(alike), MOST_ROUNDS):
+        yield _both_ways((alike[one][place], alike[other][place]) for one, other in pairs for place in usual)
     places = max((place + 1 for own in hosts for place in own), default=0)
     for pairs in rounds(places, MOST_ROUNDS):
         yield _both_ways((own[one], own[other]) for own in hosts for one, other in pairs if one in own and other in own)

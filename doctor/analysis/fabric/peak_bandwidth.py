@@ -6,7 +6,7 @@ measurement is compared with the rate of its own link; a link with an unknown ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.analysis.device_speed import LEAST_PEERS, What, kinds, samples_of, speed_of
@@ -25,7 +25,6 @@ from doctor.core.facts import (
     DeviceSpeed,
     DeviceSpeedFacts,
     EnvironmentFacts,
-    Exchange,
     Gpu,
     GpuFacts,
     InterfaceFacts,
@@ -33,8 +32,7 @@ from doctor.core.facts import (
     NcclFacts,
     RdmaFacts,
 )
-from doctor.core.job import Job, Rank
-from doctor.core.section_table import IdenticalRanks
+from doctor.core.job import Host, Job, Rank
 
 LEAST_MEASURED = 2
 """The minimum number of measurements: a pair of hosts has one in each direction."""
@@ -132,21 +130,18 @@ def messages_below(job: Job, share: float) -> SlowMessages | None:
         for number in (one.source, one.target):
             sharing.setdefault((ranks[number].host.index, one.round), set()).add(number)
     ways = _HostLinks(job)
-    best: tuple[float, P2PBandwidth, _PathBound] | None = None
+    best: tuple[float, P2PBandwidth, float, bool] | None = None
     for one in sent:
-        ends = [
-            (host, len(sharing[host.index, one.round])) for host in (ranks[one.source].host, ranks[one.target].host)
-        ]
-        bound = ways.bound(*((host.index, host.name, count) for host, count in ends))
-        if bound is None or one.value >= share * bound.rate:
+        hosts = [ranks[one.source].host, ranks[one.target].host]
+        bound, by_rdma = ways.bound([(host, len(sharing[host.index, one.round])) for host in hosts])
+        if bound is None or one.value >= share * bound:
             return None
-        if best is None or one.value / bound.rate > best[0]:
-            best = (one.value / bound.rate, one, bound)
+        if best is None or one.value / bound > best[0]:
+            best = (one.value / bound, one, bound, by_rdma)
     if best is None:
         return None
     members = tuple(sorted({number for one in sent for number in (one.source, one.target)}))
-    hosts = len({ranks[number].host.index for number in members})
-    return SlowMessages(best[1], best[2].rate, best[2].by_rdma, members, hosts, len(sent))
+    return SlowMessages(*best[1:], members, len({ranks[number].host.index for number in members}), len(sent))
 
 
 def _between_hosts(job: Job, ranks: Mapping[int, Rank]) -> list[P2PBandwidth]:
@@ -157,7 +152,7 @@ def _between_hosts(job: Job, ranks: Mapping[int, Rank]) -> list[P2PBandwidth]:
         if facts.backend == "nccl"
         for rank in same.ranks
         for one in facts.exchanges
-        if _tells(one)
+        if (one.bytes >= TELLING_BYTES if one.round_trip is None else one.seconds >= TELLING_TRIPS * one.round_trip)
     }
     return [
         one
@@ -166,17 +161,6 @@ def _between_hosts(job: Job, ranks: Mapping[int, Rank]) -> list[P2PBandwidth]:
         and one.source in ranks
         and ranks[one.source].host.machine != ranks[one.target].host.machine
     ]
-
-
-def _tells(one: Exchange) -> bool:
-    if one.round_trip is None:
-        return one.bytes >= TELLING_BYTES
-    return one.seconds >= TELLING_TRIPS * one.round_trip
-
-
-class _PathBound(NamedTuple):
-    rate: float
-    by_rdma: bool
 
 
 class _HostLinks:
@@ -190,41 +174,37 @@ class _HostLinks:
         self._ports: dict[int, dict[str, float | None]] = {}
         self._sockets: set[int] = set()
         for nccl, same in job.each(NcclFacts, also=(RdmaFacts,)):
-            self._take(nccl, same)
+            hosts = {rank.host.index for rank in same.members}
+            rdma, missing = same.find(RdmaFacts), same.missing(RdmaFacts)
+            hidden = missing is not None and missing.lack is not MissingReason.ABSENT
+            if (not hidden or what_forces_sockets(nccl) is not None) and data_goes_by_sockets(nccl, rdma):
+                self._sockets |= hosts
+                continue
+            rates = {one.name: one.port.rate for one in nccl_rdma_ports(nccl, rdma)} if rdma is not None else {}
+            for host in hosts:
+                self._ports.setdefault(host, {}).update(rates)
 
-    def _take(self, nccl: NcclFacts, same: IdenticalRanks) -> None:
-        hosts = {rank.host.index for rank in same.members}
-        rdma, missing = same.find(RdmaFacts), same.missing(RdmaFacts)
-        unseen = missing is not None and missing.lack is not MissingReason.ABSENT and what_forces_sockets(nccl) is None
-        if not unseen and data_goes_by_sockets(nccl, rdma):
-            self._sockets |= hosts
-            return
-        rates = {one.name: one.port.rate for one in nccl_rdma_ports(nccl, rdma)} if rdma is not None else {}
-        for host in hosts:
-            self._ports.setdefault(host, {}).update(rates)
+    def bound(self, ends: Sequence[tuple[Host, int]]) -> tuple[float | None, bool]:
+        """The bound of a message between hosts in bytes per second, and whether it uses RDMA.
 
-    def bound(self, *ends: tuple[int, str, int]) -> _PathBound | None:
-        """The bound of a message between ``ends`` in bytes per second; an end is host number, host name and number of
-        ranks that share it.
-
-        NCCL uses one kind of network for all: if one end has no port, both use sockets."""
-        by_rdma = not any(host in self._sockets for host, _, _ in ends)
-        rates = [
-            self._by_ports(host, sharing) if by_rdma else self._by_interface(name, sharing)
-            for host, name, sharing in ends
+        ``ends``: each host, and the number of ranks that share its links. NCCL uses one kind of network for all: if one
+        end has no port, both use sockets."""
+        by_rdma = not any(host.index in self._sockets for host, _ in ends)
+        found = [
+            self._by_ports(host, sharing) if by_rdma else self._by_interface(host, sharing) for host, sharing in ends
         ]
-        found = [rate for rate in rates if rate is not None]
-        return _PathBound(min(found), by_rdma) if len(found) == len(rates) else None
+        rates = [rate for rate in found if rate is not None]
+        return min(rates) if len(rates) == len(found) else None, by_rdma
 
-    def _by_ports(self, host: int, sharing: int) -> float | None:
+    def _by_ports(self, host: Host, sharing: int) -> float | None:
         """At most the rate of the fastest port alone, because the port of a message is unknown."""
-        known = [*self._ports.get(host, {}).values()]
+        known = [*self._ports.get(host.index, {}).values()]
         rates = [rate * 1e9 / 8 for rate in known if rate is not None and rate > 0]
         return min(max(rates), sum(rates) / sharing) if rates and len(rates) == len(known) else None
 
-    def _by_interface(self, name: str, sharing: int) -> float | None:
+    def _by_interface(self, host: Host, sharing: int) -> float | None:
         """Without the bound of one stream, because NCCL may open several connections (NCCL_NSOCKS_PERTHREAD)."""
-        rate = self._interfaces.get(name)
+        rate = self._interfaces.get(host.name)
         return None if rate is None else rate / sharing
 
 
@@ -232,7 +212,14 @@ def copies_below(job: Job, share: float) -> tuple[SlowCopies, ...]:
     """Ranks without enough peers whose copies are slower than ``share`` of the current rate of their GPU's PCIe link.
 
     An idle link may have a lower generation, which makes the check more lenient."""
-    alone = _without_peers(job)
+    alone = {
+        (rank, what)
+        for peers in kinds(samples_of(job, 0)).values()
+        for what in COPIES
+        if sum(speed_of(sample, what) is not None for sample in peers.values()) < LEAST_PEERS
+        for rank, sample in peers.items()
+        if speed_of(sample, what) is not None
+    }
     found: dict[int, SlowCopies] = {}
     for facts, gpus, same in job.each(DeviceSpeedFacts, GpuFacts, also=(EnvironmentFacts,)):
         samples = [one for one in facts.samples if one.error is None]
@@ -240,7 +227,12 @@ def copies_below(job: Job, share: float) -> tuple[SlowCopies, ...]:
         roofline = pcie_rate(gpu.pcie_generation, gpu.pcie_width) if gpu is not None else None
         if gpu is None or roofline is None:
             continue
-        speeds = {what: speed for what, speed in _best(samples) if speed < share * roofline}
+        speeds: dict[What, float] = {}
+        for what in COPIES:
+            measured = [speed for one in samples if (speed := speed_of(one, what)) is not None]
+            # The fastest of several measurements: the others may have been disturbed.
+            if measured and max(measured) < share * roofline:
+                speeds[what] = max(measured)
         for rank in same.ranks:
             own = {what: speed for what, speed in speeds.items() if (rank, what) in alone}
             if own:
@@ -248,24 +240,6 @@ def copies_below(job: Job, share: float) -> tuple[SlowCopies, ...]:
     return tuple(found[rank] for rank in sorted(found))
 
 
-def _without_peers(job: Job) -> set[tuple[int, What]]:
-    """The ranks with fewer than two comparable peers, and their measurements."""
-    found: set[tuple[int, What]] = set()
-    for peers in kinds(samples_of(job, 0)).values():
-        for what in COPIES:
-            known = [rank for rank, sample in peers.items() if speed_of(sample, what) is not None]
-            found |= {(rank, what) for rank in known if len(known) < LEAST_PEERS}
-    return found
-
-
 def _measured_gpu(sample: DeviceSpeed, gpus: GpuFacts, environment: EnvironmentFacts | None) -> Gpu | None:
     ordinal, devices = ordinal_of(sample.device), visible_gpus(environment, gpus).devices
     return devices[ordinal].gpu if ordinal is not None and devices and ordinal < len(devices) else None
-
-
-def _best(samples: list[DeviceSpeed]) -> Iterator[tuple[What, float]]:
-    """The fastest of several measurements: the others may have been disturbed."""
-    for what in COPIES:
-        speeds = [speed for sample in samples if (speed := speed_of(sample, what)) is not None]
-        if speeds:
-            yield what, max(speeds)

@@ -129,8 +129,7 @@ def mismatches(states: JobState) -> Iterator[Divergence]:
 
     Backends match such calls if the bytes fit, and some even if they do not."""
     for group in sorted(states.calls):
-        rows = _rows(states, group, look_back=None)
-        for row in _shared(rows):
+        for row in _shared(states.calls[group]):
             aspect = _mismatch(row)
             if aspect is not None:
                 variants = _variants(row, _CallSiteHistory({row.sequence: row.entries}), by_line=False)
@@ -159,25 +158,21 @@ def gloo_timeouts(states: JobState) -> dict[int, str]:
     Gloo's recorder records calls that ended with a timeout as it does completed ones."""
     if not states.is_from_dumps:
         return {}
-    found: dict[int, str] = {}
+    found: set[int] = set()
     for group, rows in states.calls.items():
         newest = _SequenceRow(max(rows), rows[max(rows)])
         if any(entry.backend != "gloo" or not entry.retired for entry in newest.entries.values()):
             continue
         if _hard_aspect(newest) is not None or _lacks_members(states, group, newest):
-            found.update(dict.fromkeys(newest.entries, "timeout"))
-    return {rank: why for rank, why in found.items() if _is_last(states, rank, found)}
+            found.update(newest.entries)
+    last = {rank: states.ranks[rank].collectives[-1] for rank in found}
+    return {rank: "timeout" for rank, one in last.items() if one.sequence == max(states.calls[one.group])}
 
 
 def _lacks_members(states: JobState, group: str, row: _SequenceRow) -> bool:
     members = states.members.get(group, ())
     entered = {entry.operation for entry in row.entries.values()} <= WITH_ALL
     return entered and any(rank in states.ranks and rank not in row.entries for rank in members)
-
-
-def _is_last(states: JobState, rank: int, found: Mapping[int, str]) -> bool:
-    last = next(reversed(states.ranks[rank].collectives), None)
-    return last is not None and last.sequence == max(states.calls[last.group]) and rank in found
 
 
 def _mismatch(row: _SequenceRow) -> Aspect | None:
@@ -198,34 +193,19 @@ def _divergence(states: JobState, group: str) -> Divergence | None:
     origin, aspect = _origin(shared, history)
     if origin is None:
         return None
-    before = rows.get(origin.sequence - 1, {})
-    return Divergence(
-        group,
-        origin.sequence,
-        aspect,
-        _variants(origin, history),
-        _usual_next(history, origin.sequence, before),
-    )
+    following = _usual_next(history, origin.sequence, rows.get(origin.sequence - 1, {}))
+    return Divergence(group, origin.sequence, aspect, _variants(origin, history), following)
 
 
-def _rows(states: JobState, group: str, look_back: int | None = LOOK_BACK) -> Mapping[int, Mapping[int, Collective]]:
-    """The calls of a group by number and rank: the last ``look_back`` numbers up to the one that ranks wait in, or all.
+def _rows(states: JobState, group: str) -> Mapping[int, Mapping[int, Collective]]:
+    """The last calls of a group by number and rank, up to the newest one that a rank waits in.
 
-    Later calls, which hosts have only enqueued, are left out."""
-    calls = states.calls.get(group, {})
-    if look_back is None:
-        return calls
-    newest = _newest(states, group)
-    return {sequence: entries for sequence, entries in calls.items() if newest - look_back < sequence <= newest}
-
-
-def _newest(states: JobState, group: str) -> int:
-    """The number of the newest call of a group that a rank waits in; in a monitored run, that a rank entered."""
-    if states.is_from_dumps:
-        waits = [one.pending[group].sequence for one in states.ranks.values() if group in one.pending]
-        if waits:
-            return max(waits)
-    return max(one.entered(group) for one in states.ranks.values())
+    Later calls, which hosts have only enqueued, are left out. In a monitored run, up to the newest one entered."""
+    waits = [one.pending[group].sequence for one in states.ranks.values() if group in one.pending]
+    if not states.is_from_dumps or not waits:
+        waits = [one.entered(group) for one in states.ranks.values()]
+    newest, calls = max(waits), states.calls.get(group, {})
+    return {sequence: entries for sequence, entries in calls.items() if newest - LOOK_BACK < sequence <= newest}
 
 
 def _shared(rows: Mapping[int, Mapping[int, Collective]]) -> list[_SequenceRow]:

@@ -96,13 +96,12 @@ class Diagnosis:
 
 
 def _longest(ranks: Iterable[RankState]) -> float | None:
-    times = (_without_progress(one) for one in ranks)
-    return max((time for time in times if time is not None), default=None)
-
-
-def _without_progress(one: RankState) -> float | None:
-    """Seconds without progress; for a rank whose collective timed out, until that timeout."""
-    failure, calls = one.failure, one.collectives
-    if failure and failure.at is not None and nature_of(failure) == "timeout" and calls and calls[-1].at is not None:
-        return round(max(0.0, failure.at - calls[-1].at), 3)
-    return one.progress.idle if one.progress else None
+    """The longest time without progress in seconds; for a rank whose collective timed out, until that timeout."""
+    times = []
+    for one in ranks:
+        failure, begun = one.failure, one.collectives[-1].at if one.collectives else None
+        if failure and failure.at is not None and nature_of(failure) == "timeout" and begun is not None:
+            times.append(round(max(0.0, failure.at - begun), 3))
+        elif one.progress and one.progress.idle is not None:
+            times.append(one.progress.idle)
+    return max(times, default=None)

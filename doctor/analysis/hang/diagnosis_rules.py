@@ -24,7 +24,7 @@ from doctor.analysis.hang.collective_mismatch import (
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.exits import RunEnd, ending_of, interrupted_waits
 from doctor.analysis.hang.missing_ranks import diverged_ranks, late_ranks, ranks_by_stack
-from doctor.analysis.hang.rank_state import WITH_ALL, JobState, RankState, is_of_device
+from doctor.analysis.hang.rank_state import WITH_ALL, JobState, is_of_device
 from doctor.analysis.hang.recorder_evidence import ranks_by_recorder
 from doctor.analysis.hang.uneven_loaders import uneven_of, uneven_of_calls
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from
@@ -166,18 +166,14 @@ def _together(states: JobState) -> Diagnosis | None:
         return None
     calls = {(one.wait.group, one.wait.sequence) for one in states.ranks.values() if one.wait is not None}
     by_stack = {one.site.text for one in states.ranks.values() if one.site is not None and one.stack_wait}
-    early = all(_is_early(states.ranks[rank]) for rank in states.waiting)
+    # A large call that is made for the first time may still complete.
+    waiting = [states.ranks[rank].progress for rank in states.waiting]
+    early = all(one is not None and (one.idle or 0.0) < (one.patience or 0.0) for one in waiting)
     if len(calls) == 1 and not missing_from(states, CollectiveNode(*calls.pop())):
         return Diagnosis(states, "together", states.waiting, 0.5, within_limit=early)
     if not states.has_recorder and len(by_stack) == 1 and len(states.waiting) == len(states.ranks) + len(states.unseen):
         return Diagnosis(states, "together", states.waiting, 0.3, within_limit=early)
     return Diagnosis(states, "undetermined", states.waiting, 0.0)
-
-
-def _is_early(rank_state: RankState) -> bool:
-    """Whether the call may still complete: a large one that is made for the first time."""
-    progress = rank_state.progress
-    return progress is not None and (progress.idle or 0.0) < (progress.patience or 0.0)
 
 
 _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (

@@ -82,7 +82,9 @@ def ending_of(states: JobState) -> RunEnd | None:
     own = [one for one in states.ranks.values() if _nature(one) in ("own", "mismatch")]
     gone = tuple(rank for rank, one in states.ranks.items() if one.state == "gone" and not one.failure)
     if own:
-        return _by_failure(states, own)
+        first = min(own, key=_at)
+        ranks = tuple(sorted(one.rank for one in own if _is_same_error(first, one)))
+        return RunEnd(ranks, first.rank, first.failure, _nature(first) or "own", _others(states, ranks))
     if gone:
         return RunEnd(gone, gone[0], None, "own", _others(states, gone))
     return _by_lost_peers(states)
@@ -90,19 +92,12 @@ def ending_of(states: JobState) -> RunEnd | None:
 
 def _leave_together(states: JobState) -> bool:
     """Whether ranks end by ``sys.exit(0)``, as those of a preempted job do, and all others are still running."""
-    failures = [one.failure for one in states.ranks.values()]
-    others = [one.state for one, failure in zip(states.ranks.values(), failures, strict=True) if not _is_exit(failure)]
-    return any(map(_is_exit, failures)) and not states.unseen and all(state == "running" for state in others)
+    others = [one.state for one in states.ranks.values() if not _is_exit(one.failure)]
+    return len(others) < len(states.ranks) and not states.unseen and all(state == "running" for state in others)
 
 
 def _is_exit(failure: Failure | None) -> bool:
     return failure is not None and failure.kind == "SystemExit" and _EXIT_0.fullmatch(failure.message) is not None
-
-
-def _by_failure(states: JobState, own: list[RankState]) -> RunEnd:
-    first = min(own, key=_at)
-    ranks = tuple(sorted(one.rank for one in own if _is_same_error(first, one)))
-    return RunEnd(ranks, first.rank, first.failure, _nature(first) or "own", _others(states, ranks))
 
 
 def _by_lost_peers(states: JobState) -> RunEnd | None:

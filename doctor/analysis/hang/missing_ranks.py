@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from doctor.analysis.call_sites import LocalWork, is_point_to_point, local_work_of, site_key, site_of
+from doctor.analysis.call_sites import POINT_TO_POINT, LocalWork, local_work_of, site_key, site_of
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup, divergences, largest_first
 from doctor.analysis.hang.diagnosis import Diagnosis, Kind
 from doctor.analysis.hang.exits import interrupted_waits
@@ -43,9 +43,9 @@ def late_ranks(states: JobState) -> Diagnosis | None:
     roots = roots_of(states)
     if not roots:
         return None
-    if roots[0].is_cycle:
-        return of_cycle(states, roots[0].ranks)
-    return _of_late_ranks(states, [rank for root in roots if not root.is_cycle for rank in root.ranks])
+    if len(roots[0]) > 1:
+        return of_cycle(states, roots[0])
+    return _of_late_ranks(states, [root[0] for root in roots if len(root) == 1])
 
 
 def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
@@ -68,7 +68,7 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
 def _kind_of(rank_state: RankState | None) -> Kind:
     if rank_state is None:
         return "unresponsive"
-    if is_point_to_point(rank_state.stack_wait):
+    if rank_state.stack_wait in POINT_TO_POINT:
         return "deadlock"
     if rank_state.state == "ended" or rank_state.stack_wait or _work(rank_state) is None:
         return "elsewhere"
@@ -83,7 +83,7 @@ def of_cycle(states: JobState, cycle: Sequence[int]) -> Diagnosis:
     """The diagnosis of ranks that wait for one another: a deadlock, or a call that only some of them make."""
     ranks = [states.ranks[rank] for rank in cycle if rank in states.ranks]
     # Sends and receives always differ between ranks.
-    if not any(one.transfers or is_point_to_point(one.stack_wait) for one in ranks):
+    if not any(one.transfers or one.stack_wait in POINT_TO_POINT for one in ranks):
         divergence = Divergence("", 0, "site", _variants_in_cycle(states, ranks))
         one_sided = one_sided_call(divergence) if len(divergence.variants) > 1 else None
         if one_sided is not None and (one_sided.call.site.condition or not one_sided.call.is_usual):

@@ -35,7 +35,8 @@ def one_sided_call(divergence: Divergence) -> OneSidedCall | None:
     found = _by_condition(divergence)
     if found is None and not _are_branches(divergence.variants):
         found = _by_habit(divergence) or _by_novelty(divergence)
-    found = found or _by_number(divergence)
+    if found is None and not divergence.is_even and all(one.is_usual for one in divergence.variants):
+        found = _skipped_by(*divergence.variants[:2])
     return found if found and found.call.key != found.others.key else None
 
 
@@ -86,12 +87,6 @@ def _by_novelty(divergence: Divergence) -> OneSidedCall | None:
         if usual and novel:
             return _made_by(novel[0], usual[0])
     return None
-
-
-def _by_number(divergence: Divergence) -> OneSidedCall | None:
-    if divergence.is_even or not all(one.is_usual for one in divergence.variants):
-        return None
-    return _skipped_by(divergence.variants[0], divergence.variants[1])
 
 
 def _made_by(call: MismatchGroup, others: MismatchGroup) -> OneSidedCall:

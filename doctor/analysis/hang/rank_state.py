@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -208,16 +208,13 @@ class RankState:
 
     @property
     def place(self) -> str:
-        """``training, epoch 1, batch 40``."""
-        return place_of_progress(self.progress) if self.progress else ""
-
-
-def place_of_progress(progress: ProgressFacts) -> str:
-    """``training, epoch 1, batch 40``, without the unknown parts."""
-    parts = [_STAGES.get(progress.stage, progress.stage)]
-    parts += [f"epoch {progress.epoch}"] if progress.epoch is not None else []
-    parts += [f"batch {progress.batch}"] if progress.batch is not None else []
-    return ", ".join(part for part in parts if part)
+        """``training, epoch 1, batch 40``, without the unknown parts."""
+        if self.progress is None:
+            return ""
+        parts = [_STAGES.get(self.progress.stage, self.progress.stage)]
+        parts += [f"epoch {self.progress.epoch}"] if self.progress.epoch is not None else []
+        parts += [f"batch {self.progress.batch}"] if self.progress.batch is not None else []
+        return ", ".join(part for part in parts if part)
 
 
 def _shared_names(job: Job) -> frozenset[str]:
@@ -240,11 +237,6 @@ def _with_first_member(recorder: RecorderFacts, shared: frozenset[str]) -> Recor
     groups = (msgspec.structs.replace(one, name=names.get(one.name, one.name)) for one in recorder.groups)
     entries = (msgspec.structs.replace(one, group=names.get(one.group, one.group)) for one in recorder.collectives)
     return msgspec.structs.replace(recorder, groups=tuple(groups), collectives=tuple(entries))
-
-
-def _below_highest(ranks: Collection[int]) -> range:
-    """The ranks below the highest known one; none if most of them are unknown."""
-    return range(max(ranks)) if max(ranks) < 2 * len(ranks) else range(0)
 
 
 class JobState:
@@ -281,7 +273,8 @@ class JobState:
             if (loaders := rank.find(LoaderFacts)) is not None:
                 self.loaders.setdefault(rank.number, loaders)
         if self.is_from_dumps:
-            silent.update(_below_highest(self.ranks))
+            # No rank below the highest known one if most of these are unknown.
+            silent.update(range(max(self.ranks)) if max(self.ranks) < 2 * len(self.ranks) else ())
             silent.update(*(group.members for one in self.ranks.values() for group in one.groups))
         self.unseen = tuple(sorted(silent.difference(self.ranks)))
 

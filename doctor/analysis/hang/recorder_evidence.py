@@ -56,7 +56,9 @@ def ranks_by_recorder(states: JobState) -> Diagnosis | None:
         return _diagnosis(states, "unresponsive", ends.absent, NO_DUMP)
     if len(ends.alone) > 1:
         return _diagnosis(states, "deadlock", ends.alone, NO_DUMP)
-    if ends.together and _timed_out(states, ends.together):
+    # Dumps of a healthy job may show all ranks in one call too, but no timeout.
+    members = [states.ranks[rank] for rank in ends.together if rank in states.ranks]
+    if any(one.ended_waiting or (one.wait is not None and one.wait.retired) for one in members):
         return _diagnosis(states, "together", ends.together, TOGETHER)
     waiting = tuple(rank for rank in states.waiting if not _others_completed(states, states.ranks[rank]))
     return Diagnosis(states, "undetermined", waiting, 0.0) if waiting else None
@@ -65,12 +67,10 @@ def ranks_by_recorder(states: JobState) -> Diagnosis | None:
 def _others_completed(states: JobState, rank_state: RankState) -> bool:
     """Whether all others completed the call that a rank waits in: its dump is slightly older."""
     wait = rank_state.wait
-    others = (
-        [rank for rank in states.members.get(wait.group, ()) if rank != rank_state.rank] if wait is not None else []
-    )
-    return wait is not None and all(
-        rank in states.ranks and states.ranks[rank].has_completed(wait.group, wait.sequence) for rank in others
-    )
+    if wait is None:
+        return False
+    others = (rank for rank in states.members.get(wait.group, ()) if rank != rank_state.rank)
+    return all(rank in states.ranks and states.ranks[rank].has_completed(wait.group, wait.sequence) for rank in others)
 
 
 def _diagnosis(states: JobState, kind: Kind, ranks: Iterable[int], confidence: float) -> Diagnosis:
@@ -90,20 +90,12 @@ def _of_cycle(states: JobState, cycle: tuple[int, ...]) -> Diagnosis:
     return _diagnosis(states, "deadlock", (rank for rank in cycle if calls.get(rank) != most), BY_MAJORITY)
 
 
-def _timed_out(states: JobState, ranks: Iterable[int]) -> bool:
-    """Whether a call timed out: dumps of a healthy job may show all ranks in one call too."""
-    waiting = [states.ranks[rank] for rank in ranks if rank in states.ranks]
-    return any(one.ended_waiting or (one.wait is not None and one.wait.retired) for one in waiting)
-
-
 def _has_history(states: JobState) -> bool:
-    for rank_state in states.ranks.values():
-        wait = rank_state.wait
-        if wait is not None and any(
-            one.group == wait.group and one.sequence < wait.sequence for one in rank_state.collectives
-        ):
-            return True
-    return False
+    return any(
+        one.wait is not None and entry.group == one.wait.group and entry.sequence < one.wait.sequence
+        for one in states.ranks.values()
+        for entry in one.collectives
+    )
 
 
 def ends_of(states: JobState) -> WaitGraphEnds:
@@ -216,10 +208,6 @@ def _together(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, .
 
 def _alone(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]:
     """Ranks that wait in a group that no other rank recorded, and whose members are unknown."""
-    unknown = (states.members.get(call.group, ()) for call in calls if _is_undetermined(states, call))
+    known = {group.name for one in states.ranks.values() for group in one.groups if group.members}
+    unknown = (states.members.get(call.group, ()) for call in calls if call.group not in known)
     return tuple(sorted({members[0] for members in unknown if len(members) == 1}))
-
-
-def _is_undetermined(states: JobState, call: CollectiveNode) -> bool:
-    groups = (one.recorder.group(call.group) for one in states.ranks.values() if one.recorder)
-    return not any(group.members for group in groups if group is not None)

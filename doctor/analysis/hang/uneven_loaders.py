@@ -32,24 +32,16 @@ class UnevenLoaders(NamedTuple):
         return self.ended if len(self.ended) < len(self.continuing) + self.undecided else self.continuing
 
 
-class _EpochEnd(NamedTuple):
-    """The end of an epoch of a loader."""
-
-    stage: str
-    loader: int
-    epoch: int
-
-
 def uneven_of(states: JobState) -> UnevenLoaders | None:
     """The newest loader that ended on some ranks of a stuck run and not on others; ``None`` if there is none."""
     if states.joins:
         return None
-    ends: dict[_EpochEnd, dict[int, int]] = {}
+    ends: dict[tuple[str, int, int], dict[int, int]] = {}
     for rank, rank_state in states.ranks.items():
         for end in _ends(rank_state.progress):
-            ends.setdefault(_EpochEnd(end.stage, end.loader, end.epoch), {}).setdefault(rank, end.batches)
-    newest_first = sorted(ends.items(), key=lambda item: -item[0].epoch)
-    found = (_split_by_epoch(states, end, ended) for end, ended in newest_first)
+            ends.setdefault((end.stage, end.loader, end.epoch), {}).setdefault(rank, end.batches)
+    newest_first = sorted(ends.items(), key=lambda item: -item[0][2])
+    found = (_split_by_epoch(states, *end, ended) for end, ended in newest_first)
     return next((uneven for uneven in found if uneven is not None), None)
 
 
@@ -61,26 +53,30 @@ def _ends(progress: ProgressFacts | None) -> tuple[EpochEnd, ...]:
     return progress.ended
 
 
-def _split_by_epoch(states: JobState, end: _EpochEnd, ended: Mapping[int, int]) -> UnevenLoaders | None:
+def _split_by_epoch(
+    states: JobState, stage: str, loader: int, epoch: int, ended: Mapping[int, int]
+) -> UnevenLoaders | None:
     counted = {rank: batches for rank, batches in ended.items() if batches != _NOT_COUNTED}
     batches = min(counted.values(), default=None)
     inside = [
         one
         for rank, one in states.ranks.items()
-        if rank not in ended and one.progress and (one.progress.stage, one.progress.epoch) == (end.stage, end.epoch)
+        if rank not in ended and one.progress and (one.progress.stage, one.progress.epoch) == (stage, epoch)
     ]
-    continuing = tuple(one.rank for one in inside if _continues(states, one, end, batches))
+    continuing = tuple(one.rank for one in inside if _continues(states, one, stage, loader, batches))
     if continuing:
         undecided = len(inside) - len(continuing)
-        return UnevenLoaders(*end, batches, tuple(sorted(ended)), continuing, batches is not None, undecided)
+        return UnevenLoaders(
+            stage, loader, epoch, batches, tuple(sorted(ended)), continuing, batches is not None, undecided
+        )
     longer = tuple(sorted(rank for rank, count in counted.items() if batches is not None and count > batches))
-    if longer and end.stage == "train":
+    if longer and stage == "train":
         shorter = tuple(sorted(rank for rank, count in counted.items() if count == batches))
-        return UnevenLoaders(*end, batches, shorter, longer, certain=True)
+        return UnevenLoaders(stage, loader, epoch, batches, shorter, longer, certain=True)
     return None
 
 
-def _continues(states: JobState, rank_state: RankState, end: _EpochEnd, batches: int | None) -> bool:
+def _continues(states: JobState, rank_state: RankState, stage: str, loader: int, batches: int | None) -> bool:
     """Whether a rank in that epoch waits for others and has more batches than the ranks that ended it.
 
     A rank that is late with its last batch, or waits in it for a call that the others skipped, has not."""
@@ -89,18 +85,14 @@ def _continues(states: JobState, rank_state: RankState, end: _EpochEnd, batches:
         return False
     if batches is None:
         return True
-    length = _length(states, rank_state.rank, end)
+    loaders = states.loaders.get(rank_state.rank)
+    lengths = (one.batches for one in loaders.of(stage) if one.index == loader) if loaders else iter(())
+    length = next(lengths, None)
     if length is not None and length != batches:
         return length > batches
     begun = progress.batch + 1 if progress.batch is not None else 0
     # Lightning asks whether there is a next batch before it waits at the point "data".
     return begun > batches or (length is None and begun == batches and progress.point == "data")
-
-
-def _length(states: JobState, rank: int, end: _EpochEnd) -> int | None:
-    loaders = states.loaders.get(rank)
-    found = (one.batches for one in loaders.of(end.stage) if one.index == end.loader) if loaders else iter(())
-    return next(found, None)
 
 
 def uneven_of_calls(states: JobState, divergence: Divergence) -> UnevenLoaders | None:

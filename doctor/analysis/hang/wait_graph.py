@@ -23,13 +23,6 @@ class CollectiveNode(NamedTuple):
     sequence: int
 
 
-class WaitRoot(NamedTuple):
-    """Ranks at the end of the graph, which others wait for; they wait for no rank, or in a cycle for one another."""
-
-    ranks: tuple[int, ...]
-    is_cycle: bool
-
-
 class WaitSink(NamedTuple):
     """A strongly connected component without edges to others; ``waiters``: the number of edges to it."""
 
@@ -42,11 +35,12 @@ class WaitSink(NamedTuple):
         return tuple(sorted(node for node in self.nodes if isinstance(node, int)))
 
 
-def roots_of(states: JobState) -> tuple[WaitRoot, ...]:
-    """The ends of the graph that ranks wait for, those with most waiters first."""
-    sinks = [sink for sink in sinks_of(wait_graph(states)) if sink.ranks]
-    found = [(-sink.waiters, WaitRoot(sink.ranks, len(sink.ranks) > 1)) for sink in sinks]
-    return tuple(root for waiters, root in sorted(found) if root.is_cycle or waiters)
+def roots_of(states: JobState) -> tuple[tuple[int, ...], ...]:
+    """The ranks at each end of the graph that ranks wait for, the end with most waiters first.
+
+    Several ranks wait for one another in a cycle; a single one waits for no rank."""
+    sinks = (sink for sink in sinks_of(wait_graph(states)) if len(sink.ranks) > 1 or (sink.ranks and sink.waiters))
+    return tuple(ranks for _, ranks in sorted((-sink.waiters, sink.ranks) for sink in sinks))
 
 
 def sinks_of(graph: Graph) -> list[WaitSink]:
@@ -112,10 +106,12 @@ def unmatched_peers(
     for entry in transfers:
         members = states.members.get(entry.group, ())
         peer = _peer_of(entry, members)
-        theirs = states.ranks.get(peer) if peer is not None else None
-        if peer not in (None, rank, *found) and not (
-            theirs and _has_match(open_transfers(theirs), entry, members, rank)
-        ):
+        if peer is None or peer in (rank, *found):
+            continue
+        theirs = open_transfers(states.ranks[peer]) if peer in states.ranks else ()
+        wanted = {"send": "recv", "recv": "send"}.get(entry.operation)
+        opposite = (one for one in theirs if one.group == entry.group and one.operation == wanted)
+        if not any(_peer_of(one, members) == rank for one in opposite):
             found.append(peer)
     return found
 
@@ -123,13 +119,6 @@ def unmatched_peers(
 def _peer_of(entry: Collective, members: Sequence[int]) -> int | None:
     """The rank of the peer of a send or receive; ``None`` if the members of its group are unknown."""
     return members[entry.peer] if entry.peer is not None and entry.peer < len(members) else None
-
-
-def _has_match(theirs: Iterable[Collective], entry: Collective, members: Sequence[int], rank: int) -> bool:
-    wanted = {"send": "recv", "recv": "send"}.get(entry.operation)
-    return any(
-        one.group == entry.group and one.operation == wanted and _peer_of(one, members) == rank for one in theirs
-    )
 
 
 def strong_components(graph: Graph) -> list[list[Node]]:

@@ -30,7 +30,9 @@ def boundaries(model: ComponentModel, groups: Sequence[frozenset[int]]) -> list[
     few = FEWEST_HITS * len(model.cells)
     for level in _levels(model, slow):
         border = _BoundaryFit(model, level)
-        starts = {*_slow_ranges(model, slow), *(_spread(model.count) if len(slow) > few else ())}
+        step = max(1, model.count // STARTS)
+        spread = ((start, min(start + step, model.count)) for start in range(0, model.count, step))
+        starts = {*_slow_ranges(model, slow), *(spread if len(slow) > few else ())}
         known.update(smaller_side(model.count, range(*border.climb(start))) for start in sorted(starts))
     return [Component("boundary", members) for members in sorted(known) if len(members) >= 2]
 
@@ -58,11 +60,6 @@ def _levels(model: ComponentModel, slow: Iterable[int]) -> list[float]:
         if all(abs(level - other) > model.noise.sigma for other in found):
             found.append(level)
     return found
-
-
-def _spread(count: int) -> list[Block]:
-    step = max(1, count // STARTS)
-    return [(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 def _slow_ranges(model: ComponentModel, slow: Sequence[int]) -> list[Block]:
