@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import LoaderFacts, Sampler, TrainingFacts, Variable
@@ -111,7 +111,9 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     for readers in loaders:
         whole = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _reads_all(reader)}
         for group in _by_data_set(whole):
-            compared = _compared(group)
+            epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in group})
+            known = list(epochs.values())
+            compared = [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
             is_same = any(order and contents == 1.0 for order, contents in compared)
             if group[0][1].loader.fingerprint is not None or is_same:
                 yield _finding(job, readers, [data_rank for data_rank, _ in group])
@@ -139,13 +141,6 @@ def _by_data_set(data_ranks: dict[int, RankLoader]) -> list[list[tuple[int, Rank
         loader = reader.loader
         groups.setdefault((loader.dataset, loader.dataset_length, loader.fingerprint), []).append((data_rank, reader))
     return [group for group in groups.values() if len(group) > 1]
-
-
-def _compared(group: Sequence[tuple[int, RankLoader]]) -> list[tuple[bool | None, float | None]]:
-    """Order and contents of each rank compared with the first one, for a common epoch."""
-    epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in group})
-    known = list(epochs.values())
-    return [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
 
 
 def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:

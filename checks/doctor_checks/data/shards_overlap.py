@@ -115,7 +115,9 @@ def shards_overlap(job: Job, *, same_share: float = 0.5) -> Iterator[Verdict]:
     if not loaders:
         yield Skip("no map-style data set is parted between ranks")
     for readers in loaders:
-        drawn = _drawn(readers)
+        data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _can_tell(reader)}
+        epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
+        drawn = [_Drawn(data_rank, data_ranks[data_rank], epoch) for data_rank, epoch in sorted(epochs.items())]
         if not drawn:
             yield from why_no_draws(job, "two ranks have not drawn enough of an epoch yet")
             continue
@@ -133,12 +135,6 @@ def shards_overlap(job: Job, *, same_share: float = 0.5) -> Iterator[Verdict]:
 def _can_tell(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return reader.loader.kind == "map" and sampler is not None and not sampler.repeats
-
-
-def _drawn(readers: PeerLoaders) -> list[_Drawn]:
-    data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _can_tell(reader)}
-    epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
-    return [_Drawn(data_rank, data_ranks[data_rank], epoch) for data_rank, epoch in sorted(epochs.items())]
 
 
 def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:

@@ -115,19 +115,14 @@ def _fix(known: Xid) -> str:
 _PREVIOUS = re.compile(r"caused by previous Xid (\d{1,3})\b")
 
 
-def _code(group: EventGroup) -> int:
-    """The XID that caused the reported one, if a line names it, else the reported one."""
-    before = next((found for event in group.events if (found := _PREVIOUS.search(event.text))), None)
-    return int(before[1] if before else group.value("xid") or 0)
-
-
 def logged_xids(job: Job, kinds: Collection[str]) -> Iterator[LoggedXid]:
     """The XIDs of these ``kinds`` in logs, by code and device.
 
     A driver line with a code that is not in the table counts as ``hardware``; a number without a device must be in it.
     """
     for group in event_groups(job, "gpu.xid", by=("xid", "pci")):
-        code, device = _code(group), group.value("pci") or ""
+        before = next((found for event in group.events if (found := _PREVIOUS.search(event.text))), None)
+        code, device = int(before[1] if before else group.value("xid") or 0), group.value("pci") or ""
         known = xid(code)
         if (known is None and not device) or all(_RECOVERED.search(event.text) for event in group.events):
             continue

@@ -127,19 +127,15 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
         allowed=mebibytes(group.allowed),
     )
     where = f" (at {first.place})" if first.place else ""
+    rank = next((rank for rank in job.ranks if rank.number == first.rank), None)
+    snapshot = rank.find(MemorySnapshotFacts) if rank else None
+    held = {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}
     return finding_from_logs(
         as_event_groups(found),
         f"{gpu} ran out of memory{wanted}: {reason}{where}",
-        evidence={**numbers_of(first), **_from_snapshot(job, first)},
+        evidence={**numbers_of(first), **held},
         fix=_FIXES.get(first.cause, ""),
         severity=Severity.WARNING if all(one.is_caught for one in found) else None,
         confidence=_CONFIDENCE.get(first.cause, 0.9) if first.is_certain else 0.5,
         explains=("GPU022",),
     )
-
-
-def _from_snapshot(job: Job, one: OomEvent) -> dict[str, object]:
-    """Who held most, where the rank left a snapshot of its allocator."""
-    rank = next((rank for rank in job.ranks if rank.number == one.rank), None)
-    snapshot = rank.find(MemorySnapshotFacts) if rank else None
-    return {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}

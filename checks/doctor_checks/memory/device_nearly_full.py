@@ -116,7 +116,10 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
             if share.ranks and all(number in runs for number in share.ranks):
                 continue
             if share.ranks and not share.gpu.lost and (share.gpu.memory_used is None or not share.gpu.memory_total):
-                yield _untold(machine, share)
+                note = hidden_of_gpus(machine, "memory_used", "memory_total")
+                reason = share.gpu.error or (note.reason if note else "the driver does not tell")
+                unhide = note.unhide if note else "free -h, where GPU and processor share their memory"
+                yield Unknown(f"how full GPU {share.gpu.index} is can't be seen: {reason}", share.ranks, unhide)
             elif share.ranks and _share_used(share.gpu) > used_share:
                 yield _judge(machine, share)
 
@@ -161,14 +164,6 @@ _FIX_IN_RUN = (
     "take a smaller batch with gradient accumulation, bf16, or activation checkpointing; where batches differ in "
     "length, bound the longest"
 )
-
-
-def _untold(machine: LocalRanks, share: GpuSharers) -> Unknown:
-    """NVML keeps it from users under MIG, and has none for chips that share their memory with the processor."""
-    note = hidden_of_gpus(machine, "memory_used", "memory_total")
-    reason = share.gpu.error or (note.reason if note else "the driver does not tell")
-    words = f"how full GPU {share.gpu.index} is can't be seen: {reason}"
-    return Unknown(words, share.ranks, note.unhide if note else "free -h, where GPU and processor share their memory")
 
 
 def _share_used(gpu: Gpu) -> float:

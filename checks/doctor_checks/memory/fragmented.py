@@ -127,19 +127,11 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
     if not holders:
         yield Skip("no rank trains on a GPU")
     for rank, facts in holders:
-        unused = _unused(facts)
-        if _ran_short(facts) and unused > unallocated_share * (facts.total or 0):
+        at_peak = max(facts.peak_reserved or 0, facts.reserved or 0) - (facts.peak_allocated or 0)
+        unused = max(at_peak if facts.peak_allocated is not None else 0, facts.inactive or 0)
+        ran_short = facts.allocator in (None, "native") and (facts.retries or facts.failures)
+        if ran_short and unused > unallocated_share * (facts.total or 0):
             yield _finding(rank, facts, unused)
-
-
-def _ran_short(facts: RunMemoryFacts) -> bool:
-    return facts.allocator in (None, "native") and bool(facts.retries or facts.failures)
-
-
-def _unused(facts: RunMemoryFacts) -> int:
-    """Bytes that were reserved and not allocated when most was, or that lie in split blocks now."""
-    at_peak = max(facts.peak_reserved or 0, facts.reserved or 0) - (facts.peak_allocated or 0)
-    return max(at_peak if facts.peak_allocated is not None else 0, facts.inactive or 0)
 
 
 def _finding(rank: Rank, facts: RunMemoryFacts, unused: int) -> Finding:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from doctor.analysis.logs.oom_events import OomEvent, as_event_groups, exhaustions, numbers_of, on_first_device
+from doctor.analysis.logs.oom_events import as_event_groups, exhaustions, numbers_of, on_first_device
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.visible_devices import VisibleDevice, devices_of, mebibytes, process_ids, sees_host_processes
 from doctor.api import (
@@ -97,7 +97,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ranks=ranks,
         evidence={**numbers_of(first), "likely_cause": _CAUSES["checkpoint" if first.is_loading else "contexts"]},
         severity=Severity.ERROR,
-        confidence=0.8 if first.is_loading or _names_ranks(first) else 0.6,
+        confidence=0.8 if first.is_loading or (first.cause == "skew" and len(first.shortage.others) > 1) else 0.6,
         explains=("MEM002", "MEM003", "MEM004", "MEM006", "MEM011"),
     )
 
@@ -138,11 +138,6 @@ def _contexts(rows: list[Event], first: Mapping[str | None, int]) -> dict[str | 
 def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: int) -> bool:
     """Whether that process holds more of that GPU than of the first."""
     return gpu > 0 and held.get((pid, gpu), 0) > held.get((pid, 0), 0)
-
-
-def _names_ranks(one: OomEvent) -> bool:
-    """Whether the message lists several processes of the same size on the device."""
-    return one.cause == "skew" and len(one.shortage.others) > 1
 
 
 @check(

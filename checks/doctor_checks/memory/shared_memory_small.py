@@ -29,7 +29,7 @@ from doctor.api import (
     merge,
     rule,
 )
-from doctor.facts import Event, Filesystem, GpuFacts, HostFacts, NcclFacts, PeerLink, SoftwareFacts
+from doctor.facts import Filesystem, GpuFacts, HostFacts, NcclFacts, PeerLink, SoftwareFacts
 from doctor.knowledge.releases import within
 from doctor.lint.launch.kubernetes import Container, Workload
 from doctor.lint.launch.manifest import Manifest
@@ -57,7 +57,12 @@ def _shm(total: int, free: int | None = None) -> Filesystem:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    full = tuple(event for group in event_groups(job, "python.exception") for event in group.events if _is_full(event))
+    full = tuple(
+        event
+        for group in event_groups(job, "python.exception")
+        for event in group.events
+        if "[Errno 28]" in event.text and any(frame.file.endswith(_SHARING) for frame in event.frames)
+    )
     if full and not is_logged(job, "shm.full"):
         yield finding_from_logs(
             EventGroup(full[0].kind, full),
@@ -100,11 +105,6 @@ _CONSEQUENCES = ("DATA012", "MEM012")
 
 
 _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "multiprocessing/reductions.py")
-
-
-def _is_full(event: Event) -> bool:
-    """Whether a disk was full at a place where only /dev/shm is written."""
-    return "[Errno 28]" in event.text and any(frame.file.endswith(_SHARING) for frame in event.frames)
 
 
 @check(

@@ -111,7 +111,9 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
         yield Skip("torch is not installed")
     for torch, identical in builds:
         lacking = [
-            name for name in _asked(identical) if name in BUILT_IN and torch.backends and name not in torch.backends
+            name
+            for name in re.findall(r"(?:^|[,:])\s*([a-z0-9_]+)\s*(?=,|$)", backend_asked(identical) or "")
+            if name in BUILT_IN and torch.backends and name not in torch.backends
         ]
         without_cuda = not torch.cuda and not torch.hip and processor_asked(identical) is None
         missing = identical.missing(GpuFacts)
@@ -122,11 +124,6 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
         elif without_cuda and missing and missing.lack is not MissingReason.ABSENT:
             words = f"torch {torch.version} is built without CUDA, and whether there are GPUs can't be seen"
             yield Unknown(f"{words}: {missing.reason}", identical.ranks, missing.unhide)
-
-
-def _asked(identical: IdenticalRanks) -> list[str]:
-    """Names in ``nccl`` or ``cpu:gloo,cuda:nccl``."""
-    return re.findall(r"(?:^|[,:])\s*([a-z0-9_]+)\s*(?=,|$)", backend_asked(identical) or "")
 
 
 def _has_gpus(identical: IdenticalRanks) -> bool:

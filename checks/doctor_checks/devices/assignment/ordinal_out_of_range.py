@@ -37,7 +37,6 @@ from doctor.lint.launch.process_launches import (
     visible_devices,
 )
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.lint.launch.slurm_batch import Allocation
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing import Fails, Passes, healthy, logged, running
 from doctor.testing.script_cases import shell_fails, shell_passes
@@ -332,7 +331,10 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
             yield _violation(start.launch.place, ranks, len(listed.split(",")), f"--{option} {listed}")
         return
     if isinstance(file, ShellFile) and file.allocation is not None:
-        yield from _judge_allocation(start, start.step or file.allocation, ranks)
+        given = start.step or file.allocation
+        gpus = given.gpus_per_node
+        if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
+            yield _violation(start.launch.place, ranks, gpus, "the job asks for")
 
 
 def _devices(start: ProcessLaunch) -> int | None:
@@ -341,13 +343,6 @@ def _devices(start: ProcessLaunch) -> int | None:
         return None
     on_processor = trainer_option(start.launch, "accelerator") == "cpu" or "trainer=ddp_sim" in start.launch.arguments
     return None if on_processor else whole_number(trainer_option(start.launch, "devices"))
-
-
-def _judge_allocation(start: ProcessLaunch, given: Allocation, ranks: int) -> Iterator[Violation]:
-    """One launcher on each host; several share the host's GPUs."""
-    gpus = given.gpus_per_node
-    if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
-        yield _violation(start.launch.place, ranks, gpus, "the job asks for")
 
 
 def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:

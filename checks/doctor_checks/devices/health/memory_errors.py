@@ -8,7 +8,7 @@ from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, shares_b
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of
+from doctor_checks.devices._xid_events import logged_xids, xids_of
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -99,7 +99,11 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
         if note := hidden_of_gpus(local, "ecc_volatile_uncorrected", "remap_failed", "retired_pages_pending"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         for reported in xids_of(local, {"memory"}):
-            yield _from_log(local, reported, sick)
+            # An Xid from before this job is past where the counters are clean again: they start anew with a reset.
+            gpus = local.find(GpuFacts)
+            uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
+            severity = Severity.ERROR if reported.recent else Severity.WARNING if sick or uncounted else Severity.INFO
+            yield reported.finding(local, severity if reported.ranks else Severity.INFO)
 
 
 def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> list[str]:
@@ -141,11 +145,3 @@ def _finding(local: LocalRanks, share: GpuSharers, faults: list[str]) -> Finding
         severity=None if share.ranks else Severity.INFO,
         explains=("GPU010", "GPU019"),
     )
-
-
-def _from_log(local: LocalRanks, reported: XidReport, sick: set[str]) -> Finding:
-    """An Xid from before this job is past where the counters are clean again: they start anew with a reset."""
-    gpus = local.find(GpuFacts)
-    uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
-    severity = Severity.ERROR if reported.recent else Severity.WARNING if sick or uncounted else Severity.INFO
-    return reported.finding(local, severity if reported.ranks else Severity.INFO)

@@ -122,7 +122,8 @@ def xid_reported(job: Job) -> Iterator[Verdict]:
     """
     judged = [local for local in job.by_host() if local.find(KernelLogFacts) or _has_gpus(local)]
     if not judged:
-        yield Skip(_why_none(job))
+        reasons = (host.missing(GpuFacts) for host in job.hosts)
+        yield Skip(next((one.reason for one in reasons if one and one.lack is MissingReason.UNMEASURED), "no GPU"))
     for local in judged:
         missing = local.hosts[0].missing(KernelLogFacts)
         if missing:
@@ -134,12 +135,6 @@ def xid_reported(job: Job) -> Iterator[Verdict]:
 def _has_gpus(local: LocalRanks) -> bool:
     missing = local.hosts[0].missing(GpuFacts)
     return missing is None or missing.lack not in (MissingReason.ABSENT, MissingReason.UNMEASURED)
-
-
-def _why_none(job: Job) -> str:
-    """Nothing of a host that only logs tell of was read."""
-    reasons = (host.missing(GpuFacts) for host in job.hosts)
-    return next((one.reason for one in reasons if one and one.lack is MissingReason.UNMEASURED), "no GPU")
 
 
 def _severity(reported: XidReport) -> Severity:

@@ -49,7 +49,9 @@ _EFA = RdmaFacts(
 def _of_libfabric(job: Job) -> Iterator[Finding]:
     """A failed plugin; if NCCL falls back to another network, it costs speed between hosts only."""
     for group in event_groups(job, "nccl.ofi_failed"):
-        fallen_back = _goes_by_sockets(job)
+        fallen_back = any(
+            group.value("net") in ("Socket", "IB") for group in event_groups(job, "nccl.net.using", by=("net",))
+        )
         yield finding_from_logs(
             group,
             f"the plug-in for EFA and libfabric can't be used: {group.value('what')}",
@@ -60,11 +62,6 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             "libfabric must be of one release.",
             symptoms=not fallen_back,
         )
-
-
-def _goes_by_sockets(job: Job) -> bool:
-    """Whether NCCL found another network after all."""
-    return any(group.value("net") in ("Socket", "IB") for group in event_groups(job, "nccl.net.using", by=("net",)))
 
 
 @check(
@@ -161,7 +158,8 @@ def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
         span = readable_interfaces(plugin.kind, release_of(release))
         if plugin.path is None or plugin.error or span is None or not plugin.symbols:
             continue
-        offered = _interfaces(plugin)
+        pattern = _SYMBOLS[plugin.kind]
+        offered = sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
         if not any(span[0] <= version <= span[1] for version in offered):
             has = ", ".join(f"v{version}" for version in offered) or "no such interface"
             yield Finding(
@@ -170,11 +168,6 @@ def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
                 evidence={"path": plugin.path, "interfaces": list(plugin.symbols), "nccl": release},
                 fix=f"install a plug-in for NCCL {release}, or `export {VARIABLES[plugin.kind]}=none`",
             )
-
-
-def _interfaces(plugin: NcclPlugin) -> list[int]:
-    pattern = _SYMBOLS[plugin.kind]
-    return sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
 
 
 def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:

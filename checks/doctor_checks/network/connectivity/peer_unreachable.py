@@ -87,7 +87,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(
         job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")
     ):
-        if set_up_after(job, group.events[-1]) or _is_single_retry(group):
+        if set_up_after(job, group.events[-1]) or (
+            all("retrying" in event.text for event in group.events) and sum(event.count for event in group.events) < 2
+        ):
             continue
         yield _logged_finding(job, group)
     for group in event_groups(job, "nccl.recv_fail", "host.ssh_failed", by=("host", "err")):
@@ -97,10 +99,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         for group in event_groups(job, "gloo.mesh"):
             yield _logged_finding(job, group)
         yield from _by_result(job)
-
-
-def _is_single_retry(group: EventGroup) -> bool:
-    return all("retrying" in event.text for event in group.events) and sum(event.count for event in group.events) < 2
 
 
 def _logged_finding(job: Job, group: EventGroup) -> Finding:
@@ -397,13 +395,10 @@ def _outcomes(job: Job) -> _Outcomes:
         for attempt in reach.attempts:
             if attempt.purpose == "peer":
                 for host in identical.hosts:
-                    _note(outcomes, _DialedPath(host, attempt.peer, attempt.library), attempt.outcome)
+                    way = _DialedPath(host, attempt.peer, attempt.library)
+                    if way.first != way.second and outcomes.get(way) != "open":
+                        outcomes[way] = attempt.outcome
     return outcomes
-
-
-def _note(outcomes: _Outcomes, way: _DialedPath, outcome: str) -> None:
-    if way.first != way.second and outcomes.get(way) != "open":
-        outcomes[way] = outcome
 
 
 def _ranks_by_host(job: Job) -> dict[str, tuple[int, ...]]:

@@ -28,7 +28,8 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gloo.noaddr"):
         value = gloo_name_refused(group.first) or ""
-        name = _cut_short(job, value)
+        names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
+        name = next((name for name in names if value and name != value and name.startswith(value)), None)
         if looks_like_nccl_syntax(value) or name:
             yield finding_from_logs(
                 group,
@@ -37,12 +38,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 confidence=0.95,
                 explains=("NET007",),
             )
-
-
-def _cut_short(job: Job, value: str) -> str | None:
-    """The interface of which it is the beginning, as NCCL would take it."""
-    names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
-    return next((name for name in names if value and name != value and name.startswith(value)), None)
 
 
 @check(

@@ -30,7 +30,6 @@ from doctor.api import (
 from doctor.facts import (
     Address,
     EnvironmentFacts,
-    Event,
     Interface,
     InterfaceFacts,
     MasterFacts,
@@ -59,7 +58,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     """A link that went down and did not come up again, in a job that lost its connections."""
     for group in event_groups(job, "host.link_down", by=("if",)):
         last, name = group.events[-1], group.value("if")
-        if _came_back(job, last, name) or not any(one.kind in _LOST for one in events_after(job, group.first)):
+        came_back = any(one.kind == "host.link_up" and one.value("if") == name for one in events_after(job, last))
+        if came_back or not any(one.kind in _LOST for one in events_after(job, group.first)):
             continue
         yield finding_from_logs(
             group,
@@ -87,10 +87,6 @@ _LOST = (
     "nccl.ib_wc",
 )
 """What ranks say that can't talk to one another any more."""
-
-
-def _came_back(job: Job, event: Event, name: str | None) -> bool:
-    return any(one.kind == "host.link_up" and one.value("if") == name for one in events_after(job, event))
 
 
 @check(

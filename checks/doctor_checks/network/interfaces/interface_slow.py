@@ -67,16 +67,15 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
             yield Unknown(f"{interface.name} does not tell its speed", identical.ranks, f"ethtool {interface.name}")
             continue
         taken = {endpoint.interface.name for endpoint in choice.endpoints}
-        faster = _faster(interface.speed * times_faster, interfaces, taken)
+        idle = [
+            one
+            for one in good_interfaces(interfaces)
+            if one.name not in taken and (one.speed or 0) >= (interface.speed * times_faster)
+        ]
+        faster = max(idle, key=lambda one: one.speed or 0, default=None)
         if faster is not None or interface.speed < least_speed:
             found.append(_finding(interface, interface.speed, faster, choice.variable, interfaces, identical))
     yield from merge(found)
-
-
-def _faster(least: float, interfaces: InterfaceFacts, taken: set[str]) -> Interface | None:
-    """The fastest interface that is up, has an address and is not in use."""
-    idle = [one for one in good_interfaces(interfaces) if one.name not in taken and (one.speed or 0) >= least]
-    return max(idle, key=lambda one: one.speed or 0, default=None)
 
 
 def _finding(

@@ -81,7 +81,10 @@ def _by_choice(job: Job) -> Iterator[Finding]:
         words, last = leads_nowhere(name, address), group.events[-1]
         if words is None or set_up_after(job, last):
             continue
-        if spans_hosts(job) or _is_tried_in_vain(job, address):
+        failed = event_groups(job, "net.peer.connect_failed", by=_TARGETS)
+        if spans_hosts(job) or any(
+            _target(group) == address and "efused" not in (group.value("err") or "") for group in failed
+        ):
             yield finding_from_logs(
                 group,
                 f"NCCL uses {name} ({address}), {words}: other hosts can't reach it",
@@ -90,12 +93,6 @@ def _by_choice(job: Job) -> Iterator[Finding]:
                 fix=_FIX,
                 explains=("NET008", "NET013", "NET010"),
             )
-
-
-def _is_tried_in_vain(job: Job, address: str | None) -> bool:
-    """Whether a connection to that address failed without a refusal by an ended process."""
-    failed = event_groups(job, "net.peer.connect_failed", by=_TARGETS)
-    return any(_target(group) == address and "efused" not in (group.value("err") or "") for group in failed)
 
 
 def _by_attempts(job: Job) -> Iterator[Finding]:

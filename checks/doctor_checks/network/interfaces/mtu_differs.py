@@ -167,28 +167,17 @@ def _judge(members: list[_InterfaceMtu], parted: MajoritySplit, lost: list[tuple
         "full_size_lost": [f"{first} -> {second}" for first, second in lost[:8]],
     }
     if lost:
-        hosts = _most_affected(lost)
+        counts = Counter(host for pair in lost for host in set(pair))
+        hosts = {host for host, count in counts.items() if count == len(lost)} or set(counts)
         affected = [member for member in members if hosts.intersection(member.identical.hosts)]
         blamed = affected if parted.drifted else odd or affected
         text = f"full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
         more = f" and {len(lost) - 1} more pairs" if len(lost) > 1 else ""
-        yield Finding(
-            text + more, ranks=_ranks(blamed), severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES
-        )
+        ranks = tuple(sorted(rank for member in blamed for rank in member.identical.ranks))
+        yield Finding(text + more, ranks, severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES)
     elif odd and parted.expected:
         deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
         yield deviation.finding(parted.odd, evidence)
     elif odd:
         words = ", ".join(f"{len(ranks)} ranks with {size}" for size, ranks in parted.groups[:4])
         yield Finding(f"the training interfaces differ in MTU: {words} bytes", ranks=parted.odd, evidence=evidence)
-
-
-def _most_affected(pairs: list[tuple[str, str]]) -> set[str]:
-    """The host that all pairs share; both ends where there is none."""
-    counts = Counter(host for pair in pairs for host in set(pair))
-    shared = {host for host, count in counts.items() if count == len(pairs)}
-    return shared or set(counts)
-
-
-def _ranks(members: list[_InterfaceMtu]) -> tuple[int, ...]:
-    return tuple(sorted(rank for member in members for rank in member.identical.ranks))

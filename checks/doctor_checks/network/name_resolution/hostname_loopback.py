@@ -175,9 +175,12 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
     sick = [
         (name, identical)
         for host, identical in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts))
-        if (name := _own_name(host)) is not None and name.addresses and all(map(is_loopback, name.addresses))
+        if (name := next((name for name in host.names if name.role == "hostname"), None)) is not None
+        and name.addresses
+        and all(map(is_loopback, name.addresses))
     ]
-    advertised = {host for name, identical in sick if _goes_by_name(identical) for host in _machines(identical)}
+    by_name = [identical for _, identical in sick if _goes_by_name(identical)]
+    advertised = {rank.host.machine for identical in by_name for rank in identical.members}
     groups: dict[Severity, list[tuple[NameLookup, IdenticalRanks]]] = {}
     for name, identical in sick:
         severity = _severity(job.is_multi_host, len(advertised), _goes_by_name(identical))
@@ -196,18 +199,10 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
         )
 
 
-def _own_name(host: HostFacts) -> NameLookup | None:
-    return next((name for name in host.names if name.role == "hostname"), None)
-
-
 def _goes_by_name(identical: IdenticalRanks) -> bool:
     """Whether Gloo would take the address of the host's name on these ranks."""
     environment = identical.find(EnvironmentFacts)
     return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
-
-
-def _machines(identical: IdenticalRanks) -> set[object]:
-    return {rank.host.machine for rank in identical.members}
 
 
 def _severity(multi_host: bool, advertised: int, by_name: bool) -> Severity:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from doctor.analysis.interface_choice import is_loopback
 from doctor.analysis.logs.event_timeline import set_up_after, spans_hosts
 from doctor.api import (
-    EventGroup,
     FileFails,
     FilePasses,
     Finding,
@@ -52,11 +51,6 @@ _OWN_NAME = MasterFacts(address="node0", port=29500, resolved=("127.0.1.1",), is
 _LOOPBACK = ("localhost", "ip6-localhost", "127.0.0.1", "::1", "[::1]")
 
 
-def _host_of(group: EventGroup) -> str | None:
-    """The host of torchrun's rendezvous."""
-    return (group.value("value") or "").rpartition(":")[0] if group.value("key") == "rdzv_endpoint" else None
-
-
 def _from_logs(job: Job) -> Iterator[Finding]:
     """A loopback master of a job of several hosts that did not start; on one host it is right."""
     if not spans_hosts(job):
@@ -64,7 +58,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     kinds = ("torch.store.connect_timeout", "torch.store.connect_fail", "torch.store.validate", "launch.master_given")
     gone_wrong = is_logged(job, *kinds[:3], "elastic.rdzv_timeout", "elastic.rdzv_connect", "torch.store.clients")
     for group in event_groups(job, *kinds, "elastic.launch", by=("host", "host2", "value")):
-        target = group.value("host", "host2") or _host_of(group)
+        target = group.value("host", "host2") or (
+            (group.value("value") or "").rpartition(":")[0] if group.value("key") == "rdzv_endpoint" else None
+        )
         if target in _LOOPBACK and gone_wrong and not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
@@ -261,7 +257,9 @@ def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
     scheduler's host list.
     """
     starts = list(starts_of(file))
-    if not _plays_hosts(starts):
+    numbers = [rank_of_host(start.launch) for start in starts if (hosts_of(start.launch) or 1) > 1]
+    told = {number for number in numbers if number is not None and number.isdigit()}
+    if len(told) < 2:
         for start in starts:
             yield from _judge_agent(start) if start.is_agent else _judge_task(start)
     if isinstance(file, Manifest):
@@ -269,13 +267,6 @@ def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
             yield from _judge_config(root)
         for job in file.workloads:
             yield from _judge_pods(job)
-
-
-def _plays_hosts(starts: list[ProcessLaunch]) -> bool:
-    """Whether the hosts of one job are started side by side on this one."""
-    numbers = [rank_of_host(start.launch) for start in starts if (hosts_of(start.launch) or 1) > 1]
-    told = {number for number in numbers if number is not None and number.isdigit()}
-    return len(told) > 1
 
 
 def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:

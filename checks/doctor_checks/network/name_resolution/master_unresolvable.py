@@ -33,16 +33,16 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     that the name is unknown.
     """
     for group in event_groups(job, "torch.store.gai", by=("host",)):
-        if not set_up_after(job, group.events[-1]) and not _is_own(group) and group.value("host") != "localhost":
+        if (
+            not set_up_after(job, group.events[-1])
+            and not any(names_itself(event, group.value("host")) for event in group.events)
+            and group.value("host") != "localhost"
+        ):
             yield _unknown(group, group.value("host"), 0.9)
     for name in names_unknown(job):
         if not name.own and not set_up_after(job, name.event):
             sure = 0.6 if "gaierror" in name.event.text else 0.85
             yield _unknown(EventGroup(name.event.kind, (name.event,)), name.name, sure, name.error)
-
-
-def _is_own(group: EventGroup) -> bool:
-    return any(names_itself(event, group.value("host")) for event in group.events)
 
 
 def _unknown(group: EventGroup, name: str | None, confidence: float, error: str | None = None) -> Finding:

@@ -43,7 +43,13 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
     """
     found = []
     for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
-        if rdma.peer_memory or not gpus.gpus or not active_rdma_ports(rdma) or _is_elastic_fabric(rdma):
+        # EFA reaches GPU memory by its own driver.
+        if (
+            rdma.peer_memory
+            or not gpus.gpus
+            or not active_rdma_ports(rdma)
+            or all(device.driver == "efa" for device in rdma.devices)
+        ):
             continue
         nccl = identical.find(NcclFacts)
         switched_off = nccl is not None and parse_nccl_integer(nccl.get("NCCL_DMABUF_ENABLE"), 1) == 0
@@ -67,8 +73,3 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
             )
         )
     yield from merge(found)
-
-
-def _is_elastic_fabric(rdma: RdmaFacts) -> bool:
-    """EFA reaches GPU memory by its own driver."""
-    return all(device.driver == "efa" for device in rdma.devices)

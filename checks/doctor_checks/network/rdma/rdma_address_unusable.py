@@ -72,12 +72,6 @@ def _job(hosts: int, index: str | None = None) -> JobBuilder:
     return sketch if index is None else sketch.environ(NCCL_IB_GID_INDEX=index)
 
 
-def _rails(host: int, first: int, second: int) -> RdmaFacts:
-    """Two RoCE cards on the rails 10.<first>.x and 10.<second>.x."""
-    one, other = _roce(host, rail=first).devices[0], _roce(host, rail=second).devices[0]
-    return RdmaFacts(devices=(one, RdmaDevice("mlx5_1", other.ports, has_uverbs=True)), verbs_library=True)
-
-
 def _crossed() -> JobBuilder:
     """Three hosts with two rails; on the last one the cards are swapped."""
     sketch = healthy(3, 1)
@@ -86,7 +80,9 @@ def _crossed() -> JobBuilder:
             Interface(f"ens{rail}", addresses=(Address("inet", f"10.{rail}.0.{host + 1}", 16),)) for rail in (1, 2)
         )
         name = (f"node{host}",)
-        sketch = sketch.put(_rails(host, first, second), hosts=name)
+        one, other = _roce(host, rail=first).devices[0], _roce(host, rail=second).devices[0]
+        devices = (one, RdmaDevice("mlx5_1", other.ports, has_uverbs=True))
+        sketch = sketch.put(RdmaFacts(devices=devices, verbs_library=True), hosts=name)
         sketch = sketch.alter(InterfaceFacts, hosts=name, interfaces=lambda old, cards=cards: (*old, *cards))
     return sketch
 

@@ -16,7 +16,6 @@ from doctor.api import (
     Finding,
     Host,
     Job,
-    LocalRanks,
     Scope,
     Severity,
     Verdict,
@@ -97,7 +96,9 @@ _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.ib_wc"):
         states = {*group.values("status"), *group.values("status2")}
-        if RETRIES_EXCEEDED in states and (has_worked(job, group.first) or _is_infiniband(job)):
+        lists = [group.value("list") or "" for group in event_groups(job, "nccl.net.ib_using", by=("list",))]
+        is_infiniband = bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
+        if RETRIES_EXCEEDED in states and (has_worked(job, group.first) or is_infiniband):
             yield _silent(group)
         elif states == {FLUSHED}:
             yield _flushed(group)
@@ -149,12 +150,6 @@ FLUSHED = "5"
 """IBV_WC_WR_FLUSH_ERR."""
 RETRIES_EXCEEDED = "12"
 """IBV_WC_RETRY_EXC_ERR (libibverbs/verbs.h)."""
-
-
-def _is_infiniband(job: Job) -> bool:
-    """Whether the ports in use are InfiniBand, which needs no choice of a GID."""
-    lists = [group.value("list") or "" for group in event_groups(job, "nccl.net.ib_using", by=("list",))]
-    return bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
 
 
 @check(
@@ -260,17 +255,12 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
 
 def _ports(job: Job) -> Iterator[_ObservedRdmaPort]:
     for local in job.by_host():
-        rdma, named = local.find(RdmaFacts), _named(local)
+        nccl = local.members[0].find(NcclFacts)
+        wanted = nccl_device_list(nccl.get("NCCL_IB_HCA") if nccl else None)
+        rdma, named = local.find(RdmaFacts), {entry for entry, _ in wanted.entries if not wanted.exclude}
         for device in rdma.devices if rdma else ():
             for port in device.ports:
                 yield _ObservedRdmaPort(local.hosts[0], local.ranks, device, port, device.name in named)
-
-
-def _named(local: LocalRanks) -> frozenset[str]:
-    """The devices that NCCL_IB_HCA names in full on the first rank of the host."""
-    nccl = local.members[0].find(NcclFacts)
-    wanted = nccl_device_list(nccl.get("NCCL_IB_HCA") if nccl else None)
-    return frozenset() if wanted.exclude else frozenset(entry for entry, _ in wanted.entries)
 
 
 def _states(worked: Job) -> Iterator[tuple[Hashable, bool]]:

@@ -32,14 +32,18 @@ _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     """Sockets between hosts with InfiniBand: `ib0`, NCCL_IB_HCA or NCCL_IB_DISABLE shows it."""
-    if not spans_hosts(job) or not _is_by_sockets(job):
+    if not spans_hosts(job) or not any(
+        group.value("net") == "Socket" for group in event_groups(job, "nccl.net.using", by=("net",))
+    ):
         return
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:
         yield _logged_finding(switched[0], "NCCL_IB_DISABLE turns RDMA off: traffic between hosts goes by sockets", 0.7)
         return
     for group in event_groups(job, "nccl.net.ib_none"):
-        if _has_fabric(job):
+        names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
+        named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
+        if any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named:
             yield _logged_finding(
                 group, "NCCL finds no RDMA device on hosts that have InfiniBand, and goes by sockets", 0.8
             )
@@ -50,21 +54,10 @@ def _logged_finding(group: EventGroup, summary: str, confidence: float) -> Findi
     return finding_from_logs(group, summary, confidence=confidence, symptoms=False)
 
 
-def _is_by_sockets(job: Job) -> bool:
-    return any(group.value("net") == "Socket" for group in event_groups(job, "nccl.net.using", by=("net",)))
-
-
 def _switches_off(group: EventGroup) -> bool:
     """NCCL reads a number: `true` turns nothing off."""
     value = group.value("value") or ""
     return group.value("env") == "NCCL_IB_DISABLE" and (parse_nccl_integer(value, 0) or 0) != 0
-
-
-def _has_fabric(job: Job) -> bool:
-    """Whether the log shows an interface over InfiniBand, or selected devices."""
-    names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
-    named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
-    return any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named
 
 
 @check(

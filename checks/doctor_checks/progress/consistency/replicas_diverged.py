@@ -175,7 +175,8 @@ def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
     """The checksums by step or batch and part that two ranks or more have, oldest first."""
     found: dict[tuple[int, str], dict[int, Checksum]] = {}
     for rank in ranks:
-        for one in _checksums(rank):
+        replica = rank.find(ReplicaFacts)
+        for one in replica.checksums if replica else ():
             if one.counted == counted:
                 found.setdefault((one.step, one.part), {})[rank.number] = one
     for (step, part), sums in sorted(found.items()):
@@ -221,11 +222,6 @@ _RECENT = 4
 
 def _ranks_of(one: _Compared) -> frozenset[int]:
     return frozenset(rank for group in one.split.groups for rank in group.ranks)
-
-
-def _checksums(rank: Rank) -> tuple[Checksum, ...]:
-    replica = rank.find(ReplicaFacts)
-    return replica.checksums if replica else ()
 
 
 def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: list[_Compared]) -> Finding:

@@ -55,21 +55,22 @@ class BusyRank(NamedTuple):
 
 def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
     """The work that most probably caused a timeout, if the log shows both."""
-    waits = _waits(evidence)
+    raised = (one for one in evidence.of(EXCEPTION) if nature_of_exception(one) == "timeout")
+    waits = (*evidence.of(*_TIMEOUTS), *raised)
     firsts = tuple(one for one in evidence.of(EXCEPTION) if any(frame.function in _FIRST for frame in one.frames))
     found = [*_by_bars(evidence, waits, firsts), *_by_first(waits, firsts), *_by_messages(evidence, waits)]
     return max(found, key=lambda busy: busy.confidence, default=None)
 
 
-def _waits(evidence: LogEvidence) -> tuple[Event, ...]:
-    raised = (one for one in evidence.of(EXCEPTION) if nature_of_exception(one) == "timeout")
-    return (*evidence.of(*_TIMEOUTS), *raised)
-
-
 def _by_bars(evidence: LogEvidence, waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[BusyRank]:
     limit = _limit(waits)
     before = _seconds_before(evidence)
-    for bar in _last_bars(evidence):
+    newest: dict[tuple[str, int | None, str], Event] = {}
+    for event in sorted(evidence.of(*BARS), key=lambda bar: (bar.line, seconds_of(bar.value("elapsed") or "") or 0)):
+        newest[event.file, event.rank, event.value("words") or ""] = event
+    for bar in newest.values():
+        if bar.value("percent") == "100" or bar.value("left") == "00:00":
+            continue
         seconds = seconds_of(bar.value("elapsed") or "")
         sure = _confidence(seconds, before, limit, bool(waits), bool(firsts)) if seconds is not None else 0.0
         if sure:
@@ -100,13 +101,6 @@ def _seconds_before(evidence: LogEvidence) -> float:
         if bar.value("percent") == "100"
     }
     return sum(done.values())
-
-
-def _last_bars(evidence: LogEvidence) -> list[Event]:
-    newest: dict[tuple[str, int | None, str], Event] = {}
-    for event in sorted(evidence.of(*BARS), key=lambda bar: (bar.line, seconds_of(bar.value("elapsed") or "") or 0)):
-        newest[event.file, event.rank, event.value("words") or ""] = event
-    return [event for event in newest.values() if event.value("percent") != "100" and event.value("left") != "00:00"]
 
 
 def _by_first(waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[BusyRank]:

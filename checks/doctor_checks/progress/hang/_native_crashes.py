@@ -66,19 +66,15 @@ def _is_outlived(evidence: LogEvidence, end: Event) -> bool:
 def _is_consequence(evidence: LogEvidence, end: Event) -> bool:
     """Whether a process aborted itself because its peers were lost or late; a crash never is a consequence."""
     if end.kind == _TERMINATE:
-        return _nature_of_thrown(evidence, end) != "own" or _lost_before(evidence)
+        thrown = end.value("type") or ""
+        kind = "RuntimeError" if thrown.startswith(("c10::", "torch::", "gloo::")) else thrown
+        return nature_of(Failure(kind, _what(evidence, end))) != "own" or _lost_before(evidence)
     return end.kind == _SIGNAL and end.value("what") == "Aborted" and _lost_before(evidence)
 
 
 def _lost_before(evidence: LogEvidence) -> bool:
     natures = (nature_of_exception(one) for one in exceptions(evidence))
     return bool(evidence.of(*TIMED_OUT, *LOST_PEERS)) or any(nature in ("timeout", "peer") for nature in natures)
-
-
-def _nature_of_thrown(evidence: LogEvidence, end: Event) -> str:
-    thrown = end.value("type") or ""
-    kind = "RuntimeError" if thrown.startswith(("c10::", "torch::", "gloo::")) else thrown
-    return nature_of(Failure(kind, _what(evidence, end)))
 
 
 def _what(evidence: LogEvidence, end: Event) -> str:

@@ -193,6 +193,9 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
     parted = split_values({rank: call.call if differ else call for rank, call in calls.items()})
     number = next((call.sequence for call in calls.values() if call.sequence), "")
     batches = differ_in_first_size(calls)
+    operations = {call.operation for call in calls.values()}
+    others = {call.operation for rank, call in calls.items() if rank != 0}
+    is_of_zero = 0 in calls and len(operations) == 2 and len(others) == 1 and calls[0].operation not in others
     return finding_from_logs(
         EventGroup(events[0].kind, events),
         "; ".join(f"{ranks_in_words(group.ranks)}: {calls[group.ranks[0]].text}" for group in reversed(parted.groups))
@@ -200,16 +203,9 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
         + (_TIE if parted.even and len(calls) > 1 else ""),
         ranks=parted.odd or tuple(sorted(calls)),
         evidence={"calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]}, "batches_differ": batches},
-        fix=_BATCHES if batches else _fix_of_printed(calls),
+        fix=_BATCHES if batches else _fix("size" if len(operations) == 1 else "") + (_OF_RANK_ZERO * is_of_zero),
         confidence=sure,
     )
-
-
-def _fix_of_printed(calls: Mapping[int, PrintedCollective]) -> str:
-    operations = {call.operation for call in calls.values()}
-    others = {call.operation for rank, call in calls.items() if rank != 0}
-    is_of_zero = 0 in calls and len(operations) == 2 and len(others) == 1 and calls[0].operation not in others
-    return _fix("size" if len(operations) == 1 else "") + (_OF_RANK_ZERO if is_of_zero else "")
 
 
 _BATCHES = (
@@ -329,9 +325,12 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     where = _at(odd.site) if odd.key == others.key else ""
     first = mine if where else f"{mine}{_at(odd.site)}"
     second = theirs if where else f"{theirs}{_at(others.site)}"
+    place = found.first.place if found.first else ""
+    which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
+    text = "; ".join(part for part in (which, place) if part)
     return Finding(
         f"{ranks_in_words(odd.ranks)}: {first}; {ranks_in_words(others.ranks)}: {second}{where}"
-        + _number(found, divergence)
+        + (f" ({text})" if text else "")
         + (f"; Gloo aborted {ranks_in_words(found.ending.ranks)} for it" if found.ending else "")
         + (_TIE if divergence.is_even else ""),
         ranks=found.ranks,
@@ -386,14 +385,6 @@ _SILENT = {
 
 def _shaped(entry: Collective) -> str:
     return " as " + ", ".join(" x ".join(map(str, sizes)) for sizes in entry.input_sizes)
-
-
-def _number(found: Diagnosis, divergence: Divergence) -> str:
-    """`` (number 140 of the default group; training, epoch 1, batch 40)``."""
-    place = found.first.place if found.first else ""
-    which = f"number {divergence.sequence} of {found.states.name_of(divergence.group)}" if divergence.sequence else ""
-    text = "; ".join(part for part in (which, place) if part)
-    return f" ({text})" if text else ""
 
 
 def _call_in_words(entry: Collective) -> str:

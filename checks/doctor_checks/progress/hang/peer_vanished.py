@@ -63,9 +63,13 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
 
 def _finding(job: Job, evidence: LogEvidence, lost: tuple[Event, ...]) -> Finding:
     group = EventGroup(lost[0].kind, lost)
-    cause = _cause(job, lost)
+    first = first_trouble(job)
+    places = {(event.file, event.line) for event in lost}
+    cause = first if first is not None and (first.file, first.line) not in places else None
     peaceful = LaterEvents(evidence).is_peaceful
     who = ranks_in_words(group.ranks) if group.ranks else "ranks"
+    found = diagnose_stall(job)
+    is_diagnosed = found is not None and not (found.ending is not None and found.ending.nature == "peer")
     return finding_from_logs(
         group,
         f"{who} lost a peer or the store"
@@ -77,19 +81,8 @@ def _finding(job: Job, evidence: LogEvidence, lost: tuple[Event, ...]) -> Findin
             else ": another rank ended before, and why is not told here"
         ),
         evidence={"first_trouble": line_of(cause) if cause else None},
-        severity=Severity.INFO if peaceful or cause or _is_diagnosed(job) else Severity.WARNING,
+        severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,
         confidence=0.7,
         symptoms=False,
         fix="" if cause is None else "See the first error; these lines follow from it.",
     )
-
-
-def _cause(job: Job, lost: tuple[Event, ...]) -> Event | None:
-    first = first_trouble(job)
-    places = {(event.file, event.line) for event in lost}
-    return first if first is not None and (first.file, first.line) not in places else None
-
-
-def _is_diagnosed(job: Job) -> bool:
-    found = diagnose_stall(job)
-    return found is not None and not (found.ending is not None and found.ending.nature == "peer")

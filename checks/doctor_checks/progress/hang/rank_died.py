@@ -310,6 +310,8 @@ def _finding(job: Job, found: Diagnosis, ending: RunEnd) -> Finding:
     failure = ending.failure
     line = _line(failure)
     sure = min(found.confidence, _certainty(failure))
+    events = exceptions(job.evidence) if job.evidence else ()
+    own = [line_of(event) for event in events if event.rank in ending.ranks]
     return Finding(
         _claim(found, ending),
         ranks=ending.ranks,
@@ -320,7 +322,7 @@ def _finding(job: Job, found: Diagnosis, ending: RunEnd) -> Finding:
             "consequences": list(ending.consequences[:64]),
             "others_were_in": _others_were_in(found),
             **stall_evidence(found),
-            **_lines(job, ending),
+            **({"said": own[:_SHOWN]} if own else {}),
         },
         fix=_fix(found, ending),
         # A lost peer, or a general NCCL error, in a log is a failure without its cause.
@@ -346,13 +348,6 @@ def _certainty(failure: Failure | None) -> float:
 
 _CERTAINTY = {"exit code": 0.6, "SIGKILL": 0.7, "SIGSEGV": 0.85, "SIGBUS": 0.8}
 """Confidence that an error which only names how a process ended is the cause."""
-
-
-def _lines(job: Job, ending: RunEnd) -> dict[str, object]:
-    """The log lines with the errors of the ranks that ended first."""
-    events = exceptions(job.evidence) if job.evidence else ()
-    own = [line_of(event) for event in events if event.rank in ending.ranks]
-    return {"said": own[:_SHOWN]} if own else {}
 
 
 _SHOWN = 4

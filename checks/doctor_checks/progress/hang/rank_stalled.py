@@ -22,7 +22,7 @@ from doctor.api import (
     is_logged,
     ranks_in_words,
 )
-from doctor.facts import Collective, EpochEnd, Event, ProgressFacts, RecorderFacts
+from doctor.facts import Collective, EpochEnd, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_late_ranks, without_recorders
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
@@ -78,7 +78,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield from _of_named(job, group)
         return
     waited = tuple(event for group in event_groups(job, *_TIMEOUTS) for event in group.events)
-    missing = _missing_from(job, waited)
+    ran_out = {event.rank for event in waited if event.rank is not None}
+    others = tuple(sorted({rank.number for rank in job.ranks}.difference(ran_out)))
+    missing = others if len(others) < len(ran_out) else ()
     if missing:
         yield _of_the_others(job, EventGroup(waited[0].kind, waited), missing)
     elif waited:
@@ -112,13 +114,6 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
         explains=("RUN004", "RUN012", "RUN016"),
         symptoms=False,
     )
-
-
-def _missing_from(job: Job, waited: tuple[Event, ...]) -> tuple[int, ...]:
-    """The known ranks that did not time out, if most did."""
-    ran_out = {event.rank for event in waited if event.rank is not None}
-    others = tuple(sorted({rank.number for rank in job.ranks}.difference(ran_out)))
-    return others if len(others) < len(ran_out) else ()
 
 
 def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Finding:
@@ -309,7 +304,10 @@ def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
 def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     who, several = stall_ranks(found), len(found.ranks) > 1
     first = found.first
-    if found.states.is_from_dumps and not _has_dumps(found):
+    # Whether there are flight-recorder dumps, which have a version, and not only watchdog messages in logs.
+    if found.states.is_from_dumps and not any(
+        one.recorder is not None and one.recorder.version is not None for one in found.states.ranks.values()
+    ):
         return (
             f"{who} {'do' if several else 'does'} not tell of a time-out as others do{stall_waiters(found)}",
             f"See the last lines that {ranks_in_words(found.ranks)} wrote, and whether the process had ended before. "
@@ -343,11 +341,6 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
         f"On {host}: `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` tells whether it is gone, stopped (T) or blocked in "
         "the kernel (D: a driver or a file server); `dmesg -T | tail` tells of the out-of-memory killer and of Xids.",
     )
-
-
-def _has_dumps(found: Diagnosis) -> bool:
-    """Whether there are flight-recorder dumps, which have a version, and not only watchdog messages in logs."""
-    return any(one.recorder is not None and one.recorder.version is not None for one in found.states.ranks.values())
 
 
 def _elsewhere(found: Diagnosis) -> tuple[str, str]:

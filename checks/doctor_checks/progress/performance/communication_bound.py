@@ -108,7 +108,9 @@ def _cost(windows: Mapping[int, list[Window]]) -> _Cost:
 
 
 def _finding(job: Job, cost: _Cost) -> Finding:
-    size, link = _gradient_bytes(job), _slowest_link(job)
+    # The bytes of one reduction: four for each trained parameter.
+    size = max((4 * (model.trainable or model.parameters) for model, _ in job.facts(ModelFacts)), default=0)
+    link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
     against = (
         f"; the gradients ({mebibytes(size)}) take {milliseconds(ideal)} over the slowest host's link" if ideal else ""
@@ -127,11 +129,6 @@ def _finding(job: Job, cost: _Cost) -> Finding:
         fix=_fix(job, cost, ideal),
         confidence=0.5,
     )
-
-
-def _gradient_bytes(job: Job) -> int:
-    """The bytes of one reduction: four for each trained parameter."""
-    return max((4 * (model.trainable or model.parameters) for model, _ in job.facts(ModelFacts)), default=0)
 
 
 def _slowest_link(job: Job) -> float | None:

@@ -220,7 +220,9 @@ def _judge(
     persistent: float,
 ) -> Iterator[Finding]:
     lags: dict[int, list[_Lag]] = {}
-    order = _order(ranks)
+    training = next((found for rank in ranks if (found := rank.find(TrainingFacts))), None)
+    on_gpu = training is not None and (training.device or "").startswith("cuda")
+    order = WAITS_ON_GPU if on_gpu else WAITS_ON_PROCESSOR
     for step in steps:
         for rank, lag in _lags({rank: own[step] for rank, own in windows.items()}, order, share, least):
             lags.setdefault(rank, []).append(lag)
@@ -234,12 +236,6 @@ def _judge(
     if sum(map(len, slow.values())) <= len(windows) / 2:
         for part, members in slow.items():
             yield _finding(job, ranks, part, members)
-
-
-def _order(ranks: tuple[Rank, ...]) -> tuple[str, ...]:
-    training = next((found for rank in ranks if (found := rank.find(TrainingFacts))), None)
-    on_gpu = training is not None and (training.device or "").startswith("cuda")
-    return WAITS_ON_GPU if on_gpu else WAITS_ON_PROCESSOR
 
 
 def _lags(
@@ -289,7 +285,9 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     worst = max(members, key=lambda rank: members[rank].excess)
     lag, numbers = members[worst], tuple(sorted(members))
     together = correlates(job, numbers)
-    units = _units(ranks, worst)
+    sizes = {rank.number: size for rank in ranks if (size := _largest(rank)) is not None}
+    others = [size for rank, size in sizes.items() if rank != worst]
+    units = sizes.get(worst), median(others) if others else None
     who = ranks_in_words(numbers) + (f" ({together[0]})" if together else "")
     spend, their = ("spends", "its") if len(numbers) == 1 else ("spend up to", "their")
     if lag.waited >= NEAR * lag.excess:
@@ -314,13 +312,6 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
         fix=_fix(job, part, units),
         explains=("RUN005", "RUN013") if part == "data" else ("RUN013",),
     )
-
-
-def _units(ranks: tuple[Rank, ...], number: int) -> tuple[int | None, float | None]:
-    """Tokens or samples of a rank's largest recent batch, and the median of its peers."""
-    sizes = {rank.number: size for rank in ranks if (size := _largest(rank)) is not None}
-    others = [size for rank, size in sizes.items() if rank != number]
-    return sizes.get(number), median(others) if others else None
 
 
 def _largest(rank: Rank) -> int | None:
