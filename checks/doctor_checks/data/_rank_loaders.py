@@ -58,13 +58,11 @@ class PeerLoaders:
 
     @property
     def name(self) -> str:
-        """``validation loader 1``, without a number if the stage has one loader."""
         one_of_many = self.index or any(reader.loader.combined for reader in self.members)
         return f"{_NAMES.get(self.stage, self.stage)} loader" + (f" {self.index}" if one_of_many else "")
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The numbers of the ranks."""
         return tuple(reader.rank for reader in self.members)
 
     @cached_property

@@ -45,7 +45,6 @@ def _dynamic(samples: int) -> JobBuilder:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Batch sizes that ranks log."""
     for reported in event_groups(job, "data.batch_size", by=("words",)):
         sizes = {event.rank: event.value("n") for event in reported.events if event.rank is not None}
         parted = split_values(sizes)

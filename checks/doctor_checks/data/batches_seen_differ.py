@@ -58,7 +58,6 @@ def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", worl
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Exhausted loaders in logs."""
     for group in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in group.values("rank")}))
         if not 1 < job.world_size <= len(named):
@@ -158,7 +157,6 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
 
 
 def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:
-    """The recorded epochs, the oldest first."""
     batches: dict[int, dict[int, int]] = {}
     ended: dict[int, set[int]] = {}
     for reader in readers.members:

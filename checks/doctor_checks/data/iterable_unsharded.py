@@ -29,7 +29,6 @@ class _IdenticalStreams(NamedTuple):
 def _streams(
     streams: Mapping[int, str], *, workers: int = 0, stage: str = "train", sharded: bool | None = None
 ) -> JobBuilder:
-    """Ranks whose first batches contain these letters."""
     sketch = running(1, len(streams))
     for rank, letters in streams.items():
         contents = tuple(f"x{letter}-mask" for letter in letters)
@@ -153,7 +152,6 @@ def _data_set(reader: RankLoader) -> Hashable:
 
 
 def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
-    """Groups of two or more ranks with the same key; ranks with ``None`` are left out."""
     groups: dict[Hashable, list[int]] = {}
     for data_rank, key in keys.items():
         if key is not None:

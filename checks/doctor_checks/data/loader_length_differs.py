@@ -77,7 +77,6 @@ def _two_loaders(combined: str, second: Callable[[int], int]) -> JobBuilder:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Loader lengths that ranks log."""
     for group in event_groups(job, "data.length", by=("words",)):
         lengths = {event.rank: int(event.value("n") or 0) for event in group.events if event.rank is not None}
         parted = split_values(lengths)
@@ -343,7 +342,6 @@ def _listed(values: list[int], most: int = 4) -> str:
 
 
 def _what_differs(members: Iterable[RankLoader]) -> dict[str, object]:
-    """Other properties that differ between ranks and may be the cause."""
     evidence: dict[str, object] = {}
     for name in ("dataset_length", "batch_size", "limit", "drop_last", "batch_sampler"):
         found = split_values({reader.rank: getattr(reader.loader, name) for reader in members})

@@ -42,7 +42,6 @@ def _opaque(contents: dict[int, str]) -> JobBuilder:
 
 
 def _in_groups(sketch: JobBuilder) -> JobBuilder:
-    """Two pairs of ranks, the second with shards."""
     return in_a_loop(with_loader(sketch, ranks=(3,), fingerprint="f2"), (0, 1), (2, 3))
 
 
@@ -135,7 +134,6 @@ def _reads_all(reader: RankLoader) -> bool:
 
 
 def _by_data_set(data_ranks: dict[int, RankLoader]) -> list[list[tuple[int, RankLoader]]]:
-    """Groups of two or more ranks with equal datasets, as far as known."""
     groups: dict[Hashable, list[tuple[int, RankLoader]]] = {}
     for data_rank, reader in data_ranks.items():
         loader = reader.loader

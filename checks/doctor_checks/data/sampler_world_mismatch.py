@@ -27,7 +27,6 @@ def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBui
 
 
 def _of_replicas(sketch: JobBuilder) -> JobBuilder:
-    """Four ranks, two for each replica of the model."""
     for rank in range(4):
         sketch = sketch.alter(TrainingFacts, ranks=(rank,), data_parallel_size=2, data_parallel_rank=rank // 2)
     return sketch

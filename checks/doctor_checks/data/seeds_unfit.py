@@ -148,7 +148,6 @@ def _parts_in_disorder(reader: RankLoader) -> bool:
 
 
 def _is_one_data_set(data_ranks: dict[int, RankLoader]) -> bool:
-    """Whether the ranks have one dataset, as far as known."""
     loaders = [reader.loader for reader in data_ranks.values()]
     return len(loaders) > 1 and all(same_data_set(loaders[0], other) is not False for other in loaders[1:])
 

@@ -24,8 +24,6 @@ from doctor_checks.data._rank_loaders import (
 
 
 class _Drawn(NamedTuple):
-    """The samples that a data-parallel rank drew in an epoch."""
-
     data_rank: int
     reader: RankLoader
     epoch: LoaderEpoch

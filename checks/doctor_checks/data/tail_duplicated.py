@@ -65,7 +65,6 @@ def _parts(loader: Loader) -> bool:
 
 
 def _repeated(loader: Loader) -> int:
-    """The number of repeated samples in a complete evaluation."""
     sampler, samples = loader.sampler, loader.dataset_length
     if sampler is None or not sampler.pads or not sampler.replicas or not samples:
         return 0

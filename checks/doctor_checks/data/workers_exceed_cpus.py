@@ -12,8 +12,6 @@ from doctor_checks.data._rank_loaders import advice
 
 
 class _Crew(NamedTuple):
-    """A rank with the maximum number of its concurrent workers."""
-
     rank: Rank
     workers: int
     cpus: tuple[int, ...]

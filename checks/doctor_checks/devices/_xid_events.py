@@ -107,7 +107,6 @@ class LoggedXid(NamedTuple):
 
 
 def _fix(known: Xid) -> str:
-    """The recommended action for an XID, as a sentence."""
     text = ACTIONS[known.action]
     return text[0].upper() + text[1:] + "."
 

@@ -164,7 +164,6 @@ def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...])
 
 
 def _fix(name: str, text: str, option: str, better: str) -> str:
-    """A whole line to paste where the bad option is one word of the value, else what to write."""
     if not better:
         return f"mend or remove {option or 'it'} in {name}"
     entries = [entry for entry in text.split(",") if entry.strip().partition(":")[0].strip() == option]

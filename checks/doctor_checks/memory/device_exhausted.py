@@ -19,7 +19,6 @@ _WORDS = {
     "limit": "this process may use {allowed} of it at most",
     "unknown": "the numbers do not say what filled it",
 }
-"""By what the numbers say."""
 
 _FIXES = {
     "others": "`nvidia-smi` names the processes: end those that were left over, or choose another GPU; one process may "
@@ -28,12 +27,10 @@ _FIXES = {
     "fragmented": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start.",
     "limit": "Raise what torch.cuda.set_per_process_memory_fraction or the allocator's setting allows.",
 }
-"""Where it is not the fix of a demand that is too large."""
 
 _CONFIDENCE = {"unknown": 0.8}
 
 SYMPTOMS_OF_A_RANK = ("RUN001", "RUN004", "RUN012", "GPU022")
-"""What the job shows of a rank that ended so."""
 
 GIB = 1 << 30
 _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True), "forward")
@@ -111,7 +108,6 @@ def _by_snapshot(snapshot: MemorySnapshotFacts, ranks: tuple[int, ...]) -> Findi
 
 
 def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
-    """The lines of the program that hold most."""
     named = [holder for holder in snapshot.holders if holder.frame][:3]
     return [f"{place_of_frame(holder.frame)}: {mebibytes(holder.size)} in {holder.blocks} pieces" for holder in named]
 

@@ -21,7 +21,6 @@ GIB = 1 << 30
 
 
 def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> JobBuilder:
-    """A watched job; on ``ranks``, ``peak`` bytes were allocated at most, and others hold ``foreign`` of the device."""
     return running(2, 2).alter(
         RunMemoryFacts, ranks=ranks, peak_allocated=peak, allocated=peak // 2, foreign=foreign, retries=retries
     )

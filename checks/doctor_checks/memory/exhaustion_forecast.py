@@ -65,7 +65,6 @@ def _batches(*units: int, met: int, gibibytes: float = 1.0, power: int = 1, fore
 
 
 def _in_order(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
-    """Loaders whose sampler gives each rank the same part in each epoch."""
     sampler = Sampler("DistributedSampler", True, shuffle=False)
     return tuple(Loader(one.stage, one.index, length=one.length, sampler=sampler) for one in old)
 
@@ -144,16 +143,12 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
 
 
 class _RankMemoryUse(NamedTuple):
-    """A rank with its memory. ``limit``: what its allocator can have of the device."""
-
     rank: Rank
     facts: RunMemoryFacts
     limit: int
 
 
 class _Leak(NamedTuple):
-    """Growth of a rank: ``steps`` to go, from step ``now``."""
-
     holder: _RankMemoryUse
     line: TrendLine
     steps: LimitForecast
@@ -208,7 +203,6 @@ def _leak(holder: _RankMemoryUse, horizon: float) -> _Leak | None:
 
 
 def _ends_within(rank: Rank, batches: float) -> bool:
-    """Whether the run is over before so many more batches."""
     training, progress = rank.find(TrainingFacts), rank.find(ProgressFacts)
     if training is None or progress is None:
         return False
@@ -304,7 +298,6 @@ def _largest_met(holders: Sequence[_RankMemoryUse]) -> Mapping[Hashable, list[_M
 
 
 def _kept(holder: _RankMemoryUse) -> int:
-    """Bytes between two steps, by the newest sample."""
     return next((one.allocated for one in reversed(holder.facts.samples) if one.allocated is not None), 0)
 
 

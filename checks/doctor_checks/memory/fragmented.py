@@ -17,7 +17,6 @@ GIB = 1 << 30
 def _full(
     *ranks: int, peak: int, unusable: int = 0, retries: int = 0, failures: int = 0, allocator: str = "native"
 ) -> JobBuilder:
-    """A job of which ``ranks`` have reserved 78 GiB, of which ``peak`` were allocated at most."""
     return running(2, 2).alter(
         RunMemoryFacts,
         ranks=ranks,
@@ -157,7 +156,6 @@ def _finding(rank: Rank, facts: RunMemoryFacts, unused: int) -> Finding:
 
 
 def _fix(rank: Rank) -> str:
-    """Another way out where the setting is there already."""
     environment = rank.find(EnvironmentFacts)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         options, _ = allocator_options((environment.get(name) if environment else None) or "")

@@ -140,7 +140,6 @@ def _points(rank: Rank, field: str) -> list[tuple[float, float]]:
 
 
 def _free(local: LocalRanks) -> int | None:
-    """Bytes left on the host, or in its control group where that is less."""
     host = local.find(HostFacts)
     sizes = [_newest_available(rank) for rank in local.members]
     if host and host.memory_limit is not None and host.memory_used is not None:
@@ -210,7 +209,6 @@ def _evidence(growth: _Growth) -> dict[str, object]:
 
 
 def _batch_at(growth: _Growth, seconds: float) -> int | None:
-    """The batch that is trained when the memory is gone, at the pace so far."""
     facts = growth.rank.find(RunMemoryFacts)
     first = facts.samples[0] if facts else growth.newest
     if first.at is None or growth.newest.at is None or growth.newest.at <= first.at:

@@ -171,15 +171,12 @@ class _Holding(NamedTuple):
 
 
 class _Space(NamedTuple):
-    """Memory that can be full: of a host, or of its control group."""
-
     name: str
     used: int
     size: int
 
     @property
     def share(self) -> float:
-        """How full it is."""
         return self.used / self.size
 
 
@@ -215,7 +212,6 @@ def _spaces(name: str, host: HostFacts, runs: list[RunMemoryFacts]) -> list[_Spa
 
 
 def _own(child: ChildProcess) -> int:
-    """Bytes that it does not share with the rank that forked it."""
     return child.private if child.private is not None else child.memory or 0
 
 

@@ -99,7 +99,6 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
 
 
 def _beginning(rank: Rank) -> RunMemoryFacts | None:
-    """Memory of a rank on a GPU whose steps were not measured yet."""
     run = rank.find(RunMemoryFacts)
     is_known = run is not None and run.estimated_floor is not None and run.device_free is not None
     return run if run is not None and is_known and not run.samples else None

@@ -146,7 +146,6 @@ def _finding(kind: str, outlier: Outlier, role: list[_RankMemoryTotal]) -> Findi
 
 
 def _cause(kind: str, own: _RankMemoryTotal, others: list[_RankMemoryTotal]) -> str:
-    """What the numbers say: it keeps tensors, its batches are larger, or only its cache is."""
     if kind == "reserved":
         return "reserves"
     kept, usual = own.facts.allocated or 0, _median(others, "allocated") or 0
@@ -158,7 +157,6 @@ def _cause(kind: str, own: _RankMemoryTotal, others: list[_RankMemoryTotal]) -> 
 
 
 def _units(holder: _RankMemoryTotal) -> int | None:
-    """Tokens or samples of its largest batch."""
     return max((sample.units for sample in holder.facts.samples if sample.units), default=None)
 
 

@@ -52,7 +52,6 @@ _CAUSES = {
     "grows": "it grows: tensors are sent to cuda:0 in the loop",
     "tensors": "tensors too, and less than the model: something is sent to cuda:0 by hand",
 }
-"""Likely causes, by the signature that they leave."""
 
 _SIGNATURES = {
     "contexts": "bare contexts",
@@ -67,14 +66,12 @@ def _held(*pids: int, size: int = 500 * MIB) -> tuple[GpuProcess, ...]:
 
 
 def _seen_in_run(*strangers: int, size: int, foreign: int = GIB, **more: object) -> JobBuilder:
-    """A watched job of one host and four ranks; the processes of ``strangers`` hold ``size`` each of the first GPU."""
     own = GpuProcess(10_000, 31 * GIB, "python")
     held = (own, *_held(*(10_000 + rank for rank in strangers), size=size))
     return running(1, 4).alter(RunMemoryFacts, ranks=(0,), processes=held, foreign=foreign, **more)  # type: ignore[arg-type]
 
 
 def _growing(*sizes: int) -> tuple[MemorySample, ...]:
-    """The first GPU with ``sizes`` more in use than its own rank has reserved."""
     return tuple(
         MemorySample(50 * place, reserved=30 * GIB, device_used=30 * GIB + size) for place, size in enumerate(sizes, 1)
     )
@@ -136,7 +133,6 @@ def _contexts(rows: list[Event], first: Mapping[str | None, int]) -> dict[str | 
 
 
 def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: int) -> bool:
-    """Whether that process holds more of that GPU than of the first."""
     return gpu > 0 and held.get((pid, gpu), 0) > held.get((pid, 0), 0)
 
 

@@ -105,7 +105,6 @@ def _by_mps(rank: Rank) -> bool:
 
 
 def _may_be_taken(machine: LocalRanks, gpu: Gpu) -> bool:
-    """Whether a process that may be somebody else's is on it, or may be."""
     if gpu.processes is None:
         return True
     own, host_ids = process_ids(machine), sees_host_processes(machine)

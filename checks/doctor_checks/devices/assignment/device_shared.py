@@ -169,7 +169,6 @@ def device_shared(job: Job) -> Iterator[Verdict]:
 
 
 def _unclear(ranks: list[Rank]) -> Iterator[Unknown]:
-    """Ranks whose list of devices can't be put in order, by the reason."""
     reasons: dict[str, list[int]] = {}
     for rank in ranks:
         seen = visible_to(rank)
@@ -182,7 +181,6 @@ def _unclear(ranks: list[Rank]) -> Iterator[Unknown]:
 def _together(
     machine: LocalRanks, devices: Mapping[Rank, VisibleDevice | None]
 ) -> Iterator[tuple[VisibleDevice, list[Rank]]]:
-    """Devices with more than one rank."""
     by_device: dict[str, tuple[VisibleDevice, list[Rank]]] = {}
     for rank in machine.members:
         device = devices[rank]

@@ -66,7 +66,6 @@ def _allowed(rank: Rank) -> tuple[int, ...]:
 
 
 def _far(gpu: Gpu, rank: Rank, nodes: dict[int, frozenset[int]]) -> list[str]:
-    """What is remote to every processor that the rank may use."""
     allowed = set(_allowed(rank))
     far = []
     if allowed and gpu.cpus and allowed.isdisjoint(gpu.cpus):

@@ -112,7 +112,6 @@ def shared_device_oversubscribed(
 
 
 Crowd = list[tuple[Rank, RunMemoryFacts]]
-"""Ranks that train on one device, with their memory."""
 
 
 def _crowds(machine: LocalRanks) -> list[Crowd]:

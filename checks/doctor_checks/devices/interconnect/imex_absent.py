@@ -9,7 +9,6 @@ from doctor.facts import DriverFacts, Fabric, GpuFacts, NcclFacts, Service
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 Domain = tuple[str, int | None]
-"""Cluster and clique."""
 
 
 def _rack(
@@ -68,7 +67,6 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
 
 
 def _may_span(job: Job) -> bool:
-    """Whether hosts that nobody asked may share the domain of one that is here."""
     return bool(job.ungathered) and any(map(_domains, job.by_host()))
 
 

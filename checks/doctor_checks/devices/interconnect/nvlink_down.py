@@ -16,7 +16,6 @@ def _links(count: int, down: tuple[int, ...] = (), fatal: int = 0, remote: str =
 
 
 def _bridged(pairs: int) -> JobBuilder:
-    """Four PCIe cards, as many pairs of them bridged."""
     sketch = healthy(per_host=4)
     for index in range(4):
         links = _links(12, () if index < 2 * pairs else tuple(range(12)), remote="gpu")

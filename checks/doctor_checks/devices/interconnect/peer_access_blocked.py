@@ -29,7 +29,6 @@ NEAR = ("nvlink", "internal", "single-switch", "multiple-switches")
 
 
 Users = dict[int, tuple[Gpu, tuple[int, ...]]]
-"""GPUs by index, with the ranks that use them."""
 
 
 _STARTED = (

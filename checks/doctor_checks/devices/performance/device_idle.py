@@ -17,7 +17,6 @@ GIB = 1 << 30
 
 
 def _busy(*percent: int, allocated: int = 4, peak: int = 12) -> JobBuilder:
-    """A watched job of two ranks whose GPUs were busy for so many per cent at each look."""
     return running(1, 2).alter(
         RunMemoryFacts,
         utilization=percent,
@@ -28,7 +27,6 @@ def _busy(*percent: int, allocated: int = 4, peak: int = 12) -> JobBuilder:
 
 
 def _snapshot(percent: int, used: int) -> JobBuilder:
-    """The same, of which the driver was asked once, when ``used`` GiB were in use."""
     sketch = _busy()
     for index in range(2):
         sketch = sketch.gpu(index, utilization=percent, memory_used=used * GIB)

@@ -49,7 +49,6 @@ def _cpu(rank: int, **changes: object) -> DeviceSpeed:
 def _measured(
     ranks: int, hosts: int, sample: Callable[..., DeviceSpeed], odd: int | None = None, **changes: object
 ) -> JobBuilder:
-    """A job whose ranks measured twice; ``changes`` are those of the rank ``odd``, both times."""
     sketch = healthy(hosts, ranks // hosts, gpus=0 if sample is _cpu else ranks // hosts)
     for rank in range(ranks):
         own = changes if rank == odd else {}
@@ -59,7 +58,6 @@ def _measured(
 
 
 def _eight(odd: int | None = None, **changes: object) -> JobBuilder:
-    """Two hosts of four GPUs."""
     return _measured(8, 2, _gpu, odd, **changes)
 
 
@@ -68,7 +66,6 @@ _LINK = 63e9
 
 
 def _alone(share: float) -> JobBuilder:
-    """Two ranks, of which the second copies at that ``share`` of what its link carries."""
     return _measured(2, 1, _gpu, 1, to_device=share * _LINK, to_host=share * _LINK)
 
 
@@ -83,8 +80,6 @@ def _two_models() -> JobBuilder:
 
 
 def _over_nvlink(*slow: int, to: int | None = None, hosts: int = 4, share: float = 0.1) -> JobBuilder:
-    """Hosts of four GPUs, which exchanged messages; ``slow`` ranks are so within their host, or only ``to`` one."""
-
     def is_slow(source: int, target: int) -> bool:
         ends = {source, target}
         return source // 4 == target // 4 and bool(ends.intersection(slow)) and (to is None or to in ends)
@@ -202,7 +197,6 @@ def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
 
 
 def _slow_messages(near: SlowNeighbour) -> Finding:
-    """The finding about devices that are slow within their host."""
     worst, usual = near.messages[0]
     others = {"sending": "to", "receiving": "from"}.get(near.way, "to and from")
     whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} the other devices of its host"
@@ -284,7 +278,6 @@ def _claim(slow: SlowDevice) -> str:
 
 
 def _share(slow: SlowDevice) -> str:
-    """Why it is slow, where it shares its processor."""
     share, usual = slow.sample.processor_share, slow.usual_share
     if share is None or usual is None:
         return ""

@@ -29,7 +29,6 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy
 GIB = 1 << 30
 
 Groups = dict[Hashable, list[int]]
-"""Ranks by a value; a rank that may use several GPUs comes once for each."""
 
 
 def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
@@ -126,7 +125,6 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
 
 
 def _compare(job: Job, memory_share: float) -> dict[str, MajoritySplit]:
-    """The ranks by every trait, against the expectation where it tells one."""
     jobs = [job, job.expected] if job.expected else [job]
     sizes = {gpu.memory_total for one in jobs for gpu, _ in _used(one) if gpu.memory_total}
     steps = _memory_steps(sizes, memory_share)

@@ -25,7 +25,6 @@ def _ran(
 
 
 def _along(axis: str, received: float, *members: int, operation: str = "all_reduce") -> CollectiveFacts:
-    """After a sum over all ranks that was right."""
     world = CollectiveResult("all_reduce", "gloo", 28.0, 28.0)
     return CollectiveFacts(
         results=(world, CollectiveResult(operation, "gloo", 1.0, received, "float32", axis, members))

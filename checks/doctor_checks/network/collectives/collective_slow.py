@@ -33,12 +33,10 @@ _OTHERWISE_LATE = (
 
 
 def _with_small(seconds: float) -> Callable[[str, tuple[int, ...], int, int], float]:
-    """The small messages of all groups take so long."""
     return lambda axis, group, size, turn: seconds if size <= _SMALL else usual_seconds(axis, group, size, turn)
 
 
 def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
-    """Between hosts a small message takes 60 µs."""
     return 60e-6 if size <= _SMALL and axis == "dp" else usual_seconds(axis, group, size, turn)
 
 
@@ -182,7 +180,6 @@ def _shown(slow: SlowGroup) -> str:
 
 
 def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Finding]:
-    """NCCL's small messages within one host."""
     small = (one for one in timed if one.backend == "nccl" and one.bytes <= _SMALL)
     late = [one for one in small if one.seconds > limit and len(job.hosts_of(one.members)) == 1]
     if not late:

@@ -47,7 +47,6 @@ _EFA = RdmaFacts(
 
 
 def _of_libfabric(job: Job) -> Iterator[Finding]:
-    """A failed plugin; if NCCL falls back to another network, it costs speed between hosts only."""
     for group in event_groups(job, "nccl.ofi_failed"):
         fallen_back = any(
             group.value("net") in ("Socket", "IB") for group in event_groups(job, "nccl.net.using", by=("net",))
@@ -152,7 +151,6 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
 
 
 def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """Libraries whose interfaces this NCCL no longer reads, or does not read yet."""
     release = nccl_release(identical)
     for plugin in nccl.plugins:
         span = readable_interfaces(plugin.kind, release_of(release))

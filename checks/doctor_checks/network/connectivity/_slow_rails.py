@@ -47,7 +47,6 @@ def rail_findings(job: Job, found: Sequence[SlowRail], excluded: frozenset[str])
 
 
 def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
-    """The finding about the rails of one host or link: a host may have several slow NICs."""
     worst = min(rails, key=lambda rail: rail.part.share)
     part = worst.part
     ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))

@@ -184,7 +184,6 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
 
 
 def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], IdenticalRanks]]) -> dict[str, set[tuple[str, int]]]:
-    """Addresses and ports that any rank of a host tried."""
     tried: dict[str, set[tuple[str, int]]] = {}
     for attempts, identical in every:
         for host in identical.hosts if attempts else ():
@@ -193,7 +192,6 @@ def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], IdenticalRanks]]) ->
 
 
 def _untried(identical: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:
-    """These ranks, unless they have no master or another rank of their host tried to reach the same one."""
     master = identical.find(MasterFacts)
     if master is None or not master.resolved or master.port is None:
         return ()

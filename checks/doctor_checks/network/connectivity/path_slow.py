@@ -44,7 +44,6 @@ def _nobody(_one: int, _other: int) -> bool:
 def _trips(
     hosts: int, far: Callable[[int, int], bool] = _nobody, times: float = 30.0, job: JobBuilder | None = None
 ) -> JobBuilder:
-    """A job whose hosts measured the round trips between them; ``far`` ones are so many times as long."""
     sketch = job or healthy(hosts, 1)
     for own in range(hosts):
         samples = tuple(
@@ -57,7 +56,6 @@ def _trips(
 
 
 def _reached(sketch: JobBuilder, host: int, outcome: Literal["open", "silent"]) -> JobBuilder:
-    """The same job whose light probes found ``host`` to be so."""
     attempt = Reach(f"node{host}", f"10.0.0.{host + 1}", 40000, outcome)
     others = [member.rank for member in sketch.members if member.rank != host]
     return sketch.put(ReachFacts(attempts=(attempt,)), ranks=others)
@@ -83,7 +81,6 @@ def _sockets(share: float) -> JobBuilder:
 
 
 def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
-    """The same, as virtual machines show them."""
     return tuple(Interface(one.name, addresses=one.addresses) for one in interfaces)
 
 
@@ -208,7 +205,6 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
 
 
 def _named(part: SlowPart) -> str:
-    """What is slow, up to its bandwidth."""
     first = part.hosts[0]
     if part.kind == "boundary":
         return f"slow boundary between {_side(part.hosts)} and {_side(part.others)}:"
@@ -220,7 +216,6 @@ def _named(part: SlowPart) -> str:
 
 
 def _side(names: Sequence[str]) -> str:
-    """``node0, node1`` or ``node0 … node7``."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]}"
 
 
@@ -283,7 +278,6 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
 
 
 def _fix_of_links(slow: SlowMessages) -> str:
-    """How to see whether the fast way is taken at all, and which checks know why not."""
     if slow.by_rdma:
         return (
             "Run with NCCL_DEBUG=INFO and look at `Using network` and `via NET/`: Socket in place of IB means that "
@@ -298,7 +292,6 @@ def _fix_of_links(slow: SlowMessages) -> str:
 
 
 def _not_measured(job: Job, ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Verdict]:
-    """Hosts that nobody could exchange bytes with, and pairs of others."""
     failed = unmeasured_pairs(sent_samples(job))
     for host, ways in failed.hosts:
         if host in failed.cut_off and is_reachable(job, host):
@@ -323,7 +316,6 @@ def _far(
     ranks: Mapping[str, tuple[int, ...]],
     typical: float,
 ) -> Iterator[Finding]:
-    """Findings of round trips that are too long."""
     for host, paths in hosts:
         text = f"slow host {host}: {len(paths)} of its paths have a round trip of {_longest(paths, typical)}"
         yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths, typical))

@@ -37,7 +37,6 @@ FAILURES = {
 def _reached(
     *failing: str, own: int, hosts: int, outcome: Literal["silent", "stranger", "unanswered"] = "silent"
 ) -> ReachFacts:
-    """What the host ``own`` of ``hosts`` would report if connections to ``failing`` ended with ``outcome``."""
     peers = [f"node{number}" for number in range(hosts) if number != own]
     return ReachFacts(
         attempts=tuple(
@@ -389,7 +388,6 @@ def _unknown(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]]) -> Iterator
 
 
 def _outcomes(job: Job) -> _Outcomes:
-    """By way: ``open`` where one attempt was, else the last failure."""
     outcomes: _Outcomes = {}
     for reach, identical in job.each(ReachFacts, also=(HostFacts,)):
         for attempt in reach.attempts:

@@ -47,8 +47,6 @@ _NO_CARRIER = Interface("eth1", running=False, addresses=(Address("inet", "10.1.
 
 
 class _Terms(NamedTuple):
-    """What is asked of an interface: a family, a carrier, an address for other hosts."""
-
     family: str | None
     carrier: bool
     multi_host: bool
@@ -237,7 +235,6 @@ def _nothing(interfaces: InterfaceFacts, family: str | None, identical: Identica
 
 
 def _is_cut_off(interfaces: InterfaceFacts) -> bool:
-    """Whether nothing but loopback is up with a carrier and an address."""
     terms = _Terms(None, carrier=True, multi_host=True)
     others = [one for one in interfaces.interfaces if one.kind != "loopback"]
     return bool(interfaces.interfaces) and all(_why_unusable(one, terms) is not None for one in others)

@@ -108,7 +108,6 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
 
 
 def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
-    """Why a list that looks right matches nothing."""
     names = _names(interfaces)
     for entry, _ in wanted.entries:
         plain = entry.strip()

@@ -264,7 +264,6 @@ def _leaves(choice: NetworkChoice) -> bool:
 
 
 def _repeated(used: Iterable[_ChosenInterface]) -> dict[str, int]:
-    """Private addresses that more than one machine would give out, and how many do."""
     machines: dict[str, set[object]] = {}
     for one in used:
         bearers = {rank.host.machine for rank in one.identical.members}

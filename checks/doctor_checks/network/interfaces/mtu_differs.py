@@ -140,7 +140,6 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
 
 
 def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, InterfaceFacts, IdenticalRanks]]:
-    """What every rank would use of its host's interfaces."""
     for interfaces, _, identical in job.each(InterfaceFacts, NcclFacts, also=CHOICE_SECTIONS):
         choice = choice_of(identical)
         if choice and choice.first and choice.first.interface.kind not in CARRIES_NOTHING:

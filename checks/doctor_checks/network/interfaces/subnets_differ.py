@@ -80,7 +80,6 @@ def _by_choice(job: Job) -> Iterator[Finding]:
 
 
 def _chosen(job: Job) -> dict[str, str]:
-    """The addresses that NCCL logs as used, and their interfaces."""
     events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
     named = {event.value("addr") or "": event.value("if") or "" for event in events}
     return {address: name for address, name in named.items() if parse_address(address) is not None}
@@ -182,7 +181,6 @@ def _member(interfaces: InterfaceFacts, identical: IdenticalRanks) -> _EndpointS
 
 
 def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
-    """One finding for those without any route, and one for those whom the default route of another card leads out."""
     addresses = sorted(int(member.address) for member in members)
     stranded: list[_EndpointSubnet] = []
     rest: list[_EndpointSubnet] = []
@@ -208,7 +206,6 @@ def _misses(member: _EndpointSubnet, addresses: Sequence[int], *, default: bool)
 
 
 def _leaves_elsewhere(member: _EndpointSubnet) -> bool:
-    """Whether the default route goes by another interface than the one in use."""
     defaults = [route.interface for route in member.interfaces.routes if route.destination in ("0.0.0.0/0", "::/0")]
     return bool(defaults) and member.endpoint.interface.name not in defaults
 

@@ -200,7 +200,6 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
 
 
 def _goes_by_name(identical: IdenticalRanks) -> bool:
-    """Whether Gloo would take the address of the host's name on these ranks."""
     environment = identical.find(EnvironmentFacts)
     return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
 

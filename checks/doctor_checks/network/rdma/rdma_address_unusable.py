@@ -73,7 +73,6 @@ def _job(hosts: int, index: str | None = None) -> JobBuilder:
 
 
 def _crossed() -> JobBuilder:
-    """Three hosts with two rails; on the last one the cards are swapped."""
     sketch = healthy(3, 1)
     for host, (first, second) in enumerate(((1, 2), (1, 2), (2, 1))):
         cards = tuple(

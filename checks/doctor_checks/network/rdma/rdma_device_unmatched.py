@@ -190,7 +190,6 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
 
 
 def _named(wanted: NcclList, rdma: RdmaFacts) -> list[str]:
-    """The ports that the list stands for, whatever their state."""
     return [
         f"{device.name}:{port.number} is {port.state}"
         for device in rdma.devices

@@ -42,12 +42,9 @@ ERRORS = frozenset(
 """Counters that stand still on a healthy link. Not link_downed: every reboot of a switch counts there."""
 
 SHOWN = 4
-"""Ports that one line names."""
 
 
 def _port(sketch: JobBuilder, host: str, device: str, **changes: object) -> JobBuilder:
-    """The same job with one port of ``host`` changed."""
-
     def change(devices: tuple[RdmaDevice, ...]) -> tuple[RdmaDevice, ...]:
         return tuple(_changed(one, changes) if one.name == device else one for one in devices)
 
@@ -61,7 +58,6 @@ def _changed(device: RdmaDevice, changes: dict[str, object]) -> RdmaDevice:
 
 
 def _cards(rate: float, board: str) -> JobBuilder:
-    """One process on a host with two cards."""
     port = RdmaPort(1, "ACTIVE", "LinkUp", rate, "InfiniBand")
     cards = tuple(RdmaDevice(f"mlx5_{index}", (port,), board, has_uverbs=True) for index in range(2))
     return healthy(1, 1, rdma=2).alter(RdmaFacts, devices=cards)
@@ -340,7 +336,6 @@ def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_ObservedRdma
 
 
 def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) -> Iterator[Finding]:
-    """One finding for all ports that differ from the capture in the same way."""
     for row, ports in unlike.items():
         more = f" and {len(ports) - SHOWN} more" if len(ports) > SHOWN else ""
         deviation = BaselineDeviation(

@@ -138,7 +138,6 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
 
 
 def _users(job: Job) -> Iterator[tuple[NcclFacts, IdenticalRanks]]:
-    """Those whose NCCL may take RDMA ports."""
     for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
         if nccl_matters(identical) and what_forces_sockets(nccl) is None:
             yield nccl, identical
@@ -173,7 +172,6 @@ def _minority(
 
 
 def _of_one_layer(member: _RankRdmaPorts) -> str:
-    """The line that keeps the ports of the link layer that carries most on this host."""
     rates: Counter[str] = Counter()
     for one in member.choices:
         rates[one.port.link_layer or ""] += int(one.port.rate or 1)
@@ -197,7 +195,6 @@ def _evidence(job: Job, ranks: tuple[int, ...], everybody: list[_RankRdmaPorts])
 
 
 def _words(ports: tuple[Kind, ...]) -> str:
-    """Such as ``8 InfiniBand ports of 400 Gb/s``."""
     if not ports:
         return "no RDMA port"
     return " and ".join(

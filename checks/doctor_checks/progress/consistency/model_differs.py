@@ -38,7 +38,6 @@ def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parame
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Differences that DDP reports when it compares models."""
     for group in event_groups(job, "ddp.diff_model"):
         counts = {rank: group.value(count) for rank, count in ((group.value("a"), "na"), (group.value("b"), "nb"))}
         words = ", ".join(f"rank {rank} has {count} parameters" for rank, count in counts.items())
@@ -150,7 +149,6 @@ def _model(job: Job, digest: str) -> ModelFacts:
 
 
 def _difference(common: ModelFacts, other: ModelFacts) -> str:
-    """The first tensor that differs, or another difference."""
     for position, (usual, own) in enumerate(zip_longest(common.tensors, other.tensors)):
         if usual != own:
             return f"tensor {position} is {_tensor(own)}, elsewhere {_tensor(usual)}"

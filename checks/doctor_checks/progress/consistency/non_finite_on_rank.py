@@ -74,15 +74,12 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
 
 
 class _RankLosses(NamedTuple):
-    """The first value of a rank that is not finite, and the number of its losses."""
-
     rank: Rank
     first: NonFinite | None
     losses: int
 
     @property
     def step(self) -> float:
-        """The batch of the first value; infinite without one."""
         return self.first.step if self.first else float("inf")
 
 

@@ -66,7 +66,6 @@ def _finding(group: list[EventGroup]) -> Finding:
 
 
 def _which(group: EventGroup) -> dict[str, str]:
-    """The indices or names that each rank logs."""
     found: dict[str, str] = {}
     for event in group.events:
         what = event.value("names") or event.value("idx")

@@ -164,7 +164,6 @@ class _Compared(NamedTuple):
 
 
 def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
-    """Ranks that train one model together and hold all of it, by group."""
     for role in same_role(job):
         whole = {rank.number for rank in role if (model := rank.find(ModelFacts)) and model.replicated}
         for members in replicas_in(job):
@@ -172,7 +171,6 @@ def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
 
 
 def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
-    """The checksums by step or batch and part that two ranks or more have, oldest first."""
     found: dict[tuple[int, str], dict[int, Checksum]] = {}
     for rank in ranks:
         replica = rank.find(ReplicaFacts)
@@ -266,7 +264,6 @@ def _described(one: _Compared) -> dict[str, list[int]]:
 
 
 def _initial(ranks: Iterable[Rank]) -> dict[str, list[int]]:
-    """Ranks by the checksum of their initial parameters."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
         model = rank.find(ModelFacts)

@@ -84,12 +84,10 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 _SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: another model, or another sharding."""
 _OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
-"""Names that only tensors of shards have."""
 _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _worlds(job: Job) -> Iterator[Finding]:
-    """Errors with the number of ranks, or the size of their groups."""
     for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
         was = group.value("was", "was2", "was3", "old", "old2") or "other"
         now = group.value("now", "now3", "new", "new2") or "another number"
@@ -105,7 +103,6 @@ def _worlds(job: Job) -> Iterator[Finding]:
 
 
 def _shards(job: Job) -> Iterator[Finding]:
-    """Errors about tensors of shards."""
     for group in event_groups(job, *_SIZES):
         of_shards = tuple(one for one in group.events if _is_of_shard(one))
         if of_shards:
@@ -128,7 +125,6 @@ def _is_of_shard(event: Event) -> bool:
 
 
 def _steps(job: Job) -> Iterator[Finding]:
-    """Ranks that log the same text with different steps, equally often."""
     by_rank: dict[int, list[Event]] = {}
     for group in event_groups(job, "run.resumed"):
         for event in group.events:

@@ -56,7 +56,6 @@ def native_crashes(job: Job) -> NativeCrash | None:
 
 
 def _is_outlived(evidence: LogEvidence, end: Event) -> bool:
-    """Whether later lines of the same log report steps or a normal end."""
     later = (
         one for one in (*evidence.marks, *evidence.of("run.ended_well")) if one.kind in (*_OF_STEPS, "run.ended_well")
     )
@@ -82,7 +81,6 @@ def _what(evidence: LogEvidence, end: Event) -> str:
 
 
 def _whats(evidence: LogEvidence, end: Event) -> Iterator[Event]:
-    """The messages of the C++ exception that ``end`` reports as thrown."""
     return (one for one in evidence.of(_WHAT) if one.file == end.file and 0 <= one.line - end.line <= _NEAR)
 
 

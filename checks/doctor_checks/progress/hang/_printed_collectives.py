@@ -26,7 +26,6 @@ class PrintedCollective(NamedTuple):
 
     @property
     def text(self) -> str:
-        """``ALLREDUCE of [77, 1] Float``."""
         return self.operation + (f" of [{self.shape}] {self.type}".rstrip() if self.shape else "")
 
     @property

@@ -30,7 +30,6 @@ class RasSuspect(NamedTuple):
     confidence: float
 
     def finding(self, fix: str) -> Finding:
-        """The finding about these ranks."""
         return finding_from_logs(self.events, self.claim, ranks=self.ranks, confidence=self.confidence, fix=fix)
 
 
@@ -74,7 +73,6 @@ def _behind(job: Job) -> Iterator[RasSuspect]:
 
 
 def _names(group: EventGroup) -> str:
-    """``rank 3``, ``ranks 3, 5``, or if the ranks are unknown ``process 4242 on 10.0.0.2``."""
     if group.ranks and len(group.ranks) == _count(group.events):
         shown = ", ".join(map(str, group.ranks[:8]))
         return f"rank{'s' if len(group.ranks) > 1 else ''} {shown}{' …' if len(group.ranks) > 8 else ''}"

@@ -39,7 +39,6 @@ _SIGTERM = package_frame("lightning/pytorch/loops/training_epoch_loop.py", 265, 
 
 
 def _skipped(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """The rank skipped the newest call and made the one that follows it in each batch."""
     flag = (_SIGTERM, _LOOP)
     before = (Collective("0", old[-2].sequence, "broadcast", retired=True, frames=flag),)
     return (*old[:-2], *before, Collective("0", old[-1].sequence, "broadcast", at=old[-1].at, frames=flag))

@@ -48,7 +48,6 @@ _ORDER = "if rank == 0, line 40"
 
 
 def _mismatch(one: int, other: int) -> str:
-    """The error of a rank; rank 1 has more elements."""
     calls = (
         f"Rank {rank} is running collective: CollectiveFingerPrint({_FINGERPRINT % (12 if rank == 1 else 10)})"
         for rank in (one, other)
@@ -57,7 +56,6 @@ def _mismatch(one: int, other: int) -> str:
 
 
 def _other_order(world: int) -> JobBuilder:
-    """Rank 0 reduces first, the others gather first, in two branches of one ``if``."""
     first = with_call(stalled(1, world), (0,), "all_reduce", user_frame(41, condition=_ORDER))
     others = tuple(range(1, world))
     return with_call(first, others, "all_gather", user_frame(44, condition=f"else of {_ORDER}"))
@@ -70,7 +68,6 @@ def _of_size(ranks: tuple[int, ...], world: int, *, size: int, kind: str = "Floa
 
 
 def _reshaped(sketch: JobBuilder) -> JobBuilder:
-    """Rank 1 passes the same number of elements in another shape."""
     line = user_frame(50)
     sketch = with_call(sketch, range(3), "all_reduce", line, ago=1, input_sizes=((10,),))
     return with_call(sketch, (1,), "all_reduce", line, ago=1, input_sizes=((2, 5),))
@@ -89,7 +86,6 @@ def _of_operation(ranks: tuple[int, ...], world: int, operation: str) -> JobBuil
 
 
 def _logged_mismatch(rank: int, shape: str, *, number: str = "SequenceNumber=38, ") -> str:
-    """A call of a rank as logged with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     return f"[rank{rank}]:[I ProcessGroupWrapper.cpp:587] [{_call_of(rank, shape, '] Running', number)}"
 
 
@@ -388,7 +384,6 @@ def _shaped(entry: Collective) -> str:
 
 
 def _call_in_words(entry: Collective) -> str:
-    """``all_reduce of 10 elements of Float``."""
     size = sum(map(prod, entry.input_sizes or entry.output_sizes))
     elements = f" of {size:,} elements" if entry.input_sizes or entry.output_sizes else ""
     return f"{entry.operation}{elements}{' of ' if elements and entry.types else ''}{', '.join(entry.types)}"
@@ -413,7 +408,6 @@ def _fix(aspect: str) -> str:
 
 
 def _of_error(found: Diagnosis) -> Finding:
-    """The calls in the errors of all ranks."""
     failures = [one.failure for one in found.states.ranks.values() if one.failure]
     reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
     parted = split_values(reported)
@@ -435,7 +429,6 @@ def _of_error(found: Diagnosis) -> Finding:
 
 
 def _headline(call: str) -> str:
-    """``ALLREDUCE of [10] Float, number 5`` from torch's text for a call."""
     parts = {name: value.strip("[] ") for name, value in _PARTS.findall(call)}
     shape, number = parts.get("TensorShape"), parts.get("SequenceNumber")
     words = parts.get("OpType") or call.partition(",")[0][:80]

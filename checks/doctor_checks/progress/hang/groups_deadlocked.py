@@ -14,7 +14,6 @@ from doctor_checks.progress.hang._stall_text import stall_evidence, stall_source
 
 
 def _crossed(world: int) -> JobBuilder:
-    """Ranks 0 and 1 each wait in a different one of two groups of both."""
     first = with_group_call(stalled(1, world), (0,), "1", (0, 1), user_frame(30))
     return with_group_call(first, (1,), "2", (0, 1), user_frame(31))
 
@@ -25,7 +24,6 @@ def _transfer(operation: str, rank: int, peer: int, frame: Frame) -> Collective:
 
 
 def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
-    """The job in which ``rank`` has not reached the newest collective and waits in these transfers."""
     inside = package_frame("torch/distributed/distributed_c10d.py", 2500, calls[0].operation)
     late = with_late_ranks(sketch, (rank,), inside)
     return late.alter(RecorderFacts, ranks=(rank,), collectives=lambda old: (*old, *calls))

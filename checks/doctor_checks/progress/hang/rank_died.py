@@ -95,7 +95,6 @@ _RAS_FIX = "See the end of that rank's log, and on its host `dmesg -T | grep -iE
 
 
 def _signals(job: Job) -> tuple[Event, ...]:
-    """Ends of processes by a crash signal that a launcher reported without a rank."""
     events = (event for one in event_groups(job, *_EXITS) for event in one.events)
     return tuple(event for event in events if _signal_of(event) in _CRASHES)
 
@@ -354,7 +353,6 @@ _SHOWN = 4
 
 
 def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
-    """The innermost lines of user code in a stack, else the innermost of all, and the number of the others."""
     own = [frame for frame in frames if frame.user]
     shown = (own or frames)[:most]
     left, own_left = len(frames) - len(shown), max(0, len(own) - len(shown))
@@ -364,7 +362,6 @@ def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:
 
 
 def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
-    """The newest call of some other ranks with its sizes: the failed rank may have taken part in it."""
     others = (one for rank, one in found.states.ranks.items() if rank not in found.ranks)
     calls = ((one.rank, one.collectives[-1]) for one in others if one.collectives)
     return {
@@ -374,7 +371,6 @@ def _others_were_in(found: Diagnosis, most: int = 4) -> dict[str, str]:
 
 
 def _line(failure: Failure | None) -> Frame | None:
-    """The innermost line of user code in the stack of the error, else the innermost line of a file."""
     frames = failure.frames if failure else ()
     lines = [frame for frame in frames if not frame.file.startswith("<frozen")]
     return next((frame for frame in frames if frame.user), next(iter(lines or frames), None))

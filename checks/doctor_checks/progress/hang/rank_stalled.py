@@ -39,7 +39,6 @@ _SLEEPS = user_frame(58, "training_step")
 
 
 def _device_behind(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """The device has not finished the two newest collectives."""
     open_ones = tuple(
         Collective(
             one.group,
@@ -92,7 +91,6 @@ _RAS_FIX = (
     "see whether its counts go on."
 )
 _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
-"""Messages in which torch names the missing ranks."""
 
 
 _TIMEOUTS = ("torch.nccl.watchdog_timeout", "torch.nccl.blocking_wait", "torch.nccl2.timeout", "gloo.timeout")
@@ -166,7 +164,6 @@ def _collect(job: Job | None) -> str:
 
 
 def _dumps(sketch: JobBuilder) -> JobBuilder:
-    """The same job with flight-recorder dumps only."""
     return sketch.drop(ProgressFacts, reason="no such evidence")
 
 
@@ -399,7 +396,6 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
 
 
 def _calls_apart(found: Diagnosis) -> str:
-    """The different calls that the ranks wait in, if known."""
     if found.divergence is not None:
         variants = (f"{ranks_in_words(one.ranks)} in {one.site.text}" for one in found.divergence.variants[:4])
         return f"; they wait in different calls: {', '.join(variants)}"
@@ -419,7 +415,6 @@ def _together(found: Diagnosis) -> tuple[str, str]:
 
 
 def _never_worked(found: Diagnosis) -> bool:
-    """Whether no collective of the group was ever completed, by the counters."""
     waits = {one.wait.group for one in found.states.ranks.values() if one.wait is not None}
     groups = [
         group

@@ -55,7 +55,6 @@ def _finding(group: EventGroup) -> Finding:
 
 
 def _caller(frames: tuple[Frame, ...]) -> tuple[str, str]:
-    """The caller as text and its fix; both empty if the stack is unknown."""
     for path, words, fix in _CALLERS:
         if any(path in frame.file for frame in frames):
             return words, fix

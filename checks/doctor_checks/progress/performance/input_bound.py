@@ -86,7 +86,6 @@ class _Wait(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The fraction of the step."""
         return self.data / self.total
 
 

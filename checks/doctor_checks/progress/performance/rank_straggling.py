@@ -73,7 +73,6 @@ def _noisy(seed: int) -> StepFacts:
 
 
 def _swinging() -> StepFacts:
-    """Slow in every other window."""
     slow, usual = _windows(data=0.11, backward=0.15).windows, _windows().windows
     return StepFacts(windows=tuple((slow if place % 2 else usual)[place] for place in range(6)))
 
@@ -268,7 +267,6 @@ def _mean(window: Window) -> float:
 
 
 def _typical(lags: list[_Lag]) -> _Lag:
-    """The most frequent part, with its medians."""
     part = Counter(lag.part for lag in lags).most_common(1)[0][0]
     own = [lag for lag in lags if lag.part == part]
     return own[-1]._replace(
