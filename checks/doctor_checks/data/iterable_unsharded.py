@@ -99,13 +99,51 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
             yield from _across(job, group)
         twice = [reader for reader in readers.members if _streams_data(reader) and _is_read_by_each_worker(reader)]
         if twice:
-            yield _between_workers(job, readers, twice)
+            ranks, loader = tuple(reader.rank for reader in twice), twice[0].loader
+            yield Finding(
+                f"{loader.workers} workers each read the whole stream of {loader.dataset or loader.loader} "
+                f"({readers.name})",
+                ranks=ranks,
+                evidence={
+                    "dataset": loader.dataset,
+                    "workers": loader.workers,
+                    "contents": next(list(epoch.contents[:5]) for epoch in loader.epochs if epoch.contents),
+                },
+                fix="in `__iter__`: `info = torch.utils.data.get_worker_info()`, then every `info.num_workers`-th "
+                "sample from `info.id` on; or part it in `worker_init_fn`.",
+                severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
+            )
 
 
 def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
     data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _streams_data(reader)}
     for same in _same(data_ranks):
-        yield _between_ranks(job, readers, same)
+        ranks, loader = readers.at(same.data_ranks), readers.data_ranks[same.data_ranks[0]].loader
+        seen = same.epoch is not None
+        own = (
+            "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, or "
+            "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`, or webdataset's `split_by_node`"
+        )
+        yield Finding(
+            f"{ranks_in_words(ranks)} read the same stream of {loader.dataset or loader.loader} ({readers.name})",
+            ranks=ranks,
+            evidence={
+                "dataset": loader.dataset,
+                "sharded": loader.sharded,
+                "contents": list(same.epoch.contents[:4]) if same.epoch else None,
+                "epoch": same.epoch.epoch if same.epoch else None,
+            },
+            fix=advice(
+                job,
+                lightning=f"the Trainer parts no iterable data set: do it where `{loader_hook(readers.stage)}` makes "
+                f"it, by `self.trainer.global_rank` and `self.trainer.world_size`: {own}.",
+                transformers="leave `accelerator_config` to its `dispatch_batches`, or part the stream yourself: "
+                f"{own}.",
+                plain=f"{own}; accelerate's `prepare` does it too.",
+            ),
+            severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
+            confidence=1.0 if seen else 0.7,
+        )
     if unknown := tuple(reader.rank for reader in data_ranks.values() if len(data_ranks) > 1 and not _tells(reader)):
         yield Unknown("fewer than two batches were seen, or nothing in them that can be compared", unknown)
 
@@ -169,52 +207,4 @@ def _is_read_by_each_worker(reader: RankLoader) -> bool:
         and len(set(epoch.contents[:workers])) == 1
         and epoch.contents[workers] != epoch.contents[0]
         for epoch in reader.loader.epochs
-    )
-
-
-def _between_ranks(job: Job, readers: PeerLoaders, same: _IdenticalStreams) -> Finding:
-    ranks, loader = readers.at(same.data_ranks), readers.data_ranks[same.data_ranks[0]].loader
-    seen = same.epoch is not None
-    return Finding(
-        f"{ranks_in_words(ranks)} read the same stream of {loader.dataset or loader.loader} ({readers.name})",
-        ranks=ranks,
-        evidence={
-            "dataset": loader.dataset,
-            "sharded": loader.sharded,
-            "contents": list(same.epoch.contents[:4]) if same.epoch else None,
-            "epoch": same.epoch.epoch if same.epoch else None,
-        },
-        fix=_fix(job, readers),
-        severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
-        confidence=1.0 if seen else 0.7,
-    )
-
-
-def _between_workers(job: Job, readers: PeerLoaders, twice: list[RankLoader]) -> Finding:
-    ranks, loader = tuple(reader.rank for reader in twice), twice[0].loader
-    return Finding(
-        f"{loader.workers} workers each read the whole stream of {loader.dataset or loader.loader} ({readers.name})",
-        ranks=ranks,
-        evidence={
-            "dataset": loader.dataset,
-            "workers": loader.workers,
-            "contents": next(list(epoch.contents[:5]) for epoch in loader.epochs if epoch.contents),
-        },
-        fix="in `__iter__`: `info = torch.utils.data.get_worker_info()`, then every `info.num_workers`-th sample from "
-        "`info.id` on; or part it in `worker_init_fn`.",
-        severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
-    )
-
-
-def _fix(job: Job, readers: PeerLoaders) -> str:
-    own = (
-        "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, or "
-        "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`, or webdataset's `split_by_node`"
-    )
-    return advice(
-        job,
-        lightning=f"the Trainer parts no iterable data set: do it where `{loader_hook(readers.stage)}` makes it, by "
-        f"`self.trainer.global_rank` and `self.trainer.world_size`: {own}.",
-        transformers=f"leave `accelerator_config` to its `dispatch_batches`, or part the stream yourself: {own}.",
-        plain=f"{own}; accelerate's `prepare` does it too.",
     )

@@ -312,6 +312,15 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     is_error = ends.is_one_job and (ends.stage in TRAINING or _has_collectives(job, ends))
     others = f"elsewhere {found.common.value:,}" if found.common else f"other ranks {shortest:,}"
     values = sorted({known[rank] for rank in odd})
+    how = advice(
+        job,
+        lightning=f"`Trainer({limit_argument(ends.stage)}={shortest})` ends all ranks together; better, make "
+        f"`{loader_hook(ends.stage)}` give all of them as much",
+        transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together; better, leave "
+        "`accelerator_config={'even_batches': True}` on",
+        plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
+        "`with torch.distributed.algorithms.Join([model]):` lets the longer ones go on alone; better, give all as much",
+    )
     return Finding(
         f"the {ends.name} has {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
         ranks=odd,
@@ -322,7 +331,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
             "goes_with": list(correlates(job, odd)),
         },
         effect="" if is_error else _MILD if ends.is_one_job else _APART,
-        fix=_fix(job, ends, shortest),
+        fix=f"{how}: {_even(ends.members)}.",
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=_CONSEQUENCES if is_error else (),
     )
@@ -363,19 +372,6 @@ def _has_collectives(job: Job, ends: _Ends) -> bool:
     step = _STEPS[ends.stage]
     calls = (call for recorder, _ in job.facts(RecorderFacts) for call in recorder.collectives)
     return any(frame.function == step for call in calls for frame in call.frames)
-
-
-def _fix(job: Job, ends: _Ends, shortest: int) -> str:
-    how = advice(
-        job,
-        lightning=f"`Trainer({limit_argument(ends.stage)}={shortest})` ends all ranks together; better, make "
-        f"`{loader_hook(ends.stage)}` give all of them as much",
-        transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together; better, leave "
-        "`accelerator_config={'even_batches': True}` on",
-        plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
-        "`with torch.distributed.algorithms.Join([model]):` lets the longer ones go on alone; better, give all as much",
-    )
-    return f"{how}: {_even(ends.members)}."
 
 
 def _even(members: tuple[RankLoader, ...]) -> str:

@@ -146,6 +146,11 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
     loader = readers.data_ranks[data_ranks[0]].loader
     sampler = loader.sampler.name if loader.sampler else ""
     disabled = any(facts.argument("use_distributed_sampler") == "False" for facts, _ in job.facts(TrainingFacts))
+    lightning = (
+        "without `use_distributed_sampler=False` the Trainer puts one into the loader of `train_dataloader`"
+        if disabled
+        else "return a plain `DataLoader` from `train_dataloader`, and the Trainer puts one into it"
+    )
     return Finding(
         f"{ranks_in_words(ranks)} each read the whole {loader.dataset or 'data set'} ({sampler}, not distributed)",
         ranks=ranks,
@@ -157,22 +162,13 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
             "fingerprint": loader.fingerprint,
             "use_distributed_sampler": not disabled if disabled else None,
         },
-        fix=_fix(job, disabled),
+        fix=advice(
+            job,
+            lightning=f"`DataLoader(dataset, sampler=DistributedSampler(dataset))`; {lightning}.",
+            transformers="let `Trainer.get_train_dataloader` make the loader, or hand your own to "
+            "`self.accelerator.prepare(loader)` in it.",
+            plain="`sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)`, and "
+            "`sampler.set_epoch(epoch)` before each epoch; with accelerate `accelerator.prepare(loader)`.",
+        ),
         explains=("DATA005",),
-    )
-
-
-def _fix(job: Job, disabled: bool) -> str:
-    lightning = (
-        "without `use_distributed_sampler=False` the Trainer puts one into the loader of `train_dataloader`"
-        if disabled
-        else "return a plain `DataLoader` from `train_dataloader`, and the Trainer puts one into it"
-    )
-    return advice(
-        job,
-        lightning=f"`DataLoader(dataset, sampler=DistributedSampler(dataset))`; {lightning}.",
-        transformers="let `Trainer.get_train_dataloader` make the loader, or hand your own to "
-        "`self.accelerator.prepare(loader)` in it.",
-        plain="`sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)`, and "
-        "`sampler.set_epoch(epoch)` before each epoch; with accelerate `accelerator.prepare(loader)`.",
     )

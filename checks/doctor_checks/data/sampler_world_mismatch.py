@@ -108,7 +108,31 @@ def _is_off(reader: RankLoader) -> bool:
 def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
     for reader in readers.members:
         if _is_off(reader) and not _parts_its_own(readers, reader) and not _is_unclear(job, readers, reader):
-            yield _finding(job, readers, reader)
+            sampler, size = reader.loader.sampler, reader.training.data_parallel_size
+            assert sampler is not None
+            wrong_size = sampler.replicas != size
+            summary = (
+                f"{sampler.name} of the {readers.name} parts for {sampler.replicas} ranks, and {size} read the data"
+                if wrong_size
+                else f"{sampler.name} of the {readers.name} takes part {sampler.rank} at place {reader.data_rank} of "
+                f"{size}"
+            )
+            yield Finding(
+                summary,
+                ranks=(reader.rank,),
+                evidence={
+                    "sampler": sampler.name,
+                    "num_replicas": sampler.replicas,
+                    "rank": sampler.rank,
+                    "data_parallel_size": size,
+                    "data_parallel_rank": reader.data_rank,
+                    "world_size": reader.training.world_size,
+                    "cause": _cause(reader),
+                },
+                fix=_fix(job, readers, reader),
+                severity=Severity.ERROR if readers.stage in TRAINING else Severity.WARNING,
+                explains=("DATA001", "DATA005", "DATA010"),
+            )
 
 
 def _parts_its_own(readers: PeerLoaders, reader: RankLoader) -> bool:
@@ -131,33 +155,6 @@ def _is_unclear(job: Job, readers: PeerLoaders, reader: RankLoader) -> bool:
     local = next(local for local in job.by_host() if reader.rank in local.ranks)
     here = sorted(local.ranks)
     return (sampler.replicas, sampler.rank) == (len(here), here.index(reader.rank))
-
-
-def _finding(job: Job, readers: PeerLoaders, reader: RankLoader) -> Finding:
-    sampler, size = reader.loader.sampler, reader.training.data_parallel_size
-    assert sampler is not None
-    wrong_size = sampler.replicas != size
-    summary = (
-        f"{sampler.name} of the {readers.name} parts for {sampler.replicas} ranks, and {size} read the data"
-        if wrong_size
-        else f"{sampler.name} of the {readers.name} takes part {sampler.rank} at place {reader.data_rank} of {size}"
-    )
-    return Finding(
-        summary,
-        ranks=(reader.rank,),
-        evidence={
-            "sampler": sampler.name,
-            "num_replicas": sampler.replicas,
-            "rank": sampler.rank,
-            "data_parallel_size": size,
-            "data_parallel_rank": reader.data_rank,
-            "world_size": reader.training.world_size,
-            "cause": _cause(reader),
-        },
-        fix=_fix(job, readers, reader),
-        severity=Severity.ERROR if readers.stage in TRAINING else Severity.WARNING,
-        explains=("DATA001", "DATA005", "DATA010"),
-    )
 
 
 def _cause(reader: RankLoader) -> str | None:

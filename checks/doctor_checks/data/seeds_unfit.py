@@ -138,7 +138,16 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
             reader.training.seed is None and reader.loader.sampler and _draws_from_the_process(reader.loader.sampler)
             for reader in data_ranks.values()
         ):
-            yield _unseeded(job, readers, data_ranks)
+            sampler = next(iter(data_ranks.values())).loader.sampler
+            assert sampler is not None
+            yield Finding(
+                f"{sampler.inner} below {sampler.name} shuffles by each rank's own random state, and the parts overlap",
+                ranks=readers.at(data_ranks),
+                evidence={"sampler": sampler.name, "inner": sampler.inner, "global_seed": None},
+                fix=_fix(job),
+                severity=Severity.ERROR,
+                explains=("DATA005",),
+            )
     yield from _unlike_replicas(job)
 
 
@@ -187,19 +196,6 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
         },
         fix=_fix(job),
         severity=Severity.ERROR if certain else Severity.INFO,
-        explains=("DATA005",),
-    )
-
-
-def _unseeded(job: Job, readers: PeerLoaders, data_ranks: dict[int, RankLoader]) -> Finding:
-    sampler = next(iter(data_ranks.values())).loader.sampler
-    assert sampler is not None
-    return Finding(
-        f"{sampler.inner} below {sampler.name} shuffles by each rank's own random state, and the parts overlap",
-        ranks=readers.at(data_ranks),
-        evidence={"sampler": sampler.name, "inner": sampler.inner, "global_seed": None},
-        fix=_fix(job),
-        severity=Severity.ERROR,
         explains=("DATA005",),
     )
 

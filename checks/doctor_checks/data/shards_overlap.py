@@ -145,7 +145,16 @@ def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]]
     groups: list[list[_Drawn]] = []
     alone: list[_Drawn] = []
     unclear: list[_Drawn] = []
-    for bucket in _buckets(suspects, batches):
+    # Ranks with equal order and, as far as known, equal data. Within a bucket each rank is compared with the first one
+    # only, which keeps the check linear.
+    places = min((len(one.epoch.first) for one in suspects), default=0)
+    buckets: dict[Hashable, list[_Drawn]] = {}
+    for one in suspects:
+        loader, epoch = one.reader.loader, one.epoch
+        seen = loader.fingerprint or ("", *epoch.contents[:batches])
+        order = epoch.first[:places] or epoch.drawn
+        buckets.setdefault((order, loader.dataset, loader.dataset_length, seen), []).append(one)
+    for bucket in list(buckets.values()):
         verdicts = {one.data_rank: _read_the_same(bucket[0], one, same_share) for one in bucket[1:]}
         same = [bucket[0], *(one for one in bucket[1:] if verdicts[one.data_rank])]
         loose = [one for one in bucket[1:] if verdicts[one.data_rank] is None]
@@ -154,20 +163,6 @@ def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]]
         alone += bucket if len(bucket) == 1 else []
     _join(groups, alone, same_share)
     return [group for group in groups if len(group) > 1], unclear
-
-
-def _buckets(suspects: list[_Drawn], batches: int) -> list[list[_Drawn]]:
-    """Ranks with equal order and, as far as known, equal data.
-
-    Within a bucket each rank is compared with the first one only, which keeps the check linear."""
-    places = min((len(one.epoch.first) for one in suspects), default=0)
-    buckets: dict[Hashable, list[_Drawn]] = {}
-    for one in suspects:
-        loader, epoch = one.reader.loader, one.epoch
-        seen = loader.fingerprint or ("", *epoch.contents[:batches])
-        order = epoch.first[:places] or epoch.drawn
-        buckets.setdefault((order, loader.dataset, loader.dataset_length, seen), []).append(one)
-    return list(buckets.values())
 
 
 def _join(groups: list[list[_Drawn]], alone: list[_Drawn], same_share: float, most: int = 32) -> None:

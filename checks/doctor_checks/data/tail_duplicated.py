@@ -53,7 +53,27 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
             continue
         padded = next((loader for loader in _loaders(readers) if _repeated(loader)), None)
         if padded is not None:
-            yield _finding(job, readers, padded)
+            repeated, samples = _repeated(padded), padded.dataset_length or 0
+            assert padded.sampler is not None
+            yield Finding(
+                f"{repeated} of {samples:,} samples of the {readers.name} count twice",
+                evidence={
+                    "samples": samples,
+                    "replicas": padded.sampler.replicas,
+                    "repeated": repeated,
+                    "share": round(repeated / samples, 6),
+                    "sampler": padded.sampler.name,
+                },
+                fix=advice(
+                    job,
+                    lightning="for numbers that are published, `Trainer(devices=1, num_nodes=1)` for `validate` and "
+                    f"`test`; or `use_distributed_sampler=False` and in `{loader_hook(readers.stage)}` Lightning's "
+                    "`lightning.pytorch.overrides.distributed.UnrepeatedDistributedSampler(dataset, shuffle=False)`, "
+                    "without collectives in the step.",
+                    plain="gather predictions and cut them to `len(dataset)`, as accelerate's `gather_for_metrics` "
+                    "does, or evaluate `range(rank, len(dataset), world_size)` without collectives in the loop.",
+                ),
+            )
 
 
 def _loaders(readers: PeerLoaders) -> Iterator[Loader]:
@@ -71,27 +91,3 @@ def _repeated(loader: Loader) -> int:
     if loader.limit is not None and loader.length is not None and loader.limit < loader.length:
         return 0
     return -samples % sampler.replicas
-
-
-def _finding(job: Job, readers: PeerLoaders, loader: Loader) -> Finding:
-    repeated, samples = _repeated(loader), loader.dataset_length or 0
-    assert loader.sampler is not None
-    return Finding(
-        f"{repeated} of {samples:,} samples of the {readers.name} count twice",
-        evidence={
-            "samples": samples,
-            "replicas": loader.sampler.replicas,
-            "repeated": repeated,
-            "share": round(repeated / samples, 6),
-            "sampler": loader.sampler.name,
-        },
-        fix=advice(
-            job,
-            lightning="for numbers that are published, `Trainer(devices=1, num_nodes=1)` for `validate` and `test`; or "
-            f"`use_distributed_sampler=False` and in `{loader_hook(readers.stage)}` Lightning's "
-            "`lightning.pytorch.overrides.distributed.UnrepeatedDistributedSampler(dataset, shuffle=False)`, without "
-            "collectives in the step.",
-            plain="gather predictions and cut them to `len(dataset)`, as accelerate's `gather_for_metrics` does, or "
-            "evaluate `range(rank, len(dataset), world_size)` without collectives in the loop.",
-        ),
-    )

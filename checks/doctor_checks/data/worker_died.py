@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
+from doctor.api import Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
 from doctor.testing import Fails, Passes, logged
 
 _NAMED_ELSEWHERE = (
@@ -54,7 +54,19 @@ def worker_died(job: Job) -> Iterator[Verdict]:
         return
     for group in event_groups(job, "dl.killed", by=("sig",)):
         if group.value("sig") != "Bus error":
-            yield _killed(group)
+            signal = group.value("sig") or "a signal"
+            by_somebody = signal in ("Killed", "Terminated")
+            yield finding_from_logs(
+                group,
+                f"a data worker was ended by a signal: {signal}",
+                fix="`dmesg -T | grep -i 'killed process'` on that host tells whether it was the out-of-memory killer: "
+                "then fewer workers and a smaller `prefetch_factor`."
+                if by_somebody
+                else "Native code of the data set crashed (a decoder, OpenCV, a database): `python -X faulthandler`, "
+                "`num_workers=0`, `cv2.setNumThreads(0)`.",
+                severity=Severity.WARNING if by_somebody else None,
+                confidence=0.5 if by_somebody else 0.9,
+            )
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in _OTHER_CAUSES:
@@ -65,19 +77,3 @@ def worker_died(job: Job) -> Iterator[Verdict]:
                 "sample with `num_workers=0`.",
                 confidence=0.9,
             )
-
-
-def _killed(group: EventGroup) -> Finding:
-    signal = group.value("sig") or "a signal"
-    by_somebody = signal in ("Killed", "Terminated")
-    return finding_from_logs(
-        group,
-        f"a data worker was ended by a signal: {signal}",
-        fix="`dmesg -T | grep -i 'killed process'` on that host tells whether it was the out-of-memory killer: then "
-        "fewer workers and a smaller `prefetch_factor`."
-        if by_somebody
-        else "Native code of the data set crashed (a decoder, OpenCV, a database): `python -X faulthandler`, "
-        "`num_workers=0`, `cv2.setNumThreads(0)`.",
-        severity=Severity.WARNING if by_somebody else None,
-        confidence=0.5 if by_somebody else 0.9,
-    )

@@ -122,7 +122,24 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     for values, ranks in group_by_value(
         job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
-        yield from _judge(values, ranks)
+        if values.cuda is not None:
+            yield from _complaints(_CUDA, values.cuda, values.torch, ranks)
+        if values.general is None:
+            continue
+        if values.torch is not None and within(values.torch, before="2.9"):
+            if values.cuda is None:
+                yield Finding(
+                    f"{_GENERAL} is not read by torch {values.torch}: it is from 2.9 on",
+                    ranks=ranks,
+                    evidence={"value": values.general, "torch": values.torch},
+                    effect="The allocator runs with its defaults.",
+                    fix=f"export {_CUDA}={values.general}",
+                    severity=Severity.INFO,
+                )
+            continue
+        yield from _complaints(_GENERAL, values.general, values.torch, ranks)
+        if values.cuda is not None:
+            yield from _contradictions(values.cuda, values.general, ranks)
 
 
 class _Values(NamedTuple):
@@ -134,20 +151,6 @@ class _Values(NamedTuple):
 def _values(environment: EnvironmentFacts, software: SoftwareFacts | None) -> _Values:
     torch = software.torch.version if software and software.torch else None
     return _Values(environment.get(_CUDA), environment.get(_GENERAL), torch)
-
-
-def _judge(values: _Values, ranks: tuple[int, ...]) -> Iterator[Finding]:
-    if values.cuda is not None:
-        yield from _complaints(_CUDA, values.cuda, values.torch, ranks)
-    if values.general is None:
-        return
-    if values.torch is not None and within(values.torch, before="2.9"):
-        if values.cuda is None:
-            yield _unread(values, ranks)
-        return
-    yield from _complaints(_GENERAL, values.general, values.torch, ranks)
-    if values.cuda is not None:
-        yield from _contradictions(values.cuda, values.general, ranks)
 
 
 def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...]) -> Iterator[Finding]:
@@ -186,17 +189,6 @@ def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator
         effect="Which of the two holds depends on the option and on the release of torch.",
         fix=f"unset {_GENERAL}, and keep all options in {_CUDA}",
         severity=None if clashing else Severity.WARNING,
-    )
-
-
-def _unread(values: _Values, ranks: tuple[int, ...]) -> Finding:
-    return Finding(
-        f"{_GENERAL} is not read by torch {values.torch}: it is from 2.9 on",
-        ranks=ranks,
-        evidence={"value": values.general, "torch": values.torch},
-        effect="The allocator runs with its defaults.",
-        fix=f"export {_CUDA}={values.general}",
-        severity=Severity.INFO,
     )
 
 

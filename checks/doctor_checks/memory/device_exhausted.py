@@ -83,28 +83,24 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
     for snapshot, identical in job.facts(MemorySnapshotFacts):
         silent = tuple(rank for rank in identical.ranks if rank not in spoken)
         if snapshot.refused and silent and None not in spoken:
-            yield _by_snapshot(snapshot, silent)
-
-
-def _by_snapshot(snapshot: MemorySnapshotFacts, ranks: tuple[int, ...]) -> Finding:
-    refused = snapshot.refused[-1]
-    most = snapshot.holders[0] if snapshot.holders else None
-    holder = f"; {place_of_frame(most.frame)} holds most, {mebibytes(most.size)}" if most and most.frame else ""
-    return Finding(
-        f"GPU {refused.device} had no room for {mebibytes(refused.size)}, by a memory snapshot{holder}",
-        ranks=ranks,
-        evidence={
-            "snapshot": snapshot.path,
-            "wanted_bytes": refused.size,
-            "free_bytes": refused.device_free,
-            "allocated_bytes": snapshot.allocated,
-            "reserved_bytes": snapshot.reserved,
-            "place": place_of_frame(refused.frame),
-            "holds_most": _holders(snapshot),
-        },
-        confidence=0.8,
-        explains=SYMPTOMS_OF_A_RANK,
-    )
+            refused = snapshot.refused[-1]
+            most = snapshot.holders[0] if snapshot.holders else None
+            holder = f"; {place_of_frame(most.frame)} holds most, {mebibytes(most.size)}" if most and most.frame else ""
+            yield Finding(
+                f"GPU {refused.device} had no room for {mebibytes(refused.size)}, by a memory snapshot{holder}",
+                ranks=silent,
+                evidence={
+                    "snapshot": snapshot.path,
+                    "wanted_bytes": refused.size,
+                    "free_bytes": refused.device_free,
+                    "allocated_bytes": snapshot.allocated,
+                    "reserved_bytes": snapshot.reserved,
+                    "place": place_of_frame(refused.frame),
+                    "holds_most": _holders(snapshot),
+                },
+                confidence=0.8,
+                explains=SYMPTOMS_OF_A_RANK,
+            )
 
 
 def _holders(snapshot: MemorySnapshotFacts) -> list[str]:

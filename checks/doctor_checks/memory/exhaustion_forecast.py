@@ -137,7 +137,23 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
         yield Skip("memory was not looked at often enough so far" if holders else "no rank trains on a GPU")
     leaks = [leak for holder in holders if (leak := _leak(holder, horizon))]
     if leaks:
-        yield _leak_finding(job, leaks)
+        first = min(leaks, key=lambda leak: leak.steps.expected)
+        who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more alike)" if len(leaks) > 1 else "")
+        steps, now = first.steps, first.now
+        time = f", about {long_time(steps.expected * first.seconds_a_step)}" if first.seconds_a_step else ""
+        ends = f"{steps.soonest:,.0f} to {steps.latest:,.0f}"
+        yield Finding(
+            f"device memory grows by {_rate(first.line.slope)} a batch on {who}: it runs out after "
+            f"{steps.expected:,.0f} more batches ({ends}{time}), at batch "
+            f"{now + steps.expected:,.0f}",
+            ranks=tuple(leak.holder.rank.number for leak in leaks),
+            evidence={
+                "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},
+                "seconds_a_batch": first.seconds_a_step,
+            },
+            fix=_leak_fix(job),
+            explains=("MEM003", "MEM006", "MEM011"),
+        )
     for holder, need in needs:
         yield _need_finding(holder, need)
 
@@ -221,26 +237,6 @@ def _seconds_a_step(samples: tuple[MemorySample, ...]) -> float | None:
     if len(timed) < 2 or timed[-1][0] == timed[0][0]:
         return None
     return (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])
-
-
-def _leak_finding(job: Job, leaks: list[_Leak]) -> Finding:
-    first = min(leaks, key=lambda leak: leak.steps.expected)
-    who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more alike)" if len(leaks) > 1 else "")
-    steps, now = first.steps, first.now
-    time = f", about {long_time(steps.expected * first.seconds_a_step)}" if first.seconds_a_step else ""
-    ends = f"{steps.soonest:,.0f} to {steps.latest:,.0f}"
-    return Finding(
-        f"device memory grows by {_rate(first.line.slope)} a batch on {who}: it runs out after "
-        f"{steps.expected:,.0f} more batches ({ends}{time}), at batch "
-        f"{now + steps.expected:,.0f}",
-        ranks=tuple(leak.holder.rank.number for leak in leaks),
-        evidence={
-            "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},
-            "seconds_a_batch": first.seconds_a_step,
-        },
-        fix=_leak_fix(job),
-        explains=("MEM003", "MEM006", "MEM011"),
-    )
 
 
 def _leak_evidence(leak: _Leak) -> dict[str, object]:

@@ -130,29 +130,25 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
         unused = max(at_peak if facts.peak_allocated is not None else 0, facts.inactive or 0)
         ran_short = facts.allocator in (None, "native") and (facts.retries or facts.failures)
         if ran_short and unused > unallocated_share * (facts.total or 0):
-            yield _finding(rank, facts, unused)
-
-
-def _finding(rank: Rank, facts: RunMemoryFacts, unused: int) -> Finding:
-    failed = f"{facts.failures} failed" if facts.failures else ""
-    retried = f"{facts.retries} had to empty the cache first" if facts.retries else ""
-    return Finding(
-        f"{mebibytes(unused)} of what rank {rank.number} has reserved lie in pieces that are too small: of "
-        f"its allocations {' and '.join(filter(None, (failed, retried)))}",
-        ranks=(rank.number,),
-        evidence={
-            "reserved_bytes": facts.reserved,
-            "peak_reserved_bytes": facts.peak_reserved,
-            "allocated_bytes": facts.allocated,
-            "peak_allocated_bytes": facts.peak_allocated,
-            "inactive_split_bytes": facts.inactive,
-            "device_bytes": facts.total,
-            "allocation_retries": facts.retries,
-            "allocation_failures": facts.failures,
-        },
-        fix=_fix(rank),
-        explains=("MEM003", "MEM011"),
-    )
+            failed = f"{facts.failures} failed" if facts.failures else ""
+            retried = f"{facts.retries} had to empty the cache first" if facts.retries else ""
+            yield Finding(
+                f"{mebibytes(unused)} of what rank {rank.number} has reserved lie in pieces that are too small: of "
+                f"its allocations {' and '.join(filter(None, (failed, retried)))}",
+                ranks=(rank.number,),
+                evidence={
+                    "reserved_bytes": facts.reserved,
+                    "peak_reserved_bytes": facts.peak_reserved,
+                    "allocated_bytes": facts.allocated,
+                    "peak_allocated_bytes": facts.peak_allocated,
+                    "inactive_split_bytes": facts.inactive,
+                    "device_bytes": facts.total,
+                    "allocation_retries": facts.retries,
+                    "allocation_failures": facts.failures,
+                },
+                fix=_fix(rank),
+                explains=("MEM003", "MEM011"),
+            )
 
 
 def _fix(rank: Rank) -> str:

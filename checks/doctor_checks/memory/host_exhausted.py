@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from doctor.analysis.logs.oom_events import ended_by_signal
 from doctor.analysis.visible_devices import mebibytes
@@ -176,12 +176,8 @@ def _has_another_cause(job: Job, killed: Event) -> bool:
     before = events[: events.index(killed)] if killed in events else events
     if any(event.kind in _ENDED_BY_OTHERS or _is_own_error(event) for event in before):
         return True
-    return _is_late(events, killed)
-
-
-def _is_late(events: Sequence[Event], killed: Event) -> bool:
-    """Whether torchrun itself ended the process: it had sent it a closing signal, or its table has another process that
-    failed earlier, by an error of its own. What torchrun does not end in 30 s it kills."""
+    # Whether torchrun itself ended the process: it had sent it a closing signal, or its table has another process that
+    # failed earlier, by an error of its own. What torchrun does not end in 30 s it kills.
     ended = {event.value("pid") for event in events if event.kind == "elastic.closing"}
     reports = [event for event in events if event.kind in ("elastic.failed", "elastic.entry", "elastic.child_line")]
     at_line = [one for one in reports if (one.file, one.line) == (killed.file, killed.line)]

@@ -108,7 +108,13 @@ def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float
         yield Skip("memory was not looked at often enough so far")
     for local in job.by_host():
         growths = [growth for rank in local.members for growth in _growths(rank, least_mebibytes * MIB)]
-        free = _free(local)
+        host = local.find(HostFacts)
+        sizes = [_newest_available(rank) for rank in local.members]
+        if host and host.memory_limit is not None and host.memory_used is not None:
+            sizes.append(max(0, host.memory_limit - host.memory_used))
+        if not any(size is not None for size in sizes) and host:
+            sizes.append(host.ram_available)
+        free = min((size for size in sizes if size is not None), default=None)
         if growths and free is None:
             yield Unknown("how much memory the host has left is not known", local.ranks, "free -b")
         elif growths and free is not None:
@@ -139,16 +145,6 @@ def _points(rank: Rank, field: str) -> list[tuple[float, float]]:
     return [(at, float(size)) for at, size in sizes if at is not None and size is not None]
 
 
-def _free(local: LocalRanks) -> int | None:
-    host = local.find(HostFacts)
-    sizes = [_newest_available(rank) for rank in local.members]
-    if host and host.memory_limit is not None and host.memory_used is not None:
-        sizes.append(max(0, host.memory_limit - host.memory_used))
-    if not any(size is not None for size in sizes) and host:
-        sizes.append(host.ram_available)
-    return min((size for size in sizes if size is not None), default=None)
-
-
 def _newest_available(rank: Rank) -> int | None:
     facts = rank.find(RunMemoryFacts)
     told = (sample.host_available for sample in reversed(facts.samples)) if facts else ()
@@ -162,7 +158,23 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
     )
     near = time.expected <= horizon * max(growth.watched for growth in growths)
     if near and not all(_may_be_a_cache(growth, time.expected) for growth in growths):
-        yield _finding(job, local, growths, free, time)
+        worst = max(growths, key=lambda growth: growth.line.slope)
+        ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
+        more = f" (with others, {_a_minute(sum(one.line.slope for one in growths))})" if len(growths) > 1 else ""
+        yield Finding(
+            f"{WHO[worst.field]} of rank {worst.rank.number} on {local.name} grow"
+            f"{'' if worst.field == 'workers' else 's'} by {_a_minute(worst.line.slope)}{more}: the {mebibytes(free)} "
+            f"that are left last about {long_time(time.expected)}{time_range(time.soonest, time.latest)}",
+            ranks=ranks,
+            evidence={
+                "growth": [_evidence(growth) for growth in growths[:16]],
+                "bytes_left": free,
+                "seconds_left": {"expected": time.expected, "low": time.soonest, "high": time.latest},
+                "batch_at_the_end": _batch_at(worst, time.expected),
+            },
+            fix=_fix(job, {growth.field for growth in growths}),
+            explains=("MEM008", "MEM012"),
+        )
 
 
 def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
@@ -176,26 +188,6 @@ def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
     at_the_end = _batch_at(growth, seconds)
     left = max(lengths, default=0) - (progress.batch or 0)
     return at_the_end is not None and growth.newest.step + left < at_the_end
-
-
-def _finding(job: Job, local: LocalRanks, growths: list[_Growth], free: int, time: LimitForecast) -> Finding:
-    worst = max(growths, key=lambda growth: growth.line.slope)
-    ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
-    more = f" (with others, {_a_minute(sum(one.line.slope for one in growths))})" if len(growths) > 1 else ""
-    return Finding(
-        f"{WHO[worst.field]} of rank {worst.rank.number} on {local.name} grow"
-        f"{'' if worst.field == 'workers' else 's'} by {_a_minute(worst.line.slope)}{more}: the {mebibytes(free)} that "
-        f"are left last about {long_time(time.expected)}{time_range(time.soonest, time.latest)}",
-        ranks=ranks,
-        evidence={
-            "growth": [_evidence(growth) for growth in growths[:16]],
-            "bytes_left": free,
-            "seconds_left": {"expected": time.expected, "low": time.soonest, "high": time.latest},
-            "batch_at_the_end": _batch_at(worst, time.expected),
-        },
-        fix=_fix(job, {growth.field for growth in growths}),
-        explains=("MEM008", "MEM012"),
-    )
 
 
 def _evidence(growth: _Growth) -> dict[str, object]:

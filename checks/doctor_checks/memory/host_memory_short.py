@@ -140,24 +140,20 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
     if not held and not any(rank.find(EstimateFacts) for rank in job.ranks):
         yield Skip("what the ranks of this run hold is not known yet")
     for local in job.by_host():
-        yield from _judge_estimate(local)
-
-
-def _judge_estimate(local: LocalRanks) -> Iterator[Verdict]:
-    host = local.find(HostFacts)
-    peaks = [estimate.host_peak for rank in local.members if (estimate := rank.find(EstimateFacts))]
-    need = sum(peak or 0 for peak in peaks)
-    if host is None or not need:
-        return
-    whole = _smallest(host.ram_total, host.memory_limit)
-    free = _smallest(host.ram_available, _left(host.memory_limit, host.memory_used))
-    if whole is None:
-        note = host.why_hidden("ram_total")
-        yield Unknown(note.reason if note else "the size of the host's memory is not known", local.ranks)
-    elif need > whole:
-        yield _finding(local, need, whole, "has", Severity.ERROR, host)
-    elif free is not None and need > free:
-        yield _finding(local, need, free, "has free", Severity.WARNING, host)
+        host = local.find(HostFacts)
+        peaks = [estimate.host_peak for rank in local.members if (estimate := rank.find(EstimateFacts))]
+        need = sum(peak or 0 for peak in peaks)
+        if host is None or not need:
+            continue
+        whole = _smallest(host.ram_total, host.memory_limit)
+        free = _smallest(host.ram_available, _left(host.memory_limit, host.memory_used))
+        if whole is None:
+            note = host.why_hidden("ram_total")
+            yield Unknown(note.reason if note else "the size of the host's memory is not known", local.ranks)
+        elif need > whole:
+            yield _finding(local, need, whole, "has", Severity.ERROR, host)
+        elif free is not None and need > free:
+            yield _finding(local, need, free, "has free", Severity.WARNING, host)
 
 
 class _Holding(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import devices_of
-from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Verdict, check
+from doctor.api import Finding, Job, Rank, Scope, Severity, Verdict, check
 from doctor.facts import Gpu, GpuFacts, ProcessFacts, RdmaFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -57,7 +57,20 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
         used = ((rank, device.gpu) for rank in local.members if (device := devices[rank]))
         remote = [(rank, far) for rank, gpu in used if (far := _far(gpu, rank, nodes))]
         if remote:
-            yield _finding(local, remote)
+            first, far = remote[0]
+            more = f", and so {len(remote) - 1} more" if len(remote) > 1 else ""
+            yield Finding(
+                f"rank {first.number} of {local.name} may run only on processors that are remote to "
+                f"{' and '.join(far)}{more}",
+                ranks=tuple(rank.number for rank, _ in remote),
+                evidence={
+                    "remote_devices_by_rank": {str(rank.number): far for rank, far in remote},
+                    "processors_allowed_by_rank": {str(rank.number): _allowed(rank) for rank, _ in remote},
+                    "numa_node_by_gpu": {
+                        str(gpu.index): gpu.numa_node for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
+                    },
+                },
+            )
 
 
 def _allowed(rank: Rank) -> tuple[int, ...]:
@@ -73,22 +86,6 @@ def _far(gpu: Gpu, rank: Rank, nodes: dict[int, frozenset[int]]) -> list[str]:
     if allowed and _is_far_from_network(rank, allowed, nodes):
         far.append("every RDMA device")
     return far
-
-
-def _finding(local: LocalRanks, remote: list[tuple[Rank, list[str]]]) -> Finding:
-    first, far = remote[0]
-    more = f", and so {len(remote) - 1} more" if len(remote) > 1 else ""
-    return Finding(
-        f"rank {first.number} of {local.name} may run only on processors that are remote to {' and '.join(far)}{more}",
-        ranks=tuple(rank.number for rank, _ in remote),
-        evidence={
-            "remote_devices_by_rank": {str(rank.number): far for rank, far in remote},
-            "processors_allowed_by_rank": {str(rank.number): _allowed(rank) for rank, _ in remote},
-            "numa_node_by_gpu": {
-                str(gpu.index): gpu.numa_node for facts in [local.find(GpuFacts)] if facts for gpu in facts.gpus
-            },
-        },
-    )
 
 
 def _is_far_from_network(rank: Rank, allowed: set[int], nodes: dict[int, frozenset[int]]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import asks_to_share, has_own_gpus, on_processor, ordinal_of, uses_nccl, visible_to
 from doctor.api import (
-    EventGroup,
     FileFails,
     FilePasses,
     Finding,
@@ -24,7 +23,7 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import EnvironmentFacts, GpuFacts, LaunchFacts, NcclFacts, SoftwareFacts, TrainerFacts, TrainingFacts
-from doctor.lint.launch.kubernetes import Container, Workload
+from doctor.lint.launch.kubernetes import Container
 from doctor.lint.launch.launch_file import Launch
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
@@ -46,26 +45,22 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.ordinal"):
         has = group.value("has")
         seen = f": {len(has.split(',')) if has.strip() else 0} visible" if has is not None else ""
+        names = {
+            "asked": "asked_for",
+            "asked2": "asked_for",
+            "slot": "asked_for",
+            "index": "asked_for",
+            "count": "visible",
+            "seen": "visible",
+            "seen2": "visible",
+            "has": "visible_devices",
+        }
         yield finding_from_logs(
             group,
             f"a process asked for a GPU beyond those that it sees{seen}",
-            evidence=_named(group),
+            evidence={key: value for name, key in names.items() if (value := group.value(name)) is not None},
             confidence=0.75 if has is not None else 0.95,
         )
-
-
-def _named(group: EventGroup) -> dict[str, object]:
-    names = {
-        "asked": "asked_for",
-        "asked2": "asked_for",
-        "slot": "asked_for",
-        "index": "asked_for",
-        "count": "visible",
-        "seen": "visible",
-        "seen2": "visible",
-        "has": "visible_devices",
-    }
-    return {key: value for name, key in names.items() if (value := group.value(name)) is not None}
 
 
 @check(
@@ -146,7 +141,11 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
     Fix: start as many processes a host as GPUs are visible, or widen CUDA_VISIBLE_DEVICES; where each process sees one
     device alone, use `cuda:0` in it.
     """
-    lists = _lists_by_host(job)
+    lists: dict[int, set[str | None]] = {}
+    for environment, identical in job.each(EnvironmentFacts):
+        devices = environment.get("CUDA_VISIBLE_DEVICES")
+        for rank in identical.members:
+            lists.setdefault(rank.host.index, set()).add(devices)
     also = (SoftwareFacts, TrainerFacts, NcclFacts, TrainingFacts)
     for environment, gpus, identical in job.each(EnvironmentFacts, GpuFacts, also=also):
         launched = [rank for rank in identical.members if _is_launched(rank)]
@@ -163,15 +162,6 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
             beyond = [rank for rank in beyond if not _has_own_device(rank, environment, lists[rank.host.index])]
         if beyond and not (sharing and seen.size == 1):
             yield _judge(job, environment, seen.size, beyond, Severity.WARNING if sharing else Severity.ERROR)
-
-
-def _lists_by_host(job: Job) -> dict[int, set[str | None]]:
-    lists: dict[int, set[str | None]] = {}
-    for environment, identical in job.each(EnvironmentFacts):
-        devices = environment.get("CUDA_VISIBLE_DEVICES")
-        for rank in identical.members:
-            lists.setdefault(rank.host.index, set()).add(devices)
-    return lists
 
 
 def _is_launched(rank: Rank) -> bool:
@@ -309,7 +299,18 @@ def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
         for root in file.of_kind("accelerate"):
             yield from _judge_config(root)
         for job in file.workloads:
-            yield from _judge_pods(job)
+            for role in job.roles:
+                for box in role.containers:
+                    if box.gpus:
+                        yield from _judge_container(box, box.gpus)
+                        ranks = whole_number(job.processes_per_pod)
+                        if ranks is not None and ranks > box.gpus and job.processes_place is not None:
+                            yield Violation(
+                                job.processes_place,
+                                f"nprocPerNode is {ranks}, and a pod has {box.gpus} GPU{'' if box.gpus == 1 else 's'}",
+                                fix=f'`nprocPerNode: "{box.gpus}"`, or `nvidia.com/gpu: {ranks}`.',
+                                evidence=(("ranks", ranks), ("gpus", box.gpus)),
+                            )
 
 
 def _uses_gpus(launch: Launch) -> bool:
@@ -355,15 +356,6 @@ def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violat
     )
 
 
-def _judge_pods(job: Workload) -> Iterator[Violation]:
-    """``spec.nprocPerNode`` and the launcher's own number."""
-    for role in job.roles:
-        for box in role.containers:
-            if box.gpus:
-                yield from _judge_container(box, box.gpus)
-                yield from _judge_field(job, box.gpus)
-
-
 def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
     for launch in box.chain():
         ranks = processes_of(launch) if launch.is_agent else None
@@ -374,17 +366,6 @@ def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
                 fix=f"`--nproc_per_node={gpus}`, or `nvidia.com/gpu: {ranks}`.",
                 evidence=(("ranks", ranks), ("gpus", gpus)),
             )
-
-
-def _judge_field(job: Workload, gpus: int) -> Iterator[Violation]:
-    ranks = whole_number(job.processes_per_pod)
-    if ranks is not None and ranks > gpus and job.processes_place is not None:
-        yield Violation(
-            job.processes_place,
-            f"nprocPerNode is {ranks}, and a pod has {gpus} GPU{'' if gpus == 1 else 's'}",
-            fix=f'`nprocPerNode: "{gpus}"`, or `nvidia.com/gpu: {ranks}`.',
-            evidence=(("ranks", ranks), ("gpus", gpus)),
-        )
 
 
 def _judge_config(root: YamlNode) -> Iterator[Violation]:

@@ -119,37 +119,33 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
         reason = "no host with GPUs and several ranks"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
     for local in hosts:
-        yield from _judge_host(local)
+        views: dict[View, list[Rank]] = {}
+        # Equal environments are one object: most hosts have one.
+        known: dict[int, View] = {}
+        for rank in local.members:
+            environment = rank.find(EnvironmentFacts)
+            if environment and not has_own_gpus(rank):
+                view = known.get(id(environment)) or known.setdefault(id(environment), _view(rank, environment))
+                views.setdefault(view, []).append(rank)
+        if len(views) < 2:
+            continue
+        blamed = _blamed(views)
+        if blamed:
+            yield Finding(
+                f"{len(views)} different lists of visible devices on {local.name}",
+                ranks=tuple(sorted(rank.number for rank in blamed)),
+                evidence={
+                    "visible_devices_by_rank": {
+                        str(rank.number): list(view) for view, ranks in views.items() for rank in ranks
+                    }
+                },
+                explains=("GPU001", "GPU002"),
+            )
 
 
 def _without_gpu(local: LocalRanks) -> bool:
     missing = local.hosts[0].missing(GpuFacts)
     return missing is not None and missing.lack is MissingReason.ABSENT
-
-
-def _judge_host(local: LocalRanks) -> Iterator[Verdict]:
-    views: dict[View, list[Rank]] = {}
-    # Equal environments are one object: most hosts have one.
-    known: dict[int, View] = {}
-    for rank in local.members:
-        environment = rank.find(EnvironmentFacts)
-        if environment and not has_own_gpus(rank):
-            view = known.get(id(environment)) or known.setdefault(id(environment), _view(rank, environment))
-            views.setdefault(view, []).append(rank)
-    if len(views) < 2:
-        return
-    blamed = _blamed(views)
-    if blamed:
-        yield Finding(
-            f"{len(views)} different lists of visible devices on {local.name}",
-            ranks=tuple(sorted(rank.number for rank in blamed)),
-            evidence={
-                "visible_devices_by_rank": {
-                    str(rank.number): list(view) for view, ranks in views.items() for rank in ranks
-                }
-            },
-            explains=("GPU001", "GPU002"),
-        )
 
 
 def _blamed(views: dict[View, list[Rank]]) -> list[Rank]:

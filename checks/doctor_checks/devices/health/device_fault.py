@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import (
-    EventGroup,
-    Finding,
     Job,
     Severity,
     Verdict,
@@ -47,17 +45,13 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     for group in event_groups(job, "gpu.fault"):
-        yield _finding(group, assertions)
-
-
-def _finding(group: EventGroup, assertions: list[EventGroup]) -> Finding:
-    who = f" first on {ranks_in_words((group.first.rank,))}:" if group.first.rank is not None else ""
-    condition = assertions[0].value("expression") if assertions else None
-    fault = group.value("fault", "fault2")
-    words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
-    return finding_from_logs(
-        group,
-        f"a kernel failed,{who} {words}",
-        evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
-        confidence=0.95,
-    )
+        who = f" first on {ranks_in_words((group.first.rank,))}:" if group.first.rank is not None else ""
+        condition = assertions[0].value("expression") if assertions else None
+        fault = group.value("fault", "fault2")
+        words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
+        yield finding_from_logs(
+            group,
+            f"a kernel failed,{who} {words}",
+            evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
+            confidence=0.95,
+        )

@@ -119,7 +119,20 @@ def device_lost(job: Job) -> Iterator[Verdict]:
             words = _words(share.gpu)
             if words:
                 told.add(bus_key(share.gpu.bus_id))
-                yield _finding(local, share, words)
+                gpu = share.gpu
+                yield Finding(
+                    f"GPU {gpu.index} of {local.name} {words}",
+                    ranks=share.ranks or local.ranks,
+                    evidence={
+                        "gpu_index": gpu.index,
+                        "gpu": gpu.uuid,
+                        "pci_bus_id": gpu.bus_id,
+                        "error": gpu.error,
+                        "recovery_action": gpu.recovery_action,
+                    },
+                    severity=None if share.ranks else Severity.WARNING,
+                    explains=("GPU002", "GPU005", "GPU010", "GPU013"),
+                )
             elif share.gpu.error and share.ranks:
                 yield Unknown(f"GPU {share.gpu.index} of {local.name} can't be read: {share.gpu.error}", share.ranks)
         yield from _absent_from_driver(local, found)
@@ -136,23 +149,6 @@ def _words(gpu: Gpu) -> str | None:
     if gpu.recovery_action in TAKEN_OUT and not failing:
         return f"has to be recovered first: the driver asks for a {gpu.recovery_action}"
     return None
-
-
-def _finding(local: LocalRanks, share: GpuSharers, words: str) -> Finding:
-    gpu = share.gpu
-    return Finding(
-        f"GPU {gpu.index} of {local.name} {words}",
-        ranks=share.ranks or local.ranks,
-        evidence={
-            "gpu_index": gpu.index,
-            "gpu": gpu.uuid,
-            "pci_bus_id": gpu.bus_id,
-            "error": gpu.error,
-            "recovery_action": gpu.recovery_action,
-        },
-        severity=None if share.ranks else Severity.WARNING,
-        explains=("GPU002", "GPU005", "GPU010", "GPU013"),
-    )
 
 
 def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Iterator[Verdict]:

@@ -127,7 +127,23 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
             yield from _judge(local, share, links, most[share.gpu.name], len(used))
         for reported in xids_of(local, {"nvlink"}):
             yield _from_log(local, reported)
-        yield from _from_switches(local)
+        # Fatal errors of NVSwitches ("SXid (PCI:…): 19084, Fatal, Link 40 …", NVIDIA Fabric Manager user guide); the
+        # driver repairs those that it calls non-fatal.
+        log = local.find(KernelLogFacts)
+        fatal = {
+            (event.code, event.device): event
+            for event in (log.events if log else ())
+            if event.kind == "sxid" and ", fatal" in event.text.lower()
+        }
+        for (code, device), event in fatal.items():
+            began = log.job_started if log else None
+            recent = began is not None and event.time is not None and event.time >= began
+            yield Finding(
+                f"the NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
+                ranks=local.ranks,
+                evidence={"sxid": code, "device": device, "seconds_since_boot": event.time, "kernel_log": event.text},
+                severity=Severity.ERROR if recent else Severity.WARNING,
+            )
 
 
 def _active(gpu: Gpu) -> int:
@@ -174,26 +190,6 @@ def _finding(local: LocalRanks, share: GpuSharers, words: str, severity: Severit
         severity=severity,
         explains=("GPU018",),
     )
-
-
-def _from_switches(local: LocalRanks) -> Iterator[Finding]:
-    """Fatal errors of NVSwitches ("SXid (PCI:…): 19084, Fatal, Link 40 …", NVIDIA Fabric Manager user guide); the
-    driver repairs those that it calls non-fatal."""
-    log = local.find(KernelLogFacts)
-    fatal = {
-        (event.code, event.device): event
-        for event in (log.events if log else ())
-        if event.kind == "sxid" and ", fatal" in event.text.lower()
-    }
-    for (code, device), event in fatal.items():
-        began = log.job_started if log else None
-        recent = began is not None and event.time is not None and event.time >= began
-        yield Finding(
-            f"the NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
-            ranks=local.ranks,
-            evidence={"sxid": code, "device": device, "seconds_since_boot": event.time, "kernel_log": event.text},
-            severity=Severity.ERROR if recent else Severity.WARNING,
-        )
 
 
 def _from_log(local: LocalRanks, reported: XidReport) -> Finding:

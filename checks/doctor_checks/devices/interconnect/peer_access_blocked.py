@@ -181,29 +181,25 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
         reason = "no host with ranks on several GPUs"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
     for local, users in judged:
-        yield from _judge(local, users)
+        facts = local.find(GpuFacts)
+        links = [link for link in facts.links if link.first in users and link.second in users] if facts else []
+        unfit = [link for link in links if link.read not in FIT or link.write not in FIT]
+        blocked = [link for link in unfit if _is_blocked(link, users[link.first][0])]
+        if blocked:
+            yield _finding(local, blocked, users, _words(blocked), _severity(local))
+        host = local.find(HostFacts)
+        if not (host and host.pci_access_control and host.hypervisor is None):
+            continue
+        redirected = [link for link in links if link.path in NEAR[1:] and link not in blocked]
+        if redirected:
+            words = "PCIe access control (ACS) redirects traffic between GPUs"
+            yield _finding(local, redirected, users, words, Severity.WARNING)
 
 
 def _users(found: tuple[GpuSharers, ...]) -> Users:
     """GPUs that ranks use, by index; under MIG none has peer access, which another check judges."""
     used = (share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig)
     return {share.gpu.index: (share.gpu, share.ranks) for share in used}
-
-
-def _judge(local: LocalRanks, users: Users) -> Iterator[Verdict]:
-    facts = local.find(GpuFacts)
-    links = [link for link in facts.links if link.first in users and link.second in users] if facts else []
-    unfit = [link for link in links if link.read not in FIT or link.write not in FIT]
-    blocked = [link for link in unfit if _is_blocked(link, users[link.first][0])]
-    if blocked:
-        yield _finding(local, blocked, users, _words(blocked), _severity(local))
-    host = local.find(HostFacts)
-    if not (host and host.pci_access_control and host.hypervisor is None):
-        return
-    redirected = [link for link in links if link.path in NEAR[1:] and link not in blocked]
-    if redirected:
-        words = "PCIe access control (ACS) redirects traffic between GPUs"
-        yield _finding(local, redirected, users, words, Severity.WARNING)
 
 
 def _is_blocked(link: PeerLink, gpu: Gpu) -> bool:

@@ -78,29 +78,25 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
         if note := hidden_of_gpus(local, "clock_reasons"):
             yield Unknown(note.reason, local.ranks, note.unhide)
     used = [(local, share) for local, found in shares_by_host(job) for share in found if share.ranks]
-    slow = _slow_by_cap([share.gpu for _, share in used], capped_share, clock_share)
+    # GPUs that the power cap slows down while most of the same model run faster at this moment, under this load;
+    # another job's clocks are no reference.
+    gpus = [share.gpu for _, share in used]
+    models: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        models.setdefault(gpu.name, []).append(gpu)
+    slow: set[int] = set()
+    for peers in models.values():
+        clocks = [gpu.clock for gpu in peers if gpu.clock]
+        capped = [gpu for gpu in peers if CAP in (gpu.clock_reasons or ())]
+        if clocks and 0 < len(capped) <= capped_share * len(peers):
+            usual = median(clocks)
+            slow.update(id(gpu) for gpu in capped if gpu.clock and gpu.clock < clock_share * usual)
     for local, share in used:
         reasons = [HELD_BACK[name] for name in share.gpu.clock_reasons or () if name in HELD_BACK]
         if reasons:
             yield _finding(local, share, ", ".join(reasons))
         elif id(share.gpu) in slow:
             yield _finding(local, share, "held at its power limit, below the clock of its peers")
-
-
-def _slow_by_cap(gpus: list[Gpu], capped_share: float, clock_share: float) -> set[int]:
-    """GPUs that the power cap slows down while most of the same model run faster at this moment, under this load;
-    another job's clocks are no reference."""
-    models: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        models.setdefault(gpu.name, []).append(gpu)
-    found: set[int] = set()
-    for peers in models.values():
-        clocks = [gpu.clock for gpu in peers if gpu.clock]
-        capped = [gpu for gpu in peers if CAP in (gpu.clock_reasons or ())]
-        if clocks and 0 < len(capped) <= capped_share * len(peers):
-            usual = median(clocks)
-            found.update(id(gpu) for gpu in capped if gpu.clock and gpu.clock < clock_share * usual)
-    return found
 
 
 def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:

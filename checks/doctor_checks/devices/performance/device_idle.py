@@ -122,6 +122,12 @@ def _finding(job: Job, idle: list[_Idle]) -> Finding:
     worst = max(idle, key=lambda one: one.busy)
     left = (worst.memory.total or 0) - (worst.memory.foreign or 0) - (worst.memory.peak_allocated or 0)
     who = "the GPU is" if len(idle) == 1 else f"{len(idle)} GPUs are"
+    training = worst.rank.find(TrainingFacts)
+    words = ["a larger batch_size in the DataLoader"]
+    if training and training.accumulate > 1:
+        words.append(f"accumulate fewer than {training.accumulate} batches")
+    if training and (training.precision or "").startswith("32"):
+        words.append('Trainer(precision="bf16-mixed")' if uses_lightning(job) else "torch.autocast in bfloat16")
     return Finding(
         f"{who} busy for {worst.busy:.0f} % of the time or less, and {mebibytes(left)} of "
         f"{mebibytes(worst.memory.total)} stay free at the peak"
@@ -134,19 +140,9 @@ def _finding(job: Job, idle: list[_Idle]) -> Finding:
             "memory_total_bytes": worst.memory.total,
             "batch_could_be_times": worst.times,
         },
-        fix=_fix(job, worst),
+        fix=", or ".join(words) + "; where steps are short, torch.compile and fewer .item() calls",
         confidence=0.8 if worst.looks > 2 else 0.5,
     )
-
-
-def _fix(job: Job, idle: _Idle) -> str:
-    training = idle.rank.find(TrainingFacts)
-    words = ["a larger batch_size in the DataLoader"]
-    if training and training.accumulate > 1:
-        words.append(f"accumulate fewer than {training.accumulate} batches")
-    if training and (training.precision or "").startswith("32"):
-        words.append('Trainer(precision="bf16-mixed")' if uses_lightning(job) else "torch.autocast in bfloat16")
-    return ", or ".join(words) + "; where steps are short, torch.compile and fewer .item() calls"
 
 
 def _unhide(job: Job) -> str:

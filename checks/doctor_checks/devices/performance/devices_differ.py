@@ -114,17 +114,6 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
     Fix: ask the scheduler for one kind of GPU (for example `--constraint` or `--gres=gpu:h100:8`), and bring all hosts
     to one driver.
     """
-    parted = _compare(job, memory_share)
-    if stands_alone(job, [one.expected for one in parted.values()]):
-        yield Skip(ALONE)
-    if len(job.ranks) == 1:
-        yield from _lone(job)
-    else:
-        yield from (finding for trait, one in parted.items() for finding in _judge(job, trait, one))
-    yield from _unexpected(job, {trait: one for trait, one in parted.items() if one.expected})
-
-
-def _compare(job: Job, memory_share: float) -> dict[str, MajoritySplit]:
     jobs = [job, job.expected] if job.expected else [job]
     sizes = {gpu.memory_total for one in jobs for gpu, _ in _used(one) if gpu.memory_total}
     steps = _memory_steps(sizes, memory_share)
@@ -132,10 +121,26 @@ def _compare(job: Job, memory_share: float) -> dict[str, MajoritySplit]:
         job, lambda worked: ((trait, value) for trait, groups in _group(worked, steps).items() for value in groups)
     )
     own = _group(job, steps)
-    return {
+    parted = {
         trait: split_groups({value: set(ranks) for value, ranks in groups.items()}, expected=expected.get(trait))
         for trait, groups in own.items()
     }
+    if stands_alone(job, [one.expected for one in parted.values()]):
+        yield Skip(ALONE)
+    if len(job.ranks) == 1:
+        # One process may start ranks on all GPUs, or use one of them: good to know, no more.
+        gpus, launch = job.ranks[0].find(GpuFacts), job.ranks[0].find(LaunchFacts)
+        names = sorted({gpu.name for gpu in gpus.gpus if gpu.name}) if gpus else []
+        if len(names) > 1 and not (launch and launch.running_together):
+            yield Finding(
+                f"this host has different GPUs: {', '.join(names)}",
+                ranks=(job.ranks[0].number,),
+                evidence={"models": names},
+                severity=Severity.INFO,
+            )
+    else:
+        yield from (finding for trait, one in parted.items() for finding in _judge(job, trait, one))
+    yield from _unexpected(job, {trait: one for trait, one in parted.items() if one.expected})
 
 
 def _group(job: Job, steps: Mapping[int, str]) -> dict[str, Groups]:
@@ -152,19 +157,6 @@ def _group(job: Job, steps: Mapping[int, str]) -> dict[str, Groups]:
             if value is not None:
                 groups[trait].setdefault(value, []).extend(users)
     return groups
-
-
-def _lone(job: Job) -> Iterator[Verdict]:
-    """One process may start ranks on all GPUs, or use one of them: good to know, no more."""
-    gpus, launch = job.ranks[0].find(GpuFacts), job.ranks[0].find(LaunchFacts)
-    names = sorted({gpu.name for gpu in gpus.gpus if gpu.name}) if gpus else []
-    if len(names) > 1 and not (launch and launch.running_together):
-        yield Finding(
-            f"this host has different GPUs: {', '.join(names)}",
-            ranks=(job.ranks[0].number,),
-            evidence={"models": names},
-            severity=Severity.INFO,
-        )
 
 
 def _used(job: Job) -> Iterator[tuple[Gpu, tuple[int, ...]]]:

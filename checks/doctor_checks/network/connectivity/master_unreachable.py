@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, set_up_after, set_up_before
@@ -174,21 +174,16 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
     if not any(attempts for attempts, _ in every):
         yield Skip("no connection to the master was tried")
         return
-    tried = _tried_by_host(every)
+    tried: dict[str, set[tuple[str, int]]] = {}
+    for attempts, identical in every:
+        for host in identical.hosts if attempts else ():
+            tried.setdefault(host, set()).update((attempt.address, attempt.port) for attempt in attempts)
     untried = [rank for attempts, identical in every if not attempts for rank in _untried(identical, tried)]
     if untried:
         yield Unknown("no connection to the MASTER_ADDR of these ranks was tried", tuple(untried))
     failed = [(attempts, identical) for attempts, identical in every if "open" not in {one.outcome for one in attempts}]
     findings = (_finding(attempts, identical.ranks) for attempts, identical in failed)
     yield from merge(finding for finding in findings if finding is not None)
-
-
-def _tried_by_host(every: Iterable[tuple[tuple[Reach, ...], IdenticalRanks]]) -> dict[str, set[tuple[str, int]]]:
-    tried: dict[str, set[tuple[str, int]]] = {}
-    for attempts, identical in every:
-        for host in identical.hosts if attempts else ():
-            tried.setdefault(host, set()).update((attempt.address, attempt.port) for attempt in attempts)
-    return tried
 
 
 def _untried(identical: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]]) -> tuple[int, ...]:

@@ -310,14 +310,21 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
     if not outcomes:
         yield Skip("no connection between hosts was tried")
         return
-    ranks = _ranks_by_host(job)
+    ranks: dict[str, tuple[int, ...]] = {}
+    for local in job.by_host():
+        ranks[local.hosts[0].name] = ranks.get(local.hosts[0].name, ()) + local.ranks
     # What carries the training first; NCCL's job may hold Gloo groups besides, which nobody has to use.
     aside = {way: outcome for way, outcome in outcomes.items() if way.library == "Gloo" and way.by("NCCL") in outcomes}
     main = {way: outcome for way, outcome in outcomes.items() if way not in aside}
     works = {way: outcome for way, outcome in aside.items() if outcomes[way.by("NCCL")] not in FAILURES}
     for finding in (*_judge(main, ranks, Severity.ERROR), *_judge(works, ranks, Severity.WARNING)):
         yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
-    yield from _unknown(main, ranks)
+    for way, outcome in main.items():
+        if outcome == "unanswered":
+            reason = f"{way.second} took a connection of {way.first}, and its process did not answer in time"
+            yield Unknown(reason, ranks.get(way.second, ()))
+        elif outcome == "unresolved":
+            yield Unknown(f"{way.first} knows no address of {way.second}", ranks.get(way.first, ()))
 
 
 _CONSEQUENCES = ("NET014", "NET015", "NET027")
@@ -378,15 +385,6 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
         )
 
 
-def _unknown(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]]) -> Iterator[Unknown]:
-    for way, outcome in outcomes.items():
-        if outcome == "unanswered":
-            reason = f"{way.second} took a connection of {way.first}, and its process did not answer in time"
-            yield Unknown(reason, ranks.get(way.second, ()))
-        elif outcome == "unresolved":
-            yield Unknown(f"{way.first} knows no address of {way.second}", ranks.get(way.first, ()))
-
-
 def _outcomes(job: Job) -> _Outcomes:
     outcomes: _Outcomes = {}
     for reach, identical in job.each(ReachFacts, also=(HostFacts,)):
@@ -397,13 +395,6 @@ def _outcomes(job: Job) -> _Outcomes:
                     if way.first != way.second and outcomes.get(way) != "open":
                         outcomes[way] = attempt.outcome
     return outcomes
-
-
-def _ranks_by_host(job: Job) -> dict[str, tuple[int, ...]]:
-    ranks: dict[str, tuple[int, ...]] = {}
-    for local in job.by_host():
-        ranks[local.hosts[0].name] = ranks.get(local.hosts[0].name, ()) + local.ranks
-    return ranks
 
 
 def _words(paths: Sequence[MeasuredPath], outcomes: dict[tuple[str, str], str]) -> list[str]:

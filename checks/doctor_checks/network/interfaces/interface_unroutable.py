@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.analysis.interface_choice import (
@@ -239,7 +239,12 @@ def interface_unroutable(job: Job) -> Iterator[Verdict]:
         yield Skip("one host: nothing has to leave it")
         return
     used = list(_used(job))
-    repeated = _repeated(used)
+    machines: dict[str, set[object]] = {}
+    for one in used:
+        bearers = {rank.host.machine for rank in one.identical.members}
+        for endpoint in one.choice.endpoints if one.all_carry else one.choice.endpoints[:1]:
+            machines.setdefault(endpoint.address.address, set()).update(bearers)
+    repeated = {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
     yield from merge(finding for one in used for finding in _judge(one, repeated))
 
 
@@ -261,15 +266,6 @@ def _used(job: Job) -> Iterator[_ChosenInterface]:
 def _leaves(choice: NetworkChoice) -> bool:
     """Whether it is no loopback: that Gloo takes by the host's own name is another illness."""
     return choice.first is not None and choice.first.interface.kind != "loopback"
-
-
-def _repeated(used: Iterable[_ChosenInterface]) -> dict[str, int]:
-    machines: dict[str, set[object]] = {}
-    for one in used:
-        bearers = {rank.host.machine for rank in one.identical.members}
-        for endpoint in one.choice.endpoints if one.all_carry else one.choice.endpoints[:1]:
-            machines.setdefault(endpoint.address.address, set()).update(bearers)
-    return {text: len(bearers) for text, bearers in machines.items() if len(bearers) > 1}
 
 
 def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding]:

@@ -62,7 +62,9 @@ class _EndpointSubnet(NamedTuple):
 
 def _by_choice(job: Job) -> Iterator[Finding]:
     """Hosts that advertise different networks, and a failed connection to one of them."""
-    chosen = _chosen(job)
+    events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
+    used = {event.value("addr") or "": event.value("if") or "" for event in events}
+    chosen = {address: name for address, name in used.items() if parse_address(address) is not None}
     if len(set(map(_wide, chosen))) < 2:
         return
     named = [f"{name} {address}" for address, name in sorted(chosen.items())]
@@ -77,12 +79,6 @@ def _by_choice(job: Job) -> Iterator[Finding]:
                 explains=("NET013", "NET008"),
             )
             return
-
-
-def _chosen(job: Job) -> dict[str, str]:
-    events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
-    named = {event.value("addr") or "": event.value("if") or "" for event in events}
-    return {address: name for address, name in named.items() if parse_address(address) is not None}
 
 
 def _says(host: str, name: str, address: str) -> tuple[str, ...]:

@@ -51,14 +51,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 explains=("NET005", "NET006", "NET009", "NET013", "ENV015"),
             )
             return
-    yield from _by_gloo(job)
-
-
-def _by_gloo(job: Job) -> Iterator[Finding]:
-    """Gloo advertises the address of its host's name: a peer that gets 127.0.0.1 connects to itself.
-
-    A peer on the same host is reachable there as long as it runs.
-    """
+    # Gloo advertises the address of its host's name: a peer that gets 127.0.0.1 connects to itself. A peer on the same
+    # host is reachable there as long as it runs.
     if job.evidence is None:
         return
     for event in job.evidence.of("python.exception"):

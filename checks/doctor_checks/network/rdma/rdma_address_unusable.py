@@ -236,16 +236,12 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
 def _used_by_all(job: Job) -> Iterator[_ChosenGid]:
     for nccl, _, identical in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, InterfaceFacts)):
         if not sends_data_by_sockets(identical) and loaded_net_plugin(nccl) is None:
-            yield from _used(nccl, identical)
-
-
-def _used(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[_ChosenGid]:
-    for choice in rdma_ports_of(identical):
-        if choice.port.link_layer == "Ethernet":
-            index = gid_index(nccl, choice.port, nccl_release(identical))
-            gid = next((gid for gid in choice.port.gids if gid.index == index), None)
-            fixed = parse_nccl_integer(nccl.get("NCCL_IB_GID_INDEX"), -1) >= 0
-            yield _ChosenGid(choice, index, gid, identical, fixed)
+            for choice in rdma_ports_of(identical):
+                if choice.port.link_layer == "Ethernet":
+                    index = gid_index(nccl, choice.port, nccl_release(identical))
+                    gid = next((gid for gid in choice.port.gids if gid.index == index), None)
+                    fixed = parse_nccl_integer(nccl.get("NCCL_IB_GID_INDEX"), -1) >= 0
+                    yield _ChosenGid(choice, index, gid, identical, fixed)
 
 
 def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:

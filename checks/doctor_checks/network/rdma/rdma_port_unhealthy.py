@@ -12,7 +12,6 @@ from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.api import (
     BaselineDeviation,
     BaselineValue,
-    EventGroup,
     Finding,
     Host,
     Job,
@@ -95,9 +94,28 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         lists = [group.value("list") or "" for group in event_groups(job, "nccl.net.ib_using", by=("list",))]
         is_infiniband = bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
         if RETRIES_EXCEEDED in states and (has_worked(job, group.first) or is_infiniband):
-            yield _silent(group)
+            # Transfers that went well before, or ports between which no address can be wrong.
+            yield finding_from_logs(
+                group,
+                "a peer's RDMA port no longer answers (work completion status 12): its process, a cable or a switch",
+                evidence={"peers": group.values("peer")},
+                severity=Severity.ERROR,
+                confidence=0.6,
+                fix="Look on the peer that the line names first for an earlier error of its process; then `ibstat`, "
+                "`ibqueryerrors` or `ethtool -S` for link errors and `dmesg -T | grep mlx5`. A longer NCCL_IB_TIMEOUT "
+                "(22) rides out short losses.",
+                explains=("NET021",),
+            )
         elif states == {FLUSHED}:
-            yield _flushed(group)
+            yield finding_from_logs(
+                group,
+                "RDMA transfers were flushed (work completion status 5): the connection had failed before, on one of "
+                "both hosts",
+                evidence={"peers": group.values("peer")},
+                confidence=0.4,
+                fix="Look for the first NET/IB warning of all hosts, and for a process that ended earlier; then "
+                "`ibstat` and `dmesg -T | grep mlx5` on both hosts.",
+            )
 
 
 def _by_port(job: Job) -> Iterator[Finding]:
@@ -113,33 +131,6 @@ def _by_port(job: Job) -> Iterator[Finding]:
                 confidence=0.85,
                 explains=("NET021",),
             )
-
-
-def _silent(group: EventGroup) -> Finding:
-    """Transfers that went well before, or ports between which no address can be wrong."""
-    return finding_from_logs(
-        group,
-        "a peer's RDMA port no longer answers (work completion status 12): its process, a cable or a switch",
-        evidence={"peers": group.values("peer")},
-        severity=Severity.ERROR,
-        confidence=0.6,
-        fix="Look on the peer that the line names first for an earlier error of its process; then `ibstat`, "
-        "`ibqueryerrors` or `ethtool -S` for link errors and `dmesg -T | grep mlx5`. A longer NCCL_IB_TIMEOUT (22) "
-        "rides out short losses.",
-        explains=("NET021",),
-    )
-
-
-def _flushed(group: EventGroup) -> Finding:
-    return finding_from_logs(
-        group,
-        "RDMA transfers were flushed (work completion status 5): the connection had failed before, on one of "
-        "both hosts",
-        evidence={"peers": group.values("peer")},
-        confidence=0.4,
-        fix="Look for the first NET/IB warning of all hosts, and for a process that ended earlier; then `ibstat` and "
-        "`dmesg -T | grep mlx5` on both hosts.",
-    )
 
 
 FLUSHED = "5"
@@ -245,8 +236,30 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
     seen = list(_ports(job))
     yield from _down(seen, baseline_values(job, _states))
     yield from _slow(seen, baseline_values(job, _rates))
-    yield from _failing(job)
-    yield from _outliers(seen, outlier_times, least_errors)
+    for paths, identical in job.each(PathFacts):
+        if paths.rdma_errors:
+            yield Finding(
+                f"the RDMA ports of {', '.join(identical.hosts)} counted {paths.rdma_errors:,} errors meanwhile",
+                ranks=identical.ranks,
+                evidence={"rdma_errors": paths.rdma_errors},
+            )
+    # Counters since boot that are far above those of the job's other ports: a hint, since nobody saw them rise.
+    values: dict[str, list[tuple[int, _ObservedRdmaPort]]] = {}
+    for one in seen:
+        for counter in one.port.counters:
+            if counter.name in ERRORS:
+                values.setdefault(counter.name, []).append((counter.value, one))
+    for name, counted in values.items():
+        usual = median(value for value, _ in counted)
+        for value, one in counted if len(counted) >= 8 else ():
+            if value > max(least_errors, outlier_times * (usual + 1)):
+                yield Finding(
+                    f"{one.name} counted {value:,} {name} since boot, the other ports {usual:g}",
+                    ranks=one.ranks,
+                    severity=Severity.INFO,
+                    confidence=0.5,
+                    evidence={name: value, "median": usual, "ports": len(counted)},
+                )
 
 
 def _ports(job: Job) -> Iterator[_ObservedRdmaPort]:
@@ -314,11 +327,6 @@ def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
         by_peer.setdefault(one.key, []).append(one)
         if one.device.board:
             by_peer.setdefault((one.host.index, one.device.board, one.port.link_layer), []).append(one)
-    yield from _slower_than_peers(by_peer)
-    yield from _unexpected(unlike)
-
-
-def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_ObservedRdmaPort]]) -> Iterator[Finding]:
     reported = set()
     for key, group in by_peer.items():
         if len({one.port.rate for one in group}) == 1:
@@ -333,6 +341,7 @@ def _slower_than_peers(by_peer: Mapping[tuple[Hashable, ...], list[_ObservedRdma
                     evidence={"rate_gbit_per_s": one.port.rate, "peers_gbit_per_s": usual},
                     explains=("NET022",),
                 )
+    yield from _unexpected(unlike)
 
 
 def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) -> Iterator[Finding]:
@@ -352,33 +361,3 @@ def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | Non
     if 2 * count > len(group) and len(group) > 2:
         return rate
     return max(rates) if beside_peers and len(group) == 2 else None
-
-
-def _failing(job: Job) -> Iterator[Finding]:
-    for paths, identical in job.each(PathFacts):
-        if paths.rdma_errors:
-            yield Finding(
-                f"the RDMA ports of {', '.join(identical.hosts)} counted {paths.rdma_errors:,} errors meanwhile",
-                ranks=identical.ranks,
-                evidence={"rdma_errors": paths.rdma_errors},
-            )
-
-
-def _outliers(seen: list[_ObservedRdmaPort], times: float, least: float) -> Iterator[Finding]:
-    """Counters since boot that are far above those of the job's other ports: a hint, since nobody saw them rise."""
-    values: dict[str, list[tuple[int, _ObservedRdmaPort]]] = {}
-    for one in seen:
-        for counter in one.port.counters:
-            if counter.name in ERRORS:
-                values.setdefault(counter.name, []).append((counter.value, one))
-    for name, counted in values.items():
-        usual = median(value for value, _ in counted)
-        for value, one in counted if len(counted) >= 8 else ():
-            if value > max(least, times * (usual + 1)):
-                yield Finding(
-                    f"{one.name} counted {value:,} {name} since boot, the other ports {usual:g}",
-                    ranks=one.ranks,
-                    severity=Severity.INFO,
-                    confidence=0.5,
-                    evidence={name: value, "median": usual, "ports": len(counted)},
-                )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from itertools import zip_longest
 
 from doctor.analysis.stats.rank_roles import replicas_in, uses_lightning
@@ -11,7 +11,6 @@ from doctor.api import (
     Group,
     Job,
     MajoritySplit,
-    Rank,
     Scope,
     Severity,
     Skip,
@@ -110,18 +109,14 @@ def model_differs(job: Job) -> Iterator[Verdict]:
     if not replicas:
         yield Skip("no two ranks are known to train one model, each the whole of it")
     for ranks in replicas:
-        found = _models(ranks)
+        digests: dict[Hashable, list[int]] = {}
+        for rank in ranks:
+            model = rank.find(ModelFacts)
+            if model and model.digest:
+                digests.setdefault(model.digest, []).append(rank.number)
+        found = split_groups(digests)
         for group in found.groups[1:]:
             yield _finding(job, found, group)
-
-
-def _models(ranks: Iterable[Rank]) -> MajoritySplit:
-    digests: dict[Hashable, list[int]] = {}
-    for rank in ranks:
-        model = rank.find(ModelFacts)
-        if model and model.digest:
-            digests.setdefault(model.digest, []).append(rank.number)
-    return split_groups(digests)
 
 
 def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:

@@ -70,7 +70,18 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
     if others:
         yield _finding(job, first, others, step)
     elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss":
-        yield _everywhere(job, first, step)
+        anomaly = "Trainer(gradient_clip_val=1.0)" if uses_lightning(job) else "torch.nn.utils.clip_grad_norm_"
+        who = "all ranks at once" if len(first) > 1 else "the only rank"
+        yield Finding(
+            f"the loss is {first[0].first.value if first[0].first else 'not finite'} on {who}, for the first time in "
+            f"batch {int(step):,}: no rank is to blame",
+            ranks=tuple(seen.rank.number for seen in first),
+            evidence={"batch": int(step), "ranks": len(first)},
+            effect="Nothing is lost where the loop leaves such a step out, as a scaler does. An optimizer that takes "
+            "it makes its parameters NaN, and training has diverged.",
+            fix=f"if it stays so: a smaller learning rate or a longer warm-up, {anomaly}, bfloat16 in place of float16",
+            severity=Severity.INFO,
+        )
 
 
 class _RankLosses(NamedTuple):
@@ -98,6 +109,7 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
     where = f" of {what.name}" if what.name else ""
     finite = sum(seen.first is None for seen in others)
     rest = "on all others it is finite" if finite == len(others) else f"elsewhere it came {_later(others, step)} later"
+    anomaly = "Trainer(detect_anomaly=True)" if uses_lightning(job) else "torch.autograd.set_detect_anomaly(True)"
     return Finding(
         f"the {what.what}{where} is {what.value or 'not finite'} on {ranks_in_words(ranks)} since batch {int(step):,}; "
         f"{rest}",
@@ -110,34 +122,14 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
             "first_on_others": {str(seen.rank.number): seen.first.step for seen in others[:32] if seen.first},
             "still_finite": [seen.rank.number for seen in others if seen.first is None][:32],
         },
-        fix=_fix(job, ranks, int(step)),
+        fix=(
+            f"look at batch {int(step)} of rank {ranks[0]}: assert torch.isfinite(batch).all() before the forward pass "
+            f"(empty or broken samples, a division by a count of 0); {anomaly} names the operation; if other batches "
+            "of this rank fail too, suspect its GPU (GPU009, GPU010)"
+        ),
     )
 
 
 def _later(others: list[_RankLosses], step: float) -> str:
     batches = int(min(seen.step for seen in others) - step)
     return "one batch" if batches == 1 else f"{batches:,} batches"
-
-
-def _fix(job: Job, ranks: tuple[int, ...], step: int) -> str:
-    anomaly = "Trainer(detect_anomaly=True)" if uses_lightning(job) else "torch.autograd.set_detect_anomaly(True)"
-    return (
-        f"look at batch {step} of rank {ranks[0]}: assert torch.isfinite(batch).all() before the forward pass (empty "
-        f"or broken samples, a division by a count of 0); {anomaly} names the operation; if other batches of this rank "
-        "fail too, suspect its GPU (GPU009, GPU010)"
-    )
-
-
-def _everywhere(job: Job, first: list[_RankLosses], step: float) -> Finding:
-    anomaly = "Trainer(gradient_clip_val=1.0)" if uses_lightning(job) else "torch.nn.utils.clip_grad_norm_"
-    who = "all ranks at once" if len(first) > 1 else "the only rank"
-    return Finding(
-        f"the loss is {first[0].first.value if first[0].first else 'not finite'} on {who}, for the first time in batch "
-        f"{int(step):,}: no rank is to blame",
-        ranks=tuple(seen.rank.number for seen in first),
-        evidence={"batch": int(step), "ranks": len(first)},
-        effect="Nothing is lost where the loop leaves such a step out, as a scaler does. An optimizer that takes it "
-        "makes its parameters NaN, and training has diverged.",
-        fix=f"if it stays so: a smaller learning rate or a longer warm-up, {anomaly}, bfloat16 in place of float16",
-        severity=Severity.INFO,
-    )

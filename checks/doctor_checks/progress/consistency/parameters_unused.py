@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
 _UNUSED = (
@@ -44,35 +44,26 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
     """
     group = [one for kind in _KINDS for one in event_groups(job, kind)]
     if group:
-        yield _finding(group)
-
-
-def _finding(group: list[EventGroup]) -> Finding:
-    everything = EventGroup(group[0].kind, tuple(event for one in group for event in one.events))
-    which = _which(everything)
-    by_rank = {rank: what for rank, what in which.items() if rank}
-    differ = len(set(by_rank.values())) > 1
-    named = next(iter(which.values()), "")
-    return finding_from_logs(
-        everything,
-        "parameters of the model got no gradient"
-        + (f": {named}" if named else "")
-        + (", and not the same ones on all ranks" if differ else ""),
-        ranks=(),
-        evidence={"without_gradient": which},
-        fix=_fix(everything, differ),
-        confidence=0.95,
-    )
-
-
-def _which(group: EventGroup) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for event in group.events:
-        what = event.value("names") or event.value("idx")
-        if what:
-            words = what.strip() if event.value("names") else f"indices {what.strip()}"
-            found.setdefault(event.value("rank") or event.value("rank2") or "", words[:400])
-    return found
+        everything = EventGroup(group[0].kind, tuple(event for one in group for event in one.events))
+        which: dict[str, str] = {}
+        for event in everything.events:
+            what = event.value("names") or event.value("idx")
+            if what:
+                words = what.strip() if event.value("names") else f"indices {what.strip()}"
+                which.setdefault(event.value("rank") or event.value("rank2") or "", words[:400])
+        by_rank = {rank: what for rank, what in which.items() if rank}
+        differ = len(set(by_rank.values())) > 1
+        named = next(iter(which.values()), "")
+        yield finding_from_logs(
+            everything,
+            "parameters of the model got no gradient"
+            + (f": {named}" if named else "")
+            + (", and not the same ones on all ranks" if differ else ""),
+            ranks=(),
+            evidence={"without_gradient": which},
+            fix=_fix(everything, differ),
+            confidence=0.95,
+        )
 
 
 def _fix(group: EventGroup, differ: bool) -> str:

@@ -76,18 +76,6 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
     """
     if job.evidence is None:
         yield Skip("no log tells of a checkpoint")
-    yield from _worlds(job)
-    yield from _shards(job)
-    yield from _steps(job)
-
-
-_SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
-"""Messages about one tensor of a checkpoint: another model, or another sharding."""
-_OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
-_REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
-
-
-def _worlds(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
         was = group.value("was", "was2", "was3", "old", "old2") or "other"
         now = group.value("now", "now3", "new", "new2") or "another number"
@@ -100,6 +88,14 @@ def _worlds(job: Job) -> Iterator[Finding]:
             ranks=(),
             confidence=0.95,
         )
+    yield from _shards(job)
+    yield from _steps(job)
+
+
+_SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
+"""Messages about one tensor of a checkpoint: another model, or another sharding."""
+_OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
+_REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _shards(job: Job) -> Iterator[Finding]:
@@ -137,21 +133,17 @@ def _steps(job: Job) -> Iterator[Finding]:
     for rank, event in last.items():
         steps.setdefault(event.value("step") or event.value("step2") or "", []).append(rank)
     if len(steps) > 1:
-        yield _apart(steps, last)
-
-
-def _apart(steps: dict[str, list[int]], last: dict[int, Event]) -> Finding:
-    ordered = sorted(steps.items(), key=lambda item: -len(item[1]))
-    even = len(ordered[0][1]) == len(ordered[1][1])
-    odd = sorted(rank for _, ranks in (ordered if even else ordered[1:]) for rank in ranks)
-    events = tuple(last[rank] for rank in (*odd, *(rank for rank in last if rank not in odd)))
-    return finding_from_logs(
-        EventGroup("run.resumed", events),
-        "ranks resume at different steps: "
-        + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at {step}" for step, ranks in ordered[:4]),
-        ranks=tuple(odd),
-        fix="Let rank 0 choose the checkpoint and broadcast its name: `broadcast_object_list([path], src=0)`; keep "
-        "checkpoints where all hosts see the same ones.",
-        confidence=0.8,
-        explains=("RUN002",),
-    )
+        ordered = sorted(steps.items(), key=lambda item: -len(item[1]))
+        even = len(ordered[0][1]) == len(ordered[1][1])
+        odd = sorted(rank for _, ranks in (ordered if even else ordered[1:]) for rank in ranks)
+        events = tuple(last[rank] for rank in (*odd, *(rank for rank in last if rank not in odd)))
+        yield finding_from_logs(
+            EventGroup("run.resumed", events),
+            "ranks resume at different steps: "
+            + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at {step}" for step, ranks in ordered[:4]),
+            ranks=tuple(odd),
+            fix="Let rank 0 choose the checkpoint and broadcast its name: `broadcast_object_list([path], src=0)`; keep "
+            "checkpoints where all hosts see the same ones.",
+            confidence=0.8,
+            explains=("RUN002",),
+        )

@@ -64,7 +64,12 @@ def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
 
 def _by_bars(evidence: LogEvidence, waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[BusyRank]:
     limit = _limit(waits)
-    before = _seconds_before(evidence)
+    done = {
+        (bar.file, bar.rank, bar.value("total")): seconds_of(bar.value("elapsed") or "") or 0.0
+        for bar in evidence.of(*BARS)
+        if bar.value("percent") == "100"
+    }
+    before = sum(done.values())
     newest: dict[tuple[str, int | None, str], Event] = {}
     for event in sorted(evidence.of(*BARS), key=lambda bar: (bar.line, seconds_of(bar.value("elapsed") or "") or 0)):
         newest[event.file, event.rank, event.value("words") or ""] = event
@@ -92,15 +97,6 @@ def _confidence(seconds: float, before: float, limit: float | None, waits: bool,
         return 0.7 if any(REACHED * one <= seconds + before for one in limits) else 0.0
     # No rank reported a wait, but the bar stopped at a default timeout.
     return 0.4 if any(abs(seconds - one) <= AT * one for one in LIMITS) else 0.0
-
-
-def _seconds_before(evidence: LogEvidence) -> float:
-    done = {
-        (bar.file, bar.rank, bar.value("total")): seconds_of(bar.value("elapsed") or "") or 0.0
-        for bar in evidence.of(*BARS)
-        if bar.value("percent") == "100"
-    }
-    return sum(done.values())
 
 
 def _by_first(waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[BusyRank]:

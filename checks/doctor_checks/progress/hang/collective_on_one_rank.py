@@ -63,13 +63,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 confidence=0.85,
             )
             return
-    yield from _of_lonely_barrier(job)
-
-
-def _of_lonely_barrier(job: Job) -> Iterator[Finding]:
-    """A call of a single rank.
-
-    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` all ranks enter a barrier before each collective."""
+    # A call of a single rank. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` all ranks enter a barrier before each collective.
     barriers = event_groups(job, "torch.monitored_barrier")
     missed = {int(rank) for group in barriers for text in group.values("failed") for rank in text.split(",")}
     for group in event_groups(job, "torch.wrapper_barrier"):
@@ -183,26 +177,22 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:
-        yield _finding(found, found.one_sided, uses_lightning(job))
-
-
-def _finding(found: Diagnosis, one_sided: OneSidedCall, lightning: bool) -> Finding:
-    site = one_sided.call.site
-    return Finding(
-        _claim(found, one_sided),
-        ranks=found.ranks,
-        evidence={
-            **stall_evidence(found),
-            "call": site.text,
-            "called_by": list(one_sided.call.ranks[:64]),
-            "condition": site.condition or None,
-            "called_instead": one_sided.others.site.text,
-        },
-        fix=_fix(site, one_sided.extra, lightning),
-        confidence=found.confidence,
-        explains=("RUN001", "RUN004", "RUN012"),
-        source=Source(site.frame.file, site.frame.line) if site.frame else None,
-    )
+        site = found.one_sided.call.site
+        yield Finding(
+            _claim(found, found.one_sided),
+            ranks=found.ranks,
+            evidence={
+                **stall_evidence(found),
+                "call": site.text,
+                "called_by": list(found.one_sided.call.ranks[:64]),
+                "condition": site.condition or None,
+                "called_instead": found.one_sided.others.site.text,
+            },
+            fix=_fix(site, found.one_sided.extra, uses_lightning(job)),
+            confidence=found.confidence,
+            explains=("RUN001", "RUN004", "RUN012"),
+            source=Source(site.frame.file, site.frame.line) if site.frame else None,
+        )
 
 
 def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:

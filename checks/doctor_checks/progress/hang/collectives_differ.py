@@ -199,7 +199,9 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
         + (_TIE if parted.even and len(calls) > 1 else ""),
         ranks=parted.odd or tuple(sorted(calls)),
         evidence={"calls": {str(rank): calls[rank].text for rank in sorted(calls)[:8]}, "batches_differ": batches},
-        fix=_BATCHES if batches else _fix("size" if len(operations) == 1 else "") + (_OF_RANK_ZERO * is_of_zero),
+        fix=_BATCHES
+        if batches
+        else _fix("size" if len(operations) == 1 else "") + (_OF_RANK_ZERO if is_of_zero else ""),
         confidence=sure,
     )
 

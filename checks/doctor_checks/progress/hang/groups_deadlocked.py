@@ -97,20 +97,16 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "deadlock":
-        yield _finding(found)
-
-
-def _finding(found: Diagnosis) -> Finding:
-    transfers = any(one.transfers or one.stack_wait in ("send", "recv") for one in found.known)
-    return Finding(
-        f"{_claim(found, transfers)}{stall_waiters(found)}",
-        ranks=found.ranks,
-        evidence=stall_evidence(found),
-        fix=_PAIR if transfers else _ORDER,
-        confidence=found.confidence,
-        explains=("RUN001", "RUN004", "RUN012"),
-        source=stall_source(found),
-    )
+        transfers = any(one.transfers or one.stack_wait in ("send", "recv") for one in found.known)
+        yield Finding(
+            f"{_claim(found, transfers)}{stall_waiters(found)}",
+            ranks=found.ranks,
+            evidence=stall_evidence(found),
+            fix=_PAIR if transfers else _ORDER,
+            confidence=found.confidence,
+            explains=("RUN001", "RUN004", "RUN012"),
+            source=stall_source(found),
+        )
 
 
 def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:

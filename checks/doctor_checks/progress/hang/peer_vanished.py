@@ -8,7 +8,6 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.logs.root_event import LOST_PEERS, LaterEvents, exceptions, first_trouble, nature_of_exception
 from doctor.api import (
     EventGroup,
-    Finding,
     Job,
     Scope,
     Severity,
@@ -18,7 +17,6 @@ from doctor.api import (
     line_of,
     ranks_in_words,
 )
-from doctor.facts import Event, LogEvidence
 from doctor.testing import Fails, Passes, logged
 
 _RECV = (
@@ -58,31 +56,27 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     raised = {id(event) for event in exceptions(job.evidence) if nature_of_exception(event) == "peer"}
     lost = tuple(event for event in job.evidence.events if event.kind in LOST_PEERS or id(event) in raised)
     if lost:
-        yield _finding(job, job.evidence, lost)
-
-
-def _finding(job: Job, evidence: LogEvidence, lost: tuple[Event, ...]) -> Finding:
-    group = EventGroup(lost[0].kind, lost)
-    first = first_trouble(job)
-    places = {(event.file, event.line) for event in lost}
-    cause = first if first is not None and (first.file, first.line) not in places else None
-    peaceful = LaterEvents(evidence).is_peaceful
-    who = ranks_in_words(group.ranks) if group.ranks else "ranks"
-    found = diagnose_stall(job)
-    is_diagnosed = found is not None and not (found.ending is not None and found.ending.nature == "peer")
-    return finding_from_logs(
-        group,
-        f"{who} lost a peer or the store"
-        + (
-            ", after the run had ended well"
-            if peaceful
-            else f", after {line_of(cause)[:160]}"
-            if cause
-            else ": another rank ended before, and why is not told here"
-        ),
-        evidence={"first_trouble": line_of(cause) if cause else None},
-        severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,
-        confidence=0.7,
-        symptoms=False,
-        fix="" if cause is None else "See the first error; these lines follow from it.",
-    )
+        group = EventGroup(lost[0].kind, lost)
+        first = first_trouble(job)
+        places = {(event.file, event.line) for event in lost}
+        cause = first if first is not None and (first.file, first.line) not in places else None
+        peaceful = LaterEvents(job.evidence).is_peaceful
+        who = ranks_in_words(group.ranks) if group.ranks else "ranks"
+        found = diagnose_stall(job)
+        is_diagnosed = found is not None and not (found.ending is not None and found.ending.nature == "peer")
+        yield finding_from_logs(
+            group,
+            f"{who} lost a peer or the store"
+            + (
+                ", after the run had ended well"
+                if peaceful
+                else f", after {line_of(cause)[:160]}"
+                if cause
+                else ": another rank ended before, and why is not told here"
+            ),
+            evidence={"first_trouble": line_of(cause) if cause else None},
+            severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,
+            confidence=0.7,
+            symptoms=False,
+            fix="" if cause is None else "See the first error; these lines follow from it.",
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.call_sites import LocalWork
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdict, check, finding_from_logs
@@ -118,23 +117,19 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.work is not None:
-        yield _finding(found, found.work)
-
-
-def _finding(found: Diagnosis, work: LocalWork) -> Finding:
-    activity = "waiting for the next batch" if work.is_next_batch else _ACTIVITIES[work.kind]
-    line = work.frame
-    place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
-    return Finding(
-        f"{stall_ranks(found)} {'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{stall_waiters(found)}",
-        ranks=found.ranks,
-        evidence={**stall_evidence(found), "busy_with": work.kind, **_workers(found)},
-        fix=_FIXES[work.kind],
-        severity=Severity.INFO if found.within_limit else Severity.ERROR,
-        confidence=found.confidence,
-        explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),
-        source=Source(line.file, line.line) if line else None,
-    )
+        activity = "waiting for the next batch" if found.work.is_next_batch else _ACTIVITIES[found.work.kind]
+        line = found.work.frame
+        place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
+        yield Finding(
+            f"{stall_ranks(found)} {'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{stall_waiters(found)}",
+            ranks=found.ranks,
+            evidence={**stall_evidence(found), "busy_with": found.work.kind, **_workers(found)},
+            fix=_FIXES[found.work.kind],
+            severity=Severity.INFO if found.within_limit else Severity.ERROR,
+            confidence=found.confidence,
+            explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),
+            source=Source(line.file, line.line) if line else None,
+        )
 
 
 def _workers(found: Diagnosis) -> dict[str, object]:

@@ -302,34 +302,30 @@ def rank_died(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "died" and found.ending and found.ending.nature != "mismatch":
-        yield _finding(job, found, found.ending)
-
-
-def _finding(job: Job, found: Diagnosis, ending: RunEnd) -> Finding:
-    failure = ending.failure
-    line = _line(failure)
-    sure = min(found.confidence, _certainty(failure))
-    events = exceptions(job.evidence) if job.evidence else ()
-    own = [line_of(event) for event in events if event.rank in ending.ranks]
-    return Finding(
-        _claim(found, ending),
-        ranks=ending.ranks,
-        evidence={
-            "first": ending.first,
-            "error": failure.message[:2000] if failure else None,
-            "raised_at": _way(failure.frames if failure else ()),
-            "consequences": list(ending.consequences[:64]),
-            "others_were_in": _others_were_in(found),
-            **stall_evidence(found),
-            **({"said": own[:_SHOWN]} if own else {}),
-        },
-        fix=_fix(found, ending),
-        # A lost peer, or a general NCCL error, in a log is a failure without its cause.
-        severity=Severity.WARNING if job.evidence is not None and sure < _A_CAUSE else None,
-        confidence=sure,
-        explains=_CONSEQUENCES if failure else _OF_A_GAP,
-        source=Source(line.file, line.line) if line else None,
-    )
+        failure = found.ending.failure
+        line = _line(failure)
+        sure = min(found.confidence, _certainty(failure))
+        events = exceptions(job.evidence) if job.evidence else ()
+        own = [line_of(event) for event in events if event.rank in found.ending.ranks]
+        yield Finding(
+            _claim(found, found.ending),
+            ranks=found.ending.ranks,
+            evidence={
+                "first": found.ending.first,
+                "error": failure.message[:2000] if failure else None,
+                "raised_at": _way(failure.frames if failure else ()),
+                "consequences": list(found.ending.consequences[:64]),
+                "others_were_in": _others_were_in(found),
+                **stall_evidence(found),
+                **({"said": own[:_SHOWN]} if own else {}),
+            },
+            fix=_fix(found, found.ending),
+            # A lost peer, or a general NCCL error, in a log is a failure without its cause.
+            severity=Severity.WARNING if job.evidence is not None and sure < _A_CAUSE else None,
+            confidence=sure,
+            explains=_CONSEQUENCES if failure else _OF_A_GAP,
+            source=Source(line.file, line.line) if line else None,
+        )
 
 
 _A_CAUSE = 0.5

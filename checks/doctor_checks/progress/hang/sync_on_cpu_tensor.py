@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.api import Job, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.facts import Frame
 from doctor.testing import Fails, Passes, logged
 
@@ -39,19 +39,15 @@ def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
     `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
     """
     for group in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
-        yield _finding(group)
-
-
-def _finding(group: EventGroup) -> Finding:
-    device = group.value("device") or "cpu"
-    frames = next((event.frames for event in group.events if event.frames), ())
-    who, fix = _caller(frames)
-    return finding_from_logs(
-        group,
-        f"a tensor of the device type {device} is given to a collective{who}, and the group has no back end for it",
-        fix=fix,
-        confidence=0.95,
-    )
+        device = group.value("device") or "cpu"
+        frames = next((event.frames for event in group.events if event.frames), ())
+        who, fix = _caller(frames)
+        yield finding_from_logs(
+            group,
+            f"a tensor of the device type {device} is given to a collective{who}, and the group has no back end for it",
+            fix=fix,
+            confidence=0.95,
+        )
 
 
 def _caller(frames: tuple[Frame, ...]) -> tuple[str, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
-from doctor.facts import Event
+from doctor.api import EventGroup, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
 from doctor.testing import Fails, Passes, logged
 
 _STUCK = (
@@ -42,26 +41,22 @@ def watchdog_stuck(job: Job) -> Iterator[Verdict]:
     """
     events = tuple(event for kind in _KINDS for one in event_groups(job, kind) for event in one.events)
     if events:
-        yield _finding(job, events)
-
-
-def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
-    group = EventGroup(events[0].kind, events)
-    holds_lock = any(event.kind == "torch.nccl.gil" for event in events)
-    seconds = group.value("s")
-    is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
-    return finding_from_logs(
-        group,
-        f"the watchdog made no progress{f' for {seconds} s' if seconds else ''}, and the monitor ended the process"
-        + (": a thread holds the interpreter's lock" if holds_lock else "")
-        + (", after a collective had run out of time" if is_consequence else ""),
-        evidence={"lock_held": holds_lock},
-        fix="A thread holds the interpreter's lock in C code that waits for the device: see it with "
-        "`py-spy dump --native --pid PID`; give the lock up around long work."
-        if holds_lock
-        else "",
-        severity=Severity.INFO if is_consequence else Severity.ERROR,
-        confidence=0.85 if holds_lock else 0.75,
-        explains=() if is_consequence else ("RUN001", "RUN004", "RUN012"),
-        symptoms=False,
-    )
+        group = EventGroup(events[0].kind, events)
+        holds_lock = any(event.kind == "torch.nccl.gil" for event in events)
+        seconds = group.value("s")
+        is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
+        yield finding_from_logs(
+            group,
+            f"the watchdog made no progress{f' for {seconds} s' if seconds else ''}, and the monitor ended the process"
+            + (": a thread holds the interpreter's lock" if holds_lock else "")
+            + (", after a collective had run out of time" if is_consequence else ""),
+            evidence={"lock_held": holds_lock},
+            fix="A thread holds the interpreter's lock in C code that waits for the device: see it with "
+            "`py-spy dump --native --pid PID`; give the lock up around long work."
+            if holds_lock
+            else "",
+            severity=Severity.INFO if is_consequence else Severity.ERROR,
+            confidence=0.85 if holds_lock else 0.75,
+            explains=() if is_consequence else ("RUN001", "RUN004", "RUN012"),
+            symptoms=False,
+        )
