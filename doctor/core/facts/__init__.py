@@ -1,117 +1,17 @@
 """Typed, immutable facts about a process and its host."""
 
-from doctor.core.facts.devices import (
-    DriverFacts,
-    Fabric,
-    Gpu,
-    GpuFacts,
-    GpuProcess,
-    MigDevice,
-    NvLink,
-    PeerLink,
-    Service,
-)
-from doctor.core.facts.host import (
-    BuildLock,
-    Directory,
-    Filesystem,
-    HostFacts,
-    KernelEvent,
-    KernelLogFacts,
-    NameLookup,
-    ReverseLookup,
-    StorageFacts,
-)
-from doctor.core.facts.launch import (
-    UNLIMITED,
-    Claim,
-    EnvironmentFacts,
-    LaunchFacts,
-    Limit,
-    Listener,
-    MasterFacts,
-    Namespace,
-    ProcessFacts,
-    SlurmFacts,
-    TrainerFacts,
-)
-from doctor.core.facts.log_events import ClockShift, Event, LogEvidence, LogFile
-from doctor.core.facts.memory_snapshot import Holder, MemorySnapshotFacts, RefusedAllocation, SnapshotDevice
-from doctor.core.facts.network import (
-    Address,
-    Counter,
-    Family,
-    Gid,
-    Interface,
-    InterfaceFacts,
-    RdmaDevice,
-    RdmaFacts,
-    RdmaPort,
-    Route,
-)
-from doctor.core.facts.probe_results import (
-    ClockFacts,
-    CollectiveFacts,
-    CollectiveResult,
-    CollectiveTiming,
-    DeviceSpeed,
-    DeviceSpeedFacts,
-    EstimateFacts,
-    Exchange,
-    PathFacts,
-    PathSample,
-    Reach,
-    ReachFacts,
-    StorageReading,
-    StorageSpeedFacts,
-    StorageTrial,
-    Transfer,
-    TransferFacts,
-    Trial,
-    TrialFacts,
-)
-from doctor.core.facts.section import HiddenField, Level, Missing, MissingReason, Origin, Section, Variable
-from doctor.core.facts.software import (
-    Layer,
-    NcclFacts,
-    NcclLibrary,
-    NcclPlugin,
-    Package,
-    ReferencedFile,
-    Requirement,
-    Setting,
-    SettingsFile,
-    SoftwareFacts,
-    TorchBuild,
-)
-from doctor.core.facts.telemetry import (
-    Checksum,
-    ChildProcess,
-    Collective,
-    Counted,
-    EpochEnd,
-    Failure,
-    Frame,
-    HostUseFacts,
-    Loader,
-    LoaderEpoch,
-    LoaderFacts,
-    MemorySample,
-    ModelFacts,
-    NonFinite,
-    PointInTime,
-    ProcessGroup,
-    ProgressFacts,
-    RecorderFacts,
-    ReplicaFacts,
-    RunMemoryFacts,
-    Sampler,
-    StepFacts,
-    TensorShape,
-    TrainingFacts,
-    WatchedSection,
-    Window,
-)
+# ruff: noqa: F403, F405 - __all__ says which names of the modules are exported
+
+from doctor.core.facts.devices import *
+from doctor.core.facts.host import *
+from doctor.core.facts.launch import *
+from doctor.core.facts.log_events import *
+from doctor.core.facts.memory_snapshot import *
+from doctor.core.facts.network import *
+from doctor.core.facts.probe_results import *
+from doctor.core.facts.section import *
+from doctor.core.facts.software import *
+from doctor.core.facts.telemetry import *
 
 SECTIONS: dict[str, type[Section]] = {
     section.key: section for section in (*Section.__subclasses__(), *WatchedSection.__subclasses__()) if section.key

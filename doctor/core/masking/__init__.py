@@ -10,21 +10,14 @@ A new form of token is one line in ``token_formats.py`` and one shape in ``tests
 Patterns take linear time: they begin with a literal and bound what follows.
 """
 
-from doctor.core.masking.documents import holds_secret, mask_document, mask_record
-from doctor.core.masking.secret_names import is_secret_name
-from doctor.core.masking.text_masking import REDACTED, mask_text
-from doctor.core.masking.variable_masking import LONGEST, mask_command, mask_value, mask_variables, readable
-
-__all__ = [
-    "LONGEST",
-    "REDACTED",
-    "holds_secret",
-    "is_secret_name",
-    "mask_command",
-    "mask_document",
-    "mask_record",
-    "mask_text",
-    "mask_value",
-    "mask_variables",
-    "readable",
-]
+from doctor.core.masking.documents import holds_secret as holds_secret
+from doctor.core.masking.documents import mask_document as mask_document
+from doctor.core.masking.documents import mask_record as mask_record
+from doctor.core.masking.secret_names import is_secret_name as is_secret_name
+from doctor.core.masking.text_masking import REDACTED as REDACTED
+from doctor.core.masking.text_masking import mask_text as mask_text
+from doctor.core.masking.variable_masking import LONGEST as LONGEST
+from doctor.core.masking.variable_masking import mask_command as mask_command
+from doctor.core.masking.variable_masking import mask_value as mask_value
+from doctor.core.masking.variable_masking import mask_variables as mask_variables
+from doctor.core.masking.variable_masking import readable as readable
