@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import Any
+
+from doctor.core.redact.networks import parse_address
 
 
 class PlaceholderNumbers:
@@ -116,7 +117,7 @@ class NamePatterns:
                     self._users.of(user)
             for name in (match["full"], match["home"], match["server"], match["filer"], _host_of(match)):
                 if name and is_full_name(name, surely=name != match["full"]):
-                    self._domains.of(_domain_of(name))
+                    self._domains.of(name if name.count(".") == 1 else name.partition(".")[2])
 
     def write(self, text: str, folders: PlaceholderNumbers | None) -> str:
         """Return ``text`` with placeholders. ``folders``: numbers of folders, if folders in bucket URLs are replaced
@@ -127,7 +128,7 @@ class NamePatterns:
         if match["scheme"]:
             return self._address(match, folders)
         if match["login"]:
-            return self._login(match)
+            return f"{self._user(match['login'])}@{self._host(match['home'])}" if _is_login(match) else match[0]
         if match["server"]:
             return f"{match['lead']}{self._host(match['server'])}{match['gap']}share-{self._shares.of(match['share'])}"
         if match["filer"]:
@@ -149,11 +150,6 @@ class NamePatterns:
             return match[0]
         before, _, after = authority.partition(host)
         return f"{scheme}://{before}{self._host(host)}{after}{inner}"
-
-    def _login(self, match: re.Match[str]) -> str:
-        if not _is_login(match):
-            return match[0]
-        return f"{self._user(match['login'])}@{self._host(match['home'])}"
 
     def _uid(self, match: re.Match[str]) -> str:
         number = match["number"]
@@ -191,7 +187,7 @@ def is_full_name(name: str, *, surely: bool = False) -> bool:
     labels = name.lower().split(".")
     if len(labels) < 2 or not re.search("[a-z]", labels[-1]) or ".".join(labels[-2:]) in _PUBLIC:
         return False
-    if _is_address(name) or any(_PLACEHOLDER.fullmatch(label) for label in labels):
+    if parse_address(name) or any(_PLACEHOLDER.fullmatch(label) for label in labels):
         return False
     if surely:
         return True
@@ -200,16 +196,12 @@ def is_full_name(name: str, *, surely: bool = False) -> bool:
     return labels[-1] in _PLAIN_TOP or len(labels) > 2 or bool(re.search("[0-9-]", labels[0]))
 
 
-def _domain_of(name: str) -> str:
-    return name if name.count(".") == 1 else name.partition(".")[2]
-
-
 def _host_of(match: re.Match[str]) -> str:
     """The host in the authority of a URL; empty for an IP address or a bucket."""
     if not match["scheme"] or match["scheme"].lower() in BUCKETS:
         return ""
     host = match["authority"].rpartition("@")[2].partition(":")[0]
-    return host if re.fullmatch(rf"{_LABEL}(?:\.{_LABEL}){{0,8}}", host) and not _is_address(host) else ""
+    return host if re.fullmatch(rf"{_LABEL}(?:\.{_LABEL}){{0,8}}", host) and not parse_address(host) else ""
 
 
 def _is_login(match: re.Match[str]) -> bool:
@@ -219,11 +211,3 @@ def _is_login(match: re.Match[str]) -> bool:
 
 def _is_person(name: str) -> bool:
     return name.lower() not in PUBLIC_USERS and bool(re.search("[A-Za-z]", name)) and not _PLACEHOLDER.fullmatch(name)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -8,36 +8,27 @@ one, gateways stay in their network, and nothing is derived from the original nu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-PRIVATE: tuple[Network, ...] = tuple(
-    map(
-        ip_network,
-        ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10", "fe80::/10", "fc00::/7"),
-    )
-)
+
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(map(ip_network, text.split()))
+
+
+PRIVATE = _networks("10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 100.64.0.0/10 fe80::/10 fc00::/7")
 """Ranges that are preserved: RFC 1918, 3927, 6598, 4291 and 4193."""
 
-BRIDGES = ("172.17.0.0/16", "192.168.122.0/24")
+BRIDGES = "172.17.0.0/16 192.168.122.0/24"
 """The default bridges of Docker and libvirt: identical on every machine, and log checks depend on them."""
-KEPT: tuple[Network, ...] = tuple(
-    map(ip_network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", "169.254.169.254/32", "::/127", "ff00::/8", *BRIDGES))
-)
+KEPT = _networks(f"0.0.0.0/8 127.0.0.0/8 224.0.0.0/3 169.254.169.254/32 ::/127 ff00::/8 {BRIDGES}")
 """Addresses that identify nobody: unspecified, loopback, multicast, broadcast, cloud metadata services, bridges."""
 
-POOLS: dict[int, tuple[Network, ...]] = {
-    4: tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "198.18.0.0/15", "240.0.0.0/4"))),
-    6: (ip_network("2001:db8::/32"),),
+POOLS = {
+    4: _networks("192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 198.18.0.0/15 240.0.0.0/4"),
+    6: _networks("2001:db8::/32"),
 }
 """Target ranges for public addresses: the documentation ranges (RFC 5737, RFC 3849), followed by the ranges for
 benchmarks (RFC 2544) and for future use if those are too small."""
@@ -70,8 +61,7 @@ class AddressBook:
         """The placeholder of an address; the address itself if it identifies nobody."""
         if is_kept(address):
             return address
-        own = self._layout.get(_single(address))
-        if own is not None:
+        if own := self._layout.get(_single(address)):
             return own.network_address
         edge = self._tree.edge_of(address)
         if edge is None:
@@ -85,7 +75,8 @@ class AddressBook:
         return self._layout.get(network, network)
 
     def _lay_out(self, network: Network, place: int) -> None:
-        self._layout[network] = _block(network, place)
+        start = (IPv4Address if network.version == 4 else IPv6Address)(place)
+        self._layout[network] = ip_network(f"{start}/{network.prefixlen}", strict=False)
         self._lay_out_children(self._tree.children(network), place)
 
     def _lay_out_children(self, children: list[Network], start: int) -> None:
@@ -108,7 +99,7 @@ class _Tree:
         self._index()
         for address in addresses:
             if self._parent(_single(address)) is None:
-                self._networks.setdefault(_assumed(address))
+                self._networks.setdefault(ip_network(f"{address}/{ASSUMED[address.version]}", strict=False))
         self._index()
         self._children: dict[Network | None, list[Network]] = {}
         singles = (_single(address) for address in addresses if self.edge_of(address) is None)
@@ -152,20 +143,17 @@ class _Pools:
     def take(self, root: Network) -> int:
         """Return the start of a block for ``root`` and its descendants. A wide network with few hosts gets a narrow
         block and keeps its own prefix length; if no block fits, the last range is reused from its start."""
-        pools = POOLS[root.version]
-        wanted = self._size(root)
+        pools, wanted, below = POOLS[root.version], root.num_addresses, self._tree.children(root)
+        narrow = pools[0].num_addresses
+        is_flat = all(child.prefixlen == child.max_prefixlen for child in below)
+        if wanted > narrow and is_flat and len(below) < narrow - 2:
+            wanted = narrow
         for pool in pools:
             place = -(-self._next[pool] // wanted) * wanted
             if place + wanted <= int(pool.broadcast_address) + 1:
                 self._next[pool] = place + wanted
                 return place
         return int(pools[-1].network_address)
-
-    def _size(self, root: Network) -> int:
-        below = self._tree.children(root)
-        narrow = POOLS[root.version][0].num_addresses
-        flat = all(child.prefixlen == child.max_prefixlen for child in below)
-        return narrow if root.num_addresses > narrow and flat and len(below) < narrow - 2 else root.num_addresses
 
 
 def is_kept(address: Address) -> bool:
@@ -208,13 +196,3 @@ def _inside(network: Network, wider: Network) -> bool:
 
 def _single(address: Address) -> Network:
     return ip_network(address)
-
-
-def _assumed(address: Address) -> Network:
-    return ip_network(f"{address}/{ASSUMED[address.version]}", strict=False)
-
-
-def _block(like: Network, place: int) -> Network:
-    """A network of the same kind and prefix length whose blocks are laid out from ``place`` on."""
-    kind = IPv4Address if like.version == 4 else IPv6Address
-    return ip_network(f"{kind(place)}/{like.prefixlen}", strict=False)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from ipaddress import IPv6Address
-from typing import Any
+from typing import Any, NamedTuple
 
 from doctor.core.job import UNKNOWN_HOST
 from doctor.core.masking import mask_text, mask_value
@@ -42,36 +42,19 @@ HOST_VALUES = frozenset({"host", "hostname", "node", "peer", "remote", "addr", "
 """Fields of log messages that hold hosts, lists of hosts or their addresses."""
 
 HOST_FIELDS = frozenset(
-    {
-        ("hosts", "name"),
-        ("host", "hostname"),
-        ("host", "fqdn"),
-        ("names", "name"),
-        ("reverse", "name"),
-        ("samples", "peer"),
-        ("attempts", "peer"),
-        ("readings", "writer"),
-        ("clock", "reference"),
-        ("master", "address"),
-        ("slurm", "node_list"),
-        ("findings", "hosts"),
-        ("last_seen", "host"),
-        ("events", "host"),
-        ("marks", "host"),
-        ("shifts", "host"),
-        ("evidence", "hosts"),
-        *(("values", name) for name in HOST_VALUES),
-    }
-)
-"""Fields that hold a host name and nothing else, as (parent, field)."""
+    """
+    hosts.name host.hostname host.fqdn names.name reverse.name samples.peer attempts.peer readings.writer
+    clock.reference master.address slurm.node_list findings.hosts last_seen.host events.host marks.host shifts.host
+    evidence.hosts
+    """.split()  # noqa: SIM905 - twenty lines otherwise
+) | {f"values.{name}" for name in HOST_VALUES}
+"""Fields that hold a host name and nothing else, as ``parent.field``."""
 
 _HOST_VARIABLE = re.compile(r"(?:HOST(?:NAME|S)?|NODENAME|NODELIST|NODE_LIST|_ADDR|ENDPOINT|_IP|_IPADDR)$")
 _NO_HOST = frozenset({"SLURM_TOPOLOGY_ADDR"})
 _USER_VARIABLE = re.compile(r"(?:^|_)(?:USER|LOGNAME|USERNAME)$")
 
-LOOPBACK = frozenset(
-    {"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
-)
+LOOPBACK = {"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
 
 COMMON = frozenset(
     """
@@ -132,65 +115,51 @@ def redact(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
     can't be recovered."""
     people = _NamedEntities()
     for address, length in _interface_addresses(document):
-        people.learn_interface_address(address, length)
-    for site in _sites(document):
-        people.learn(site)
-    scribe = _RedactionWriter(people.settled(), paths=paths)
-    redacted: dict[str, Any] = _rewrite(document, scribe, "", "")
+        if network := parse_network(address, length):
+            people.networks.setdefault(network)
+    _rewrite(document, people.learn)
+    people.settle()
+    redacted: dict[str, Any] = _rewrite(document, _RedactionWriter(people, paths=paths).rewrite)
     return redacted
 
 
-class _StringSite:
+class _StringSite(NamedTuple):
     """A string of the document: its location, and the name of the variable if it is the value of one."""
 
-    __slots__ = ("key", "parent", "text", "variable")
-
-    def __init__(self, parent: str, key: str, text: str, variable: str = "") -> None:
-        self.parent = parent
-        self.key = key
-        self.text = text
-        self.variable = variable
+    parent: str
+    key: str
+    text: str
+    variable: str = ""
 
     @property
     def is_host(self) -> bool:
-        return ((self.parent, self.key) in HOST_FIELDS or self._names_hosts()) and self.text != UNKNOWN_HOST
-
-    def _names_hosts(self) -> bool:
-        return self.variable not in _NO_HOST and bool(_HOST_VARIABLE.search(self.variable))
+        is_named = self.variable not in _NO_HOST and bool(_HOST_VARIABLE.search(self.variable))
+        return (is_named or f"{self.parent}.{self.key}" in HOST_FIELDS) and self.text != UNKNOWN_HOST
 
     @property
     def is_user(self) -> bool:
         return bool(_USER_VARIABLE.search(self.variable))
 
 
-def _sites(value: object, parent: str = "", key: str = "") -> Iterator[_StringSite]:
-    """Every string with its location, in document order."""
+def _rewrite(value: Any, write: Callable[[_StringSite], str], parent: str = "", key: str = "") -> Any:
+    """A copy of ``value`` with the result of ``write`` for every string, in document order."""
+    if isinstance(value, str):
+        return write(_StringSite(parent, key, value))
     if isinstance(value, dict):
-        variable = _variable_of(value)
-        for name, inner in value.items():
-            if isinstance(inner, str):
-                yield _StringSite(key, name, inner, variable if name == "value" else "")
-            else:
-                yield from _sites(inner, key, name)
-    elif isinstance(value, (list, tuple)):
-        if _is_named(value, key):
-            yield _named_site(value)
-            return
-        for inner in value:
-            if isinstance(inner, str):
-                yield _StringSite(parent, key, inner)
-            else:
-                yield from _sites(inner, parent, key)
-
-
-def _is_named(value: Sequence[object], key: str) -> bool:
-    """Whether this is a field of a log message with its name (:attr:`doctor.core.facts.Event.values`)."""
-    return key == "values" and len(value) == 2 and all(isinstance(part, str) for part in value)
-
-
-def _named_site(pair: Sequence[str]) -> _StringSite:
-    name, text = pair
-    return _StringSite("values", name if name in HOST_VALUES else "values", text)
+        named = isinstance(value.get("name"), str) and isinstance(value.get("value"), str)
+        return {
+            name: write(_StringSite(key, name, inner, value["name"]))
+            if named and name == "value"
+            else _rewrite(inner, write, key, name)
+            for name, inner in value.items()
+        }
+    if not isinstance(value, (list, tuple)):
+        return value
+    if key == "values" and len(value) == 2 and all(isinstance(part, str) for part in value):
+        # A field of a log message with its name (:attr:`doctor.core.facts.Event.values`).
+        name, text = value
+        return [name, write(_StringSite("values", name if name in HOST_VALUES else "values", text))]
+    return [_rewrite(inner, write, parent, key) for inner in value]
 
 
 def _interface_addresses(value: object) -> Iterator[tuple[str, int]]:
@@ -204,32 +173,6 @@ def _interface_addresses(value: object) -> Iterator[tuple[str, int]]:
         yield from _interface_addresses(one)
 
 
-def _variable_of(value: dict[str, Any]) -> str:
-    name = value.get("name")
-    return name if isinstance(name, str) and isinstance(value.get("value"), str) else ""
-
-
-def _rewrite(value: Any, scribe: _RedactionWriter, parent: str, key: str) -> Any:
-    if isinstance(value, dict):
-        variable = _variable_of(value)
-        return {
-            name: scribe.rewrite(_StringSite(key, name, inner, variable if name == "value" else ""))
-            if isinstance(inner, str)
-            else _rewrite(inner, scribe, key, name)
-            for name, inner in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        if _is_named(value, key):
-            return [value[0], scribe.rewrite(_named_site(value))]
-        return [
-            scribe.rewrite(_StringSite(parent, key, inner))
-            if isinstance(inner, str)
-            else _rewrite(inner, scribe, parent, key)
-            for inner in value
-        ]
-    return value
-
-
 class _NamedEntities:
     """Entities that the document names, collected before anything is replaced."""
 
@@ -240,26 +183,28 @@ class _NamedEntities:
         self.full_names: dict[str, tuple[str, str]] = {}
         self.identifiers = {"machine_id": PlaceholderNumbers(), "boot_id": PlaceholderNumbers()}
         self.uuids = PlaceholderNumbers()
-        self._networks: dict[Network, None] = {}
+        self.networks: dict[Network, None] = {}
         self._addresses: dict[Address, None] = {}
         self.lists = NodeLists()
         self.forms = NamePatterns(self.hosts, self.domains, self.users)
         self._maybe_lists: dict[str, None] = {}
-        self._learnt: set[tuple[str, str, str, str]] = set()
+        self._learnt: set[_StringSite] = set()
         self.book = AddressBook((), ())
 
-    def learn(self, site: _StringSite) -> None:
-        """Register the names in ``site``."""
-        place = (site.parent, site.key, site.variable, site.text)
-        if place in self._learnt:
-            return
-        self._learnt.add(place)
+    def learn(self, site: _StringSite) -> str:
+        """Register the names in ``site``, and return its text."""
+        if site not in self._learnt:
+            self._learnt.add(site)
+            self._learn(site)
+        return site.text
+
+    def _learn(self, site: _StringSite) -> None:
         if site.key in self.identifiers:
             self.identifiers[site.key].of(site.text)
         elif site.is_host:
             for name in _host_names(site.text, self.lists):
-                self.learn_host(name)
-        elif site.is_user and _is_name(site.text):
+                self._learn_host(name)
+        elif site.is_user and _TOKEN.fullmatch(site.text) and site.text != "root":
             self.users.of(site.text)
         if site.key not in UNTOUCHED:
             for match in _HOMES.finditer(site.text):
@@ -269,8 +214,7 @@ class _NamedEntities:
             if site.key not in PLAIN_NAMES or site.parent == "processes":
                 self.forms.learn(site.text)
 
-    def learn_host(self, name: str) -> None:
-        """Register a host name, with or without a domain."""
+    def _learn_host(self, name: str) -> None:
         if name.lower() in LOOPBACK or parse_address(name) is not None:
             return
         short, _, domain = name.partition(".")
@@ -279,18 +223,17 @@ class _NamedEntities:
             self.domains.of(domain)
             self.full_names[name] = (short, domain)
 
-    def settled(self) -> _NamedEntities:
-        """Return ``self`` after all names are registered."""
+    def settle(self) -> None:
+        """Number the hosts and lay out the addresses, after all names are registered."""
         for text in self._maybe_lists:
             names = self.lists.names(text)
             if any(name in self.hosts for name in names):
                 for name in names:
-                    self.learn_host(name)
+                    self._learn_host(name)
         # Neighbors in a rack have consecutive names, from which checks locate a slow boundary.
         self.hosts = self.hosts.in_order(lambda name: (natural_key(name), name))
         self.forms.hosts = self.hosts
-        self.book = AddressBook(self._networks, self._addresses)
-        return self
+        self.book = AddressBook(self.networks, self._addresses)
 
     def _learn_forms(self, site: _StringSite) -> None:
         for match in _HARD.finditer(site.text):
@@ -301,25 +244,18 @@ class _NamedEntities:
             elif literal := match["four"] or match["six"]:
                 self._learn_address(literal, match["length"] or match["width"])
 
-    def learn_interface_address(self, text: str, length: int) -> None:
-        """Register an address with the prefix length of its interface."""
-        if network := parse_network(text, length):
-            self._networks.setdefault(network)
-
     def _learn_address(self, literal: str, length: str | None) -> None:
         address = _unmapped(parse_address(literal))
         if address is None:
             return
         network = parse_network(literal, int(length[1:])) if length else None
         if network is not None:
-            self._networks.setdefault(network)
+            self.networks.setdefault(network)
         if network is None or address != network.network_address:
             self._addresses.setdefault(address)
 
 
 class _RedactionWriter:
-    """Rewrites strings with placeholders."""
-
     def __init__(self, people: _NamedEntities, *, paths: bool = False) -> None:
         self._people = people
         self._folders = PlaceholderNumbers() if paths else None
@@ -334,7 +270,6 @@ class _RedactionWriter:
         self._sizes = sorted({len(_ATOM.findall(name)) for name in self._names}, reverse=True)
 
     def rewrite(self, site: _StringSite) -> str:
-        """Return the string with placeholders."""
         way = self._way(site)
         if way == "kept":
             return site.text
@@ -368,7 +303,6 @@ class _RedactionWriter:
         text = mask_text(site.text)
         if way == "free":
             text = self._people.forms.write(text, self._folders)
-        if self._folders is not None and way == "free":
             text = _FOLDERS.sub(self._folder, text)
         return self._forms(text, typed=False, words=way == "free")
 
@@ -385,12 +319,11 @@ class _RedactionWriter:
         parts: list[str] = []
         last = 0
         for match in _HARD.finditer(text):
-            parts.append(
-                self._words(text[last : match.start()], text, typed=typed) if words else text[last : match.start()]
-            )
-            parts.append(self._form(match))
+            parts += [text[last : match.start()], self._form(match)]
             last = match.end()
-        parts.append(self._words(text[last:], text, typed=typed) if words else text[last:])
+        parts.append(text[last:])
+        if words:
+            parts[::2] = [self._words(part, text, typed=typed) for part in parts[::2]]
         return "".join(parts)
 
     def _form(self, match: re.Match[str]) -> str:
@@ -405,8 +338,10 @@ class _RedactionWriter:
             return _mac(self._macs.of(joined.replace(":", "")), joined.count(":") + 1)
         if match["guid"]:
             return f"0000:0000:0000:{self._guids.of(match['guid'].lower()):04x}"
-        if match["nodes"]:
-            return self._node_list(match["nodes"])
+        if nodes := match["nodes"]:
+            if nodes not in self._lists:
+                self._lists[nodes] = self._new_list(nodes)
+            return self._lists[nodes]
         return self._address(match)
 
     def _beginning(self, text: str) -> str:
@@ -427,17 +362,13 @@ class _RedactionWriter:
         network = parse_network(literal, int(length[1:])) if length else None
         if network is not None and network.network_address == address:
             return str(self._people.book.network(network))
-        return _in_form_of(literal, self._standin(address)) + (length or "")
-
-    def _standin(self, address: Address) -> Address:
         inner = _unmapped(address)
         standin = self._people.book.address(inner) if inner is not None else address
-        return standin if inner is address else IPv6Address(f"::ffff:{standin}")
-
-    def _node_list(self, text: str) -> str:
-        if text not in self._lists:
-            self._lists[text] = self._new_list(text)
-        return self._lists[text]
+        if inner is not address:
+            standin = IPv6Address(f"::ffff:{standin}")
+        # Eight full groups, as the kernel prints GIDs, if the original has them.
+        expanded = len(literal) == 39 and isinstance(standin, IPv6Address)
+        return (standin.exploded if expanded else str(standin)) + (length or "")
 
     def _new_list(self, text: str) -> str:
         names = self._people.lists.names(text)
@@ -447,14 +378,13 @@ class _RedactionWriter:
         return f"hosts-{self._long_lists.of(text)}" if self._people.lists.is_too_long(text) else text
 
     def _words(self, text: str, whole: str, *, typed: bool) -> str:
-        text = _HOMES.sub(self._home, text)
-        return _TOKEN.sub(lambda match: self._token(match, whole, typed=typed), text)
+        users = self._people.users
 
-    def _home(self, match: re.Match[str]) -> str:
-        user = match["user"]
-        if user not in self._people.users:
-            return match[0]
-        return f"{match[0][: -len(user)]}user-{self._people.users.of(user)}"
+        def home(match: re.Match[str]) -> str:
+            user = match["user"]
+            return f"{match[0][: -len(user)]}user-{users.of(user)}" if user in users else match[0]
+
+        return _TOKEN.sub(lambda match: self._token(match, whole, typed=typed), _HOMES.sub(home, text))
 
     def _token(self, match: re.Match[str], whole: str, *, typed: bool) -> str:
         """A word, such as ``slurm-node01-17.out``, with every known name in it replaced."""
@@ -507,10 +437,6 @@ def _placeholders(people: _NamedEntities) -> Iterator[tuple[str, _KnownName]]:
         yield name, _KnownName(name, f"host-{people.hosts.of(short)}.domain-{people.domains.of(domain)}")
 
 
-def _is_name(text: str) -> bool:
-    return bool(_TOKEN.fullmatch(text)) and text != "root"
-
-
 def _host_names(text: str, lists: NodeLists) -> Iterator[str]:
     """The names in a list of hosts, an endpoint (``tcp://node01:29400``) or a SLURM node list."""
     for word in re.split(r"[,;\s]+(?![^\[]*\])", text):
@@ -537,8 +463,3 @@ def _unmapped(address: Address | None) -> Address | None:
     """The IPv4 address inside a mapped one (RFC 4291, 2.5.5.2)."""
     inner = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return inner or address
-
-
-def _in_form_of(literal: str, address: Address) -> str:
-    """Expand to eight full groups, as the kernel prints GIDs, if the original was expanded."""
-    return address.exploded if len(literal) == 39 and isinstance(address, IPv6Address) else str(address)
