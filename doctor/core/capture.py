@@ -23,7 +23,7 @@ import msgspec
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, LogEvidence, Missing, ProcessFacts, Section
-from doctor.core.job import Job, LastSeen, Member, SectionHolder, Sections, build_job
+from doctor.core.job import Job, LastSeen, Member, SectionHolder, build_job
 from doctor.core.masking import holds_secret, mask_document, mask_text
 from doctor.core.report_document import ReportTool
 
@@ -41,9 +41,6 @@ LARGEST_NUMBER = 1 << 62
 class _SectionData(msgspec.Struct):
     facts: dict[str, msgspec.Raw] = {}
     missing: dict[str, Missing] = {}
-
-    def encoded(self) -> dict[str, bytes]:
-        return {key: bytes(raw) for key, raw in self.facts.items()}
 
 
 class _Host(_SectionData):
@@ -114,12 +111,12 @@ def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str,
     ``created``: the time of the document; by default the time when its facts were collected, or now.
     """
     moment = created or datetime.datetime.now(datetime.timezone.utc)
-    first = job.captured if created is None else ""
+    collected = job.captured if created is None else ""
     document = {
         "schema": SCHEMA,
         "kind": "capture",
         "tool": msgspec.to_builtins(ReportTool()),
-        "created": first or moment.isoformat(timespec="seconds"),
+        "created": collected or moment.isoformat(timespec="seconds"),
         "launcher": job.launcher,
         "world_size": job.world_size,
         "absent": list(job.absent),
@@ -257,26 +254,22 @@ def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Captu
         raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
     if not document.ranks and not logs_alone:
         raise UnusableError(f"{name} holds no rank")
-    parts = [host.encoded() for host in document.hosts]
-    sizes = [sum(map(len, encoded.values())) for encoded in parts]
-    hosts = [
-        decoder.decode(encoded, host.missing, "host", name) for encoded, host in zip(parts, document.hosts, strict=True)
-    ]
+    sizes = [sum(map(len, map(bytes, host.facts.values()))) for host in document.hosts]
+    hosts = [decoder.decode(host, "host", name) for host in document.hosts]
     members = []
     for rank in document.ranks:
         if abs(rank.rank) > LARGEST_NUMBER:
             raise UnusableError(f"{name} holds a rank whose number is beyond all jobs")
         if not 0 <= rank.host < len(hosts):
             raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
-        home, encoded = document.hosts[rank.host], rank.encoded()
-        size = sizes[rank.host] + sum(map(len, encoded.values()))
+        size = sizes[rank.host] + sum(map(len, map(bytes, rank.facts.values())))
         if size > RANK_LIMIT:
             raise UnusableError(
                 f"{name} holds {size >> 20} MB of facts for rank {rank.rank}; more than 4 MB are refused"
             )
-        sections = {**hosts[rank.host], **decoder.decode(encoded, rank.missing, "rank", name)}
+        home = document.hosts[rank.host]
         told = (home.boot_id, home.machine_id, home.name) if home.name else None
-        members.append(Member(rank.rank, sections, told))
+        members.append(Member(rank.rank, {**hosts[rank.host], **decoder.decode(rank, "rank", name)}, told))
     if not all(0 <= rank < document.world_size for rank in document.absent):
         raise UnusableError(f"{name} misses ranks that a world of {document.world_size} does not have")
     absent = tuple(sorted(set(document.absent)))
@@ -295,18 +288,17 @@ class _SectionDecoder:
         own = {key for key, section in SECTIONS.items() if section.part is not Section.part}
         self._known = {"host": host, "rank": SECTIONS.keys() - host | own}
 
-    def decode(
-        self, encoded: dict[str, bytes], missing: dict[str, Missing], level: str, name: str
-    ) -> dict[str, Section | Missing]:
+    def decode(self, raw: _SectionData, level: str, name: str) -> dict[str, Section | Missing]:
         """Return the sections of ``level`` that this release knows. A rank may have its own part of a section of its
         host (:meth:`Section.part`)."""
         known = self._known[level]
         found: dict[str, Section | Missing] = {}
-        for key, reason in missing.items():
+        for key, reason in raw.missing.items():
             if key in known:
                 found[key] = self._reasons.setdefault(reason, reason)
-        for key, data in encoded.items():
+        for key, encoded in raw.facts.items():
             if key in known:
+                data = bytes(encoded)
                 found[key] = self.sections.get((key, data)) or self._decode_section(key, data, name)
         return found
 
@@ -329,12 +321,14 @@ def merge_captures(captures: Iterable[Capture]) -> Job:
     newest: dict[object, Member] = {}
     for capture in captures:
         for member in capture.members if capture.run is None else ():
-            newest[_process_of(member)] = member
+            process = member.sections.get(ProcessFacts.key)
+            own = (process.pid, process.namespace("pid")) if isinstance(process, ProcessFacts) else None
+            newest[member.rank, _host_of(member), own] = member
     members = [*_numbered(_apart_from(watched, newest.values())), *watched.values()]
     stated = [
         capture.world_size
         for capture in captures
-        if capture.run is not None or any(map(_runs_together, capture.members))
+        if capture.run is not None or any(launch.running_together for launch in map(_launch, capture.members) if launch)
     ]
     absent = {rank for capture in captures for rank in capture.absent} - {member.rank for member in members}
     launchers = [capture.launcher for capture in captures if capture.launcher != "none"]
@@ -366,13 +360,6 @@ def _host_of(member: Member) -> object:
     return (host.boot_id, host.hostname) if isinstance(host, HostFacts) else None
 
 
-def _process_of(member: Member) -> object:
-    """What distinguishes this process from others of the job."""
-    process = member.sections.get(ProcessFacts.key)
-    own = (process.pid, process.namespace("pid")) if isinstance(process, ProcessFacts) else None
-    return (member.rank, _host_of(member), own)
-
-
 def _numbered(members: list[Member]) -> list[Member]:
     """Give processes without a rank the unused numbers."""
     lone = [member for member in members if not _bears_rank(member)]
@@ -383,16 +370,11 @@ def _numbered(members: list[Member]) -> list[Member]:
     return [member if _bears_rank(member) else member._replace(rank=next(free)) for member in members]
 
 
-def _launch(sections: Sections) -> LaunchFacts | None:
-    launch = sections.get(LaunchFacts.key)
+def _launch(member: Member) -> LaunchFacts | None:
+    launch = member.sections.get(LaunchFacts.key)
     return launch if isinstance(launch, LaunchFacts) else None
 
 
 def _bears_rank(member: Member) -> bool:
-    launch = _launch(member.sections)
+    launch = _launch(member)
     return launch is not None and launch.rank is not None
-
-
-def _runs_together(member: Member) -> bool:
-    launch = _launch(member.sections)
-    return launch is not None and bool(launch.running_together)

@@ -45,11 +45,13 @@ def parse_recorder(
     dump: Mapping[str, object], most: int = 200, known: Mapping[str, tuple[int, ...]] | None = None
 ) -> RecorderFacts:
     """Parse a loaded dump, with its ``most`` newest collectives, those around the oldest open one of each group, and
-    the newest one of each group. ``known``: the members of groups that the dump may not list. Invalid values are
-    ignored."""
+    the newest one of each group. ``known``: the members of groups that the dump may not list."""
     raw = dump.get("entries")
     entries: list[Entry] = [entry for entry in raw if isinstance(entry, dict)] if isinstance(raw, list) else []
-    by_group = _by_group(entries)
+    by_group: dict[str, list[int]] = {}
+    for position, entry in enumerate(entries):
+        if (name := _name_of(entry)) is not None:
+            by_group.setdefault(name, []).append(position)
     for positions in by_group.values():
         _settle(entries, positions)
     kept = _kept(entries, by_group.values(), most)
@@ -64,15 +66,6 @@ def parse_recorder(
         ),
         wrapped=bool(entries and _integer(entries[0].get("record_id"))) or len(kept) < len(entries),
     )
-
-
-def _by_group(entries: Sequence[Entry]) -> dict[str, list[int]]:
-    """The positions of each group's entries."""
-    found: dict[str, list[int]] = {}
-    for position, entry in enumerate(entries):
-        if (name := _name_of(entry)) is not None:
-            found.setdefault(name, []).append(position)
-    return found
 
 
 def _settle(entries: list[Entry], positions: Sequence[int]) -> None:
@@ -128,6 +121,7 @@ def _collective(entry: Entry, group: str, age: int, known: dict[int, Frame]) -> 
     is_p2p = entry.get("is_p2p") is True or operation in ("send", "recv")
     milliseconds = entry.get("duration_ms")
     timeout, at = _integer(entry.get("timeout_ms")), _integer(entry.get("time_created_ns"))
+    types = entry.get("input_dtypes") or entry.get("output_dtypes")
     return Collective(
         group,
         _sequence(entry, is_p2p),
@@ -138,7 +132,7 @@ def _collective(entry: Entry, group: str, age: int, known: dict[int, Frame]) -> 
         peer=pair[1] if pair else None,
         input_sizes=_sizes(entry.get("input_sizes")),
         output_sizes=_sizes(entry.get("output_sizes")),
-        types=_types(entry),
+        types=tuple(map(_text, types[:LONGEST])) if isinstance(types, (list, tuple)) else (),
         state=_text(entry.get("state")) or "scheduled",
         retired=entry.get("retired") is True,
         at=at / 1e9 if at else None,
@@ -165,26 +159,16 @@ def _sequence(entry: Entry, is_p2p: bool) -> int:
     return _integer(entry.get(key, entry.get("seq_id"))) or 0
 
 
-def _types(entry: Entry) -> tuple[str, ...]:
-    found = entry.get("input_dtypes") or entry.get("output_dtypes") or ()
-    return tuple(map(_text, found[:LONGEST])) if isinstance(found, (list, tuple)) else ()
-
-
-# Of stacks.
-
-
 def _frames(frames: object, age: int, known: dict[int, Frame]) -> tuple[Frame, ...]:
     """``known``: frames of this dump by identity; a dump holds each of them once."""
     if age > WITH_SITE or not isinstance(frames, (list, tuple)):
         return ()
-    found = (known.get(id(frame)) or _new(frame, known) for frame in frames[:LONGEST] if isinstance(frame, dict))
-    return _shown(tuple(found), age <= WITH_STACK)
-
-
-def _new(frame: Mapping[str, object], known: dict[int, Frame]) -> Frame:
-    found = _frame(_text(frame.get("filename")), _integer(frame.get("line")), _text(frame.get("name")))
-    known[id(frame)] = found
-    return found
+    raw = [frame for frame in frames[:LONGEST] if isinstance(frame, dict)]
+    for frame in raw:
+        if id(frame) not in known:
+            place = _text(frame.get("filename")), _integer(frame.get("line")), _text(frame.get("name"))
+            known[id(frame)] = _frame(*place)
+    return _shown(tuple([known[id(frame)] for frame in raw]), age <= WITH_STACK)
 
 
 _frame = functools.lru_cache(maxsize=1 << 14)(frame_of)
@@ -195,9 +179,6 @@ def _shown(stack: tuple[Frame, ...], is_near: bool) -> tuple[Frame, ...]:
     """The frames of a stack that are kept. Equal stacks become one object: the stacks of a job's ranks are mostly
     equal."""
     return shorten_stack(stack, INNER, OWN) if is_near else call_site_frames(stack)
-
-
-# Of groups.
 
 
 def _groups(
@@ -211,12 +192,13 @@ def _groups(
             seen[name] = _text(told.get("desc"))
             members[name] = _members(told.get("ranks")) or members.get(name, ())
     for name, entries in by_group.items():
-        seen[name] = seen.get(name) or _description(entries[-1])
-    names = dict.fromkeys([*known, *seen])
+        group = entries[-1].get("process_group")
+        words = _text(group[1]) if isinstance(group, (list, tuple)) and len(group) > 1 else ""
+        seen[name] = seen.get(name) or ("" if words == "undefined" else words)
     counters = _counters_by_name(dump, by_group)
     return tuple(
         ProcessGroup(name, seen.get(name, ""), members.get(name, ()), *counters.get(name, (None, None, None)))
-        for name in names
+        for name in dict.fromkeys([*known, *seen])
     )
 
 
@@ -277,15 +259,6 @@ def _name_of(entry: Entry) -> str | None:
         return _text(group[0])
     number = entry.get("pg_id")
     return None if number is None else _text(number)
-
-
-def _description(entry: Entry) -> str:
-    group = entry.get("process_group")
-    words = _text(group[1]) if isinstance(group, (list, tuple)) and len(group) > 1 else ""
-    return "" if words == "undefined" else words
-
-
-# Of values.
 
 
 def _mappings(value: object) -> Iterator[Mapping[str, object]]:

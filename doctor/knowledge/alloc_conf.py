@@ -8,9 +8,9 @@ raises at the first use of CUDA for anything else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
@@ -59,7 +59,7 @@ def _options() -> dict[str, OptionInfo]:
 
 def split_options(text: str) -> tuple[list[Option], AllocConfFault | None]:
     """The options in ``text`` up to the first syntax error, and that error."""
-    tokens = _tokens(text)
+    tokens = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
     options: list[Option] = []
     position = 0
     while position < len(tokens):
@@ -67,7 +67,10 @@ def split_options(text: str) -> tuple[list[Option], AllocConfFault | None]:
         if key in (",", ":", "[", "]"):
             return options, AllocConfFault(f"has {key!r} where an option should begin")
         if position + 2 >= len(tokens) or tokens[position + 1] != ":" or tokens[position + 2] in (",", ":", "]"):
-            return options, _no_value(key)
+            if "=" not in key:
+                return options, AllocConfFault(f"has {key!r} without a value", key)
+            text = f"has {key!r}: a colon belongs between option and value"
+            return options, AllocConfFault(text, fix=key.replace("=", ":"))
         value, position = _read_value(tokens, position + 2)
         options.append(Option(key, value))
         if value.startswith("[") and not value.endswith("]"):
@@ -76,16 +79,6 @@ def split_options(text: str) -> tuple[list[Option], AllocConfFault | None]:
             return options, AllocConfFault(f"has {tokens[position]!r} behind {key}:{value}, where a comma belongs", key)
         position += 1
     return options, None
-
-
-def _tokens(text: str) -> list[str]:
-    return re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
-
-
-def _no_value(key: str) -> AllocConfFault:
-    if "=" in key:
-        return AllocConfFault(f"has {key!r}: a colon belongs between option and value", fix=key.replace("=", ":"))
-    return AllocConfFault(f"has {key!r} without a value", key)
 
 
 def _read_value(tokens: list[str], position: int) -> tuple[str, int]:
@@ -122,8 +115,7 @@ def _judge(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
         bound = f"from {info.first} on" if info.first and within(torch, before=info.first) else f"up to {info.last}"
         yield AllocConfFault(f"has {option.key}, which torch takes {bound}; this is {torch}", option.key)
         return
-    expected = _KINDS[info.kind](info, option.value)
-    if expected:
+    if expected := _expected(info, option.value):
         text = f"has {option.key}:{option.value}; it takes {expected}"
         meant = _MEANT.get(option.value.lower()) if info.kind == "flag" else None
         yield AllocConfFault(text, option.key, f"{option.key}:{meant}" if meant else "")
@@ -146,13 +138,11 @@ NEWEST_KNOWN = "2.15"
 
 
 def _unknown(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
-    near = nearest_option(option.key)
-    is_newer = torch is not None and release(torch)[:2] > release(NEWEST_KNOWN)
-    if near is None and is_newer:
-        return
-    fix = f"{near}:{option.value}" if near else ""
-    hint = f"; near to {near}" if near else ""
-    yield AllocConfFault(f"has the unknown option {option.key!r}{hint}", option.key, fix)
+    text = f"has the unknown option {option.key!r}"
+    if near := nearest_option(option.key):
+        yield AllocConfFault(f"{text}; near to {near}", option.key, f"{near}:{option.value}")
+    elif torch is None or release(torch)[:2] <= release(NEWEST_KNOWN):
+        yield AllocConfFault(text, option.key)
 
 
 def nearest_option(key: str) -> str | None:
@@ -166,14 +156,29 @@ def nearest_option(key: str) -> str | None:
     return best if distance <= limit else None
 
 
-def _size(info: OptionInfo, value: str) -> str | None:
-    number = _whole(value)
-    minimum = info.minimum or 0
-    if re.match(r"-\d", value):
-        return None  # stoull wraps around: no limit
-    if number is None:
-        return "a whole number of MiB"
-    return None if number >= minimum else f"at least {minimum} (MiB)"
+def _expected(info: OptionInfo, value: str) -> str | None:
+    """What the option takes; ``None`` if the value is valid."""
+    number, decimal = _whole(value), _decimal(value)
+    match info.kind:
+        case "size" if number is None and not re.match(r"-\d", value):  # a negative number wraps around: no limit
+            return "a whole number of MiB"
+        case "size" if number is not None and number < (info.minimum or 0):
+            return f"at least {info.minimum} (MiB)"
+        case "flag" if value not in ("True", "False"):
+            return "exactly True or False"
+        case "fraction" if decimal is None or not 0.0 < decimal < 1.0:
+            return "a number between 0.0 and 1.0, both excluded"
+        case "share" if decimal is None or not 0.0 <= decimal <= 1.0:
+            return "a number from 0.0 to 1.0"
+        case "threads" if not _is_power_of_two(number) or number > _MAX_THREADS:
+            return f"a power of two up to {_MAX_THREADS}"
+        case "backend" if value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
+            return "native or cudaMallocAsync"
+        case "divisions" if value.startswith("[") and not all(map(_is_division, value.strip("[]").split(","))):
+            return "a list such as [256:1,512:2,>:8]: sizes in MiB and divisions that are powers of two"
+        case "divisions" if not value.startswith("[") and not _is_power_of_two(number):
+            return "a power of two"
+    return None
 
 
 def _whole(value: str) -> int | None:
@@ -182,74 +187,18 @@ def _whole(value: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _flag(info: OptionInfo, value: str) -> str | None:
-    return None if value in ("True", "False") else "exactly True or False"
-
-
-def _fraction(info: OptionInfo, value: str) -> str | None:
-    number = _decimal(value)
-    return None if number is not None and 0.0 < number < 1.0 else "a number between 0.0 and 1.0, both excluded"
-
-
-def _share(info: OptionInfo, value: str) -> str | None:
-    number = _decimal(value)
-    return None if number is not None and 0.0 <= number <= 1.0 else "a number from 0.0 to 1.0"
-
-
 def _decimal(value: str) -> float | None:
     match = re.match(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", value)
     return float(match.group()) if match else None
 
 
-def _threads(info: OptionInfo, value: str) -> str | None:
-    number = _whole(value)
-    fits = number is not None and number <= _MAX_THREADS and _is_power_of_two(number)
-    return None if fits else f"a power of two up to {_MAX_THREADS}"
+def _is_power_of_two(number: int | None) -> TypeGuard[int]:
+    return number is not None and number > 0 and number & (number - 1) == 0
 
 
-def _is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
-def _backend(info: OptionInfo, value: str) -> str | None:
-    return None if value in ("native", "cudaMallocAsync", "hipMallocAsync") else "native or cudaMallocAsync"
-
-
-def _divisions(info: OptionInfo, value: str) -> str | None:
-    if not value.startswith("["):
-        number = _whole(value)
-        return None if number is not None and _is_power_of_two(number) else "a power of two"
-    pairs = [pair.partition(":") for pair in value.strip("[]").split(",")]
-    if all(colon and _is_interval(size) and _is_division(parts) for size, colon, parts in pairs):
-        return None
-    return "a list such as [256:1,512:2,>:8]: sizes in MiB and divisions that are powers of two"
-
-
-def _is_interval(text: str) -> bool:
-    number = _whole(text)
-    return text == ">" or (number is not None and _is_power_of_two(number))
-
-
-def _is_division(text: str) -> bool:
-    number = _whole(text)
-    return number is not None and (number == 0 or _is_power_of_two(number))
-
-
-def _anything(info: OptionInfo, value: str) -> str | None:
-    return None
-
-
-_KINDS: dict[str, Callable[[OptionInfo, str], str | None]] = {
-    "size": _size,
-    "flag": _flag,
-    "fraction": _fraction,
-    "share": _share,
-    "threads": _threads,
-    "backend": _backend,
-    "divisions": _divisions,
-    "any": _anything,
-}
-"""The expected value, or ``None`` if the value is valid, by the kind of option."""
+def _is_division(pair: str) -> bool:
+    size, _, parts = pair.partition(":")
+    return (size == ">" or _is_power_of_two(_whole(size))) and (_whole(parts) == 0 or _is_power_of_two(_whole(parts)))
 
 
 def _conflicts(options: dict[str, str]) -> Iterator[AllocConfFault]:

@@ -78,8 +78,7 @@ class _ReadingLibrary(msgspec.Struct, frozen=True):
 
 @cache
 def _foreign() -> _ReadingLibrary:
-    """Variables that packages, builds, plugins and forks of NCCL read. The file lists them by reader, with the commit
-    that the names were extracted from if the source is public."""
+    """The file lists them by reader, with the commit that the names were extracted from if the source is public."""
     readers = read("nccl_foreign.json", dict[str, _ReadingLibrary]).values()
     names = frozenset(name for reader in readers for name in reader.names)
     return _ReadingLibrary(names, tuple(prefix for reader in readers for prefix in reader.prefixes))

@@ -71,10 +71,7 @@ def method(name: str) -> ArgumentInfo | None:
 
 
 def imported(name: str) -> ArgumentInfo | None:
-    """Return a module or name below ``lightning.pytorch``, or its module, if it was removed.
-
-    Such as ``plugins.DDPPlugin``, ``utilities.seed.seed_everything``.
-    """
+    """Return a name below ``lightning.pytorch``, or its module, if it was removed: ``plugins.DDPPlugin``."""
     parts = name.split(".")
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((_trainer().imports[head] for head in heads if head in _trainer().imports), None)

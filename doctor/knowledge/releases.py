@@ -40,10 +40,8 @@ _NUMBERS = re.compile(r"\s*[vVrR]?(\d{1,9}(?:\.\d{1,9})*)")
 
 @lru_cache(maxsize=4096)
 def release(text: str) -> Release:
-    """Return the leading numbers of a version: ``2.27.3+cuda12.8`` is (2, 27, 3), ``570.124.06`` is (570, 124, 6).
-
-    Empty without any.
-    """
+    """Return the leading numbers of a version, if any: (2, 27, 3) for ``2.27.3+cuda12.8``, (570, 124, 6) for
+    ``570.124.06``."""
     match = _NUMBERS.match(text)
     return tuple(map(int, match.group(1).split("."))) if match else ()
 
@@ -54,10 +52,8 @@ def is_older(one: str, other: str) -> bool | None:
     ``2.27`` is not older than ``2.27.3``. ``None`` if one of them is not a version.
     """
     first, second = release(one), release(other)
-    if not first or not second:
-        return None
     length = min(len(first), len(second))
-    return first[:length] < second[:length]
+    return first[:length] < second[:length] if length else None
 
 
 def within(version: str, first: str | None = None, before: str | None = None) -> bool:

@@ -44,7 +44,8 @@ def fault(name: str, value: str, *, release: str | None = None) -> ValueFault | 
         return None
     if info.reader == "nccl" and value == "":
         return None  # NCCL treats an empty value as unset, and ignores most empty words
-    return _RULES[info.grammar](info, name, value, release)
+    rule = _RULES.get(info.grammar)
+    return rule(info, name, value, release) if rule else _simple_fault(info, value, release)
 
 
 def effective(name: str, value: str | None) -> str | None:
@@ -65,26 +66,47 @@ def effective(name: str, value: str | None) -> str | None:
 _TRUTH = {**dict.fromkeys(("y", "yes", "1", "t", "true"), "1"), **dict.fromkeys(("n", "no", "0", "f", "false"), "0")}
 
 
-def _no_rule(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+def _simple_fault(info: VariableInfo, value: str, release: str | None) -> ValueFault | None:
+    """The fault of a value whose rule needs one line; ``None`` also for a grammar without a rule."""
+    match info.grammar:
+        case "exact-word" if value not in info.words:
+            expected = f"{' or '.join(info.words)}, in capitals"
+            return ValueFault("is passed over without a message, as if not set", expected)
+        case "path-level" if value not in info.words and not value[:1].isdigit():
+            expected = f"{', '.join(info.words)} in capitals, or 0 to 5"
+            return ValueFault("is passed over without a message, as if not set", expected)
+        case "protocols":
+            return _choice(value, {word.casefold() for word in PROTOCOLS}, PROTOCOLS, release)
+        case "network-policy" if not re.fullmatch(r"AUTO|ALL|MAX:0*[1-9]\d*", value, re.IGNORECASE):
+            return ValueFault("is not understood: AUTO holds", "AUTO, ALL or MAX: and a number")
+        case "address" if not (found := _ADDRESS.fullmatch(value)) or int(found[1]) > 65535:  # the highest TCP port
+            return ValueFault("is no address with a port", "HOST:PORT, or [IPv6]:PORT")
+        case "torch-flag" if value.lower() not in _TRUTH:
+            return ValueFault("is no bool: torch raises when it makes the process group", "0 or 1")
+        case "torch-word" if value.upper() not in info.words:
+            return ValueFault("is no known word: torch raises when it is imported", ", ".join(info.words))
     return None
 
 
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s\[\]:]+):(\d{1,5})")
+
+
 def _number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    number = parse_nccl_integer(value, 0)
     if not is_number(value):
-        return ValueFault(f"is no number: NCCL reads it as {parse_nccl_integer(value, 0)}", _range(info))
-    return _outside(info, parse_nccl_integer(value, 0))
-
-
-def _outside(info: VariableInfo, number: int) -> ValueFault | None:
+        return ValueFault(f"is no number: NCCL reads it as {number}", _range(info))
     if number in (-1, -2):
         return None  # NCCL's own marks for "decide by yourself"
-    below = info.minimum is not None and number < info.minimum
-    above = info.maximum is not None and number > info.maximum
-    if below or above:
+    if _is_outside(info, number):
         return ValueFault("is out of range", _range(info))
     if info.step and number % info.step:
         return ValueFault(f"is no multiple of {info.step}", _range(info))
     return None
+
+
+def _is_outside(info: VariableInfo, number: int) -> bool:
+    below = info.minimum is not None and number < info.minimum
+    return below or (info.maximum is not None and number > info.maximum)
 
 
 def _range(info: VariableInfo) -> str:
@@ -98,11 +120,10 @@ def _range(info: VariableInfo) -> str:
 
 
 def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    number = parse_nccl_integer(value, 0)
     if not is_number(value):
-        number = parse_nccl_integer(value, 0)
         effect = "turns it on" if number else "disables nothing" if "DISABLE" in name else "leaves it off"
         return ValueFault(f"is no number: NCCL reads it as {number} and {effect}", "0 or 1")
-    number = parse_nccl_integer(value, 0)
     if number in (-2, -1, 0, 1):
         return None
     if name == "NCCL_P2P_DISABLE":
@@ -129,12 +150,6 @@ def _word(info: VariableInfo, name: str, value: str, release: str | None) -> Val
     return ValueFault(f"is no known word: {effect}", " or ".join(info.words), mild=quiet)
 
 
-def _exact_word(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    if value in info.words:
-        return None
-    return ValueFault("is passed over without a message, as if not set", f"{' or '.join(info.words)}, in capitals")
-
-
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     """What is logged, and how: NCCL ignores an unknown word (src/debug.cc), and the rest of the list applies."""
     allowed = {word.casefold() for word in info.words}
@@ -146,14 +161,6 @@ def _words(info: VariableInfo, name: str, value: str, release: str | None) -> Va
     if len(unknown) < len(words):
         return ValueFault(f"{problem}: NCCL skips it", expected, mild=True, harmless=True)
     return ValueFault(problem, expected, mild=True)
-
-
-def _path_level(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    if value in info.words or value[:1].isdigit():
-        return None
-    return ValueFault(
-        "is passed over without a message, as if not set", f"{', '.join(info.words)} in capitals, or 0 to 5"
-    )
 
 
 COLLECTIVES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
@@ -172,10 +179,6 @@ def _algorithms(info: VariableInfo, name: str, value: str, release: str | None) 
     if release is not None and within(release, before=FIRST_WITH_PAT):
         allowed.discard("pat")
     return _choice(value, allowed, ALGORITHMS, release)
-
-
-def _protocols(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    return _choice(value, {word.casefold() for word in PROTOCOLS}, PROTOCOLS, release)
 
 
 def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str | None) -> ValueFault | None:
@@ -199,12 +202,6 @@ def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str 
     return None
 
 
-def _network_policy(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    if re.fullmatch(r"AUTO|ALL|MAX:0*[1-9]\d*", value, re.IGNORECASE):
-        return None
-    return ValueFault("is not understood: AUTO holds", "AUTO, ALL or MAX: and a number")
-
-
 def _cta_policy(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     if value[:1] in ("0", "1", "2"):
         return None
@@ -218,16 +215,6 @@ def _cta_policy(info: VariableInfo, name: str, value: str, release: str | None) 
     return ValueFault(f"holds {_quoted(unknown)}, which NCCL passes over", "DEFAULT, EFFICIENCY, ZERO joined with |")
 
 
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s\[\]:]+):(\d{1,5})")
-
-
-def _address(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    match = _ADDRESS.fullmatch(value)
-    if match and 0 <= int(match.group(1)) <= 65535:  # 65535: the highest TCP port
-        return None
-    return ValueFault("is no address with a port", "HOST:PORT, or [IPv6]:PORT")
-
-
 def _subnet(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     try:
         ipaddress.ip_network(value, strict=False)
@@ -236,26 +223,11 @@ def _subnet(info: VariableInfo, name: str, value: str, release: str | None) -> V
     return None if "/" in value else ValueFault("has no prefix length: NCCL passes it over", "such as 10.0.0.0/16")
 
 
-def _torch_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    if value.lower() in _TRUTH:
-        return None
-    return ValueFault("is no bool: torch raises when it makes the process group", "0 or 1")
-
-
 def _torch_number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     match = re.match(r"\s*([+-]?\d+)", value)  # std::stoi ignores what follows the digits
     if not match:
         return ValueFault("is no number: torch raises when it makes the process group", _range(info))
-    number = int(match.group(1))
-    below = info.minimum is not None and number < info.minimum
-    above = info.maximum is not None and number > info.maximum
-    return ValueFault("is out of range", _range(info)) if below or above else None
-
-
-def _torch_word(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
-    if value.upper() in info.words:
-        return None
-    return ValueFault("is no known word: torch raises when it is imported", ", ".join(info.words))
+    return ValueFault("is out of range", _range(info)) if _is_outside(info, int(match.group(1))) else None
 
 
 def _quoted(words: list[str]) -> str:
@@ -263,21 +235,14 @@ def _quoted(words: list[str]) -> str:
 
 
 _RULES: dict[str, Callable[[VariableInfo, str, str, str | None], ValueFault | None]] = {
-    "none": _no_rule,
     "number": _number,
     "flag": _flag,
     "wide-flag": _wide_flag,
     "word": _word,
     "words": _words,
-    "exact-word": _exact_word,
-    "path-level": _path_level,
     "algorithms": _algorithms,
-    "protocols": _protocols,
-    "network-policy": _network_policy,
     "cta-policy": _cta_policy,
-    "address": _address,
     "subnet": _subnet,
-    "torch-flag": _torch_flag,
     "torch-number": _torch_number,
-    "torch-word": _torch_word,
 }
+"""The rules that need more than one line; the others are in :func:`_simple_fault`."""

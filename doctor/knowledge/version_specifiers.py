@@ -22,7 +22,6 @@ def fits(version: str, specifier: str) -> bool | None:
 def minor_release(version: str) -> tuple[int, int] | None:
     """Return the first two numbers of a version, ``None`` if it cannot be parsed."""
     try:
-        parsed = Version(version)
+        return (Version(version).major, Version(version).minor)
     except InvalidVersion:
         return None
-    return (parsed.major, parsed.minor)

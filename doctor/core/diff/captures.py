@@ -31,31 +31,11 @@ _VOLATILE = {
 }
 """Fields that differ between two healthy moments; they are ignored."""
 
-_WEIGHTS: dict[str, Weight] = {
-    "software": "high",
-    "nccl": "high",
-    "environment": "high",
-    "gpus": "high",
-    "interfaces": "high",
-    "rdma": "high",
-    "master": "high",
-    "drivers": "high",
-    "launch": "medium",
-    "slurm": "medium",
-    "trainer": "medium",
-    "progress": "high",
-    "training": "high",
-    "loaders": "high",
-    "model": "high",
-    "replica": "high",
-    "steps": "medium",
-    "run-memory": "medium",
-    "process": "medium",
-    "host": "medium",
-    "storage": "low",
-    "kernel-log": "low",
+_HIGH = frozenset({"software", "nccl", "environment", "gpus", "interfaces", "rdma", "master", "drivers"}) | {
+    *("progress", "training", "loaders", "model", "replica")
 }
-
+_MEDIUM = frozenset({"launch", "slurm", "trainer", "steps", "run-memory", "process", "host"})
+"""Sections of high and of medium importance; the others are of low importance."""
 _LOUD_FIELDS = {"names", "shm", "memory_limit", "cpu_quota", "kernel", "limits", "boot_id"}
 """Fields of a section of medium importance that are often the cause."""
 
@@ -110,13 +90,9 @@ def _compare_ranks(old: Rank, new: Rank, flat: _Flattener) -> Iterator[Differenc
             continue
         for path in sorted(before.keys() | after.keys()):
             if not is_alike(path, before.get(path), after.get(path)):
-                yield Difference(key, path, before.get(path), after.get(path), _weigh(key, path), ())
-
-
-def _weigh(key: str, path: str) -> Weight:
-    if _LOUD_FIELDS.intersection(path.replace("[", ".").split(".")):
-        return "high"
-    return _WEIGHTS.get(key, "low")
+                is_loud = key in _HIGH or not _LOUD_FIELDS.isdisjoint(path.replace("[", ".").split("."))
+                weight: Weight = "high" if is_loud else "medium" if key in _MEDIUM else "low"
+                yield Difference(key, path, before.get(path), after.get(path), weight, ())
 
 
 class _Flattener:
@@ -127,15 +103,10 @@ class _Flattener:
 
     def of(self, section: Section | None, key: str) -> dict[str, object]:
         if id(section) not in self._done:
-            flat = dict(_flatten(_shown(section), "", _VOLATILE.get(key, set()))) if section else {}
-            self._done[id(section)] = (section, flat)
+            figures = figures_of(section) if section else {}
+            shown = msgspec.to_builtins(section) if figures is None else figures
+            self._done[id(section)] = (section, dict(_flatten(shown, "", _VOLATILE.get(key, set()))))
         return self._done[id(section)][1]
-
-
-def _shown(section: Section) -> Any:
-    """The part of a section that is compared."""
-    figures = figures_of(section)
-    return msgspec.to_builtins(section) if figures is None else figures
 
 
 def _flatten(value: Any, path: str, volatile: set[str]) -> Iterator[tuple[str, object]]:

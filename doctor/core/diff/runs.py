@@ -85,10 +85,8 @@ def _of_loaders(section: Section) -> Figures:
 
 
 def _of_training(section: Section) -> Figures:
-    return {name: value for name, value in msgspec.to_builtins(section).items() if name not in _OWN}
-
-
-_OWN = frozenset({"data_parallel_rank", "data_parallel_root", "device_id", "hidden", "checkpoints"})
+    own = ("data_parallel_rank", "data_parallel_root", "device_id", "hidden", "checkpoints")
+    return {name: value for name, value in msgspec.to_builtins(section).items() if name not in own}
 
 
 def _of_model(section: Section) -> Figures:

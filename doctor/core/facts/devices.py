@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable
 from typing import ClassVar
 
 import msgspec
@@ -145,19 +145,19 @@ class GpuFacts(Section, frozen=True, kw_only=True):
         known = {_identity(gpu): gpu for facts in (other, self) for gpu in facts.gpus}
         order = sorted(known, key=lambda name: (known[name].bus_id, name))
         number = {name: index for index, name in enumerate(order)}
-        links = {(link.first, link.second): link for facts in (other, self) for link in facts._links_by(number)}
+        links: dict[tuple[int, int], PeerLink] = {}
+        for facts in (other, self):
+            at = {gpu.index: number[_identity(gpu)] for gpu in facts.gpus}
+            for link in facts.links:
+                if link.first in at and link.second in at:
+                    ends = at[link.first], at[link.second]
+                    links[ends] = msgspec.structs.replace(link, first=ends[0], second=ends[1])
         return msgspec.structs.replace(
             self,
             gpus=tuple(msgspec.structs.replace(known[name], index=number[name]) for name in order),
             links=tuple(links.values()),
             hidden=tuple(dict.fromkeys((*self.hidden, *other.hidden))),
         )
-
-    def _links_by(self, number: Mapping[str, int]) -> Iterator[PeerLink]:
-        at = {gpu.index: number[_identity(gpu)] for gpu in self.gpus}
-        for link in self.links:
-            if link.first in at and link.second in at:
-                yield msgspec.structs.replace(link, first=at[link.first], second=at[link.second])
 
 
 def _identity(gpu: Gpu) -> str:

@@ -59,10 +59,9 @@ class LaunchFacts(Section, frozen=True, kw_only=True, gc=True, dict=True):
     @cached_property
     def filled(self) -> dict[str, str]:
         """The launch variables that are not empty: to torch, an empty variable is a missing one."""
-        values = self.values
-        return (
-            values if all(map(str.strip, values.values())) else {key: one for key, one in values.items() if one.strip()}
-        )
+        if all(map(str.strip, self.values.values())):
+            return self.values
+        return {name: value for name, value in self.values.items() if value.strip()}
 
     def get(self, name: str) -> str | None:
         """The value of the launch variable ``name``, or ``None`` if it is not set."""
@@ -70,10 +69,7 @@ class LaunchFacts(Section, frozen=True, kw_only=True, gc=True, dict=True):
 
     def claim(self, source: str) -> Claim | None:
         """The claim of ``source``, or ``None`` if it makes none."""
-        for claim in self.claims:
-            if claim.source == source:
-                return claim
-        return None
+        return next((claim for claim in self.claims if claim.source == source), None)
 
 
 class EnvironmentFacts(Section, frozen=True, kw_only=True):
@@ -164,17 +160,11 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
 
     def limit(self, name: str) -> Limit | None:
         """The limit ``name``, or ``None`` where it could not be read."""
-        for limit in self.limits:
-            if limit.name == name:
-                return limit
-        return None
+        return next((limit for limit in self.limits if limit.name == name), None)
 
     def namespace(self, kind: str) -> str | None:
         """The identity of the namespace ``kind``, or ``None`` where it could not be read."""
-        for space in self.namespaces:
-            if space.kind == kind:
-                return space.identity
-        return None
+        return next((space.identity for space in self.namespaces if space.kind == kind), None)
 
 
 class TrainerFacts(Section, frozen=True, kw_only=True):

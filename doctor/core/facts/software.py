@@ -63,10 +63,7 @@ class SoftwareFacts(Section, frozen=True, kw_only=True):
 
     def version(self, name: str) -> str | None:
         """The installed version of the distribution ``name`` (normalized: lower case, ``-``)."""
-        for package in self.packages:
-            if package.name == name:
-                return package.version
-        return None
+        return next((package.version for package in self.packages if package.name == name), None)
 
     @property
     def nccl(self) -> str | None:
@@ -136,10 +133,7 @@ class NcclFacts(Section, frozen=True, kw_only=True):
 
     def setting(self, name: str) -> Setting | None:
         """The effective setting ``name``."""
-        for setting in self.settings:
-            if setting.name == name:
-                return setting
-        return None
+        return next((setting for setting in self.settings if setting.name == name), None)
 
     def get(self, name: str) -> str | None:
         """The effective value of ``name``, or ``None`` if it is not set."""

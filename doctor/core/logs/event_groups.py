@@ -85,20 +85,23 @@ def finding_from_logs(
     :data:`SYMPTOMS` in addition to ``explains``. A finding of severity info explains nothing, because the job can
     live with it.
     """
-    first = group.first
     consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
     blamed = group.ranks if ranks is None else ranks
+    shown = {**(evidence or {}), "said": [line_of(event) for event in group.events[:SHOWN]]}
+    times = sum(event.count for event in group.events)
+    if times > len(group.events) or times > SHOWN:
+        shown["times"] = times
     return Finding(
         summary,
         ranks=blamed,
         hosts=() if blamed else group.hosts,
-        evidence={**(evidence or {}), "said": [line_of(event) for event in group.events[:SHOWN]], **_times(group)},
+        evidence=shown,
         effect=effect,
         fix=fix,
         severity=severity,
         confidence=confidence,
         explains=consequences,
-        source=Source(first.file, first.line),
+        source=Source(group.first.file, group.first.line),
     )
 
 
@@ -115,8 +118,3 @@ def place_of_line(text: str) -> tuple[str, int] | None:
     """The file and the line number at the start of a :func:`line_of` text."""
     found = _PLACE.match(text)
     return (found["file"], int(found["line"])) if found else None
-
-
-def _times(group: EventGroup) -> dict[str, object]:
-    count = sum(event.count for event in group.events)
-    return {"times": count} if count > len(group.events) or count > SHOWN else {}

@@ -12,15 +12,10 @@ from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, finding_from_log
 KIND = "doctor.finding"
 MOST_RANKS = 4096
 """Maximum number of ranks that one finding names."""
-_CONFIDENCE = 0.9
-"""The note that the original finding used facts of the run that a log does not contain."""
 
 
 def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
-    """The findings of this check that a log contains, each claim once.
-
-    It only adds findings and never removes one.
-    """
+    """The findings of this check that a log contains, each claim once."""
     claims: dict[tuple[int, ...], list[Event]] = {}
     reported = [event for event in (job.evidence.of(KIND) if job.evidence else ()) if event.value("id") == check_id]
     # An exception and a summary repeat what was reported before, and may not name the ranks.
@@ -39,11 +34,7 @@ def _finding(check_id: str, ranks: tuple[int, ...], events: list[Event]) -> Find
         f"{_place(group.first)[0] or 'found'} (reported by the doctor in the run)",
         ranks=ranks,
         severity=Severity.WARNING if is_warning else Severity.ERROR,
-        confidence=_CONFIDENCE,
-        symptoms=False,
-        explains=()
-        if is_warning
-        else tuple(name for name in SYMPTOMS if name != check_id and check_id not in SYMPTOMS),
+        symptoms=not is_warning and check_id not in SYMPTOMS,
     )
 
 

@@ -42,16 +42,17 @@ HOST_VALUES = frozenset({"host", "hostname", "node", "peer", "remote", "addr", "
 """Fields of log messages that hold hosts, lists of hosts or their addresses."""
 
 HOST_FIELDS = frozenset(
-    """
+    tuple(field.split("."))
+    for field in """
     hosts.name host.hostname host.fqdn names.name reverse.name samples.peer attempts.peer readings.writer
     clock.reference master.address slurm.node_list findings.hosts last_seen.host events.host marks.host shifts.host
     evidence.hosts
     """.split()  # noqa: SIM905 - twenty lines otherwise
-) | {f"values.{name}" for name in HOST_VALUES}
-"""Fields that hold a host name and nothing else, as ``parent.field``."""
+) | {("values", name) for name in HOST_VALUES}
+"""Fields that hold a host name and nothing else, as (parent, field)."""
 
 _HOST_VARIABLE = re.compile(r"(?:HOST(?:NAME|S)?|NODENAME|NODELIST|NODE_LIST|_ADDR|ENDPOINT|_IP|_IPADDR)$")
-_NO_HOST = frozenset({"SLURM_TOPOLOGY_ADDR"})
+_NO_HOST = frozenset({"", "SLURM_TOPOLOGY_ADDR"})
 _USER_VARIABLE = re.compile(r"(?:^|_)(?:USER|LOGNAME|USERNAME)$")
 
 LOOPBACK = {"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
@@ -134,11 +135,11 @@ class _StringSite(NamedTuple):
     @property
     def is_host(self) -> bool:
         is_named = self.variable not in _NO_HOST and bool(_HOST_VARIABLE.search(self.variable))
-        return (is_named or f"{self.parent}.{self.key}" in HOST_FIELDS) and self.text != UNKNOWN_HOST
+        return (is_named or (self.parent, self.key) in HOST_FIELDS) and self.text != UNKNOWN_HOST
 
     @property
     def is_user(self) -> bool:
-        return bool(_USER_VARIABLE.search(self.variable))
+        return bool(self.variable and _USER_VARIABLE.search(self.variable))
 
 
 def _rewrite(value: Any, write: Callable[[_StringSite], str], parent: str = "", key: str = "") -> Any:
@@ -146,10 +147,10 @@ def _rewrite(value: Any, write: Callable[[_StringSite], str], parent: str = "", 
     if isinstance(value, str):
         return write(_StringSite(parent, key, value))
     if isinstance(value, dict):
-        named = isinstance(value.get("name"), str) and isinstance(value.get("value"), str)
+        is_variable = isinstance(value.get("name"), str) and isinstance(value.get("value"), str)
         return {
             name: write(_StringSite(key, name, inner, value["name"]))
-            if named and name == "value"
+            if is_variable and name == "value"
             else _rewrite(inner, write, key, name)
             for name, inner in value.items()
         }
@@ -264,47 +265,34 @@ class _RedactionWriter:
         self._long_lists = PlaceholderNumbers()
         self._macs = PlaceholderNumbers()
         self._guids = PlaceholderNumbers()
-        self._written: dict[tuple[str, str], str] = {}
+        self._written: dict[_StringSite, str] = {}
         self._uuids = sorted(people.uuids.names())
         self._names = dict(_placeholders(people))
         self._sizes = sorted({len(_ATOM.findall(name)) for name in self._names}, reverse=True)
 
     def rewrite(self, site: _StringSite) -> str:
-        way = self._way(site)
-        if way == "kept":
-            return site.text
-        if (way, site.text) not in self._written:
-            self._written[way, site.text] = self._write(way, site)
-        text = self._written[way, site.text]
-        return mask_value(site.variable, text) if site.variable else text
+        if site not in self._written:
+            text = self._write(site)
+            self._written[site] = mask_value(site.variable, text) if site.variable else text
+        return self._written[site]
 
-    def _way(self, site: _StringSite) -> str:
-        if site.key in self._people.identifiers:
-            return site.key
+    def _write(self, site: _StringSite) -> str:
+        people, text = self._people, site.text
+        if site.key in people.identifiers:
+            return f"{site.key.partition('_')[0]}-{people.identifiers[site.key].of(text)}"
         if site.is_host:
-            return "host"
-        if site.is_user:
-            return "user"
-        if site.variable in JOB_NAMES and site.text not in INTERACTIVE_JOBS:
-            return "job"
+            return self._forms(people.forms.write(text, None), typed=True)
+        if site.is_user and text in people.users:
+            return f"user-{people.users.of(text)}"
+        if site.variable in JOB_NAMES and text not in INTERACTIVE_JOBS:
+            return f"job-{self._jobs.of(text)}"
         if site.key in UNTOUCHED or (site.parent, site.key) == ("links", "path"):
-            return "kept"
-        return "plain" if site.key in PLAIN_NAMES and site.parent != "processes" else "free"
-
-    def _write(self, way: str, site: _StringSite) -> str:
-        if way in self._people.identifiers:
-            return f"{way.partition('_')[0]}-{self._people.identifiers[way].of(site.text)}"
-        if way == "user" and site.text in self._people.users:
-            return f"user-{self._people.users.of(site.text)}"
-        if way == "job":
-            return f"job-{self._jobs.of(site.text)}"
-        if way == "host":
-            return self._forms(self._people.forms.write(site.text, None), typed=True)
-        text = mask_text(site.text)
-        if way == "free":
-            text = self._people.forms.write(text, self._folders)
-            text = _FOLDERS.sub(self._folder, text)
-        return self._forms(text, typed=False, words=way == "free")
+            return text
+        is_free = not site.is_user and (site.key not in PLAIN_NAMES or site.parent == "processes")
+        text = mask_text(text)
+        if is_free:
+            text = _FOLDERS.sub(self._folder, people.forms.write(text, self._folders))
+        return self._forms(text, typed=False, words=is_free)
 
     def _folder(self, match: re.Match[str]) -> str:
         """A user-chosen folder as a number; paths inside a package are kept."""
