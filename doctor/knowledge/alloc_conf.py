@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -26,7 +26,7 @@ class OptionInfo(msgspec.Struct, frozen=True):
     torch that accept it, as far as known; ``native``: the cudaMallocAsync backend ignores it. Options of pinned memory
     concern the host allocator (ATen/cuda/CachingHostAllocator.cpp), whichever backend allocates on the device."""
 
-    kind: str
+    kind: Literal["size", "flag", "fraction", "share", "threads", "backend", "divisions", "any"]
     minimum: int | None = None
     first: str | None = None
     last: str | None = None

@@ -44,8 +44,7 @@ def fault(name: str, value: str, *, release: str | None = None) -> ValueFault | 
         return None
     if info.reader == "nccl" and value == "":
         return None  # NCCL treats an empty value as unset, and ignores most empty words
-    rule = _RULES.get(info.grammar)
-    return rule(info, name, value, release) if rule else _simple_fault(info, value, release)
+    return _RULES[info.grammar](info, name, value, release)
 
 
 def effective(name: str, value: str | None) -> str | None:
@@ -66,8 +65,8 @@ def effective(name: str, value: str | None) -> str | None:
 _TRUTH = {**dict.fromkeys(("y", "yes", "1", "t", "true"), "1"), **dict.fromkeys(("n", "no", "0", "f", "false"), "0")}
 
 
-def _simple_fault(info: VariableInfo, value: str, release: str | None) -> ValueFault | None:
-    """The fault of a value whose rule needs one line; ``None`` also for a grammar without a rule."""
+def _simple(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
+    """The rules that need one line."""
     match info.grammar:
         case "exact-word" if value not in info.words:
             expected = f"{' or '.join(info.words)}, in capitals"
@@ -235,6 +234,8 @@ def _quoted(words: list[str]) -> str:
 
 
 _RULES: dict[str, Callable[[VariableInfo, str, str, str | None], ValueFault | None]] = {
+    **dict.fromkeys(("none", "exact-word", "path-level", "protocols", "network-policy", "address"), _simple),
+    **dict.fromkeys(("torch-flag", "torch-word"), _simple),
     "number": _number,
     "flag": _flag,
     "wide-flag": _wide_flag,
@@ -245,4 +246,3 @@ _RULES: dict[str, Callable[[VariableInfo, str, str, str | None], ValueFault | No
     "subnet": _subnet,
     "torch-number": _torch_number,
 }
-"""The rules that need more than one line; the others are in :func:`_simple_fault`."""
