@@ -54,11 +54,8 @@ def parse_name(file: str) -> DumpName:
         return DumpName(None, "")
     rest = f"{stem[: found.start()]}_{stem[found.end() :]}"
     words = [word.strip("-.") for word in _WORDS.split(rest)]
-    return DumpName(int(found[1]), "_".join(word for word in words if word and not _is_generic(word)))
-
-
-def _is_generic(word: str) -> bool:
-    return all(_GENERIC.match(part) for part in re.split(r"[-.]", word))
+    telling = [word for word in words if not all(_GENERIC.match(part) for part in re.split(r"[-.]", word))]
+    return DumpName(int(found[1]), "_".join(telling))
 
 
 def hosts_in(paths: Iterable[Path]) -> Mapping[Path, str]:

@@ -81,15 +81,12 @@ class SortedInputs(msgspec.Struct, frozen=True):
                 name_of(file.path),
                 kinds.get(file.kind, file.kind),
                 file.why or (failed or {}).get(file.path),
-                _notes(file.path, cut or {}) or msgspec.UNSET,
+                # The path of a file that a stream was spooled to names what was not read of the stream.
+                tuple(filter(None, (getattr(file.path, "cut", None), (cut or {}).get(name_of(file.path)))))
+                or msgspec.UNSET,
             )
             for file in self.files
         )
-
-
-def _notes(path: Path, cut: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the parts that were not read of a file, or of the stream that it was spooled from."""
-    return tuple(note for note in (getattr(path, "cut", None), cut.get(name_of(path))) if note)
 
 
 def read_inputs(

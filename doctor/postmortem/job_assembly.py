@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -24,16 +24,14 @@ from doctor.core.job import UNKNOWN_HOST, Job, Member, build_job
 from doctor.core.masking import mask_record
 from doctor.postmortem.logs.clock_skew import clock_shifts, in_order, shifted
 from doctor.postmortem.logs.outcome_marks.marks import PREFIX as MARK
-from doctor.postmortem.logs.rank_sections import sections_of, world_size_of
+from doctor.postmortem.logs.rank_sections import MOST_RANKS, sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
 
 NO_EVIDENCE = Missing(MissingReason.UNMEASURED, "no such evidence")
 """Replaces sections that neither a log nor a dump can contain."""
-MOST_RANKS = 1 << 17
-"""Upper bound of a rank: larger numbers come from garbled lines."""
-
 _HOST_FIELDS = frozenset({"host", "hostname", "node", "peer", "remote", "addr", "local_host", "remote_host"})
 """Fields of messages that hold host names or addresses."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 def sketch_of_lines(lines: Iterable[str], name: str) -> tuple[tuple[Member, ...], LogEvidence, int | None]:
@@ -49,41 +47,28 @@ def weigh(events: Iterable[Event], files: Iterable[LogFile]) -> LogEvidence:
     events = [event for event in masked if not event.kind.startswith(MARK)]
     marks = (event for event in masked if event.kind.startswith(MARK))
     shifts = clock_shifts(events)
+    hosts: dict[str, None] = {}
+    for event in events:
+        named = [value for name, value in event.values if name in _HOST_FIELDS and _NAME.fullmatch(value)]
+        hosts.update(dict.fromkeys([event.host, *named] if event.host else named))
     return LogEvidence(
         events=in_order(shifted(event, shifts) for event in events),
         files=tuple(map(mask_record, files)),
         shifts=tuple(ClockShift(host, seconds) for host, seconds in sorted(shifts.items())),
-        hosts=tuple(dict.fromkeys(_hosts_in(events))),
+        hosts=tuple(hosts),
         marks=in_order(shifted(mark, shifts) for mark in marks),
     )
 
 
-def _hosts_in(events: Iterable[Event]) -> Iterator[str]:
-    for event in events:
-        if event.host:
-            yield event.host
-        yield from (value for name, value in event.values if name in _HOST_FIELDS and _NAME.fullmatch(value))
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-
-
-class HostSections(NamedTuple):
-    """Sections of a host, and the ``name`` of the file that holds them."""
-
-    name: str
-    sections: tuple[Section, ...]
-
-
 class ParsedInputs(NamedTuple):
-    """Parsed inputs other than logs: sections of ranks and hosts.
+    """Parsed inputs other than logs: sections of ranks, and those of hosts with the name of their file.
 
     ``homes``: hosts of ranks, as far as known; ``world_size``: lower bound from the process groups in dumps.
     """
 
     ranks: dict[int, dict[str, Section]]
     homes: dict[int, str]
-    hosts: list[HostSections]
+    hosts: list[tuple[str, tuple[Section, ...]]]
     world_size: int | None = None
 
     def of_rank(self, rank: int) -> dict[str, Section]:
@@ -105,9 +90,8 @@ def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tup
     ranks = sorted({rank for rank in (*numbers, *logged, *parsed.ranks) if 0 <= rank < MOST_RANKS})
     names = {rank: homes.get(rank) or UNKNOWN_HOST for rank in ranks or ([0] if parsed.hosts else [])}
     of_host: dict[str, dict[str, Section]] = {}
-    for home in parsed.hosts:
-        sections = {one.key: one for one in home.sections}
-        of_host.setdefault(_host_named(home.name, set(names.values())), {}).update(sections)
+    for file, sections in parsed.hosts:
+        of_host.setdefault(_host_named(file, set(names.values())), {}).update({one.key: one for one in sections})
     return tuple(
         Member(
             rank,
@@ -137,7 +121,11 @@ def with_evidence(
     except for the failure of a rank, which happens after its last record.
     """
     found = {member.rank: member for member in members}
-    known = [] if captured is None else [_joined(member, found.pop(member.rank, None)) for member in _members(captured)]
+    known = []
+    for rank in captured.ranks if captured else ():
+        host = rank.host
+        own = Member(rank.number, {**host.sections, **rank.sections}, (host.boot_id, host.machine_id, host.name))
+        known.append(_joined(own, found.pop(rank.number, None)))
     everyone = [*known, *found.values()]
     return build_job(
         everyone,
@@ -150,14 +138,7 @@ def with_evidence(
     )
 
 
-def _members(job: Job) -> Iterator[Member]:
-    for rank in job.ranks:
-        host = rank.host
-        yield Member(rank.number, {**host.sections, **rank.sections}, (host.boot_id, host.machine_id, host.name))
-
-
 def _joined(known: Member, found: Member | None) -> Member:
-    """Add the other inputs of a rank to its capture."""
     if found is None:
         return known
     read = {key: value for key, value in found.sections.items() if isinstance(value, Section)}

@@ -60,7 +60,13 @@ def identity_of(path: Path, events: Iterable[Event], file: LogFile) -> RunIdenti
     span = (file.first_at, file.last_at) if file.first_at is not None and file.last_at is not None else None
     return RunIdentity(
         path,
-        ids=ids_in_path(path) | {("job", found["id"]) for event in own for found in _jobs_in(event)},
+        ids=ids_in_path(path)
+        | {
+            ("job", found["id"])
+            for event in own
+            if event.kind.startswith("slurm.")
+            for found in _IN_TEXT.finditer(event.text)
+        },
         links=frozenset(link for event in own for link in _links_in(event)),
         ranks=frozenset(file.ranks),
         hosts=frozenset(event.host for event in own if event.host),
@@ -76,10 +82,6 @@ def ids_in_path(path: Path) -> frozenset[Link]:
             return frozenset({("job", found["id"])})
     found = _AGENT.search(path.as_posix())
     return frozenset({("agent", found["id"])}) if found else frozenset()
-
-
-def _jobs_in(event: Event) -> Iterable[re.Match[str]]:
-    return _IN_TEXT.finditer(event.text) if event.kind.startswith("slurm.") else ()
 
 
 def _links_in(event: Event) -> Iterable[Link]:
@@ -103,8 +105,6 @@ def group_by_run(files: Sequence[RunIdentity]) -> list[list[int]]:
 
 
 class _RunGroup:
-    """Files known to be of one run."""
-
     def __init__(self, place: int, file: RunIdentity) -> None:
         self.places = [place]
         self.ids = {*file.ids}
@@ -167,18 +167,14 @@ class _RunGroups:
             if name is not None:
                 buckets.setdefault(name, []).append(place)
         for places in buckets.values():
-            self._join_bucket(places)
+            leaders: list[int] = []
+            for place in places:
+                if not any(self._complement(leader, place) for leader in leaders):
+                    leaders.append(place)
 
-    def _join_bucket(self, places: Iterable[int]) -> None:
-        leaders: list[int] = []
-        for place in places:
-            group = self._group[place]
-            for leader in leaders:
-                there = self._group[leader]
-                if there is group or (not there.ranks & group.ranks and self._join(leader, place)):
-                    break
-            else:
-                leaders.append(place)
+    def _complement(self, leader: int, place: int) -> bool:
+        there, group = self._group[leader], self._group[place]
+        return there is group or (not there.ranks & group.ranks and self._join(leader, place))
 
     def _join(self, one: int, other: int) -> bool:
         into, away = self._group[one], self._group[other]

@@ -16,7 +16,7 @@ from doctor.core.report_document import ReportInput
 from doctor.postmortem.filenames import rank_in_name
 from doctor.postmortem.flight_recorder.dumps import read_dumps, world_size_in
 from doctor.postmortem.inputs import SortedInputs, name_of, read_inputs
-from doctor.postmortem.job_assembly import HostSections, ParsedInputs, members_of, weigh, with_evidence
+from doctor.postmortem.job_assembly import ParsedInputs, members_of, weigh, with_evidence
 from doctor.postmortem.logs.rank_sections import world_size_of
 from doctor.postmortem.logs.scanner import read_log
 from doctor.postmortem.memory_snapshot.snapshot_parser import read_snapshot
@@ -78,7 +78,6 @@ def _part_of(inputs: SortedInputs, paths: Collection[Path]) -> SortedInputs:
 
 
 def _identities(inputs: SortedInputs, logs: _LogReader) -> list[RunIdentity]:
-    """Return the identity of each file that is not skipped."""
     runs = {path: capture.run for path, capture in zip(inputs.captured, inputs.captures, strict=True)}
     identities = []
     for file in inputs.files:
@@ -89,17 +88,12 @@ def _identities(inputs: SortedInputs, logs: _LogReader) -> list[RunIdentity]:
             found = identity_of(shown, *log)
             identities.append(found._replace(path=file.path, is_run=found.is_run and file.kind == "log"))
         elif run := runs.get(file.path):
-            identities.append(_identity_of_record(file.path, run))
+            base, _, own = run.partition("-")  # an isolated rank knows only the first part of the run id
+            ids = frozenset({("record", run)}) if own else frozenset()
+            identities.append(RunIdentity(file.path, ids=ids, links=frozenset({("records", base)})))
         else:
             identities.append(RunIdentity(file.path, ids_in_path(shown)))
     return identities
-
-
-def _identity_of_record(path: Path, run: str) -> RunIdentity:
-    """Return the identity of a record; an isolated rank knows only the first part of the run id."""
-    base, _, own = run.partition("-")
-    ids = frozenset({("record", run)}) if own else frozenset()
-    return RunIdentity(path, ids=ids, links=frozenset({("records", base)}))
 
 
 class _LogReader:
@@ -169,10 +163,10 @@ class _RunReader:
                 parsed.homes.setdefault(dump.rank, dump.host)
         printouts = _each(
             self.inputs.of("nvidia-smi"),
-            lambda path: HostSections(name_of(path), read_nvidia_smi(_text(path).splitlines(), name_of(path))),
+            lambda path: read_nvidia_smi(_text(path).splitlines(), name_of(path)),
             self.failed,
         )
-        parsed.hosts.extend(sections for _, sections in printouts)
+        parsed.hosts.extend((name_of(path), sections) for path, sections in printouts)
         return parsed
 
     def _add_snapshots(self, parsed: ParsedInputs, known: set[int]) -> None:

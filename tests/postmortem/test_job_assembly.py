@@ -5,7 +5,7 @@ import msgspec
 from doctor.core.facts import Event
 from doctor.core.job import UNKNOWN_HOST
 from doctor.facts import Failure, Frame, HostFacts, ProgressFacts, RecorderFacts
-from doctor.postmortem.job_assembly import HostSections, ParsedInputs, members_of, weigh, with_evidence
+from doctor.postmortem.job_assembly import ParsedInputs, members_of, weigh, with_evidence
 from doctor.testing import logged, running
 
 SECRETS = (
@@ -64,7 +64,7 @@ def test_that_others_ended_a_rank_is_no_news_of_where_it_was():
 def test_tables_of_a_host_go_to_its_ranks():
     told = HostFacts(hostname="node1")
     remains = ParsedInputs({0: {}, 1: {RecorderFacts.key: RecorderFacts()}}, {0: "node0", 1: "node1"}, [])
-    remains.hosts.append(HostSections("logs/nvidia-smi-node1.txt", (told,)))
+    remains.hosts.append(("logs/nvidia-smi-node1.txt", (told,)))
     sections = {member.rank: member.sections[HostFacts.key] for member in members_of(weigh([], ()), remains)}
     assert sections[1] is told
     assert sections[0] is not told

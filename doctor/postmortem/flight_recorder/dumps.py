@@ -6,7 +6,7 @@ than any machine has, and C code that does not return cannot be interrupted othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +57,10 @@ def _chosen(loaded: Mapping[Path, RecorderFacts]) -> tuple[dict[int, Path], list
     for path in loaded:
         if (rank := _rank_of(path)) is not None:
             by_rank.setdefault(rank, []).append(path)
-    run = _newest_run(loaded, by_rank.values())
+    progress = {path: _progress(facts) for path, facts in loaded.items()}
+    run = None
+    if any(len({path.parent for path in paths}) > 1 for paths in by_rank.values()):
+        run = max(loaded, key=lambda path: (progress[path], str(path))).parent
     chosen: dict[int, Path] = {}
     skipped: list[tuple[Path, str]] = []
     for rank, paths in by_rank.items():
@@ -66,17 +69,15 @@ def _chosen(loaded: Mapping[Path, RecorderFacts]) -> tuple[dict[int, Path], list
             skipped += [
                 (path, f"it is of another run than the dumps in {run.name}") for path in paths if path not in own
             ]
-        if own:
-            chosen[rank] = max(own, key=lambda path: (_progress(loaded[path]), _detail(loaded[path]), path.name))
-            skipped += [(path, _why_not(rank, path, chosen[rank], loaded)) for path in own if path != chosen[rank]]
+        if not own:
+            continue
+        best = chosen[rank] = max(own, key=lambda path: (progress[path], _detail(loaded[path]), path.name))
+        for path in own:
+            if path != best and progress[path] == progress[best]:
+                skipped.append((path, f"the same dump of rank {rank} as {best.name}"))
+            elif path != best:
+                skipped.append((path, f"an older dump of rank {rank} than {best.name}"))
     return chosen, skipped
-
-
-def _newest_run(loaded: Mapping[Path, RecorderFacts], by_rank: Iterable[Sequence[Path]]) -> Path | None:
-    """Return the folder of the newest run; ``None`` unless several folders hold the same ranks."""
-    if all(len({path.parent for path in paths}) == 1 for paths in by_rank):
-        return None
-    return max(loaded, key=lambda path: (_progress(loaded[path]), str(path))).parent
 
 
 def _progress(facts: RecorderFacts) -> tuple[float, int, int]:
@@ -89,12 +90,6 @@ def _progress(facts: RecorderFacts) -> tuple[float, int, int]:
 def _detail(facts: RecorderFacts) -> int:
     """Return a measure of the detail in a dump; JSON has no stacks."""
     return sum(bool(entry.frames) for entry in facts.collectives) - len(facts.hidden)
-
-
-def _why_not(rank: int, path: Path, chosen: Path, loaded: Mapping[Path, RecorderFacts]) -> str:
-    if _progress(loaded[path]) == _progress(loaded[chosen]):
-        return f"the same dump of rank {rank} as {chosen.name}"
-    return f"an older dump of rank {rank} than {chosen.name}"
 
 
 def world_size_in(dumps: Iterable[RecorderDump]) -> int | None:

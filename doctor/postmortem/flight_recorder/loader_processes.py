@@ -117,7 +117,6 @@ def _fork_context() -> BaseContext | None:
 
 
 def _shares(paths: Sequence[Path], jobs: int) -> list[list[int]]:
-    """Return the indices of the files of each worker."""
     total = 0
     for path in paths:
         with contextlib.suppress(OSError):
@@ -186,19 +185,14 @@ def _load_in_workers(
                     continue
                 workers.remove(worker)
                 worker.end()
-                if rest := _left_by(worker, limits, found):
+                if worker.left:
+                    size = f"{limits.seconds} s or {MEMORY >> 30} GiB"
+                    found[worker.current] = f"it takes more than {size} to load: it is damaged or hostile"
+                if rest := [index for index in worker.left if index != worker.current]:
                     workers.append(_LoaderProcess(context, paths, rest, limits))
     finally:
         for worker in workers:
             worker.end()
-
-
-def _left_by(worker: _LoaderProcess, limits: LoadLimits, found: dict[int, Outcome]) -> list[int]:
-    """Note the file that ended a worker; return the files that another worker has to load."""
-    if worker.left:
-        size = f"{limits.seconds} s or {MEMORY >> 30} GiB"
-        found[worker.current] = f"it takes more than {size} to load: it is damaged or hostile"
-    return [index for index in worker.left if index != worker.current]
 
 
 # In a worker.
@@ -211,7 +205,12 @@ def _work(connection: Connection, paths: Sequence[Path], share: Sequence[int], l
     batch: dict[int, Outcome] = {}
     for index in share:
         connection.send(index)
-        _limit_time(limits.seconds)
+        with contextlib.suppress(ImportError):
+            import resource
+
+            limit_resource(resource.RLIMIT_CORE, 0)
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            limit_resource(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + limits.seconds)
         batch[index] = _load(paths[index], limits)
         if len(batch) == BATCH:
             connection.send(batch)
@@ -219,15 +218,6 @@ def _work(connection: Connection, paths: Sequence[Path], share: Sequence[int], l
     if batch:
         connection.send(batch)
     connection.close()
-
-
-def _limit_time(seconds: int) -> None:
-    with contextlib.suppress(ImportError):
-        import resource
-
-        limit_resource(resource.RLIMIT_CORE, 0)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit_resource(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds)
 
 
 def _load(path: Path, limits: LoadLimits) -> Outcome:

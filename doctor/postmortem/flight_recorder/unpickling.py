@@ -10,7 +10,7 @@ import io
 import pickle
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -118,19 +118,13 @@ def _salvaged(data: bytes) -> Mapping[str, object] | None:
     except (EOFError, MemoryError, *_GARBLED, UnsafePickleError):
         pass
     levels: list[list[object]] = [*getattr(unpickler, "metastack", ()), getattr(unpickler, "stack", [])]
-    outer = next((level for level in levels if _names(level) & _KEYS), [])
-    found: dict[str, object] = {key: value for key, value in _pairs(outer) if key in _KEYS or key == "version"}
+    found: dict[str, object] = {}
+    for level in levels:
+        names = [place for place, one in enumerate(level) if isinstance(one, str)]
+        if any(level[place] in _KEYS for place in names):
+            # From the first name on, the keys and values of the unfinished dictionary alternate.
+            pairs = zip(level[names[0] :: 2], level[names[0] + 1 :: 2], strict=False)
+            found = {key: value for key, value in pairs if isinstance(key, str) and key in {*_KEYS, "version"}}
+            break
     found["entries"] = [one for level in levels for one in level if isinstance(one, dict) and "profiling_name" in one]
     return found if isinstance(found.get("pg_status"), dict) else None
-
-
-def _names(level: list[object]) -> set[str]:
-    return {one for one in level if isinstance(one, str)}
-
-
-def _pairs(level: list[object]) -> Iterator[tuple[str, object]]:
-    """Yield the keys and values on the stack that belong to an unfinished dictionary."""
-    start = next(place for place, one in enumerate(level) if isinstance(one, str)) if _names(level) else len(level)
-    for position in range(start, len(level) - 1, 2):
-        if isinstance(key := level[position], str):
-            yield key, level[position + 1]

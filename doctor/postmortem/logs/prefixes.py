@@ -69,8 +69,6 @@ PLAIN = PrefixStyle()
 
 @dataclass(slots=True)
 class _PrefixFields:
-    """The fields found in the prefixes of one line so far."""
-
     calendar: Calendar
     style: PrefixStyle
     rank: int | None = None

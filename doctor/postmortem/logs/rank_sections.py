@@ -103,7 +103,6 @@ _GONE, _TIMEOUT = "gone", "DistBackendError"
 
 
 def _failures(evidence: LogEvidence) -> dict[int, Failure]:
-    """Return the first cause of the end of each rank, if known."""
     raised = _raised(evidence)
     timeouts = _timeouts(evidence)
     exits = _exits(evidence)

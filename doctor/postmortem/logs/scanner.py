@@ -477,7 +477,6 @@ def _essence(kept: StoredEvent) -> tuple[str | int | None, ...]:
 
 
 def _first_part(line: bytes) -> bytes:
-    """Return the first state of a progress bar."""
     return line[:2000].lstrip(b"\r").partition(b"\r")[0]
 
 

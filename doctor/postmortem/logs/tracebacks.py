@@ -255,7 +255,6 @@ class Tracebacks:
         return True
 
     def _end(self, origin: LineOrigin, text: str, line: int, final: re.Pattern[str]) -> bool:
-        """Store the exception if this line ends a traceback; return whether it does."""
         if fatal := _FATAL.match(text):
             self._stream(origin).begin("fatal")
             self._keep(origin, ParsedException("python.fatal", "", fatal["message"], ()), line)
@@ -309,7 +308,6 @@ class Tracebacks:
 
 
 def _final_of(stream: _TracebackState, record: bool) -> re.Pattern[str]:
-    """Return the pattern of the line that ends a stack."""
     if stream.state != "stack" or not stream.framed or record:
         return _FINAL
     return _MARGIN_FINAL if stream.indented else _ANY_FINAL

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Frame
 from doctor.core.facts.memory_snapshot import Holder, MemorySnapshotFacts, RefusedAllocation, SnapshotDevice
@@ -119,9 +117,18 @@ def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
     segments = _mappings(whole["segments"])
     traces = [_mappings(trace) for trace in _sequence(whole.get("device_traces"))]
     stacks = _AllocationSites()
-    blocks = list(_blocks_in_use(segments, stacks))
+    blocks = [
+        _SnapshotBlock(stacks.site(_frames(block)), _integer(block.get("size")))
+        for segment in segments
+        for block in _mappings(segment.get("blocks"))
+        if block.get("state") == "active_allocated"
+    ]
     settings = whole.get("allocator_settings")
-    settings = settings if isinstance(settings, dict) else {}
+    pairs = settings.items() if isinstance(settings, dict) else ()
+    # PYTORCH_CUDA_ALLOC_CONF or its equivalent for other devices.
+    values = (value for name, value in pairs if isinstance(name, str) and name.endswith("ALLOC_CONF"))
+    ends = (_integer(entry.get("time_us")) for trace in traces if trace for entry in (trace[0], trace[-1]))
+    times = [end for end in ends if end]
     return MemorySnapshotFacts(
         path=name,
         devices=_devices(segments),
@@ -130,8 +137,8 @@ def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
         parts=_parts(blocks),
         refused=tuple(_refused(traces, stacks))[-KEPT:],
         traced=sum(len(trace) for trace in traces),
-        seconds=_seconds(traces),
-        settings=_settings(settings),
+        seconds=(max(times) - min(times)) / 1e6 if len(times) > 1 else None,
+        settings=next((value[:200] for value in values if isinstance(value, str)), ""),
     )
 
 
@@ -167,7 +174,11 @@ class _AllocationSites:
 
 
 def _site(frames: Sequence[object]) -> _AllocationSite:
-    lines = [_line(frame) for frame in frames if isinstance(frame, dict)]
+    lines = [
+        (str(frame.get("filename"))[:500], _integer(frame.get("line")), str(frame.get("name"))[:200])
+        for frame in frames
+        if isinstance(frame, dict)
+    ]
     # Stacks may also hold frames of C++ and of code that torch generated.
     users = (
         frame_of(file, line, function)
@@ -175,10 +186,6 @@ def _site(frames: Sequence[object]) -> _AllocationSite:
         if file.endswith((".py", ">")) and not _GENERATED.search(file) and is_user_code(file)
     )
     return _AllocationSite(next(users, None), _part(lines))
-
-
-def _line(frame: Mapping[str, object]) -> tuple[str, int, str]:
-    return str(frame.get("filename"))[:500], _integer(frame.get("line")), str(frame.get("name"))[:200]
 
 
 def _part(lines: Iterable[tuple[str, int, str]]) -> str | None:
@@ -201,7 +208,11 @@ def _devices(segments: Iterable[Mapping[str, object]]) -> tuple[SnapshotDevice, 
     for segment in segments:
         device = _device(segment)
         by_device.setdefault(device.index, []).append(device)
-    return tuple(_merged(parts) for _, parts in sorted(by_device.items()))
+    fields = ("reserved", "allocated", "active", "split", "segments")
+    return tuple(
+        SnapshotDevice(index, **{field: sum(getattr(part, field) for part in parts) for field in fields})
+        for index, parts in sorted(by_device.items())
+    )
 
 
 def _device(segment: Mapping[str, object]) -> SnapshotDevice:
@@ -219,18 +230,6 @@ def _device(segment: Mapping[str, object]) -> SnapshotDevice:
         split=sum(free) if active else 0,
         segments=1,
     )
-
-
-def _merged(parts: Sequence[SnapshotDevice]) -> SnapshotDevice:
-    fields = ("reserved", "allocated", "active", "split", "segments")
-    return msgspec.structs.replace(parts[0], **{field: sum(getattr(part, field) for part in parts) for field in fields})
-
-
-def _blocks_in_use(segments: Iterable[Mapping[str, object]], stacks: _AllocationSites) -> Iterator[_SnapshotBlock]:
-    for segment in segments:
-        for block in _mappings(segment.get("blocks")):
-            if block.get("state") == "active_allocated":
-                yield _SnapshotBlock(stacks.site(_frames(block)), _integer(block.get("size")))
 
 
 def _frames(block: Mapping[str, object]) -> object:
@@ -258,7 +257,6 @@ def _holders(blocks: Iterable[_SnapshotBlock], stretched: bool = False) -> tuple
 
 
 def _parts(blocks: Iterable[_SnapshotBlock]) -> tuple[tuple[str, int], ...]:
-    """Return bytes by part of a step, largest first."""
     sizes: dict[str, int] = {}
     for block in blocks:
         if block.site.part is not None:
@@ -299,22 +297,6 @@ def _refused(traces: Iterable[Sequence[Mapping[str, object]]], stacks: _Allocati
                     frame=stacks.site(entry.get("frames")).frame,
                     at=_integer(entry.get("time_us")) / 1e6 or None,
                 )
-
-
-def _seconds(traces: Iterable[Sequence[Mapping[str, object]]]) -> float | None:
-    """Return the time from the first entry to the last one."""
-    ends = (_integer(entry.get("time_us")) for trace in traces if trace for entry in (trace[0], trace[-1]))
-    known = [end for end in ends if end]
-    return (max(known) - min(known)) / 1e6 if len(known) > 1 else None
-
-
-def _settings(settings: Mapping[str, object]) -> str:
-    """Return the value of PYTORCH_CUDA_ALLOC_CONF or its equivalent for other devices."""
-    values = (value for name, value in settings.items() if isinstance(name, str) and name.endswith("ALLOC_CONF"))
-    return next((value[:200] for value in values if isinstance(value, str)), "")
-
-
-# Conversions.
 
 
 def _integer(value: object) -> int:

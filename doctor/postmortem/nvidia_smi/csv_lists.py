@@ -82,7 +82,10 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
         driver = row.get("driver_version") or driver
         key = row.get("uuid") or bus_id_of(row.get("pci.bus_id")) or row.get("index") or str(len(by_key))
         if "pid" in row:
-            users.setdefault(key, []).extend(_process(row))
+            listed = users.setdefault(key, [])
+            if (pid := number(row["pid"])) is not None:
+                memory = size(row.get("used_gpu_memory") or row.get("used_memory"))
+                listed.append(GpuProcess(pid, memory, row.get("process_name") or None))
             continue
         known = by_key.get(key) or Gpu(number(row.get("index")) or (0 if "index" in row else len(by_key)))
         fields = _fields(row)
@@ -101,7 +104,6 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _columns(line: str) -> tuple[str, ...]:
-    """Return the columns of a header; nothing for any other line."""
     if not _HEADER.match(line) or len(line) > 4000:
         return ()
     names = tuple(re.sub(r"\s*\[.*?\]", "", part).strip().lower() for part in line.split(","))
@@ -115,7 +117,6 @@ _OTHERS = ("index", "pid", "timestamp", "driver_version")
 
 
 def _rows(lines: Sequence[str]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each row with the columns of its header."""
     columns: tuple[str, ...] = ()
     for line in lines:
         if found := _columns(line):
@@ -147,10 +148,3 @@ def _reasons(row: Mapping[str, str]) -> tuple[str, ...] | None:
     single = {REASONS.get(name.replace("_", " "), name): flag(value) for name, value in columns.items()}
     stated = [(name, active) for name, active in single.items() if active is not None]
     return tuple(name for name, active in stated if active) if stated else None
-
-
-def _process(row: Mapping[str, str]) -> Iterator[GpuProcess]:
-    pid = number(row.get("pid"))
-    if pid is not None:
-        memory = row.get("used_gpu_memory") or row.get("used_memory")
-        yield GpuProcess(pid, size(memory), row.get("process_name") or None)

@@ -69,7 +69,6 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _split(lines: Iterable[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the lines before the first GPU, and the bus id and lines of each GPU."""
     head: list[str] = []
     bodies: list[tuple[str, list[str]]] = []
     for line in lines:
@@ -109,7 +108,11 @@ def _gpu(index: int, bus: str, values: Values, processes: tuple[GpuProcess, ...]
     power = _first(values, ("GPU Power Readings", "Power Readings"), _DRAWS)
     limit = _first(values, ("GPU Power Readings", "Power Readings"), ("Current Power Limit", "Enforced Power Limit"))
     link = ("PCI", "GPU Link Info")
-    volatile, aggregate = _uncorrected(values, "Volatile"), _uncorrected(values, "Aggregate")
+    pending = ("Pending Page Blacklist", "Pending", "Pending Page Retirement")
+    page_flags = (flag(get(("Retired Pages", name))) for name in pending)
+    used = size(get(("FB Memory Usage", "Used")))
+    # In a container, memory is in use and no process is listed.
+    users_known = bool(processes) or (("Processes",) in values and (used or 0) <= 1 << 30)
     return Gpu(
         index,
         uuid=get(("GPU UUID",), ""),
@@ -117,9 +120,9 @@ def _gpu(index: int, bus: str, values: Values, processes: tuple[GpuProcess, ...]
         bus_id=bus_id_of(bus),
         minor=number(get(("Minor Number",))),
         memory_total=size(get(("FB Memory Usage", "Total"))),
-        memory_used=size(get(("FB Memory Usage", "Used"))),
+        memory_used=used,
         memory_free=size(get(("FB Memory Usage", "Free"))),
-        processes=_users(values, processes),
+        processes=processes if users_known else None,
         utilization=number(get(("Utilization", "Gpu")) or get(("Utilization", "GPU"))),
         temperature=number(get(("Temperature", "GPU Current Temp"))),
         power=milliwatts(power),
@@ -130,11 +133,11 @@ def _gpu(index: int, bus: str, values: Values, processes: tuple[GpuProcess, ...]
         compute_mode=compute_mode(get(("Compute Mode",))),
         persistence=flag(get(("Persistence Mode",))),
         ecc=flag(get(("ECC Mode", "Current")) or get(("Ecc Mode", "Current"))),
-        ecc_volatile_uncorrected=volatile,
-        ecc_aggregate_uncorrected=aggregate,
+        ecc_volatile_uncorrected=_uncorrected(values, "Volatile"),
+        ecc_aggregate_uncorrected=_uncorrected(values, "Aggregate"),
         ecc_sram_uncorrected=_uncorrected(values, "Aggregate", "SRAM"),
         ecc_sram_threshold_exceeded=flag(get(("ECC Errors", "Aggregate", "SRAM Threshold Exceeded"))),
-        retired_pages_pending=_pending_pages(values),
+        retired_pages_pending=next((value for value in page_flags if value is not None), None),
         remapped_correctable=number(get(("Remapped Rows", "Correctable Error"))),
         remapped_uncorrectable=number(get(("Remapped Rows", "Uncorrectable Error"))),
         remap_pending=flag(get(("Remapped Rows", "Pending"))),
@@ -174,12 +177,6 @@ def _uncorrected(values: Values, scope: str, kind: str = "") -> int | None:
         if "Uncorr" in path[2] and (count := number(value)) is not None
     ]
     return sum(counts) if counts else None
-
-
-def _pending_pages(values: Values) -> bool | None:
-    names = ("Pending Page Blacklist", "Pending", "Pending Page Retirement")
-    flags = (flag(values.get(("Retired Pages", name))) for name in names)
-    return next((value for value in flags if value is not None), None)
 
 
 def _reasons(values: Values) -> tuple[str, ...] | None:
@@ -238,11 +235,3 @@ def _process(fields: Mapping[str, str]) -> Iterator[GpuProcess]:
     if pid is not None:
         memory, kind = size(fields.get("Used GPU Memory")), KINDS.get(fields.get("Type", "C"), "compute")
         yield GpuProcess(pid, memory, fields.get("Name") or None, kind=kind)
-
-
-def _users(values: Values, processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...] | None:
-    """Return the processes; ``None`` if memory is in use but none is listed, as in a container."""
-    if processes:
-        return processes
-    used = size(values.get(("FB Memory Usage", "Used"))) or 0
-    return () if ("Processes",) in values and used <= 1 << 30 else None

@@ -46,7 +46,6 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _matrix(lines: Sequence[str]) -> Iterator[PeerLink]:
-    """Yield the path of each pair of GPUs once."""
     count = 0
     for line in lines:
         if _MATRIX.match(line):
@@ -74,19 +73,12 @@ def _gpus(lines: Sequence[str]) -> Iterator[Gpu]:
             if counted:
                 known = errors.setdefault(key, {}).setdefault(int(link[1]), {})
                 known[counted[1].lower()] = int(counted[2])
-            elif (active := _is_active(link[2])) is not None:
-                states.setdefault(key, {})[int(link[1])] = active
+            elif (speed := re.match(r"[\d.]+ GB/s", link[2])) or "inactive" in link[2].lower():
+                states.setdefault(key, {})[int(link[1])] = speed is not None
     for key, gpu in heads.items():
         found_links = tuple(_links(states.get(key, {}), errors.get(key, {})))
         if found_links:
             yield Gpu(gpu.index, uuid=gpu.uuid, name=gpu.name, nvlinks=found_links)
-
-
-def _is_active(words: str) -> bool | None:
-    """Return whether a link is up: one with a speed is. ``None`` for other words."""
-    if re.match(r"[\d.]+ GB/s", words):
-        return True
-    return False if "inactive" in words.lower() else None
 
 
 def _links(states: Mapping[int, bool], errors: Mapping[int, Mapping[str, int]]) -> Iterator[NvLink]:

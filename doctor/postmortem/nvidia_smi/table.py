@@ -63,7 +63,6 @@ def read(lines: Sequence[str]) -> NvidiaSmiFields | None:
 
 
 def _parts(rows: Sequence[str]) -> dict[str, list[list[str]]]:
-    """Return the cells of each row, by the part of the output."""
     parts: dict[str, list[list[str]]] = {"gpus": [], "slices": [], "processes": []}
     part = "gpus"
     for row in rows:

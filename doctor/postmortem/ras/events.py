@@ -16,7 +16,6 @@ from doctor.postmortem.ras.responses import (
     RasCommunicator,
     RasLaggingRanks,
     RasMissingRank,
-    RasProcess,
     RasRankStatus,
     RasResponse,
     is_status_json,
@@ -132,6 +131,9 @@ class _ResponseEvents:
         **more: str,
     ) -> Event:
         process = about.process
+        rank = about.rank
+        if one is None or one.name not in self._whole:
+            rank = self._by_process.get(process[:3]) if process.pid is not None else None
         values = {
             "communicator": one.name if one else None,
             "size": one.size if one else None,
@@ -145,13 +147,8 @@ class _ResponseEvents:
             about.text[:LONGEST],
             self._file,
             about.line,
-            rank=self._global_rank(one, about.rank, process),
+            rank=rank,
             pid=process.pid,
             at=self._response.at,
             values=tuple((name, str(value)) for name, value in values.items() if value is not None),
         )
-
-    def _global_rank(self, one: RasCommunicator | None, member: int | None, process: RasProcess) -> int | None:
-        if one is not None and one.name in self._whole:
-            return member
-        return self._by_process.get(process[:3]) if process.pid is not None else None

@@ -6,6 +6,7 @@ may contain several responses.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,15 +133,12 @@ def _response(found: Mapping[str, Any], line: int) -> RasResponse:
         for one in communicators
         for process in (*one.members.values(), *(missing.process for missing in one.missing))
     }
-    return RasResponse(communicators, gpus=len(devices) or None, at=_time(found.get("timestamp")), line=line)
-
-
-def _time(value: object) -> float | None:
-    """Return seconds since the epoch; NCCL writes the host's local time without a zone."""
-    try:
-        return datetime.strptime(str(value), "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    at = None
+    with contextlib.suppress(ValueError, OverflowError):
+        # NCCL writes the host's local time without a zone.
+        moment = datetime.strptime(str(found.get("timestamp")), "%Y-%m-%d %H:%M:%S")
+        at = moment.replace(tzinfo=timezone.utc).timestamp()
+    return RasResponse(communicators, gpus=len(devices) or None, at=at, line=line)
 
 
 def _communicator(fields: Mapping[str, Any], line: int) -> RasCommunicator:
@@ -325,7 +323,6 @@ class _RasTextResponse:
             self._counts.append(one)
 
     def _settle(self) -> None:
-        """Add the ranks that lag behind, when the counts of one operation are complete."""
         most = max((one.launched for one in self._counts), default=0)
         if self._one is not None:
             self._one.lagging += [one._replace(most=most) for one in self._counts if one.ranks and one.launched < most]

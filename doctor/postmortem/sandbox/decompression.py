@@ -60,7 +60,6 @@ class Unpacked:
         yield from self._bounded(pieces)
 
     def _take(self, most: int) -> bytes:
-        """Return the next bytes of the file."""
         if self._deadline.is_over:
             self.is_stopped = True
             return b""

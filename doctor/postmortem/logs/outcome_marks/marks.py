@@ -220,13 +220,11 @@ class _Mark:
 
 
 def _done(mark: _Mark) -> int:
-    """Return the innermost counter of a step."""
     counter = mark.values.get("batch") or mark.values.get("step") or "0"
     return int(counter.partition("/")[0])
 
 
 def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
-    """Return the kind and the values of a mark; an empty kind if the line is not one."""
     if _ANY.search(text) is None:
         return "", {}
     if "oss" in text and _NAN.search(text):
@@ -240,7 +238,6 @@ def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
 
 
 def _strength(text: str) -> str:
-    """Return how certainly a line reports an error: ``strong``, ``weak``, or ``""``."""
     if _ENDED_BADLY.search(text):
         return "strong"
     if _NO_ERROR.search(text):
@@ -251,7 +248,6 @@ def _strength(text: str) -> str:
 
 
 def _step_of(text: str) -> dict[str, str]:
-    """Return the epoch and step that a line counts, and whether it is the last one."""
     epoch, step, bar = _OF_EPOCHS.search(text), _OF_STEPS.search(text), _BAR.search(text)
     if bar and _PREPARATION.search(text[max(bar.start() - _NAME_OF_BAR, 0) : bar.start()]):
         return {}
