@@ -19,6 +19,8 @@ BRIDGE_OTHER = "0x0680"
 MODULES = re.compile(
     r"nvidia\w*|nv_peer_mem|nvidia_peermem|gdrdrv|gdrcopy|nouveau|amdgpu|dmabuf\w*|efa|irdma|bnxt_re|rdma_\w+|ib_\w+|mlx[45]_\w+"
 )
+SPECIFIC = ("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re")
+"""Prefixes of modules that prove such a device; several of InfiniBand are loaded on every host."""
 SERVICES = {
     "fabric-manager": ("nv-fabricmanager", "nvidia-fabricmanager"),
     "imex": ("nvidia-imex", "nvidia-imex"),
@@ -37,10 +39,14 @@ def collect_drivers(machine: Machine) -> DriverFacts:
     gpus, switches = nvidia_on_pci(machine.sys)
     kernel_driver = read_kernel_driver(machine.proc)
     files = _device_files(machine.dev)
-    modules = _modules(machine.proc)
-    if not (gpus or switches or kernel_driver or files or any(_is_specific(module) for module in modules)):
+    modules = tuple(sorted(row[0] for row in read_rows(machine.proc / "modules") if row and MODULES.fullmatch(row[0])))
+    if not (gpus or switches or kernel_driver or files or any(module.startswith(SPECIFIC) for module in modules)):
         raise NotPresent("no NVIDIA and no InfiniBand device, driver or device file is there")
     services = tuple(_services(machine))
+    hidden: tuple[HiddenField, ...] = ()
+    if any(service.running is None for service in services):
+        reason = "the processes of the host are not visible from here: a container, or /proc mounted with hidepid"
+        hidden = (HiddenField("services", reason, "run on the host, or in a container with the host's PID namespace"),)
     return DriverFacts(
         kernel_driver=kernel_driver,
         pci_gpus=tuple(gpus),
@@ -50,7 +56,7 @@ def collect_drivers(machine: Machine) -> DriverFacts:
         services=services,
         imex_channels=_imex_channels(machine),
         forward_compatibility=_forward_compatibility(machine),
-        hidden=_notes(services),
+        hidden=hidden,
     )
 
 
@@ -85,15 +91,6 @@ def _device_files(dev: Path) -> tuple[str, ...]:
     return tuple(f"/dev/{name}" for name in found)
 
 
-def _modules(proc: Path) -> tuple[str, ...]:
-    return tuple(sorted(row[0] for row in read_rows(proc / "modules") if row and MODULES.fullmatch(row[0])))
-
-
-def _is_specific(module: str) -> bool:
-    """Return whether a module proves such a device; several of InfiniBand are loaded on every host."""
-    return module.startswith(("nvidia", "mlx4_ib", "mlx5_ib", "efa", "irdma", "bnxt_re"))
-
-
 def _services(machine: Machine) -> Iterator[Service]:
     names = {read_text(folder / "comm") for folder in process_folders(machine.proc)}
     # Only where process 1 can be read are the processes of other users visible at all (hidepid of proc(5)).
@@ -103,13 +100,6 @@ def _services(machine: Machine) -> Iterator[Service]:
         running = True if process[:15] in names else False if complete else None
         versions = [version for name, version in installed.items() if name == package or name.startswith(package + "-")]
         yield Service(service, running, versions[0] if len(set(versions)) == 1 else None)
-
-
-def _notes(services: tuple[Service, ...]) -> tuple[HiddenField, ...]:
-    if all(service.running is not None for service in services):
-        return ()
-    reason = "the processes of the host are not visible from here: a container, or /proc mounted with hidepid"
-    return (HiddenField("services", reason, "run on the host, or in a container with the host's PID namespace"),)
 
 
 def _package_versions(etc: Path) -> dict[str, str]:

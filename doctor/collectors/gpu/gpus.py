@@ -35,13 +35,12 @@ def collect_gpus(machine: Machine) -> GpuFacts:
         raise NotVisible(f"NVML does not count the GPUs: {nvml.words(code)}")
     read = [_read_gpu(nvml, index, machine) for index in range(count)]
     handles = {gpu.index: handle for gpu, handle in read if not gpu.lost and handle is not None}
-    links = tuple(read_peer_links(nvml, handles))
     return GpuFacts(
         driver_version=nvml.ask("nvmlSystemGetDriverVersion", field="driver_version"),
         cuda_version=cuda_release(nvml.ask("nvmlSystemGetCudaDriverVersion_v2", field="cuda_version")),
         nvml_version=nvml.ask("nvmlSystemGetNVMLVersion", field="nvml_version"),
         gpus=tuple(gpu for gpu, _ in read),
-        links=links,
+        links=tuple(read_peer_links(nvml, handles)),
         hidden=nvml.hidden(),
     )
 
@@ -73,8 +72,8 @@ def _read_gpu(nvml: Nvml, index: int, machine: Machine) -> tuple[Gpu, Any]:
         return Gpu(index, lost=code in LOST or code == UNKNOWN, error=nvml.words(code)), None
     values: dict[str, Any] = {}
     try:
-        for values_of_one_part in _parts(nvml, handle, index, machine):
-            values.update(values_of_one_part)
+        for part in _parts(nvml, handle, index, machine):
+            values.update(part)
     except DeviceLost as loss:
         values.update(lost=True, error=str(loss))
     return Gpu(index, **{name: value for name, value in values.items() if value is not None}), handle
@@ -86,9 +85,14 @@ def _parts(nvml: Nvml, handle: Any, index: int, machine: Machine) -> Iterator[di
     def ask(field: str, function: str, *arguments: Any) -> Any:
         return nvml.ask(function, handle, *arguments, field=field, index=index)
 
-    bus_id = _bus_id(ask("bus_id", "nvmlDeviceGetPciInfo"))
+    info = ask("bus_id", "nvmlDeviceGetPciInfo")
+    bus_id = kernel_bus_id(info.busId.decode() if isinstance(info.busId, bytes) else info.busId) if info else None
     yield {"uuid": ask("uuid", "nvmlDeviceGetUUID"), "name": ask("name", "nvmlDeviceGetName"), "bus_id": bus_id}
-    yield _identity(ask)
+    capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
+    yield {
+        "minor": ask("minor", "nvmlDeviceGetMinorNumber"),
+        "compute_capability": ".".join(map(str, capability)) if capability else None,
+    }
     mig_handles = _mig_handles(nvml, handle, ask)
     yield read_memory(nvml, handle, index)
     yield {"processes": read_processes(nvml, (handle, *mig_handles), index, machine.proc)}
@@ -96,21 +100,18 @@ def _parts(nvml: Nvml, handle: Any, index: int, machine: Machine) -> Iterator[di
     yield _settings(ask)
     yield read_memory_errors(nvml, handle, index)
     yield {"recovery_action": recovery_action(nvml, handle, index)}
-    yield _pcie(ask)
+    yield {
+        "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        "pcie_generation_max": ask("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+        "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+        "pcie_width_max": ask("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+    }
     yield {"mig_devices": tuple(_mig_device(nvml, slice_, number) for number, slice_ in enumerate(mig_handles))}
     yield _locality(ask, machine.sys, bus_id)
     yield {"nvlinks": read_nvlinks(nvml, handle, index), "fabric": read_fabric(nvml, handle)}
 
 
 Ask = Callable[..., Any]
-
-
-def _identity(ask: Ask) -> dict[str, Any]:
-    capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
-    return {
-        "minor": ask("minor", "nvmlDeviceGetMinorNumber"),
-        "compute_capability": ".".join(map(str, capability)) if capability else None,
-    }
 
 
 def _activity(ask: Ask) -> dict[str, Any]:
@@ -146,15 +147,6 @@ def _flag(value: int | None) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _pcie(ask: Ask) -> dict[str, Any]:
-    return {
-        "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
-        "pcie_generation_max": ask("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
-        "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
-        "pcie_width_max": ask("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
-    }
-
-
 def _mig_handles(nvml: Nvml, handle: Any, ask: Ask) -> tuple[Any, ...]:
     mode = ask("mig", "nvmlDeviceGetMigMode")
     if not mode or not mode[0]:
@@ -174,10 +166,6 @@ def _mig_device(nvml: Nvml, handle: Any, number: int) -> MigDevice:
         memory=memory.total if memory else None,
         name=nvml.ask("nvmlDeviceGetName", handle, field="gpus.mig_devices.name"),
     )
-
-
-def _bus_id(info: Any) -> str | None:
-    return kernel_bus_id(info.busId.decode() if isinstance(info.busId, bytes) else info.busId) if info else None
 
 
 def _locality(ask: Ask, sys: Path, bus_id: str | None) -> dict[str, Any]:

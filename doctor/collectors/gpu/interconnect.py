@@ -61,18 +61,13 @@ def read_nvlinks(nvml: Nvml, handle: Any, index: int) -> tuple[NvLink, ...] | No
             continue
         if code:
             return None
-        links.append(_nvlink(nvml, handle, link, bool(active), index))
+        errors, fatal = _link_errors(nvml, handle, link, index)
+        remote = None
+        if active:
+            code = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, field="nvlinks.remote", index=index)
+            remote = None if code is None else REMOTE_TYPES.get(code, "unknown")
+        links.append(NvLink(link, bool(active), remote, errors, fatal))
     return tuple(links)
-
-
-def _nvlink(nvml: Nvml, handle: Any, link: int, active: bool, index: int) -> NvLink:
-    errors, fatal = _link_errors(nvml, handle, link, index)
-    remote = (
-        nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, field="nvlinks.remote", index=index)
-        if active
-        else None
-    )
-    return NvLink(link, active, None if remote is None else REMOTE_TYPES.get(remote, "unknown"), errors, fatal)
 
 
 def _link_errors(nvml: Nvml, handle: Any, link: int, index: int) -> tuple[int | None, int | None]:

@@ -101,12 +101,7 @@ def read_fields(nvml: Nvml, handle: Any, fields: list[Any], *, field: str, index
     values = nvml.ask("nvmlDeviceGetFieldValues", handle, fields, field=field, index=index)
     if values is None:
         return [None] * len(fields)
-    return [_field_number(value) for value in values]
-
-
-def _field_number(value: Any) -> int | None:
-    """Return the integer in the union member that the type of the value names (nvml.h nvmlValueType_t)."""
-    member = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}.get(value.valueType)
-    if value.nvmlReturn or member is None:
-        return None
-    return int(getattr(value.value, member))
+    # The type of a value names the member of the union that holds it (nvml.h nvmlValueType_t).
+    kinds = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+    members = [None if value.nvmlReturn else kinds.get(value.valueType) for value in values]
+    return [int(getattr(one.value, member)) if member else None for one, member in zip(values, members, strict=True)]

@@ -77,18 +77,12 @@ class Nvml:
 
     def hidden(self) -> tuple[HiddenField, ...]:
         """Return a note for each refused value; GPUs with the same refusal share one."""
-        return tuple(
-            HiddenField(field, f"{_gpus(indices)}{reason}", _UNHIDE if "ermission" in reason else "")
-            for (field, reason), indices in self._refusals.items()
-        )
-
-
-_UNHIDE = "run as root, or with access to the NVIDIA device files"
-
-
-def _gpus(indices: set[int]) -> str:
-    known = sorted(index for index in indices if index >= 0)
-    return f"GPU {', '.join(map(str, known))}: " if known else ""
+        notes = []
+        for (field, reason), indices in self._refusals.items():
+            known = ", ".join(str(index) for index in sorted(indices) if index >= 0)
+            unhide = "run as root, or with access to the NVIDIA device files" if "ermission" in reason else ""
+            notes.append(HiddenField(field, f"GPU {known}: {reason}" if known else reason, unhide))
+        return tuple(notes)
 
 
 def require_library(machine: Machine) -> None:

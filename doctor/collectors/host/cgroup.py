@@ -83,9 +83,10 @@ def _folders(machine: Machine, controller: str) -> tuple[int, list[Path]]:
     root."""
     groups = list(_own_groups(machine))
     mounts = read_mounts(machine)
-    for version, names in ((1, controller), (2, "")):
-        path = next((path for controllers, path in groups if names in controllers), None)
-        mount = _mount(mounts, version, controller)
+    for version, kind, name in ((1, "cgroup", controller), (2, "cgroup2", "")):
+        path = next((path for controllers, path in groups if name in controllers), None)
+        fitting = (one for one in mounts if one.kind == kind and (not name or name in one.options.split(",")))
+        mount = next(fitting, None)
         if path is not None and mount is not None:
             found = [folder for folder in _upwards(machine, mount, path) if folder.is_dir()]
             if found:
@@ -100,12 +101,6 @@ def _own_groups(machine: Machine) -> Iterator[tuple[list[str], str]]:
         controllers, second, path = rest.partition(":")
         if first and second:
             yield controllers.split(","), path
-
-
-def _mount(mounts: tuple[Mount, ...], version: int, controller: str) -> Mount | None:
-    if version == 2:
-        return next((mount for mount in mounts if mount.kind == "cgroup2"), None)
-    return next((mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options.split(",")), None)
 
 
 def _upwards(machine: Machine, mount: Mount, path: str) -> Iterator[Path]:

@@ -54,53 +54,35 @@ def read_container(machine: Machine) -> str | None:
 
 
 def _container_signs(machine: Machine) -> Iterator[str]:
-    root = machine.etc.parent
+    root, proc = machine.etc.parent, machine.proc
     yield from (kind for variable, kind in _BY_VARIABLE if machine.environ.get(variable))
-    if (root / ".dockerenv").exists() and not _owns_machine(machine):
+    # A machine that was booted from a container image keeps the mark; its namespaces are the initial ones.
+    owns_machine = is_initial(proc, "pid", INITIAL_PID_NAMESPACE) and is_initial(proc, "uts", INITIAL_UTS_NAMESPACE)
+    if (root / ".dockerenv").exists() and not owns_machine:
         yield "docker"
     if (root / "run" / ".containerenv").exists():
         yield "podman"
-    if _is_enroot(machine):
-        yield "enroot"
-    groups = "\n".join(read_text(machine.proc / one / "cgroup") or "" for one in ("1", "self"))
-    yield from (kind for word, kind in _BY_GROUP if word in groups)
-    yield from (_BY_WORD.get(word, "unknown") for word in _container_words(machine) if word)
-
-
-def _owns_machine(machine: Machine) -> bool:
-    """Return whether namespaces are those of the machine: one booted from a container image keeps its marks."""
-    proc = machine.proc
-    return is_initial(proc, "pid", INITIAL_PID_NAMESPACE) and is_initial(proc, "uts", INITIAL_UTS_NAMESPACE)
-
-
-def _is_enroot(machine: Machine) -> bool:
-    """Return whether the root file system is in the data folder of Enroot or Pyxis; Enroot sets no variable."""
+    # Enroot sets no variable, but the root file system is in its data folder or in that of Pyxis.
     mount = mount_of("/", read_mounts(machine))
-    words = "" if mount is None else f"{mount.root} {mount.options} {mount.source}"
-    return "enroot" in words or "pyxis" in words
-
-
-def _container_words(machine: Machine) -> Iterator[str]:
-    first = read_text(machine.proc / "1" / "environ") or ""
-    yield from (entry[len("container=") :] for entry in first.split("\0") if entry.startswith("container="))
-    yield machine.environ.get("container", "")
-    yield read_text(machine.etc.parent / "run" / "systemd" / "container") or ""
+    origin = "" if mount is None else f"{mount.root} {mount.options} {mount.source}"
+    if "enroot" in origin or "pyxis" in origin:
+        yield "enroot"
+    groups = "\n".join(read_text(proc / one / "cgroup") or "" for one in ("1", "self"))
+    yield from (kind for word, kind in _BY_GROUP if word in groups)
+    entries = (read_text(proc / "1" / "environ") or "").split("\0")
+    words = [entry.removeprefix("container=") for entry in entries if entry.startswith("container=")]
+    words += [machine.environ.get("container", ""), read_text(root / "run" / "systemd" / "container") or ""]
+    yield from (_BY_WORD.get(word, "unknown") for word in words if word)
 
 
 def read_image(machine: Machine) -> str | None:
     """Return the image: a file or reference from the container manager, else product and build of the vendor."""
     environ = machine.environ
     named = next((environ[name] for name in _IMAGE_VARIABLES if environ.get(name)), None)
-    return named or _podman_image(machine) or _nvidia_image(machine)
-
-
-def _podman_image(machine: Machine) -> str | None:
-    return read_pairs(machine.etc.parent / "run" / ".containerenv", "=").get("image", "").strip('"') or None
-
-
-def _nvidia_image(machine: Machine) -> str | None:
-    """Return the variables in images of NVIDIA: product, its version, number of the build."""
-    environ = machine.environ
+    podman = read_pairs(machine.etc.parent / "run" / ".containerenv", "=").get("image", "").strip('"')
+    if named or podman:
+        return named or podman
+    # Images of NVIDIA have variables with the product, its version, and the number of the build.
     product = environ.get("NVIDIA_PRODUCT_NAME")
     version = environ.get(f"NVIDIA_{product.upper()}_VERSION") if product else None
     build = environ.get("NVIDIA_BUILD_ID")
@@ -116,20 +98,10 @@ def read_hypervisor(machine: Machine) -> str | None:
     """
     if (kind := read_text(machine.sys / "hypervisor" / "type")) is not None:
         return kind or "unknown"
-    firmware = _firmware_hypervisor(machine)
-    flagged = _has_flag(machine)
-    if flagged:
-        return firmware or "unknown"
-    return firmware if flagged is None and firmware not in ("nitro", "google") else None
-
-
-def _has_flag(machine: Machine) -> bool | None:
-    """Return whether the processor reports a hypervisor; ``None`` if it has no such flag (not x86)."""
-    flags = read_pairs(machine.proc / "cpuinfo", ":", 1 << 16).get("flags")
-    return None if flags is None else "hypervisor" in flags.split()
-
-
-def _firmware_hypervisor(machine: Machine) -> str | None:
     folder = machine.sys / "class" / "dmi" / "id"
     words = " ".join(read_text(folder / name) or "" for name in ("product_name", "sys_vendor", "bios_vendor")).lower()
-    return next((kind for word, kind in _BY_DMI if word in words), None)
+    firmware = next((kind for word, kind in _BY_DMI if word in words), None)
+    flags = read_pairs(machine.proc / "cpuinfo", ":", 1 << 16).get("flags")
+    if flags is None:
+        return firmware if firmware not in ("nitro", "google") else None
+    return (firmware or "unknown") if "hypervisor" in flags.split() else None

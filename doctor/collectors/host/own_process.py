@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -40,19 +41,30 @@ def collect_process(machine: Machine) -> ProcessFacts:
     """Collect the state of this process in the kernel and the interpreter."""
     links = ((kind, link_target(machine.proc / "self" / "ns" / kind)) for kind in NAMESPACES)
     spaces = tuple(Namespace(kind, identity) for kind, identity in links if identity is not None)
-    device = _device_of(machine.dev / "shm")
+    limits = []
+    for name, number in LIMITS.items():
+        soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number))
+        limits.append(Limit(name, soft, hard))
+    device = None
+    with contextlib.suppress(OSError):
+        device = (machine.dev / "shm").stat().st_dev
+    notes = []
+    if not spaces:
+        notes.append(HiddenField("namespaces", "/proc/self/ns can't be read", "mount /proc in the container"))
+    if device is None:
+        notes.append(HiddenField("shm_device", "no folder /dev/shm that can be read", "mount a tmpfs at /dev/shm"))
     return ProcessFacts(
         pid=os.getpid(),
         user_id=os.geteuid(),
         interactive=is_interactive(),
         cpus_allowed=tuple(sorted(os.sched_getaffinity(0))),
-        limits=tuple(_limit(name, number) for name, number in LIMITS.items()),
+        limits=tuple(limits),
         namespaces=spaces,
         shm_device=device,
         threads_per_process=threads_asked(machine.environ),
         can_lock_memory=can_lock_memory(machine.proc),
         forked_after_cuda=forked_after_cuda(),
-        hidden=_notes(spaces, device),
+        hidden=tuple(notes),
     )
 
 
@@ -93,24 +105,3 @@ def forked_after_cuda() -> bool | None:
     """Return the state in torch if this process has imported it (torch/cuda/__init__.py)."""
     asked = getattr(sys.modules.get("torch.cuda"), "_is_in_bad_fork", None)
     return None if asked is None else bool(asked())
-
-
-def _limit(name: str, number: int) -> Limit:
-    soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number))
-    return Limit(name, soft, hard)
-
-
-def _device_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_dev
-    except OSError:
-        return None
-
-
-def _notes(spaces: tuple[Namespace, ...], device: int | None) -> tuple[HiddenField, ...]:
-    notes = []
-    if not spaces:
-        notes.append(HiddenField("namespaces", "/proc/self/ns can't be read", "mount /proc in the container"))
-    if device is None:
-        notes.append(HiddenField("shm_device", "no folder /dev/shm that can be read", "mount a tmpfs at /dev/shm"))
-    return tuple(notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ _REDIRECT = 0x04 | 0x08
 """Request and completion redirect: traffic between devices below a switch goes up to the root complex."""
 
 _SWITCH_PORTS = (5, 6)
-_BRIDGE_CLASS = 0x0604
+_BRIDGE_CLASS = "0x0604"
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """VGA and 3D controllers, as sysfs writes their classes; data center GPUs are of the second."""
 _IOMMU_WORDS = ("intel_iommu=", "amd_iommu=", "iommu=", "iommu.passthrough=", "iommu.strict=")
@@ -50,18 +52,14 @@ def read_access_control(machine: Machine) -> tuple[bool | None, tuple[HiddenFiel
         devices = sorted(folder.iterdir())
     except OSError:
         return None, (HiddenField("pci_access_control", f"{folder} is not shown here"),)
-    answers = [_redirects(device) for device in devices if _is_bridge(device)]
+    bridges = (device for device in devices if (read_text(device / "class") or "").startswith(_BRIDGE_CLASS))
+    answers = [_redirects(device) for device in bridges]
     if any(answers):
         return True, ()
     if None in answers:
         reason = "the extended configuration space of PCIe switches is readable by root alone"
         return None, (HiddenField("pci_access_control", reason, "sudo lspci -vvv | grep ACSCtl"),)
     return False, ()
-
-
-def _is_bridge(device: Path) -> bool:
-    text = read_text(device / "class")
-    return text is not None and text.startswith(f"0x{_BRIDGE_CLASS:04x}")
 
 
 def _redirects(device: Path) -> bool | None:
@@ -108,14 +106,7 @@ def pci_address(folder: Path) -> str | None:
         parts = folder.resolve(strict=True).parts
     except (OSError, RuntimeError):
         return None
-    return next((part for part in reversed(parts) if _is_address(part)), None)
-
-
-def _is_address(name: str) -> bool:
-    domain, _, rest = name.partition(":")
-    bus, _, slot = rest.partition(":")
-    shape = len(domain) >= 4 and len(bus) == 2 and len(slot) == 4 and slot[2] == "."
-    return shape and all(character in "0123456789abcdef" for character in domain + bus + slot[:2] + slot[3])
+    return next((part for part in reversed(parts) if _ADDRESS.fullmatch(part)), None)
 
 
 def numa_node(folder: Path) -> int | None:

@@ -58,7 +58,9 @@ def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> Host
     """Return the facts about a host called ``hostname`` with those ``addresses``."""
     own = look_up(hostname, addresses)
     groups = read_cgroup(machine)
-    memory = _memory(machine)
+    rows = read_rows(machine.proc / "meminfo")
+    kibibytes = {row[0].rstrip(":"): parse_int(row[1]) for row in rows if len(row) == 3 and row[2] == "kB"}
+    memory = {name: value * 1024 for name, value in kibibytes.items() if value is not None}
     shared = read_shared_memory(machine)
     clock = read_clock()
     access_control, access_hidden = read_access_control(machine)
@@ -119,13 +121,6 @@ def _frequency(machine: Machine, name: str) -> str | None:
     """Return the value of all processors, separated by commas if they differ."""
     folders = (machine.sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq")
     return ",".join(sorted({text for folder in folders if (text := read_text(folder / name))})) or None
-
-
-def _memory(machine: Machine) -> dict[str, int]:
-    """Return /proc/meminfo in bytes; its ``kB`` are units of 1024 bytes."""
-    rows = read_rows(machine.proc / "meminfo")
-    numbers = ((row[0].rstrip(":"), parse_int(row[1])) for row in rows if len(row) == 3 and row[2] == "kB")
-    return {name: value * 1024 for name, value in numbers if value is not None}
 
 
 def _port_range(machine: Machine) -> tuple[int, int] | None:

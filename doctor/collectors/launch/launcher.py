@@ -78,7 +78,9 @@ def running_together(environ: Environ) -> str:
             return count.mark
         if count.by_agent:
             return ""
-    return "RANK" if _has_plain_rank(environ) else ""
+    reachable = environ.get("MASTER_ADDR", "").strip() and whole_number(environ, "MASTER_PORT") in PORTS
+    ranked = "RANK" in environ and _is_one_of(environ, "RANK", whole_number(environ, "WORLD_SIZE"))
+    return "RANK" if reachable and ranked else ""
 
 
 def launch_facts(environ: Environ, ancestors: tuple[str, ...] = ()) -> LaunchFacts:
@@ -125,9 +127,3 @@ def _is_one_of(environ: Environ, rank_name: str, size: int | None) -> bool:
         return False
     rank = whole_number(environ, rank_name)
     return rank_name not in environ or (rank is not None and 0 <= rank < size)
-
-
-def _has_plain_rank(environ: Environ) -> bool:
-    port = whole_number(environ, "MASTER_PORT")
-    reachable = bool(environ.get("MASTER_ADDR", "").strip()) and port in PORTS
-    return reachable and "RANK" in environ and _is_one_of(environ, "RANK", whole_number(environ, "WORLD_SIZE"))

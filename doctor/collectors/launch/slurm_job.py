@@ -106,13 +106,8 @@ def read_record(text: str, job_id: str) -> JobRecord:
 
     The job id of the last task of an array is that of the array, for which scontrol prints every task.
     """
-    for block in re.split(r"\n\s*\n", text):
-        if re.match(rf"\s*JobId={job_id}\b", block):
-            return _fields(block)
-    return {}
-
-
-def _fields(block: str) -> JobRecord:
+    blocks = re.split(r"\n\s*\n", text)
+    block = next((block for block in blocks if re.match(rf"\s*JobId={job_id}\b", block)), "")
     record: JobRecord = {}
     for line in block.splitlines():
         line = line.strip()
@@ -132,6 +127,10 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
     # The environment never has the state and the times; the rest it has, or the job has none.
     missing = ("state", "time_limit") if answer.reason else ()
     nodes = first_known(_count(record.get("NumNodes")), whole_number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
+    # How GPUs are bound to tasks, such as ``closest`` or ``single:1`` (--gpu-bind in srun(1)).
+    binding = environ.get("SLURM_GPU_BIND") or environ.get("SLURMD_TRES_BIND") or record.get("TresBind") or ""
+    # Without a record: a batch script is the only place that has a task without a step.
+    in_script = "SLURM_PROCID" in environ and not is_slurm_step(environ)
     return SlurmFacts(
         job_id=job_id,
         state=record.get("JobState"),
@@ -143,9 +142,9 @@ def slurm_facts(job_id: str, answer: ScontrolResult, environ: Environ) -> SlurmF
         cpus_per_task=first_known(_count(record.get("CPUs/Task")), whole_number(environ, "SLURM_CPUS_PER_TASK")),
         gpus_per_node=_gpus_per_node(record, environ, nodes),
         gpus_per_task=first_known(gpu_count(environ.get("SLURM_GPUS_PER_TASK")), gpu_count(record.get("TresPerTask"))),
-        gpu_binding=_gpu_binding(record, environ),
+        gpu_binding=_words(re.sub(r"^(?:gres[:/])?gpu:", "", binding)),
         time_limit=read_duration(record.get("TimeLimit")),
-        batch=_is_batch(record, environ),
+        batch=record["BatchFlag"] != "0" if "BatchFlag" in record else in_script or None,
         hidden=tuple(HiddenField(name, answer.reason, answer.unhide) for name in missing),
     )
 
@@ -194,22 +193,6 @@ def _tasks_per_node(record: JobRecord, environ: Environ, nodes: int | None) -> i
         return asked or whole_number(environ, "SLURM_NTASKS_PER_NODE")
     counts = {count for count, _ in task_counts(environ.get("SLURM_TASKS_PER_NODE", "")) or ()}
     return counts.pop() if len(counts) == 1 else None
-
-
-def _gpu_binding(record: JobRecord, environ: Environ) -> str | None:
-    """Return how GPUs are bound to tasks, such as ``closest`` or ``single:1`` (--gpu-bind in srun(1))."""
-    stated = environ.get("SLURM_GPU_BIND") or environ.get("SLURMD_TRES_BIND") or record.get("TresBind")
-    return _words(re.sub(r"^(?:gres[:/])?gpu:", "", stated)) if stated else None
-
-
-def _is_batch(record: JobRecord, environ: Environ) -> bool | None:
-    """Return whether the job is a batch job.
-
-    Without a record, whether this process is in a batch script, the only place that has a task without a step.
-    """
-    if "BatchFlag" in record:
-        return record["BatchFlag"] != "0"
-    return True if "SLURM_PROCID" in environ and not is_slurm_step(environ) else None
 
 
 def _count(text: str | None) -> int | None:

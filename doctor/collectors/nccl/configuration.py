@@ -43,33 +43,17 @@ def effective_settings(
     NCCL passes every entry to setenv() without overwriting: a variable of the environment, even an empty one, and an
     entry that was read before keep their value.
     """
-    from_files = _by_name(layers)
-    names = {name for name in environ if name.startswith(PREFIX)}
-    for name in sorted(names | {name for name in from_files if name not in environ}):
-        entries = from_files.get(name, [])
-        if name in environ:
-            yield Setting(readable(name), mask_value(name, environ[name]), overrides=_overridden(name, entries))
-            continue
-        file, entry = entries[0]
-        yield Setting(
-            readable(name),
-            mask_value(name, entry.value),
-            file.layer,
-            file.path,
-            entry.line,
-            _overridden(name, entries[1:]),
-        )
-
-
-def _by_name(
-    layers: Iterable[tuple[SettingsFile, tuple[ConfEntry, ...]]],
-) -> dict[str, list[tuple[SettingsFile, ConfEntry]]]:
-    found: dict[str, list[tuple[SettingsFile, ConfEntry]]] = {}
+    from_files: dict[str, list[tuple[SettingsFile, ConfEntry]]] = {}
     for file, entries in layers:
         for entry in entries:
-            found.setdefault(entry.name, []).append((file, entry))
-    return found
-
-
-def _overridden(name: str, entries: Iterable[tuple[SettingsFile, ConfEntry]]) -> tuple[str, ...]:
-    return tuple(f"{file.path}:{entry.line}={mask_value(name, entry.value)}" for file, entry in entries)
+            from_files.setdefault(entry.name, []).append((file, entry))
+    names = {name for name in environ if name.startswith(PREFIX)}
+    for name in sorted(names | {name for name in from_files if name not in environ}):
+        set_in = from_files.get(name, [])
+        stated = [f"{file.path}:{entry.line}={mask_value(name, entry.value)}" for file, entry in set_in]
+        if name in environ:
+            yield Setting(readable(name), mask_value(name, environ[name]), overrides=tuple(stated))
+            continue
+        file, entry = set_in[0]
+        value = mask_value(name, entry.value)
+        yield Setting(readable(name), value, file.layer, file.path, entry.line, tuple(stated[1:]))

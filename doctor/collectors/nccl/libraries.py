@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from doctor.collectors.base import read_text
 from doctor.collectors.software.dynamic_loader import DynamicLoader
-from doctor.collectors.software.elf import ElfError, ElfLibrary, read_library, search_read_only
+from doctor.collectors.software.elf import ElfError, read_library, search_read_only
 from doctor.collectors.software.packages import Distribution
 from doctor.collectors.software.torch_build import NCCL_VERSION, TorchFiles
 from doctor.core.facts import NcclLibrary
@@ -39,10 +39,13 @@ class NcclSearch:
 
     def chosen(self) -> Path | None:
         """Return the file that torch uses: the loaded one, else the one it would load."""
-        mapped = _mapped(self.maps)
+        rows = (line.split(None, 5) for line in self.maps.splitlines() if "libnccl.so" in line)
+        mapped = {row[5] for row in rows if len(row) == 6 and Path(row[5]).name.startswith("libnccl.so")}
+        if len(mapped) == 1:
+            return Path(mapped.pop())
         user = self.torch.nccl_user() if self.torch else None
-        if mapped or self.torch is None or user is None:
-            return mapped
+        if user is None:
+            return None
         first = next((path for path in self.loader.preloads if _is_nccl(path)), None)
         return first or self._loaded_by_torch() or self.loader.find(SONAME, user)
 
@@ -65,19 +68,17 @@ class NcclSearch:
     def _candidates(self) -> Iterator[tuple[Path, str]]:
         yield from ((path, "LD_PRELOAD") for path in self.loader.preloads if _is_nccl(path))
         yield from ((directory / SONAME, "LD_LIBRARY_PATH") for directory in self.loader.library_path)
-        yield from self._wheels()
-        if self.torch is not None:
-            yield self.torch.library_folder / SONAME, "torch"
-            user = self.torch.nccl_user()
-            if user is not None:
-                yield from ((path, "torch") for path in _search_path(user, self.loader))
-        yield from ((path, "system") for path in self.loader.candidates(SONAME))
-
-    def _wheels(self) -> Iterator[tuple[Path, str]]:
-        for path in dict.fromkeys(self.paths):
-            root = Path(path or ".")
+        for entry in dict.fromkeys(self.paths):
+            root = Path(entry or ".")
             names = " and ".join(one.name for one in self._wheels_at(root)) or "unknown"
             yield from ((root / folder / SONAME, f"wheel {names}") for folder in WHEEL_FOLDERS)
+        if self.torch is not None:
+            yield self.torch.library_folder / SONAME, "torch"
+            if (user := self.torch.nccl_user()) is not None:
+                # The places of its DT_RPATH or DT_RUNPATH alone.
+                own = replace(self.loader, environ={}, etc=Path("/nonexistent"), executable=user.path, defaults=())
+                yield from ((path, "torch") for path in own.candidates(SONAME, user))
+        yield from ((path, "system") for path in self.loader.candidates(SONAME))
 
     def _wheels_at(self, location: Path) -> list[Distribution]:
         return [
@@ -117,7 +118,10 @@ class NcclSearch:
             return None
         text = read_text(self.torch.package / "__init__.py") or ""
         always = re.search(r"^\s+_preload_cuda_deps\(\)\s*$", text, re.MULTILINE) is not None
-        if not (always if self._finds_needs_of_torch() else "_preload_cuda_deps" in text):
+        dependencies = self.torch.read("libtorch_global_deps.so")
+        needed = [name for name in dependencies.needed if name.startswith(("libcu", "libnv"))] if dependencies else []
+        finds_all = all(self.loader.find(name, dependencies) is not None for name in needed)
+        if not (always if finds_all else "_preload_cuda_deps" in text):
             return None
         for folder, pattern in re.findall(r"\"(\w+)\"\s*[,:]\s*\"(lib\w+\.so\.[^\"]+)\"", text):
             path = self._first_match(folder, pattern)
@@ -136,23 +140,11 @@ class NcclSearch:
                     return match
         return None
 
-    def _finds_needs_of_torch(self) -> bool:
-        """Return whether libtorch_global_deps.so, which torch loads first, would find its CUDA libraries."""
-        dependencies = self.torch.read("libtorch_global_deps.so") if self.torch else None
-        needed = [name for name in dependencies.needed if name.startswith(("libcu", "libnv"))] if dependencies else []
-        return all(self.loader.find(name, dependencies) is not None for name in needed)
-
 
 def nccl_release(path: Path) -> str | None:
     """Return the release in the read-only data of a libnccl."""
     match = search_read_only(path, NCCL_VERSION)
     return match[1].decode() if match else None
-
-
-def _search_path(user: ElfLibrary, loader: DynamicLoader) -> Iterable[Path]:
-    """Return the places of DT_RPATH or DT_RUNPATH of a library of torch."""
-    only_own = replace(loader, environ={}, etc=Path("/nonexistent"), executable=user.path, defaults=())
-    return only_own.candidates(SONAME, user)
 
 
 def _is_nccl(path: Path) -> bool:
@@ -161,13 +153,6 @@ def _is_nccl(path: Path) -> bool:
         return read_library(path).soname == SONAME
     except (ElfError, OSError):
         return False
-
-
-def _mapped(maps: str) -> Path | None:
-    """Return the libnccl that this process has loaded, if it is exactly one."""
-    rows = (line.split(None, 5) for line in maps.splitlines() if "libnccl.so" in line)
-    found = {row[5] for row in rows if len(row) == 6 and Path(row[5]).name.startswith("libnccl.so")}
-    return Path(found.pop()) if len(found) == 1 else None
 
 
 def read_maps(proc: Path) -> str:

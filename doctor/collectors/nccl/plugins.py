@@ -32,12 +32,8 @@ def read_plugins(settings: Mapping[str, str], loader: DynamicLoader) -> Iterator
                 yield plugin
             continue
         names = requested.split(",") if kind == "net" else [requested]
-        yield from (_plugin(kind, name, loader) for name in names if _is_library(name))
-
-
-def _is_library(name: str) -> bool:
-    """Return whether a name is that of a file: ``none`` disables plugins, STATIC_PLUGIN is linked into the program."""
-    return name.lower() not in ("none", "static_plugin")
+        # "none" disables plugins, and STATIC_PLUGIN is linked into the program.
+        yield from (_plugin(kind, name, loader) for name in names if name.lower() not in ("none", "static_plugin"))
 
 
 def _plugin(kind: str, requested: str, loader: DynamicLoader) -> NcclPlugin:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Generic, TypeVar
 
 from doctor.core.background import start_thread
@@ -51,7 +51,7 @@ class TimedLookup(Generic[Answer]):
         try:
             self.answer = self.call()
         except (OSError, UnicodeError) as error:
-            self.error = _words(error)
+            self.error = getattr(error, "strerror", None) or str(error) or type(error).__name__
         self.seconds = time.monotonic() - self.started
         if self.seconds >= SURPRISING:
             began = time.monotonic()
@@ -65,12 +65,6 @@ class TimedLookup(Generic[Answer]):
         if self.seconds is None:
             return None, f"no answer within {limit:.1f} s", limit
         return self.answer, self.error, self.seconds
-
-
-def _words(error: OSError | UnicodeError) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -91,25 +85,23 @@ def look_up(hostname: str, addresses: Iterable[str], limit: float = LIMIT, total
     started = time.monotonic()
     own = TimedLookup(lambda: _forward(hostname))
     full = TimedLookup(lambda: socket.getfqdn(hostname))
-    seen = [peer_name_of(address) for address in addresses]
-    backwards = [(address, TimedLookup(_backward(address))) for address in seen]
+    backwards = [(peer, TimedLookup(partial(_peer_host, peer))) for peer in map(peer_name_of, addresses)]
     fqdn, error, _ = full.wait(limit)
     names = [_name(hostname, "hostname", own, limit)]
     if fqdn and fqdn != hostname:
         left = max(0.5, min(limit, started + total - time.monotonic()))
         names.append(_name(fqdn, "fqdn", TimedLookup(lambda: _forward(fqdn)), left))
     hidden = (HiddenField("fqdn", error, "make the name server in /etc/resolv.conf answer"),) if error else ()
-    return OwnNames(fqdn, tuple(names), tuple(_reverse(address, ask, limit) for address, ask in backwards), hidden)
+    reverse = []
+    for address, question in backwards:
+        name, trouble, seconds = question.wait(limit)
+        reverse.append(ReverseLookup(address, name, trouble, round(seconds, 4)))
+    return OwnNames(fqdn, tuple(names), tuple(reverse), hidden)
 
 
 def _name(name: str, role: str, question: TimedLookup[tuple[str, ...]], limit: float) -> NameLookup:
     addresses, error, seconds = question.wait(limit)
     return NameLookup(name, role, addresses or (), error, round(seconds, 4))
-
-
-def _reverse(address: str, question: TimedLookup[str], limit: float) -> ReverseLookup:
-    name, error, seconds = question.wait(limit)
-    return ReverseLookup(address, name, error, round(seconds, 4))
 
 
 def _forward(name: str) -> tuple[str, ...]:
@@ -131,5 +123,5 @@ def _has_both_families() -> bool:
     return socket.has_dualstack_ipv6()
 
 
-def _backward(address: str) -> Callable[[], str]:
-    return lambda: socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
+def _peer_host(address: str) -> str:
+    return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]

@@ -71,12 +71,21 @@ def _by_name(name: str) -> str:
     bridge = _named_bridge(name)
     if bridge != "bridge":
         return bridge
-    signs = (("lo", name == "lo"), ("tunnel", bool(_TUNNEL_NAME.match(name))), ("veth", name.startswith("veth")))
-    known = next((sign for sign, holds in signs if holds), None)
-    if known:
-        return "loopback" if known == "lo" else known
-    starts = (("ib", "infiniband"), ("bond", "bond"), ("wl", "wireless"), ("dummy", "dummy"), ("br", "bridge"))
-    return next((kind for start, kind in starts if name.startswith(start)), "ethernet")
+    if name == "lo":
+        return "loopback"
+    if _TUNNEL_NAME.match(name):
+        return "tunnel"
+    return next((kind for start, kind in _BY_START if name.startswith(start)), "ethernet")
+
+
+_BY_START = (
+    ("veth", "veth"),
+    ("ib", "infiniband"),
+    ("bond", "bond"),
+    ("wl", "wireless"),
+    ("dummy", "dummy"),
+    ("br", "bridge"),
+)
 
 
 def _by_folder(folder: Path, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import socket
@@ -66,9 +67,20 @@ def collect_interfaces(machine: Machine) -> InterfaceFacts:
 def read_interfaces(machine: Machine, seen: Mapping[str, KernelInterface]) -> InterfaceFacts:
     """Return the interfaces ``seen``, in that order, then those without an address, with details from ``machine``."""
     folder = machine.sys / "class" / "net"
-    shown = _names(folder)
-    tree = InterfaceTree(folder, frozenset(name for name in shown if not _is_foreign(folder / name, seen.get(name))))
-    names = list(dict.fromkeys([*seen, *_device_names(machine, shown)]))
+    # "bonding_masters" and the like are files.
+    indices = {name: read_int(folder / name / "ifindex") for name in listed(folder) if (folder / name).is_dir()}
+    # The names in /proc/net/dev are those of the namespace of this process.
+    lines = (read_text(machine.proc / "net" / "dev") or "").splitlines()
+    devices = [line.partition(":")[0].strip() for line in lines if ":" in line]
+    devices = devices or sorted(indices, key=lambda name: (indices[name] or 0, name))
+    names = list(dict.fromkeys([*seen, *devices]))
+    # With another index, /sys shows an interface of the same name in another namespace.
+    foreign = {
+        name
+        for name, index in indices.items()
+        if name in seen and None not in (seen[name].index, index) and seen[name].index != index
+    }
+    tree = InterfaceTree(folder, frozenset(indices) - foreign)
     sent, again = read_segments(machine)
     return InterfaceFacts(
         interfaces=tuple(_interface(tree, name, seen.get(name, KernelInterface())) for name in names),
@@ -89,51 +101,38 @@ def _hidden(machine: Machine, unknown: list[str]) -> tuple[HiddenField, ...]:
     return tuple(notes)
 
 
-def _names(folder: Path) -> list[str]:
-    """Return the interfaces in /sys/class/net by index; ``bonding_masters`` and the like are files."""
-    names = [name for name in listed(folder) if (folder / name).is_dir()]
-    return sorted(names, key=lambda name: (read_int(folder / name / "ifindex") or 0, name))
-
-
-def _is_foreign(folder: Path, seen: KernelInterface | None) -> bool:
-    """Return whether /sys shows an interface of the same name in another namespace."""
-    index = read_int(folder / "ifindex")
-    return seen is not None and None not in (seen.index, index) and seen.index != index
-
-
-def _device_names(machine: Machine, shown: list[str]) -> list[str]:
-    """Return the names in /proc/net/dev, which belongs to the namespace of the process; else those of sysfs."""
-    lines = (read_text(machine.proc / "net" / "dev") or "").splitlines()
-    return [line.partition(":")[0].strip() for line in lines if ":" in line] or shown
-
-
 def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interface:
     """Return one interface; what is neither seen nor in ``tree`` is ``None``, or guessed by name (its kind)."""
     described = name in tree.names
     folder = tree.folder / name if described else Path(os.devnull)
-    flags = seen.flags if seen.flags is not None else _hexadecimal(folder / "flags")
+    if seen.flags is not None:
+        up, running = bool(seen.flags & _IFF_UP), bool(seen.flags & _IFF_RUNNING)
+    else:
+        # The flags of sysfs lack IFF_RUNNING, and "carrier" is an error while the device is down.
+        up = bool((_hexadecimal(folder / "flags") or 0) & _IFF_UP)
+        running = up and read_text(folder / "carrier") == "1"
     driver = seen.driver or driver_name(folder / "device")
     kind = kind_of(folder if described else None, name, driver)
+    # Drivers without a speed report -1, and some 4294967295 (unsigned SPEED_UNKNOWN) or 65535.
+    speeds = (speed for speed in (read_int(folder / "speed"), seen.speed) if speed not in (None, 0xFFFF, 0xFFFFFFFF))
+    parent = link_target(folder / "master")
+    if parent is None and kind == "vlan":
+        parent = next(iter(lower_interfaces(folder)), None)
     return Interface(
         name=name,
         kind=kind,
-        up=bool((flags or 0) & _IFF_UP),
-        running=bool((flags or 0) & _IFF_RUNNING) if seen.flags is not None else _has_carrier(folder, flags),
+        up=up,
+        running=running,
         mtu=seen.mtu if seen.mtu is not None else read_int(folder / "mtu"),
-        speed=_speed(seen.speed, folder),
+        speed=next((speed for speed in speeds if speed > 0), None),
         addresses=seen.addresses,
         physical=_is_physical(tree, name, kind) if described else kind in ("ethernet", "infiniband", "wireless"),
         driver=driver,
         pci=pci_address(folder / "device"),
         numa_node=numa_node(folder / "device"),
-        parent=_parent(folder, kind),
+        parent=None if parent is None else Path(parent).name,
         carrier_changes=read_int(folder / "carrier_changes"),
     )
-
-
-def _has_carrier(folder: Path, flags: int | None) -> bool:
-    """Return IFF_RUNNING: the ``flags`` of sysfs lack it, and ``carrier`` is an error while the device is down."""
-    return bool((flags or 0) & _IFF_UP) and read_text(folder / "carrier") == "1"
 
 
 def _hexadecimal(path: Path) -> int | None:
@@ -141,14 +140,6 @@ def _hexadecimal(path: Path) -> int | None:
         return int(read_text(path) or "", 16)
     except ValueError:
         return None
-
-
-def _speed(seen: int | None, folder: Path) -> int | None:
-    """Return Mb/s; drivers without a value report -1, and some 4294967295 (unsigned SPEED_UNKNOWN) or 65535."""
-    for speed in (read_int(folder / "speed"), seen):
-        if speed is not None and speed > 0 and speed not in (0xFFFF, 0xFFFFFFFF):
-            return speed
-    return None
 
 
 def _is_physical(tree: InterfaceTree, name: str, kind: str, depth: int = 4) -> bool:
@@ -162,21 +153,15 @@ def _is_physical(tree: InterfaceTree, name: str, kind: str, depth: int = 4) -> b
     return any(_is_physical(tree, below, kind_of(tree.folder / below, below, None), depth - 1) for below in lower)
 
 
-def _parent(folder: Path, kind: str) -> str | None:
-    """Return the bond or bridge that it is part of; for a VLAN the interface that carries it."""
-    master = link_target(folder / "master")
-    if master is not None:
-        return Path(master).name
-    return next(iter(lower_interfaces(folder)), None) if kind == "vlan" else None
-
-
 def seen_interfaces() -> dict[str, KernelInterface]:
     """Return what system calls report, in the order in which getifaddrs yields their first addresses.
 
     psutil sorts the list of getifaddrs by family and keeps its order otherwise: interfaces with IPv4 come first, then
     those with IPv6 alone. NCCL finds them in that order (src/os/linux.cc). ``OSError`` if the kernel returns no list.
     """
-    states = _states()
+    states: dict[str, Any] = {}
+    with contextlib.suppress(OSError):  # without /proc/net/dev, as in some sandboxes
+        states.update(psutil.net_if_stats())
     indices = {name: index for index, name in socket.if_nameindex()}
     addresses = {
         name: _addresses((entry.family, entry.address, entry.netmask) for entry in entries)
@@ -186,28 +171,17 @@ def seen_interfaces() -> dict[str, KernelInterface]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
         for name in dict.fromkeys([*addresses, *states]):
             state = states.get(name)
+            present = state.flags.split(",") if state else []
+            flags = (_IFF_UP if "up" in present else 0) | (_IFF_RUNNING if "running" in present else 0)
             found[name] = KernelInterface(
                 addresses=addresses.get(name, ()),
-                flags=_flags(state.flags) if state else None,
+                flags=flags if state else None,
                 mtu=state.mtu if state else None,
                 speed=state.speed if state else None,
                 driver=_driver(ask, name),
                 index=indices.get(name),
             )
     return found
-
-
-def _states() -> dict[str, Any]:
-    """Return flags, sizes and speeds; none without /proc/net/dev, as in some sandboxes."""
-    try:
-        return dict(psutil.net_if_stats())
-    except OSError:
-        return {}
-
-
-def _flags(words: str) -> int:
-    present = words.split(",")
-    return (_IFF_UP if "up" in present else 0) | (_IFF_RUNNING if "running" in present else 0)
 
 
 def _addresses(entries: Iterable[tuple[int, str, str | None]]) -> tuple[Address, ...]:

@@ -6,12 +6,12 @@ import ipaddress
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from doctor.collectors.base import link_target, listed, read_text
-from doctor.collectors.host.processes import ancestors_of, process_folders, read_process
+from doctor.collectors.host.processes import ancestors_of, owner, process_folders, read_process
 from doctor.core.facts import Listener
 from doctor.core.masking import mask_command, readable
 from doctor.knowledge.launcher_index import PROCESSES
@@ -78,12 +78,16 @@ def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, comma
     if pid is None:
         return Listener(address, port)
     process = read_process(proc, pid)
+    command = None
+    if commands or owner(proc / str(pid)) == os.geteuid():
+        raw = read_text(proc / str(pid) / "cmdline", limit=1 << 16)
+        command = mask_command(raw.rstrip("\0").split("\0")) if raw else None
     return Listener(
         address,
         port,
         pid,
         readable(process.name) if process else None,
-        _command(proc, pid) if commands or _is_own(proc, pid) else None,
+        command,
         is_ancestor=pid in own_ancestry(proc),
         same_launcher=shares_launcher(proc, pid),
     )
@@ -92,7 +96,8 @@ def listener_on(proc: Path, port: int, seconds: float = SEARCH_SECONDS, *, comma
 def owner_of(proc: Path, inode: int, seconds: float = SEARCH_SECONDS) -> int | None:
     """Return the process that holds the socket ``inode``; this process and its parents are checked first."""
     wanted, until = f"socket:[{inode}]", time.monotonic() + seconds
-    for pid in _candidates(proc):
+    everyone = (int(folder.name) for folder in process_folders(proc))
+    for pid in dict.fromkeys([*own_ancestry(proc), *everyone]):
         if _holds(proc / str(pid) / "fd", wanted, until):
             return pid
         if time.monotonic() > until:
@@ -116,13 +121,6 @@ def shares_launcher(proc: Path, pid: int) -> bool:
     return common is not None and (common.pid == ancestry[0] or common.name.startswith(PROCESSES))
 
 
-def _candidates(proc: Path) -> Iterator[int]:
-    ancestry = own_ancestry(proc)
-    yield from ancestry
-    known = set(ancestry)
-    yield from (pid for folder in process_folders(proc) if (pid := int(folder.name)) not in known)
-
-
 def _holds(folder: Path, wanted: str, until: float) -> bool:
     handles: Iterable[str] = listed(folder) if os.access(folder, os.R_OK | os.X_OK) else ()
     for count, handle in enumerate(handles):
@@ -131,16 +129,3 @@ def _holds(folder: Path, wanted: str, until: float) -> bool:
         if count % 512 == 511 and time.monotonic() > until:
             return False
     return False
-
-
-def _is_own(proc: Path, pid: int) -> bool:
-    """Return whether the process runs as this user; root reads those of all users."""
-    try:
-        return (proc / str(pid)).stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _command(proc: Path, pid: int) -> str | None:
-    raw = read_text(proc / str(pid) / "cmdline", limit=1 << 16)
-    return mask_command(raw.rstrip("\0").split("\0")) if raw else None

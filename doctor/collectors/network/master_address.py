@@ -67,17 +67,12 @@ def resolve(name: str, limit: float = LIMIT) -> tuple[tuple[str, ...], str | Non
     """Return the addresses of ``name`` in the order of the resolver without repeats, or an error; and the seconds."""
     if not name.strip() or "\0" in name:
         return (), "MASTER_ADDR is empty" if not name.strip() else "MASTER_ADDR is no name", 0.0
-    if numeric := _numeric(name):
-        return numeric, None, 0.0  # needs no name server, so no thread that a busy host may schedule after the limit
+    with contextlib.suppress(OSError, UnicodeError):
+        # An address needs no name server, so no thread that a busy host may schedule after the limit.
+        if numeric := _addresses_of(name, socket.AI_NUMERICHOST):
+            return numeric, None, 0.0
     found, error, seconds = TimedLookup(lambda: _addresses_of(name)).wait(limit)
     return found or (), error, round(seconds, 4)
-
-
-def _numeric(name: str) -> tuple[str, ...]:
-    """Return the address that ``name`` is already; empty if it has to be looked up."""
-    with contextlib.suppress(OSError, UnicodeError):
-        return _addresses_of(name, socket.AI_NUMERICHOST)
-    return ()
 
 
 def _addresses_of(name: str, flags: int = 0) -> tuple[str, ...]:

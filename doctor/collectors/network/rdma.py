@@ -51,10 +51,11 @@ def collect_rdma(machine: Machine) -> RdmaFacts:
     if not names:
         raise NotPresent("no RDMA device")
     peer_memory, hidden = _peer_memory(machine)
+    kernel = re.match(r"(\d{1,4})\.(\d{1,4})", read_text(machine.proc / "sys" / "kernel" / "osrelease") or "")
     return RdmaFacts(
         devices=tuple(_device(machine, folder / name) for name in names),
         peer_memory=peer_memory,
-        dma_buf=_dma_buf(machine),
+        dma_buf=(int(kernel[1]), int(kernel[2])) >= _DMA_BUF_KERNEL if kernel else None,
         verbs_library=_verbs_library(machine),
         hidden=hidden,
     )
@@ -68,6 +69,10 @@ def _device(machine: Machine, folder: Path) -> RdmaDevice:
     ports = tuple(_port(folder / "ports" / number) for number in _in_order(folder / "ports") if number.isdecimal())
     below = _in_order(folder / "device" / "net")
     named = [gid.interface for port in ports for gid in port.gids if gid.interface]
+    # A PCI function can have several RDMA devices; "ibdev" names the one of a character device.
+    verbs = machine.sys / "class" / "infiniband_verbs"
+    nodes = _in_order(folder / "device" / "infiniband_verbs")
+    nodes = [name for name in nodes if read_text(verbs / name / "ibdev") in (None, folder.name)]
     return RdmaDevice(
         name=folder.name,
         ports=ports,
@@ -77,34 +82,26 @@ def _device(machine: Machine, folder: Path) -> RdmaDevice:
         pci=pci_address(folder / "device"),
         numa_node=numa_node(folder / "device"),
         interfaces=tuple(dict.fromkeys([*below, *named])),
-        has_uverbs=_has_uverbs(machine, folder),
+        has_uverbs=any(os.access(machine.dev / "infiniband" / name, os.R_OK | os.W_OK) for name in nodes),
     )
-
-
-def _has_uverbs(machine: Machine, folder: Path) -> bool:
-    """Return whether this user may open a character device of this RDMA device for reading and writing."""
-    nodes = [machine.dev / "infiniband" / name for name in _in_order(folder / "device" / "infiniband_verbs")]
-    nodes = [node for node in nodes if _belongs(machine, node.name, folder.name)]
-    return any(os.access(node, os.R_OK | os.W_OK) for node in nodes)
-
-
-def _belongs(machine: Machine, node: str, device: str) -> bool:
-    """Return whether ``ibdev`` names this device: a PCI function can have several RDMA devices."""
-    owner = read_text(machine.sys / "class" / "infiniband_verbs" / node / "ibdev")
-    return owner is None or owner == device
 
 
 def _port(folder: Path) -> RdmaPort:
     link_layer = read_text(folder / "link_layer") or None
+    rate = re.match(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec", read_text(folder / "rate") or "")
+    lid = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,8})", read_text(folder / "lid") or "")
+    groups = ("counters", "hw_counters")
+    names = [(group, name) for group in groups for name in _in_order(folder / group) if name in COUNTERS]
+    counts = [(name, read_int(folder / group / name)) for group, name in names]
     return RdmaPort(
         number=int(folder.name),
         state=_after_colon(read_text(folder / "state")) or "unknown",
         physical_state=_after_colon(read_text(folder / "phys_state")),
-        rate=_rate(read_text(folder / "rate")),
+        rate=float(rate[1]) if rate else None,
         link_layer=link_layer,
-        lid=_lid(read_text(folder / "lid")),
+        lid=int(lid[1], 16) if lid else None,
         gids=tuple(_gids(folder, link_layer)),
-        counters=tuple(_counters(folder)),
+        counters=tuple(Counter(name, count) for name, count in counts if count is not None),
     )
 
 
@@ -113,40 +110,16 @@ def _after_colon(text: str | None) -> str | None:
     return (text or "").rpartition(":")[2].strip() or None
 
 
-def _rate(text: str | None) -> float | None:
-    """Return Gb/s of ``400 Gb/sec (4X NDR)``."""
-    match = re.match(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec", text or "")
-    return None if match is None else float(match[1])
-
-
-def _lid(text: str | None) -> int | None:
-    match = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,8})", text or "")
-    return None if match is None else int(match[1], 16)
-
-
 def _gids(folder: Path, link_layer: str | None) -> Iterator[Gid]:
     """Yield the used entries of the GID table; unused ones are all zero or unreadable."""
     numbers = sorted(index for name in _in_order(folder / "gids") if (index := parse_int(name)) is not None)
     for index in numbers[:_GID_LIMIT]:
         gid = read_text(folder / "gids" / str(index)) or ""
         if gid.strip("0:"):
-            kind = read_text(folder / "gid_attrs" / "types" / str(index))
-            interface = read_text(folder / "gid_attrs" / "ndevs" / str(index)) or None
-            yield Gid(index, gid, _gid_kind(kind, link_layer), interface)
-
-
-def _gid_kind(text: str | None, link_layer: str | None) -> str | None:
-    """Return the kind; the kernel prints ``IB/RoCE v1`` on both link layers (drivers/infiniband/core/cache.c)."""
-    if text == "IB/RoCE v1":
-        return "RoCE v1" if link_layer == "Ethernet" else "IB"
-    return text or None
-
-
-def _counters(folder: Path) -> Iterator[Counter]:
-    for group in ("counters", "hw_counters"):
-        for name in _in_order(folder / group):
-            if name in COUNTERS and (value := read_int(folder / group / name)) is not None:
-                yield Counter(name, value)
+            kind = read_text(folder / "gid_attrs" / "types" / str(index)) or None
+            if kind == "IB/RoCE v1":  # on both link layers (drivers/infiniband/core/cache.c of the kernel)
+                kind = "RoCE v1" if link_layer == "Ethernet" else "IB"
+            yield Gid(index, gid, kind, read_text(folder / "gid_attrs" / "ndevs" / str(index)) or None)
 
 
 def _peer_memory(machine: Machine) -> tuple[tuple[str, ...], tuple[HiddenField, ...]]:
@@ -156,12 +129,6 @@ def _peer_memory(machine: Machine) -> tuple[tuple[str, ...], tuple[HiddenField, 
     if found or text is not None or (machine.sys / "module").is_dir():
         return tuple(found), ()
     return (), (HiddenField("peer_memory", f"{machine.proc}/modules cannot be read", "lsmod | grep peer"),)
-
-
-def _dma_buf(machine: Machine) -> bool | None:
-    release = read_text(machine.proc / "sys" / "kernel" / "osrelease") or ""
-    match = re.match(r"(\d{1,4})\.(\d{1,4})", release)
-    return None if match is None else (int(match[1]), int(match[2])) >= _DMA_BUF_KERNEL
 
 
 def _verbs_library(machine: Machine) -> bool:

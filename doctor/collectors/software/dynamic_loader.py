@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from doctor.collectors.software.elf import ElfError, ElfLibrary, machine_of, read_library
+from doctor.collectors.software.elf import ElfError, ElfLibrary, machine_of, read_library, text_at
 
 DEFAULT_DIRECTORIES = (
     "/lib/x86_64-linux-gnu",
@@ -119,10 +119,5 @@ def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
     found: dict[str, list[Path]] = {}
     for number in range(min(count, (len(data) - _CACHE_HEADER.size) // _CACHE_ENTRY.size)):
         _, key, value, _, _ = _CACHE_ENTRY.unpack_from(data, _CACHE_HEADER.size + number * _CACHE_ENTRY.size)
-        found.setdefault(_string(data, key), []).append(Path(_string(data, value)))
+        found.setdefault(text_at(data, key), []).append(Path(text_at(data, value)))
     return {name: tuple(paths) for name, paths in found.items()}
-
-
-def _string(data: bytes, offset: int) -> str:
-    end = data.find(b"\0", offset)
-    return data[offset : end if end >= 0 else len(data)].decode("utf-8", "replace")

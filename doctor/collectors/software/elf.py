@@ -119,7 +119,7 @@ class ElfFile:
         data = self._up_to(offset, MAX_STRING)
         if b"\0" not in data:
             raise ElfError("a name without an end")
-        return _text(data, 0)
+        return text_at(data, 0)
 
     def library(self) -> ElfLibrary:
         """Return the dynamic section, which every shared library has."""
@@ -154,7 +154,7 @@ class ElfFile:
             return
         names = self.read(rows[self._names][offset], min(rows[self._names][size], MAX_TABLE))
         for row in rows:
-            yield ElfSectionHeader(_text(names, row[name]), row[kind], row[offset], row[size], row[link])
+            yield ElfSectionHeader(text_at(names, row[name]), row[kind], row[offset], row[size], row[link])
 
     def exported(self, pattern: re.Pattern[bytes]) -> tuple[str, ...]:
         """Return names of the dynamic symbol table that match ``pattern`` and are defined in this library."""
@@ -248,5 +248,6 @@ def _name_bytes(names: bytes, offset: int) -> bytes:
     return names[offset : end if end >= 0 else len(names)]
 
 
-def _text(names: bytes, offset: int) -> str:
+def text_at(names: bytes, offset: int) -> str:
+    """Return the text at ``offset`` up to a zero byte or the end."""
     return _name_bytes(names, offset).decode("utf-8", "replace")

@@ -27,6 +27,13 @@ _ARCHITECTURES = re.compile(
 USERS = ("libtorch_cuda.so", "libtorch_cuda_cpp.so", "libtorch_python.so")
 """Libraries of torch that link to NCCL: the first one since 1.13 and before 1.10, the second between."""
 
+BACKENDS = (
+    ("gloo", ("libtorch_cpu.so",)),
+    ("nccl", ("libtorch_cuda.so", "libtorch_hip.so")),
+    ("xccl", ("libtorch_xpu.so",)),
+)
+"""Backends of torch.distributed, and the libraries of a build that has them; Linux builds always have Gloo."""
+
 
 @dataclass(frozen=True)
 class TorchFiles:
@@ -95,13 +102,14 @@ def read_torch_build(torch: TorchFiles, distribution: Distribution | None) -> To
     if version is None:
         return None
     cuda = torch.cuda
+    found = search_read_only(torch.library_folder / "libtorch_python.so", _ARCHITECTURES) if cuda else None
     return TorchBuild(
         version=version,
         cuda=cuda,
         hip=torch.assigned("hip"),
         nccl=_nccl_asked_for(distribution) or (torch.built_in_nccl() if cuda else None),
-        backends=_backends(torch),
-        architectures=_architectures(torch) if cuda else None,
+        backends=tuple(name for name, libraries in BACKENDS if any(map(torch.has, libraries))),
+        architectures=tuple(found[0].decode().split()) if found else None,
     )
 
 
@@ -112,20 +120,3 @@ def _nccl_asked_for(distribution: Distribution | None) -> str | None:
         if re.fullmatch(r"==[0-9.]+", requirement.specifier):
             return requirement.specifier[2:]
     return None
-
-
-def _backends(torch: TorchFiles) -> tuple[str, ...]:
-    """Return the backends of torch.distributed; Linux builds always have Gloo."""
-    found = []
-    if torch.has("libtorch_cpu.so"):
-        found.append("gloo")
-    if torch.has("libtorch_cuda.so") or torch.has("libtorch_hip.so"):
-        found.append("nccl")
-    if torch.has("libtorch_xpu.so"):
-        found.append("xccl")
-    return tuple(found)
-
-
-def _architectures(torch: TorchFiles) -> tuple[str, ...] | None:
-    match = search_read_only(torch.library_folder / "libtorch_python.so", _ARCHITECTURES)
-    return tuple(match[0].decode().split()) if match else None

@@ -12,7 +12,7 @@ from doctor.collectors.base import Machine, collector
 from doctor.collectors.storage.bounded_scan import COMMAND, LIMIT, DirectoryQuery, DirectoryResult, scan_directories
 from doctor.collectors.storage.build_locks import BATON, read_locks
 from doctor.collectors.storage.mounts import local_path, read_mounts
-from doctor.core.facts import BuildLock, Directory, StorageFacts
+from doctor.core.facts import Directory, StorageFacts
 
 TRAINER = "trainer"
 """Source of a directory that a run creates on its first write."""
@@ -40,8 +40,18 @@ def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: floa
     mounts = read_mounts(machine)
     queries = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
     seen = scan_directories(queries, mounts, command, limit)
-    pairs = [pair for pair in zip(places, seen, strict=True) if _is_reported(*pair)]
-    locks = [lock for place, one in pairs for lock in _locks(machine, place, one)]
+    # A cache that does not exist yet is created on demand.
+    pairs = [
+        (place, one)
+        for place, one in zip(places, seen, strict=True)
+        if place.role != "cache" or one.record.get("exists") is not False
+    ]
+    locks = [
+        lock
+        for place, one in pairs
+        if place.lock_kind is not None
+        for lock in read_locks(machine, place.lock_kind, one.mount, one.record.get("locks") or ())
+    ]
     return StorageFacts(
         directories=tuple(_directory(place, one) for place, one in pairs),
         locks=tuple({lock.path: lock for lock in locks}.values()),
@@ -51,11 +61,6 @@ def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: floa
 def directories_of(machine: Machine) -> set[tuple[str, str]]:
     """Return path and role of the directories that the environment and the settings name, without access to them."""
     return {(place.path, place.role) for place in _named(machine)}
-
-
-def _is_reported(place: NamedDirectory, seen: DirectoryResult) -> bool:
-    """Return whether to include it: a cache that does not exist yet is created on demand."""
-    return place.role != "cache" or seen.record.get("exists") is not False
 
 
 def _named(machine: Machine) -> Iterator[NamedDirectory]:
@@ -115,9 +120,3 @@ def _directory(place: NamedDirectory, seen: DirectoryResult) -> Directory:
         shared=mount.shared if mount else None,
         error=record.get("error"),
     )
-
-
-def _locks(machine: Machine, place: NamedDirectory, seen: DirectoryResult) -> list[BuildLock]:
-    if place.lock_kind is None:
-        return []
-    return read_locks(machine, place.lock_kind, seen.mount, seen.record.get("locks") or ())
