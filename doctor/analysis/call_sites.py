@@ -21,10 +21,9 @@ _DRIVERS = ("/loops/", "transformers/trainer.py")
 
 
 class Caller(NamedTuple):
-    """Library code that calls collectives on behalf of the user.
+    """Library code that calls collectives on behalf of the user; ``alone``: its name if no user code made the call.
 
-    ``path`` is part of a frame's file, ``functions`` are its functions that count (none: all). ``alone``: its name if
-    no line of user code made the call."""
+    ``path`` is part of a frame's file, ``functions`` are its functions that count (none: all)."""
 
     path: str
     functions: tuple[str, ...]
@@ -167,8 +166,7 @@ SiteKey = tuple[object, ...]
 
 
 def site_key(entry: Collective) -> SiteKey:
-    """The identity of a call site: the operation, the five innermost lines outside of torch, the three innermost of
-    user code.
+    """The identity of a call site: the operation, the innermost five lines outside of torch and three of user code.
 
     Recorders keep these for older entries, see :mod:`doctor.monitor.telemetry.flight_recorder`."""
     outside = [frame for frame in entry.frames if not is_torch(frame)]
@@ -182,10 +180,9 @@ def is_in_backward(stack: Sequence[Frame]) -> bool:
 
 
 class LocalWork(NamedTuple):
-    """Work of a rank that waits for no other.
+    """Work of a rank that waits for no other: its ``kind``, and the ``frame`` that shows it.
 
-    ``kind``: a key; ``frame``: the line that shows it; ``is_next_batch``: known only from the point at which a loop
-    waits for data."""
+    ``is_next_batch``: known only from the point at which a loop waits for data."""
 
     kind: str
     frame: Frame | None

@@ -25,8 +25,7 @@ WHATS: tuple[What, ...] = ("product", "to_device", "to_host")
 class SlowDevice(NamedTuple):
     """A rank that is slow in ``what``: ``value`` and ``usual`` in operations or bytes per second.
 
-    ``peers``: the number of ranks of its kind that it was compared with; ``usual_share``: the share of a processor that
-    its peers have."""
+    ``peers``: the number of its peers; ``usual_share``: the share of a processor that they have."""
 
     rank: int
     what: What
@@ -74,10 +73,7 @@ def kinds(samples: Mapping[int, DeviceSpeed]) -> dict[Hashable, dict[int, Device
 def slow_devices(
     samples: Mapping[int, DeviceSpeed], *, share: float = SPEED_SHARE, deviations: float = DEVIATIONS
 ) -> list[SlowDevice]:
-    """The ranks below ``share`` of their peers' median, and by more than ``deviations`` robust standard deviations of
-    the logarithms.
-
-    Kinds of fewer than three ranks are skipped."""
+    """The ranks below ``share`` of their peers' median by more than ``deviations`` deviations of the logarithms."""
     return [
         slow
         for peers in kinds(samples).values()
@@ -113,9 +109,7 @@ class DeviceSpeedResult(NamedTuple):
 
 
 def compare_devices(job: Job, *, share: float = SPEED_SHARE, deviations: float = DEVIATIONS) -> DeviceSpeedResult:
-    """The ranks that are slow in the first and in all later measurements.
-
-    A rank that was as fast as its peers once is not slow; one that was never measured again is unconfirmed."""
+    """The ranks that are slow in the first and in all later measurements; not measured again, they are unconfirmed."""
     first = samples_of(job, 0)
     suspected = {(slow.rank, slow.what): slow for slow in slow_devices(first, share=share, deviations=deviations)}
     confirmed_slow, judged_again, turn = set(suspected), set(), 1

@@ -77,10 +77,9 @@ class InterfaceEndpoint(NamedTuple):
 
 
 class NetworkChoice(NamedTuple):
-    """The interfaces that a library would use.
+    """The interfaces that a library would use; other ranks receive the ``first`` endpoint.
 
-    ``variable``: the setting that selects them; ``value``: its value, ``None`` in automatic mode. Other ranks receive
-    the first endpoint."""
+    ``variable``: the setting that selects them; ``value``: its value, ``None`` in automatic mode."""
 
     library: str
     variable: str
@@ -254,7 +253,7 @@ def nccl_matters(member: Rank | IdenticalRanks) -> bool:
 
 @once_per_rank
 def choice_of(member: Rank | IdenticalRanks) -> NetworkChoice | None:
-    """The network of the training traffic: NCCL's choice if NCCL may run or has an interface setting, else Gloo's.
+    """The network of the training traffic: NCCL's if NCCL may run or has an interface setting, else Gloo's.
 
     ``None`` if interfaces or settings are unknown."""
     interfaces, nccl = member.find(InterfaceFacts), member.find(NcclFacts)
@@ -295,8 +294,7 @@ def good_interfaces(interfaces: InterfaceFacts) -> tuple[Interface, ...]:
 
 
 def needs_zone(address: Address) -> bool:
-    """Whether the address is link-local IPv6, which needs an interface of the connecting host that libraries do not
-    know.
+    """Whether the address is link-local IPv6, which only works with an interface of the connecting host.
 
     Link-local IPv4 works between hosts on one cable or switch."""
     parsed = parse_address(address.address)
@@ -508,8 +506,7 @@ _OF_THE_WEB = re.compile(
 
 
 class UnknownName(NamedTuple):
-    """A name that a program could not resolve: ``name`` and ``error`` as far as known, and whether it is the host's
-    ``own``."""
+    """A name that a program could not resolve; ``own``: it is the host's own."""
 
     event: Event
     name: str | None
@@ -518,10 +515,7 @@ class UnknownName(NamedTuple):
 
 
 def names_unknown(job: Job) -> tuple[UnknownName, ...]:
-    """Names in logs that do not resolve.
-
-    Names that torch's store can't resolve have a message of their own, and names of web sites do not matter for the
-    network between ranks."""
+    """Names in logs that do not resolve, except those that torch's store reports itself, and those of web sites."""
     web = bool(events_of_kinds(job, "host.web_unreachable"))
     found = []
     for event in events_of_kinds(job, *_UNKNOWN_NAMES):

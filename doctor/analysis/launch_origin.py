@@ -79,8 +79,7 @@ class SlurmStep(NamedTuple):
 
 
 def slurm_step(launch: LaunchFacts) -> SlurmStep | None:
-    """The step in which this process is a task, or runs in one. ``None`` in a batch script, under salloc, outside
-    SLURM."""
+    """The step that this process runs in; ``None`` in a batch script, under salloc, or outside of SLURM."""
     number = launch_number(launch, "SLURM_STEP_ID") if "SLURM_STEP_ID" in launch.values else None
     if number is None or not 0 <= number < FIRST_SPECIAL_STEP:
         return None
@@ -110,8 +109,7 @@ def is_interactive_job(launch: LaunchFacts) -> bool:
 def inner_launcher(launch: LaunchFacts) -> str | None:
     """The launcher that started this process inside a task, an allocation or a shell: torchrun, mpirun, Ray …
 
-    ``None`` if srun started it directly, or no launcher did.
-    """
+    ``None`` if srun started it directly, or no launcher did."""
     counting = _counting_launcher(launch)
     if counting is not None:
         return counting.title
@@ -164,7 +162,6 @@ def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
 
 
 def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
-    """The first complete pair of MPI variables; ``None`` if an agent started the rank."""
     for row, count in _STARTED_DIRECTLY.get(program, ()):
         if count.mark in launch.filled:
             most = launch_number(launch, row.local_world_size[0]) if row.local_world_size else None
@@ -173,8 +170,7 @@ def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
 
 
 def is_left_alone(launch: LaunchFacts) -> bool:
-    """Whether no launcher starts ranks around this process: no torchrun, srun, mpirun, Ray, and no complete set of
-    variables.
+    """Whether no launcher starts ranks around this process, and no complete set of variables is there.
 
     Values of RANK, LOCAL_RANK or NODE_RANK are then left over, or were meant for another process."""
     if launch.running_together or inner_launcher(launch) or slurm_step(launch):
@@ -183,9 +179,7 @@ def is_left_alone(launch: LaunchFacts) -> bool:
 
 
 def is_lightning_slurm(launch: LaunchFacts) -> bool:
-    """Whether Lightning treats this process as a SLURM task.
-
-    SLURM_NTASKS is set, the job is not interactive, and there is no torchrun, which has priority."""
+    """Whether Lightning treats this process as a SLURM task: neither of an interactive job nor of torchrun."""
     torchrun = "TORCHELASTIC_RUN_ID" in launch.filled
     return not torchrun and launch.get("SLURM_NTASKS") is not None and not is_interactive_job(launch)
 
@@ -202,9 +196,7 @@ def starts_tasks_unlaunched(job: Job, launch: LaunchFacts) -> bool:
 
 @lru_cache(maxsize=8)
 def expand_hosts(text: str | None) -> tuple[str, ...]:
-    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty if it is missing or damaged.
-
-    Cached, because all ranks of a job have the same list."""
+    """SLURM's ``gpu[01-03,7],login1`` as single names, in its order. Empty if it is missing or damaged."""
     names: list[str] = []
     for part in _PARTS.findall((text or "")[:MAX_LIST]):
         found = _expanded(part.strip(), MAX_HOSTS - len(names))
@@ -258,7 +250,6 @@ def absent_by_host(job: Job) -> dict[str, tuple[int, ...]]:
 
 
 def _block_size(job: Job) -> int | None:
-    """Ranks per host, if all hosts have the same number and ranks are numbered host by host."""
     sizes = {launch.local_world_size for launch, _ in job.each(LaunchFacts)}
     size = sizes.pop() if len(sizes) == 1 else None
     if not size:

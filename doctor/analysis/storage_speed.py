@@ -70,8 +70,6 @@ class SplitDirectory(NamedTuple):
 
 
 class _VisibilityTest(NamedTuple):
-    """``reader`` looked for a file of ``writer`` (indices in ``Job.hosts``), and saw it or not."""
-
     reader: int
     writer: int
     seen: bool
@@ -161,8 +159,6 @@ def _faulty_hosts(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
 
 
 class _PlaceGroups:
-    """Union-find of hosts that share files."""
-
     def __init__(self, places: set[int]) -> None:
         self._of = {place: {place} for place in places}
 
@@ -187,7 +183,7 @@ def slow_storage(
     bandwidth: float = SLOW_BANDWIDTH,
     sync: float = LONG_SYNC,
 ) -> Iterator[SlowStorage]:
-    """Hosts that are much slower in a directory than the others, and directories that are slow from all hosts.
+    """Hosts that are slower in a directory than the others, and directories that are slow from all hosts.
 
     The best trial of a host counts, so a single slow trial is not a fault."""
     shared = shared_paths(job)

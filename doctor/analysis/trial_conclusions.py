@@ -24,8 +24,7 @@ NOT_TRIED = "not tried"
 class TrialConclusions(NamedTuple):
     """``restored_by`` and ``not_restored_by``: changes as text with numbers; ``remedies``: commands.
 
-    ``again``: trials that succeeded without a change; ``not_tried``: changes that could not be made, with the reason.
-    """
+    ``again``: trials that succeeded without a change; ``not_tried``: why changes could not be made."""
 
     restored_by: tuple[str, ...] = ()
     not_restored_by: tuple[str, ...] = ()
@@ -61,11 +60,9 @@ def _pasted(setting: str) -> str:
 def with_trials(
     job: Job, finding: Finding, *subjects: Subject, otherwise: str = "", unit: str | None = None
 ) -> Finding:
-    """``finding`` with the conclusions from trials of ``subjects`` on its ranks; its fix starts with what resolves the
-    fault.
+    """``finding`` with the conclusions from trials of ``subjects`` on its ranks, and a fix that starts with these.
 
-    ``otherwise``: the alternative fix. Without trials the finding is unchanged. ``unit``: trials with another unit are
-    left out."""
+    ``otherwise``: the alternative fix. ``unit``: trials with another unit are left out."""
     tried = trial_conclusions(job, *subjects, ranks=finding.ranks, unit=unit)
     return msgspec.structs.replace(
         finding, evidence={**finding.evidence, **tried.evidence}, fix=tried.fix(otherwise) or finding.fix

@@ -37,11 +37,10 @@ _LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class VisibleList(NamedTuple):
-    """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver.
+    """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver; ``is_set``: whether it is set at all.
 
-    ``entries``: the valid ones, in order (index as digits, UUID or its beginning). ``is_set``: whether the variable is
-    set at all. ``fault``: what is wrong with the value, as the end of a sentence that begins with it; ``None`` if it is
-    valid, or hides every GPU on purpose."""
+    ``entries``: the valid ones, in order (index as digits, UUID or its beginning). ``fault``: what is wrong with the
+    value, as the end of a sentence that begins with it; ``None`` if it is valid, or hides every GPU on purpose."""
 
     entries: tuple[str, ...] = ()
     is_set: bool = True
@@ -179,10 +178,9 @@ def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], str | Non
 
 
 def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str | None) -> VisibleDevices:
-    """Devices by index.
+    """Devices by index, which are known if all GPUs are of one model.
 
-    CUDA's default order has the fastest first, NVML's is that of the PCI bus: they are equal for certain only if all
-    GPUs are of one model."""
+    CUDA's default order has the fastest first, NVML's is that of the PCI bus."""
     if any(gpu.mig for gpu in chosen):
         return _slices(chosen, error)
     if len({gpu.name for gpu in gpus.gpus if gpu.name}) > 1 and (order or "").strip() != "PCI_BUS_ID":
@@ -218,8 +216,7 @@ def _by_uuid(listed: VisibleList, gpus: GpuFacts) -> VisibleDevices:
 
 
 def _named(entry: str, gpus: GpuFacts) -> Iterator[VisibleDevice]:
-    """The devices whose UUID begins with ``entry``; ``MIG-GPU-<uuid>/<instance>/<instance>`` is the form before driver
-    470."""
+    """The devices whose UUID begins with ``entry``; ``MIG-GPU-<uuid>/<instance>/<instance>`` is an old form."""
     for gpu in gpus.gpus:
         if entry.startswith("GPU-"):
             if gpu.uuid.startswith(entry):
@@ -329,9 +326,7 @@ _BINDING = frozenset(("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER
 
 @once_per_rank
 def has_own_gpus(process: Process) -> bool:
-    """Whether SLURM gives this rank its own GPUs: it is a task that is bound to them.
-
-    Ranks that torchrun starts inside a task share those of the task."""
+    """Whether SLURM gives this rank its own GPUs; ranks that torchrun starts inside a task share those of the task."""
     launch = process.find(LaunchFacts)
     return not (launch and launch.get("TORCHELASTIC_RUN_ID")) and bound_per_task(process)
 
@@ -347,9 +342,7 @@ def local_rank_of(rank: Process) -> int | None:
 
 
 def device_of(rank: Rank) -> VisibleDevice | None:
-    """The device that a rank uses according to its run, else the one that it will use.
-
-    That is the visible device of its local rank, or the only visible one. ``None``: no device, or unknown."""
+    """The device that a rank uses according to its run, else that of its local rank, else the only one."""
     return None if on_processor(rank) else _gpu_device_of(rank)
 
 
@@ -375,7 +368,6 @@ def _identified(name: str, gpus: GpuFacts | None) -> VisibleDevice | None:
 
 
 def _bare(uuid: str) -> str:
-    """A UUID without the prefix of NVML, which torch omits."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
@@ -540,9 +532,7 @@ def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
 
 
 def hidden_of_gpus(local: LocalRanks, *fields: str) -> HiddenField | None:
-    """The first note that NVML refused one of these ``fields`` of a host's GPUs.
-
-    A field that is ``None`` without a note does not exist for the card or driver."""
+    """The first note that NVML refused one of these ``fields``; one that does not exist for the card has no note."""
     facts = local.find(GpuFacts)
     notes = (facts.why_hidden(f"gpus.{field}") for field in fields) if facts else ()
     return next((note for note in notes if note), None)

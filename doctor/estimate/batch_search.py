@@ -35,11 +35,10 @@ class BatchSearchResult(NamedTuple):
 def largest_batch(
     peak: Peak, limit: int, known: Mapping[int, int], *, traces: int, slack: float = 0.0, sample: int = 0
 ) -> BatchSearchResult:
-    """Search for the largest batch whose peak is at most ``limit`` bytes.
+    """Search for the largest batch whose peak is at most ``limit`` bytes, from one or more ``known`` ones.
 
-    ``known``: at least one traced batch. ``traces``: how many more are allowed. ``slack``: the relative accuracy at
-    which the search ends. ``sample``: expected bytes per sample, for the first guess.
-    """
+    ``traces``: how many more are allowed. ``slack``: the relative accuracy at which the search ends. ``sample``:
+    expected bytes per sample, for the first guess."""
     search = _Search(dict(known), limit, slack, sample)
     for _ in range(traces):
         if search.is_done:
@@ -116,7 +115,6 @@ class _Search:
         return max(fits + 1, min(aim, exceeds - 1))
 
     def _slope(self, batches: list[int]) -> float:
-        """Return the bytes per sample between two batches; 0 if the batch does not matter, or they are unknown."""
         if len(batches) < 2:
             return float(self._sample)
         low, high = batches

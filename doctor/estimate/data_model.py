@@ -25,8 +25,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``optimizer``: the name of a class of ``torch.optim``, in any case (``adamw``). ``batch_size``: samples of one rank
     and micro-batch. ``accumulate``: micro-batches of one optimizer step. ``checkpointing``: repeated blocks of the
-    model run again in the backward pass. ``ranks_per_device``: ranks that share one device.
-    """
+    model run again in the backward pass."""
 
     strategy: Strategy = "none"
     devices: int = 1
@@ -94,12 +93,11 @@ class MemoryBreakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One training step of one rank, run on fake tensors. ``parts``: at the peak, without ``rounding``, ``context`` and
-    ``others``. ``reserved``: the peak in bytes that the caching allocator would reserve.
+    """One training step of one rank, run on fake tensors. ``parts``: at the peak, of torch's allocator.
 
-    ``batch_size``: samples; 0 if the batch has no common first dimension. ``bound``: why this is not a traced step but
-    an upper bound; empty for a traced one. ``notes``: caveats, such as a strategy that was calculated.
-    """
+    ``reserved``: the peak in bytes that the caching allocator would reserve. ``batch_size``: samples; 0 if the batch
+    has no common first dimension. ``bound``: why this is an upper bound; empty for a traced step. ``notes``:
+    caveats."""
 
     plan: TrainingPlan
     parts: MemoryBreakdown
@@ -119,9 +117,7 @@ class LoaderUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a factory's Trainer and loader show; ``None`` if it returned none. Bytes are of one rank.
 
     ``dataset_bytes``: of tensors, arrays and lists that the dataset holds in memory, as far as they can be counted.
-    ``checkpoint_bytes``: of a checkpoint with optimizer state that each rank would load. ``pinned``: page-locked
-    batches.
-    """
+    ``checkpoint_bytes``: of a checkpoint with optimizer state that each rank would load."""
 
     workers: int | None = None
     prefetch: int | None = None
@@ -165,8 +161,7 @@ class MeasuredThroughput(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ratio``: to a single rank in the same round, the median; ``spread``: half the difference between the lowest and
     the highest ratio. ``peak_bytes``: of all ranks, reserved by torch's allocator on a GPU (without CUDA contexts), or
-    resident memory of the processes on a CPU. ``device``: what it ran on. ``error``: why there are no numbers.
-    """
+    resident memory of the processes on a CPU. ``error``: why there are no numbers."""
 
     name: str
     plan: TrainingPlan
@@ -179,14 +174,12 @@ class MeasuredThroughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The estimate. ``peak_bytes``: of one rank on its device, ``parts.total`` without ``others``. ``device_memory``:
-    of one device, ``None`` if unknown; ``device_name``: as the user named it. ``when``: the phase of the peak.
+    """``peak_bytes``: of one rank on its device, ``parts.total`` without ``others``. ``device_memory``: of one device.
 
-    ``largest_batch``: samples of a micro-batch that fit, ``None`` if unknown or none fits (see ``fits``).
-    ``searched``: whether the search for it was completed; otherwise a larger one may fit. ``safe_batch``: the largest
-    batch that leaves a margin for errors of the estimate. ``sample_bytes``: memory of one more sample. ``ways``:
-    changes that would help. ``measured``: variants that were timed on this machine.
-    """
+    ``device_name``: as the user named it. ``when``: the phase of the peak. ``largest_batch``: samples of a micro-batch
+    that fit, ``None`` if unknown or none fits (see ``fits``). ``searched``: whether the search for it was completed.
+    ``safe_batch``: the largest batch that leaves a margin for errors. ``sample_bytes``: memory of one more sample.
+    ``ways``: changes that would help. ``measured``: variants that were timed on this machine."""
 
     plan: TrainingPlan
     peak_bytes: int

@@ -81,7 +81,6 @@ class TraceCache:
 
 
 def _words_of(plan: TrainingPlan) -> str:
-    """Return the text of the progress line."""
     batch = f"batch {plan.batch_size}, " if plan.batch_size else ""
     extra = ", checkpointing" if plan.checkpointing else ""
     return f"{batch}{plan.strategy}, {plan.precision}, {plan.optimizer or 'its own optimizer'}{extra}"
@@ -113,8 +112,7 @@ def estimate_of(
 
 
 class _EstimateRun:
-    """One plan on one device, and its traces. ``unsettled``: suggestions whose search for the largest batch was not
-    completed."""
+    """One plan on one device, and its traces. ``unsettled``: suggestions whose search was not completed."""
 
     def __init__(self, tracing: TraceCache, budget: DeviceBudget, first: TracedStep, plan: TrainingPlan) -> None:
         self.tracing, self.budget, self.first, self.plan = tracing, budget, first, plan
@@ -162,8 +160,7 @@ class _EstimateRun:
         return None if self.first.bound and self.peak > self.limit else self.peak <= self.limit
 
     def peak_with(self, plan: TrainingPlan, share: float = 1.0) -> int | None:
-        """Return the peak of a rank of another plan, if its trace can begin within that share of the time. An upper
-        bound is not comparable with the trace of the job itself."""
+        """Return the peak of a rank of another plan, unless it is an upper bound and that of the job itself is not."""
         traced = self.tracing(plan, share)
         if traced is None or (traced.bound and not self.first.bound):
             return None
@@ -182,13 +179,17 @@ class _EstimateRun:
         self, plan: TrainingPlan, known: dict[int, int], limit: int, *, traces: int, slack: float, share: float = 1.0
     ) -> BatchSearchResult:
         """Search for the largest batch of ``plan`` within ``limit`` bytes."""
+        traced, sample = self.tracing(plan), 0
+        if traced is not None and traced.batch_size:
+            growing = traced.parts.activations + traced.parts.batch + traced.parts.temporary
+            sample = growing // traced.batch_size
         return largest_batch(
             lambda size: self.peak_with(replace(plan, batch_size=size), share),
             limit,
             known,
             traces=traces,
             slack=slack,
-            sample=_bytes_a_sample(self.tracing(plan)),
+            sample=sample,
         )
 
     def safe(self, found: BatchSearchResult) -> int | None:
@@ -210,8 +211,7 @@ class _EstimateRun:
         return tuple(one for one in searched if helps(one, before, largest)), untried
 
     def _with_largest(self, one: Suggestion, largest: int | None) -> Suggestion:
-        """Search for the largest batch with a suggestion. ``largest``: of the job itself; its trace predicts larger
-        batches better than that of a small batch."""
+        """Search for the largest batch with a suggestion, beginning with ``largest``, that of the job itself."""
         limit = self.budget.for_one_of(one.plan.ranks_per_device)
         if limit is None or not one.plan.batch_size:
             return one
@@ -251,14 +251,6 @@ _WHEN = {
     "optimizer step": "in the optimizer step, where the batch matters little",
     "between steps": "between the steps: parameters, gradients and optimizer state alone",
 }
-
-
-def _bytes_a_sample(traced: TracedStep | None) -> int:
-    """Return the expected bytes per sample: of the parts that grow with the batch."""
-    if traced is None or not traced.batch_size:
-        return 0
-    parts = traced.parts
-    return (parts.activations + parts.batch + parts.temporary) // traced.batch_size
 
 
 def peak_of(traced: TracedStep, plan: TrainingPlan, budget: DeviceBudget) -> int:

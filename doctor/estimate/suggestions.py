@@ -38,8 +38,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> Iterator[Candidate]:
-    """Return the changes to try, the cheapest first. ``batch``: samples of a micro-batch of ``plan``; ``largest``: the
-    largest batch that fits, if known."""
+    """Return the changes to try, the cheapest first. ``largest``: the largest batch that fits, if known."""
     if plan.ranks_per_device > 1:
         words = f"one rank a device in place of {plan.ranks_per_device}"
         yield Candidate("fewer ranks", words, replace(plan, ranks_per_device=1))
@@ -71,9 +70,7 @@ def traced_suggestion(
 ) -> tuple[tuple[Suggestion, ...], tuple[str, ...]]:
     """Return the changes that could be traced, those that save most first, and the names of the others.
 
-    ``before``: the peak of a rank of ``plan`` in bytes; ``peak``: that of another plan, ``None`` if unknown. Savings
-    are per device, for all ranks that share it, and negative if the peak rises.
-    """
+    ``before``: the peak of a rank of ``plan`` in bytes. Savings are per device, and negative if the peak rises."""
     suggestions, untried = [], []
     for one in found:
         with_it = peak(one.plan)
@@ -88,8 +85,7 @@ def traced_suggestion(
 
 
 def helps(one: Suggestion, before: int, largest: int | None) -> bool:
-    """Whether the change saves memory, or allows a larger batch than ``largest``. ``before``: bytes on a device
-    without it."""
+    """Whether the change saves memory of ``before`` bytes on a device, or allows a larger batch than ``largest``."""
     if one.saved_bytes >= LEAST_SAVED * before:
         return True
     return bool(largest and one.largest_batch and one.largest_batch > (1 + LEAST_GAINED) * largest)

@@ -45,11 +45,7 @@ class TracerClient(AbstractContextManager["TracerClient"]):
         self.loading = reply.loading or LoaderUse()
 
     def run(self, plan: TrainingPlan) -> TracedStep:
-        """Trace a training step under ``plan``.
-
-        Raises:
-            UnusableError: as :class:`TracerClient`.
-        """
+        """Trace a training step under ``plan``; the errors are those of :class:`TracerClient`."""
         traced = self._ask(TracePlan(plan, self._workspace)).traced
         if traced is None:
             raise UnusableError(f"{self._factory}: no step was traced")

@@ -34,8 +34,7 @@ TracerRequest = LoadFactory | TracePlan
 
 
 class TracerReply(msgspec.Struct, frozen=True):
-    """``loading`` of a :class:`LoadFactory`, ``traced`` of a :class:`TracePlan`; ``unusable``: what is wrong with the
-    factory or the plan, in one sentence."""
+    """The reply to a :class:`LoadFactory` or :class:`TracePlan`; ``unusable``: what is wrong with it."""
 
     loading: LoaderUse | None = None
     traced: TracedStep | None = None

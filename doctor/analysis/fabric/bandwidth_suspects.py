@@ -77,7 +77,6 @@ def _untouched(found: Localization, readings: Sequence[BandwidthReading]) -> lis
 
 
 def _stands_out(suspect: Suspect, left: Sequence[float]) -> bool:
-    """Whether the slow readings of a suspect are unlikely to be noise of the other readings."""
     if len(left) < LEAST_LEFT:
         return True
     middle = median(left)

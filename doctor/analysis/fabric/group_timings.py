@@ -141,7 +141,6 @@ def culprits_of(broken: Sequence[BrokenCollective]) -> tuple[int, ...]:
 
 
 def _most_awaited(broken: Sequence[BrokenCollective]) -> set[int]:
-    """The ranks that most ranks wait for, if all ranks wait in a cycle."""
     counts = Counter(rank for one in broken for rank in one.awaited)
     most = max(counts.values(), default=0)
     return {rank for rank, count in counts.items() if count == most}

@@ -174,7 +174,6 @@ def slow_neighbours(job: Job, *, least_share: float, least_confidence: float) ->
 def _slow_within(
     host: str, compared: Sequence[tuple[P2PBandwidth, float]], least_share: float, least_confidence: float
 ) -> Iterator[SlowNeighbour]:
-    """All ranks of the host if most pairs are slow, else the slow component."""
     ranks = sorted({rank for one, _ in compared for rank in (one.source, one.target)})
     # Relative to the usual value of the pair, so that all pairs of a healthy host have about 1.
     shares = [one._replace(value=one.value / usual) for one, usual in compared]

@@ -66,8 +66,7 @@ class _LossPath(NamedTuple):
 
 
 def lossy_parts(job: Job, *, share: float, least: float) -> tuple[PacketLoss, ...]:
-    """The smallest set of hosts that explains the transfers with more than ``share`` retransmitted segments, and the
-    remaining pairs.
+    """The fewest hosts and pairs that explain the transfers with more than ``share`` retransmitted segments.
 
     Transfers with fewer than ``least`` segments do not count."""
     ways = _loss_paths(job, share)
@@ -132,7 +131,6 @@ def _explaining(ways: Sequence[_LossPath], left: Sequence[_LossPath]) -> tuple[E
 
 
 def _by_part(ways: Sequence[_LossPath]) -> Counter[tuple[End, str]]:
-    """The number of ``ways`` for each host and for each of its directions."""
     found: Counter[tuple[End, str]] = Counter()
     for way in ways:
         found.update((("host", way.source), ("host", way.target), ("sending", way.source), ("receiving", way.target)))

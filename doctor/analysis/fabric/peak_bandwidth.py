@@ -91,8 +91,7 @@ def pcie_rate(generation: int | None, width: int | None) -> float | None:
 
 
 def interface_rates(job: Job) -> dict[str, float]:
-    """The rate of the interface that each host uses in bytes per second, by host name, if it is hardware with a known
-    speed."""
+    """Bytes per second of the interface of each host, by host name, if it is hardware with a known speed."""
     rates: dict[str, float] = {}
     for _, same in job.each(InterfaceFacts, also=(NcclFacts, *CHOICE_SECTIONS)):
         choice = choice_of(same)
@@ -103,8 +102,7 @@ def interface_rates(job: Job) -> dict[str, float]:
 
 
 def paths_below(job: Job, known: HostBandwidths, share: float) -> UniformlySlowPaths | None:
-    """The result if all measured paths over TCP are slower than ``share`` of the interfaces at both ends and one
-    stream."""
+    """The result if all paths over TCP are below ``share`` of the interfaces at both ends and of one stream."""
     if len(known.readings) < LEAST_MEASURED:
         return None
     rates = interface_rates(job)
@@ -164,10 +162,7 @@ def _between_hosts(job: Job, ranks: Mapping[int, Rank]) -> list[P2PBandwidth]:
 
 
 class _HostLinks:
-    """The network links of each host: RDMA ports, or the interface if NCCL uses sockets.
-
-    That NCCL leaves ports unused is the subject of another check; here the data is compared with the link that it uses.
-    """
+    """The network links of each host: RDMA ports, or the interface if NCCL uses sockets."""
 
     def __init__(self, job: Job) -> None:
         self._interfaces = interface_rates(job)

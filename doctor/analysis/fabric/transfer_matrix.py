@@ -108,9 +108,7 @@ def rounds_to_confirm(known: HostBandwidths, *, patient: bool = True) -> tuple[P
         return ()
     isolation = localize(known.readings, count, groups=known.groups, least_spread=known.spread)
     found = confirming(isolation, known.readings, count, patient=patient)
-    if has_confirmed and not found:
-        return ()
-    if not found and not isolation.suspects:
+    if not found and (has_confirmed or not isolation.suspects):
         return ()
     if count <= FEW_HOSTS or not found:
         return rounds(count)[: 3 if count <= FEW_HOSTS else 2]

@@ -86,15 +86,11 @@ def largest_first(variants: Iterable[MismatchGroup]) -> tuple[MismatchGroup, ...
 
 
 class _SequenceRow(NamedTuple):
-    """The entries of one number, by rank."""
-
     sequence: int
     entries: Mapping[int, Collective]
 
 
 class _CallSiteHistory:
-    """The number of calls from each call site on each rank of a group."""
-
     def __init__(self, rows: Mapping[int, Mapping[int, Collective]]) -> None:
         self.keys = {
             (sequence, rank): site_key(entry) for sequence, entries in rows.items() for rank, entry in entries.items()
@@ -153,9 +149,7 @@ def reshaped(states: JobState) -> Iterator[Divergence]:
 
 
 def gloo_timeouts(states: JobState) -> dict[int, str]:
-    """Ranks whose newest call over Gloo timed out, because other ranks were not in it or made a different one.
-
-    Gloo's recorder records calls that ended with a timeout as it does completed ones."""
+    """Ranks whose newest call over Gloo timed out, which its recorder records as it does completed calls."""
     if not states.is_from_dumps:
         return {}
     found: set[int] = set()
@@ -176,7 +170,6 @@ def _lacks_members(states: JobState, group: str, row: _SequenceRow) -> bool:
 
 
 def _mismatch(row: _SequenceRow) -> Aspect | None:
-    """The difference between calls of one operation that can't be by design."""
     operations = {entry.operation for entry in row.entries.values()}
     if len(operations) > 1 or not operations <= _SAME_ON_ALL:
         return None
@@ -209,7 +202,6 @@ def _rows(states: JobState, group: str) -> Mapping[int, Mapping[int, Collective]
 
 
 def _shared(rows: Mapping[int, Mapping[int, Collective]]) -> list[_SequenceRow]:
-    """The numbers that two or more ranks recorded, newest first."""
     return [
         _SequenceRow(sequence, rows[sequence]) for sequence in sorted(rows, reverse=True) if len(rows[sequence]) > 1
     ]
@@ -237,7 +229,6 @@ def _origin(rows: Sequence[_SequenceRow], history: _CallSiteHistory) -> tuple[_S
 
 
 def _hard_aspect(row: _SequenceRow) -> Aspect | None:
-    """The difference that is visible to the backend."""
     entries = list(row.entries.values())
     if len({entry.operation for entry in entries}) > 1:
         return "operation"
@@ -249,9 +240,7 @@ def _hard_aspect(row: _SequenceRow) -> Aspect | None:
 
 
 def _numbers(entry: Collective) -> tuple[int, int]:
-    """The numbers of input and output elements, or 0 if they may differ between ranks.
-
-    Shapes may differ if these do not; gathering and scattering of lists accept any sizes."""
+    """The numbers of input and output elements, or 0 if they may differ between ranks, as in lists."""
     given, taken = (sum(map(prod, sizes)) for sizes in (entry.input_sizes, entry.output_sizes))
     if entry.operation in _ANY_SIZE:
         return (0, 0)
@@ -286,7 +275,6 @@ def _by_line(lines: Mapping[SiteKey, list[int]]) -> list[list[int]]:
 
 
 def _variant(row: _SequenceRow, ranks: Sequence[int], history: _CallSiteHistory) -> MismatchGroup:
-    """The variant of ``ranks``, with the call of the first of them."""
     entry, key = row.entries[ranks[0]], history.keys[row.sequence, ranks[0]]
     site = site_of(entry.operation, entry.frames)
     return MismatchGroup(tuple(sorted(ranks)), entry, site, key, history.is_usual(key, ranks))

@@ -34,13 +34,12 @@ all ranks are in the same call. ``undetermined``: ranks wait, but the missing pe
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong, and with which ``ranks``.
+    """What is wrong, and with which ``ranks``; ``confidence`` is from 0 to 1.
 
     ``within_limit``: the ranks that the others wait for have not exceeded their own limit. Some kinds have details:
     ``ending`` (died), ``uneven`` (loader-ended), ``divergence`` (differ, one-sided), ``one_sided`` (one-sided),
-    ``work`` (busy), ``behind`` (missing: those of ``ranks`` that reached the call, but whose device does not finish
-    it). ``confidence`` is from 0 to 1.
-    """
+    ``work`` (busy), ``behind`` (missing: those of ``ranks`` that reached the call, which their device does not
+    finish)."""
 
     states: JobState
     kind: Kind

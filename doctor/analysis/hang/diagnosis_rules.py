@@ -142,9 +142,7 @@ def _is_awaited(states: JobState, ranks: Iterable[int]) -> bool:
 
 
 def _behind(states: JobState) -> Diagnosis | None:
-    """Ranks whose device has not finished a collective that it entered and that others completed.
-
-    Only devices run calls asynchronously, so Gloo's calls do not count."""
+    """Ranks whose device has not finished a collective that others completed; Gloo's calls run on the host."""
     newest: dict[str, int] = {}
     for one in states.ranks.values():
         for group, entry in one.pending.items():
@@ -161,7 +159,6 @@ def _behind(states: JobState) -> Diagnosis | None:
 
 
 def _together(states: JobState) -> Diagnosis | None:
-    """All waiting ranks are in the same call, and it does not complete."""
     if not states.waiting:
         return None
     calls = {(one.wait.group, one.wait.sequence) for one in states.ranks.values() if one.wait is not None}

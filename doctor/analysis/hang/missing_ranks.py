@@ -49,7 +49,6 @@ def late_ranks(states: JobState) -> Diagnosis | None:
 
 
 def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
-    """The diagnosis of those ranks that do the same kind of work as the first of them."""
     kinds = {rank: _kind_of(states.ranks.get(rank)) for rank in late}
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
@@ -130,7 +129,6 @@ def _unmatched_transfers(states: JobState) -> Diagnosis | None:
 
 
 def _diverged_by_stack(states: JobState) -> Diagnosis | None:
-    """Ranks that wait in different calls, which they could not have reached together."""
     waiting: dict[tuple[str, str, str], list[RankState]] = {}
     for one in states.ranks.values():
         if one.recorder is None and one.site is not None and (one.waits or one.may_wait_in_backward):

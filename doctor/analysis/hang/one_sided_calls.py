@@ -27,8 +27,7 @@ def one_sided_call(divergence: Divergence) -> OneSidedCall | None:
 
     Evidence, the strongest first: one of the lines is under a condition on the rank and the other is not in another
     branch of it; some ranks made the call that usually follows; one call was never made before and the other one was; a
-    framework makes one of them for all ranks; a few ranks skip a call that most ranks make.
-    """
+    framework makes one of them for all ranks; a few ranks skip a call that most ranks make."""
     if len({one.key for one in divergence.variants}) == 1 or not any(one.site.frame for one in divergence.variants):
         return None
     divergence = divergence._replace(variants=_distinguished(divergence.variants))

@@ -63,9 +63,8 @@ def is_of_device(entry: Collective) -> bool:
 class RankState:
     """The state of one rank; a missing section is ``None``.
 
-    ``ended_waiting``: the rank ended with an error of a collective that timed out (``timeout``) or lost a peer
-    (``peer``). It waited in its newest collective then.
-    """
+    ``ended_waiting``: its newest collective ended with an error by a timeout (``timeout``) or a lost peer
+    (``peer``)."""
 
     rank: int
     progress: ProgressFacts | None

@@ -120,9 +120,7 @@ def ends_of(states: JobState) -> WaitGraphEnds:
 
 
 def _wait(states: JobState, rank: int) -> Collective | None:
-    """The call that a rank waits in.
-
-    A call over Gloo that is open only by an error of the rank, and that all others completed, had completed before."""
+    """The call that a rank waits in; none if only its own error left a call over Gloo open that others completed."""
     rank_state = states.ranks[rank]
     wait = rank_state.wait
     if wait is None or wait.is_p2p or is_of_device(wait) or not rank_state.ended_waiting:
@@ -150,7 +148,6 @@ def _graph(states: JobState, behind: frozenset[int]) -> dict[Node, list[Node]]:
 
 
 def _blocks(rank_state: RankState | None, call: CollectiveNode, is_behind: bool) -> bool:
-    """Whether a member has not entered a call, or is blocked before it by an older one."""
     if rank_state is None or rank_state.recorder is None:
         return rank_state is None or not rank_state.ended_waiting
     if rank_state.entered(call.group) < call.sequence:
@@ -201,7 +198,6 @@ def _stopped_early(states: JobState, calls: Iterable[CollectiveNode]) -> list[in
 
 
 def _together(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]:
-    """The members of the calls that all members entered and none completed."""
     incomplete = (call for call in calls if not any(one.has_completed(*call) for one in states.ranks.values()))
     return tuple(sorted({rank for call in incomplete for rank in states.members.get(call.group, ())}))
 

@@ -13,9 +13,10 @@ _NOT_COUNTED = -1
 
 
 class UnevenLoaders(NamedTuple):
-    """The ranks ``ended`` exhausted a loader of ``stage`` in ``epoch`` after ``batches`` (``None``: unknown), and
-    ``continuing`` had more. ``certain``: the batches of both are known. ``undecided``: the number of other ranks that
-    are still in that epoch."""
+    """The ranks ``ended`` exhausted a loader after ``batches`` (``None``: unknown), and ``continuing`` had more.
+
+    ``certain``: the batches of both are known. ``undecided``: the number of other ranks that are still in that
+    epoch."""
 
     stage: str
     loader: int
@@ -96,9 +97,7 @@ def _continues(states: JobState, rank_state: RankState, stage: str, loader: int,
 
 
 def uneven_of_calls(states: JobState, divergence: Divergence) -> UnevenLoaders | None:
-    """The uneven loaders by call stacks: some ranks ended Lightning's training epoch, and others are in a batch of it.
-
-    ``None`` if the stacks do not show that."""
+    """The uneven loaders if stacks show that ranks ended Lightning's training epoch while others are in a batch."""
     inside = [rank for one in divergence.variants if _is_in_batch(one.entry.frames) for rank in one.ranks]
     beyond = [rank for one in divergence.variants if _is_beyond_epoch(one.entry.frames) for rank in one.ranks]
     if states.joins or not inside or not beyond:

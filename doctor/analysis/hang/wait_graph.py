@@ -117,7 +117,6 @@ def unmatched_peers(
 
 
 def _peer_of(entry: Collective, members: Sequence[int]) -> int | None:
-    """The rank of the peer of a send or receive; ``None`` if the members of its group are unknown."""
     return members[entry.peer] if entry.peer is not None and entry.peer < len(members) else None
 
 
@@ -138,28 +137,20 @@ def strong_components(graph: Graph) -> list[list[Node]]:
                 index[node] = low[node] = len(index)
                 open_nodes.append(node)
                 is_open.add(node)
-            step = _next_unseen(targets, index, is_open, low, node)
-            if step is not None:
-                work.append((step, iter(graph.get(step, ()))))
-                continue
-            work.pop()
-            if work:
-                low[work[-1][0]] = min(low[work[-1][0]], low[node])
-            if low[node] == index[node]:
-                component: list[Node] = []
-                while not component or component[-1] != node:
-                    component.append(open_nodes.pop())
-                is_open.difference_update(component)
-                components.append(component)
+            for target in targets:
+                if target not in index:
+                    work.append((target, iter(graph.get(target, ()))))
+                    break
+                if target in is_open:
+                    low[node] = min(low[node], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component: list[Node] = []
+                    while not component or component[-1] != node:
+                        component.append(open_nodes.pop())
+                    is_open.difference_update(component)
+                    components.append(component)
     return components
-
-
-def _next_unseen(
-    targets: Iterable[Node], index: Mapping[Node, int], is_open: set[Node], low: dict[Node, int], node: Node
-) -> Node | None:
-    for target in targets:
-        if target not in index:
-            return target
-        if target in is_open:
-            low[node] = min(low[node], index[target])
-    return None

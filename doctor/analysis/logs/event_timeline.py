@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from weakref import WeakKeyDictionary
 
-from doctor.core.facts import Event, LogEvidence
+from doctor.core.facts import Event
 from doctor.core.job import Job
 
 _SET_UP = (
@@ -42,29 +42,13 @@ class _LogTimeline:
         return self.places.get(id(event), -1)
 
 
-class _EvidenceKey:
-    """Evidence as a key by identity, because comparing it takes long."""
-
-    def __init__(self, evidence: LogEvidence) -> None:
-        self.evidence = evidence
-
-    def __hash__(self) -> int:
-        return id(self.evidence)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _EvidenceKey) and other.evidence is self.evidence
-
-
-@lru_cache(maxsize=1)
-def _timeline_of(same: _EvidenceKey) -> _LogTimeline:
-    return _LogTimeline(same.evidence.events)
+_TIMELINES: WeakKeyDictionary[Job, _LogTimeline] = WeakKeyDictionary()
 
 
 def _timeline(job: Job) -> _LogTimeline:
-    return _timeline_of(_EvidenceKey(job.evidence or _NOTHING))
-
-
-_NOTHING = LogEvidence()
+    if job not in _TIMELINES:
+        _TIMELINES[job] = _LogTimeline(job.evidence.events if job.evidence else ())
+    return _TIMELINES[job]
 
 
 def events_before(job: Job, event: Event) -> tuple[Event, ...]:
@@ -106,26 +90,19 @@ def set_up_before(job: Job, event: Event) -> bool:
 
 
 def failed_before(job: Job, event: Event) -> Event | None:
-    """The first earlier failure that is not only a lost connection: an exception of the program, or a failed process.
-
-    Later messages about peers may be a consequence of it."""
+    """The first earlier failure that is not only a lost connection; later messages about peers may be a consequence."""
     first = _timeline(job).first_failure
     return job.evidence.events[first] if job.evidence and first < _timeline(job).place(event) else None
 
 
 def _is_failure(one: Event) -> bool:
     if one.kind in _EXCEPTIONS:
-        return not _OF_CONNECTIONS.search(
-            _spaced(f"{one.value('type')} {one.value('message') or one.value('msg') or ''}")
-        )
+        text = f"{one.value('type')} {one.value('message') or one.value('msg') or ''}"
+        # Class names as separate words: DistNetworkError is about the network.
+        return not _OF_CONNECTIONS.search(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text))
     if one.kind in ("elastic.failed", "slurm.task_exit"):
         return one.value("code") not in ("-15", "143", "0", "-1")
     return one.kind.startswith(("oom.", "cuda.oom", "dl.killed")) or one.kind == "torch.nccl.watchdog_timeout"
-
-
-def _spaced(text: str) -> str:
-    """Class names as separate words: DistNetworkError is about the network."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
 
 
 def has_worked(job: Job, event: Event) -> bool:

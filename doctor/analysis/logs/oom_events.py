@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.analysis.call_sites import place_of_frame
@@ -49,19 +48,15 @@ def exhaustions(job: Job) -> tuple[OomEvent, ...]:
     """The first failure of each process in order of time; a message with numbers replaces one without."""
     pids = {event.pid for event in job.evidence.events if event.rank is not None and event.pid} if job.evidence else ()
     best: dict[tuple[object, ...], tuple[Event, OomMessage]] = {}
-    for event, shortage in _shortages(job):
+    for event in job.evidence.of(*KINDS) if job.evidence else ():
+        shortage = parse_oom(event.value("message") or event.text) or (OomMessage() if event.kind == KINDS[0] else None)
+        if shortage is None:
+            continue
         speaker = (event.file, event.rank, event.pid if event.rank is None else None)
         known = best.get(speaker)
         if known is None or _worth(event, shortage) > _worth(*known):
             best[speaker] = (event, shortage)
     return tuple(_oom_event(event, shortage, frozenset(pids)) for event, shortage in best.values())
-
-
-def _shortages(job: Job) -> Iterator[tuple[Event, OomMessage]]:
-    for event in job.evidence.of(*KINDS) if job.evidence else ():
-        shortage = parse_oom(event.value("message") or event.text)
-        if shortage is not None or event.kind == "oom.device":
-            yield event, shortage or OomMessage()
 
 
 def _worth(event: Event, shortage: OomMessage) -> tuple[bool, bool]:

@@ -26,6 +26,13 @@ OVERHEAD_SHARE, OVERHEAD = 0.1, 4 * GIB
 
 FULL = 0.02
 """The share of a full device that may be free, in pieces that the driver can't allocate."""
+UNALLOCATED_SHARE = 0.1
+"""The share of the device from which the allocator is fragmented; half of it if that is twice the wanted size, and two
+fifths if it is eight times as much. torch's advice ("if reserved but unallocated memory is large") gives no number; a
+tenth is enough for one more large activation, and full devices are far below."""
+NAMED_SHARE, UNNAMED_SHARE = 0.1, 0.25
+"""The share of the device that matters, held by processes that the message names, or by others, which may partly be
+buffers of libraries."""
 
 _SIZE = r"(?<!\d)(\d{1,20}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes?|B)\b"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -96,7 +103,8 @@ def parse_oom(text: str) -> OomMessage | None:
         return OomMessage() if _BARE.search(text) else None
     end = _FULL.search(text, found.end())
     said = " ".join(text[found.start() : min(end.start() if end else len(text), found.start() + READ)].split())
-    return _with_others(_numbers(said), _processes(said))
+    processes = tuple((int(one[1]), _bytes(one[2], one[3])) for one in _PROCESS.finditer(said))
+    return _with_others(_numbers(said), processes)
 
 
 def _numbers(said: str) -> OomMessage:
@@ -133,11 +141,6 @@ def _bytes(number: str, unit: str) -> int:
     return int(float(number) * _UNITS.get(unit[0], 1))
 
 
-def _processes(said: str) -> tuple[tuple[int, int], ...]:
-    found = _PROCESS.finditer(said)
-    return tuple((int(one[1]), _bytes(one[2], one[3])) for one in found)
-
-
 def _with_others(message: OomMessage, processes: tuple[tuple[int, int], ...]) -> OomMessage:
     if message.in_use_by_process is None and (own := _own(message, processes)) is not None:
         processes = tuple(one for one in processes if one is not own)
@@ -165,26 +168,13 @@ def _unnamed(message: OomMessage) -> int | None:
     return max(0, message.total - message.free - own)
 
 
-def cause_of(
-    shortage: OomMessage,
-    *,
-    peers: Collection[int] = (),
-    unallocated_share: float = 0.1,
-    named_share: float = 0.1,
-    unnamed_share: float = 0.25,
-) -> Cause:
+def cause_of(shortage: OomMessage, *, peers: Collection[int] = ()) -> Cause:
     """The cause of a failed allocation, from its numbers.
 
     ``limit``: this process may not use what is free. ``demand``: it needs more than there is. ``fragmented``: the
     allocator holds enough memory, in pieces that are too small. ``others``: other processes hold what is missing;
     ``skew`` if these are other ranks: ``peers`` (process ids), or several of the same size on the first device.
-    ``unknown``: numbers are missing, or enough memory is free (freed since, or refused by a driver).
-
-    ``unallocated_share`` of the device is the threshold for a fragmented allocator, half of it if that is twice the
-    wanted size, and two fifths if it is eight times as much: torch's advice ("if reserved but unallocated memory is
-    large") gives no number; a tenth is enough for one more large activation, and full devices are far below.
-    ``named_share``: held by processes that the message names. ``unnamed_share``: by others, which may partly be buffers
-    of libraries."""
+    ``unknown``: numbers are missing, or enough memory is free (freed since, or refused by a driver)."""
     wanted, total, free = shortage.wanted, shortage.total, shortage.free
     if wanted is None:
         return "unknown"
@@ -197,11 +187,13 @@ def cause_of(
     if free >= wanted and free > FULL * total:
         return "unknown"
     unallocated, other = shortage.reserved_unallocated or 0, shortage.other_bytes or 0
-    is_fragmented = _is_fragmented(unallocated, wanted, unallocated_share * total)
+    large = UNALLOCATED_SHARE * total
+    rules = ((1, 1.0), (2, 0.5), (8, 0.4))
+    is_fragmented = any(unallocated >= max(times * wanted, share * large) for times, share in rules)
     would_do = free + other >= wanted
     if would_do and _is_skew(shortage, peers):
         return "skew" if not is_fragmented or other > unallocated else "fragmented"
-    if would_do and other >= (named_share if shortage.others else unnamed_share) * total:
+    if would_do and other >= (NAMED_SHARE if shortage.others else UNNAMED_SHARE) * total:
         return "others" if not is_fragmented or other > unallocated else "fragmented"
     return "fragmented" if is_fragmented else "demand"
 
@@ -214,15 +206,8 @@ def _is_limited(shortage: OomMessage, wanted: int) -> bool:
     return has_room and (shortage.reserved or 0) + wanted > 0.98 * shortage.allowed
 
 
-def _is_fragmented(unallocated: int, wanted: int, large: float) -> bool:
-    return any(unallocated >= max(times * wanted, share * large) for times, share in ((1, 1.0), (2, 0.5), (8, 0.4)))
-
-
 def _is_skew(shortage: OomMessage, peers: Collection[int]) -> bool:
-    """Whether the others are ranks.
-
-    Known by their ids or, because container ids differ from those of the host, by contexts of equal size on the default
-    device."""
+    """Whether the others are ranks: known by their ids, or by contexts of equal size on the default device."""
     known = set(peers)
     if any(pid in known for pid, _ in shortage.others):
         return True

@@ -128,9 +128,7 @@ def earlier(job: Job, one: Event, other: Event) -> bool | None:
 
 
 def first_trouble(job: Job) -> Event | None:
-    """The first failure that is not a known consequence and that the job did not survive; else the first consequence.
-
-    ``None`` in a healthy log."""
+    """The first failure that is not a known consequence and that the job did not survive, else a consequence."""
     if job.evidence is None:
         return None
     aftermath = LaterEvents(job.evidence)
@@ -171,10 +169,9 @@ def failure_of(event: Event) -> Failure:
 
 
 def cause_in_chain(events: Sequence[Event]) -> Event:
-    """The exception that ended a process, from its exceptions in order.
+    """The exception that ended a process: the first of its last chain that is not a consequence.
 
-    It is the first of the last chain (``During handling of the above exception …``) that is not a consequence. Those of
-    earlier chains were handled."""
+    Those of earlier chains (``During handling of the above exception …``) were handled."""
     chain = [events[-1]]
     for event in reversed(events[:-1]):
         if event.file != chain[0].file or chain[0].line - event.line > NEAR:

@@ -39,16 +39,18 @@ _TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
 
 
 def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> RunOutcome | None:
-    """How the run of ``job`` ended; ``None`` if there are only facts of hosts, which have no end.
+    """How the run of ``job`` ended at ``now`` (seconds since the epoch); ``None`` if there are only facts of hosts.
 
-    Args:
-        job: the artifacts of one run.
-        quoted: places that findings quote, and so explain.
-        now: seconds since the epoch."""
+    ``quoted``: places that findings quote, and so explain."""
     evidence = job.evidence if job.evidence is not None and job.evidence.files else None
-    records = _records(job)
+    # Logs, which only record failures, have no stage.
+    progress = ((rank.number, rank.find(ProgressFacts)) for rank in job.ranks)
+    records = {number: facts for number, facts in progress if facts is not None and facts.stage}
     if evidence is None and not records:
-        return _of_dumps(job)
+        if not any(rank.find(RecorderFacts) is not None for rank in job.ranks):
+            return None
+        reason = "dumps of the flight recorder show one moment, and not how the run ended"
+        return RunOutcome("unknown", reason, collect=tuple(_collect(job, "unknown")))
     evidence = evidence or LogEvidence()
     errors = _unexplained(evidence, quoted)
     kind, reason, proof = _judged(evidence, records, errors, now)
@@ -63,20 +65,6 @@ def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> RunOu
         unexplained_lines=len(errors),
         collect=tuple(_collect(job, kind)) if kind in ("interrupted", "unknown") else (),
     )
-
-
-def _of_dumps(job: Job) -> RunOutcome | None:
-    """Flight-recorder dumps show a moment of a run, and never its end."""
-    if not any(rank.find(RecorderFacts) is not None for rank in job.ranks):
-        return None
-    reason = "dumps of the flight recorder show one moment, and not how the run ended"
-    return RunOutcome("unknown", reason, collect=tuple(_collect(job, "unknown")))
-
-
-def _records(job: Job) -> dict[int, ProgressFacts]:
-    """The states of ranks in records of the callback; logs, which only record failures, have no stage."""
-    found = ((rank.number, rank.find(ProgressFacts)) for rank in job.ranks)
-    return {number: facts for number, facts in found if facts is not None and facts.stage}
 
 
 Judged = tuple[Kind, str, tuple[Event, ...]]
@@ -94,7 +82,8 @@ def _judged(evidence: LogEvidence, records: dict[int, ProgressFacts], errors: li
     live = _live_step(evidence, now)
     if live is not None and not any(_is_strong(one) for one in errors):
         return "running", "steps still advance", (live,)
-    if interrupted := _interruptions(evidence):
+    raised = [one for one in evidence.of(EXCEPTION, CRASH) if nature_of_exception(one) == "outside"]
+    if interrupted := raised or list(evidence.of(*_SIGNALLED)):
         return "interrupted", f"the run was interrupted: {interrupted[0].text}", tuple(interrupted[:2])
     return "unknown", _why_unknown(evidence, errors), ()
 
@@ -151,11 +140,6 @@ def _live_step(evidence: LogEvidence, now: float) -> Event | None:
     return newest if pace > 0 and min(ages) <= max(LIVE_SECONDS, LIVE_STEPS * pace) else None
 
 
-def _interruptions(evidence: LogEvidence) -> list[Event]:
-    raised = [one for one in evidence.of(EXCEPTION, CRASH) if nature_of_exception(one) == "outside"]
-    return raised or list(evidence.of(*_SIGNALLED))
-
-
 def _why_unknown(evidence: LogEvidence, errors: list[Event]) -> str:
     lines = sum(file.lines for file in evidence.files)
     strong = [one for one in errors if _is_strong(one)]
@@ -176,9 +160,7 @@ def _counted(count: int, thing: str) -> str:
 
 
 def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event]:
-    """Lines that look like errors, in order, without those that findings quote and those of the same kind.
-
-    A finding quotes only a few lines of a kind."""
+    """Lines that look like errors, in order, without kinds that findings quote: they quote a few lines of a kind."""
     places = set(quoted)
     kinds = {one.kind for one in evidence.events if (one.file, one.line) in places}
     places |= {(one.file, one.line) for one in evidence.events if one.kind in kinds}
@@ -236,7 +218,6 @@ def _last_steps(evidence: LogEvidence, records: dict[int, ProgressFacts]) -> tup
 
 
 def _collect(job: Job, kind: Kind) -> Iterator[str]:
-    """What to collect for the next analysis, with existing commands."""
     seen = {event.rank for event in job.evidence.events if event.rank is not None} if job.evidence else set()
     if len(seen) < max(job.world_size, 2):
         yield "The logs of all ranks to their end: `torchrun --tee 3 --log-dir logs …`, or `srun --label …`."

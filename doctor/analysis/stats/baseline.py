@@ -23,20 +23,16 @@ SHOWN_VALUES = 4
 
 
 class BaselineValue(NamedTuple):
-    """A value that the baseline job had on all ranks.
+    """A value that the baseline job had on all ranks; ``None`` if the thing was absent or not set.
 
-    ``None``: the thing was absent or not set. ``source``: such as ``capture of node0, 2026-11-20``.
-    """
+    ``source``: such as ``capture of node0, 2026-11-20``."""
 
     value: Any
     source: str
 
 
 def baseline_value(job: Job, values: Callable[[Job], Iterable[Hashable]]) -> BaselineValue | None:
-    """The one value that ``values`` reads in the baseline job, or ``None``.
-
-    ``None`` if there is no such job, if it has no value, or if its own ranks disagree.
-    """
+    """The one value that ``values`` reads in the baseline job; ``None`` without one, or if its ranks disagree."""
     return baseline_values(job, lambda worked: ((None, value) for value in values(worked))).get(None)
 
 
@@ -50,10 +46,7 @@ def baseline_values(job: Job, pairs: Callable[[Job], Iterable[tuple[K, Hashable]
 
 
 def expected_value(job: Job, section: type[S], key: Callable[[S], Hashable]) -> BaselineValue | None:
-    """The ``key`` of ``section`` in the baseline job.
-
-    Its ranks without the section do not count.
-    """
+    """The ``key`` of ``section`` in the baseline job, whose ranks without the section do not count."""
     return baseline_value(job, lambda worked: (key(facts) for facts, _ in worked.each(section)))
 
 
@@ -70,10 +63,7 @@ def stands_alone(job: Job, expected: Iterable[object]) -> bool:
 
 
 class BaselineDifference(NamedTuple):
-    """A difference from the baseline as text.
-
-    For example ``torch``, ``2.8.0``, ``2.7.1``, ``capture of node0``.
-    """
+    """A difference from the baseline as text: ``torch``, ``2.8.0``, ``2.7.1``, ``capture of node0``."""
 
     what: str
     expected: str
@@ -82,10 +72,7 @@ class BaselineDifference(NamedTuple):
 
 
 class BaselineDeviation(NamedTuple):
-    """How some ranks differ from the baseline job, as a finding reports it.
-
-    ``drifted``: all ranks of the job have the same difference, so that they do not conflict with one another.
-    """
+    """How ranks differ from the baseline job, as a finding reports it; ``drifted``: all have the same difference."""
 
     rows: tuple[BaselineDifference, ...]
     drifted: bool

@@ -41,11 +41,9 @@ SHOWN_NAMES = 4
 class MajoritySplit(NamedTuple):
     """Ranks by a value.
 
-    ``common``: the largest group, ``None`` if the largest ones are of equal size. ``minorities``: every other
-    group, largest first; in an even split all groups. ``even``: two or more groups, none of them the largest.
-    ``expected``: the baseline value, which decides instead of the sizes; ``common`` is then the group that has it,
-    ``None`` if no rank has, and no split is even.
-    """
+    ``common``: the largest group, ``None`` if the largest ones are of equal size. ``minorities``: every other group,
+    largest first; in an even split all groups. ``expected``: the baseline value, which decides instead of the sizes:
+    ``common`` is then the group that has it, ``None`` if no rank has, and no split is ``even``."""
 
     common: Group[Any] | None
     minorities: tuple[Group[Any], ...]
@@ -68,10 +66,7 @@ class MajoritySplit(NamedTuple):
         return self.expected is not None and self.common is None and len(self.minorities) == 1
 
     def unlike(self, what: str, word: Callable[[Any], str], *groups: Group[Any]) -> BaselineDifference:
-        """The value of ``groups`` (by default all minorities) against the baseline.
-
-        ``word`` returns a value as text.
-        """
+        """The value of ``groups`` (default: all minorities) against the baseline; ``word`` returns a value as text."""
         value, source = self.expected or (None, "")
         found = ", ".join(word(group.value) for group in (groups or self.minorities)[:SHOWN_GROUPS])
         return BaselineDifference(what, word(value), found, source)
@@ -80,13 +75,10 @@ class MajoritySplit(NamedTuple):
 def split(
     job: Job, section: type[S], key: Callable[[S], Hashable], *, expected: BaselineValue | None = None
 ) -> MajoritySplit:
-    """Ranks by ``key`` of their section.
+    """Ranks by ``key`` of their section; if the machine does not have the section, by ``None``.
 
-    A section that the machine does not have counts as the value ``None``. Ranks whose section could not be read
-    (hidden, failed, timed out, not measured) are in no group. ``expected``: the baseline value
-    (:func:`doctor.analysis.stats.baseline.expected_value`) if one is known; otherwise the majority's value is the
-    reference.
-    """
+    Ranks whose section could not be read (hidden, failed, timed out, not measured) are in no group. ``expected``: see
+    :class:`MajoritySplit`."""
     groups: dict[Hashable, list[int]] = {}
     for facts, same in job.facts(section):
         groups.setdefault(key(facts), []).extend(same.ranks)
@@ -122,12 +114,11 @@ def split_values(values: Mapping[int, Hashable]) -> MajoritySplit:
 
 
 def describe(split: MajoritySplit, at: Callable[[Iterable[int]], tuple[int, ...]] = tuple) -> str:
-    """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``.
+    """The groups as text, such as ``63 ranks: 2.27.3; 1 rank: 2.21.5``; empty without ranks.
 
-    An even split begins with ``split evenly: …``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. Empty
-    without ranks. With a baseline: ``expected 2.21.5 (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``:
-    maps the ranks of a group to those that are meant.
-    """
+    An even split begins with ``split evenly: …``, and a few ranks are named: ``rank 0: 20; rank 1: 21``. With a
+    baseline: ``expected 2.21.5 (capture of node0, 2026-11-20), found 63 ranks: …``. ``at``: the ranks that a group
+    stands for."""
     groups = tuple(Group(group.value, at(group.ranks)) for group in split.groups)
     are_few = sum(len(group.ranks) for group in groups) <= NAMED_RANKS
     parts = [
@@ -159,14 +150,15 @@ def _word(value: object) -> str:
 def correlates(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
     """What exactly these ranks and no others have in common, the most telling first.
 
-    Such as ``all on node3``, ``hosts node4-node7``, ``local rank 0 of every host``, ``driver 550.54``, ``image X``,
-    ``partition Y``. Empty if there is nothing, or if ``ranks`` are all there are.
-    """
-    table = _table_of(job)
+    Such as ``all on node3``, ``hosts node4-node7``, ``local rank 0 of every host``, ``driver 550.54``, ``image X``.
+    Empty if there is nothing, or if ``ranks`` are all there are."""
     members = [rank for number in dict.fromkeys(ranks) for rank in job.by_number.get(number, ())]
     if not members or len(members) == len(job.ranks):
         return ()
-    return tuple(_shared(table, members))
+    # One table for all groups of a job, so that asking about every group stays linear.
+    if job not in _TABLES:
+        _TABLES[job] = _TraitTable(job)
+    return tuple(_shared(_TABLES[job], members))
 
 
 def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
@@ -181,8 +173,6 @@ def _shared(table: _TraitTable, members: Sequence[Rank]) -> Iterator[str]:
 
 
 class _TraitTable:
-    """How many ranks of one job share each host and each trait."""
-
     def __init__(self, job: Job) -> None:
         self.on_host = {local.hosts[0].index: len(local.members) for local in job.by_host() if local.members}
         self.counts: dict[str, dict[Hashable, int]] = {trait: {} for trait in _TRAITS}
@@ -197,11 +187,9 @@ class _TraitTable:
 _TABLES: WeakKeyDictionary[Job, _TraitTable] = WeakKeyDictionary()
 
 
-def _table_of(job: Job) -> _TraitTable:
-    """The table, built once per job, so that asking about every group of it stays linear."""
-    if job not in _TABLES:
-        _TABLES[job] = _TraitTable(job)
-    return _TABLES[job]
+class _Trait(NamedTuple):
+    read: Callable[[Rank], Hashable]
+    sections: tuple[type[Section], ...]
 
 
 def _driver(rank: Rank) -> str | None:
@@ -217,40 +205,23 @@ def _gpu_model(rank: Rank) -> str | None:
     return gpus.gpus[0].name or None if gpus and gpus.gpus else None
 
 
-def _partition(rank: Rank) -> str | None:
-    slurm = rank.find(SlurmFacts)
-    return slurm.partition if slurm else None
-
-
-def _of_host(field: str) -> Callable[[Rank], Hashable]:
+def _trait(section: type[Section], field: str) -> _Trait:
     def read(rank: Rank) -> Hashable:
-        host = rank.find(HostFacts)
-        return getattr(host, field) if host else None
+        facts = rank.find(section)
+        return getattr(facts, field) if facts else None
 
-    return read
-
-
-def _prefix(rank: Rank) -> str | None:
-    software = rank.find(SoftwareFacts)
-    return software.prefix if software else None
-
-
-class _Trait(NamedTuple):
-    """A property of a rank, and the sections that it depends on."""
-
-    read: Callable[[Rank], Hashable]
-    sections: tuple[type[Section], ...]
+    return _Trait(read, (section,))
 
 
 _TRAITS = {
-    "image": _Trait(_of_host("image"), (HostFacts,)),
-    "partition": _Trait(_partition, (SlurmFacts,)),
+    "image": _trait(HostFacts, "image"),
+    "partition": _trait(SlurmFacts, "partition"),
     "driver": _Trait(_driver, (GpuFacts, DriverFacts)),
     "GPU": _Trait(_gpu_model, (GpuFacts,)),
-    "Python environment": _Trait(_prefix, (SoftwareFacts,)),
-    "container": _Trait(_of_host("container"), (HostFacts,)),
-    "distribution": _Trait(_of_host("distribution"), (HostFacts,)),
-    "kernel": _Trait(_of_host("kernel"), (HostFacts,)),
+    "Python environment": _trait(SoftwareFacts, "prefix"),
+    "container": _trait(HostFacts, "container"),
+    "distribution": _trait(HostFacts, "distribution"),
+    "kernel": _trait(HostFacts, "kernel"),
     "local rank": _Trait(lambda rank: rank.local_rank, (LaunchFacts,)),
 }
 """Traits by which ranks may differ, by their names in reports."""
@@ -269,9 +240,6 @@ def _host_names(hosts: Sequence[Host]) -> str:
 
 
 def _numbered(name: str) -> tuple[str, int]:
-    """The host name without its number, and that number.
-
-    The number is the last digits of the first label, -1 without digits.
-    """
+    """The host name without its number (the last digits of the first label), and that number; -1 without digits."""
     match = re.fullmatch(r"([^.]*?)(\d+)([^.\d]*(?:\..*)?)", name)
     return (f"{match[1]}#{match[3]}", int(match[2])) if match else (name, -1)

@@ -63,9 +63,8 @@ def outliers(
     """The ranks whose value differs from the median of the others, the farthest first.
 
     It has to differ by more than ``share`` of the median, by more than ``least``, and by more than ``deviations``
-    robust standard deviations of the others, all three. Of two ranks only the larger one is returned: which of them
-    is odd is unknown, and the larger one reaches a limit first.
-    """
+    robust standard deviations of the others. Of two ranks only the larger one is returned, which reaches a limit
+    first."""
     peers = PeerValues(values.values())
     found = []
     for rank, value in values.items():

@@ -7,11 +7,7 @@ from doctor.core.job import Job, Rank
 
 
 def same_role(job: Job) -> tuple[tuple[Rank, ...], ...]:
-    """Groups of two or more ranks that hold the same part of a model on the same kind of device.
-
-    The ranks of a group need the same resources. Stages of a pipeline hold different tensors and are in different
-    groups.
-    """
+    """Groups of two or more ranks with the same part of a model and kind of device, which need the same resources."""
     roles: dict[tuple[str, str], list[Rank]] = {}
     for rank in job.ranks:
         model, training = rank.find(ModelFacts), rank.find(TrainingFacts)
@@ -21,24 +17,21 @@ def same_role(job: Job) -> tuple[tuple[Rank, ...], ...]:
 
 
 def replicas_in(job: Job) -> tuple[tuple[Rank, ...], ...]:
-    """Groups of two or more ranks that train one model, each on its own data.
+    """Groups of two or more ranks that train one model or shards of it, each on its own data.
 
-    Each rank holds a whole copy or a shard of the whole model. In a plain training loop these are the ranks that
-    one wrapper joins; under a Trainer all ranks, unless it divides the model between some of them.
-    """
+    In a plain training loop these are the ranks that one wrapper joins; under a Trainer all ranks, unless it divides
+    the model between some of them."""
     groups: dict[int, list[Rank]] = {}
     for rank in job.ranks:
         training = rank.find(TrainingFacts)
-        group = 0 if training is None else _group(training)
+        group: int | None = 0
+        if training and (training.data_parallel_root is not None or training.framework == "plain"):
+            group = training.data_parallel_root
+        elif training and training.data_parallel_size not in (None, training.world_size):
+            group = None
         if group is not None:
             groups.setdefault(group, []).append(rank)
     return tuple(tuple(members) for members in groups.values() if len(members) > 1)
-
-
-def _group(training: TrainingFacts) -> int | None:
-    if training.data_parallel_root is not None or training.framework == "plain":
-        return training.data_parallel_root
-    return 0 if training.data_parallel_size in (None, training.world_size) else None
 
 
 def uses_lightning(job: Job) -> bool:

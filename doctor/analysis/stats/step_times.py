@@ -29,10 +29,7 @@ def recent_windows(steps: StepFacts, least: int, seconds: float) -> tuple[Window
 
 
 def parts_of(window: Window) -> dict[str, float]:
-    """Seconds per batch by part of the step.
-
-    Collectives count for the part that calls them: data-parallel training calls them in the backward pass.
-    """
+    """Seconds per batch by part of the step; collectives count for the part that calls them."""
     return {
         "data": window.data,
         "forward": window.forward or 0.0,
@@ -56,22 +53,15 @@ def typical_total(windows: Collection[Window]) -> float:
 def common_windows(
     ranks: Iterable[Rank], least: int, seconds: float
 ) -> tuple[tuple[int, ...], Mapping[int, Mapping[int, Window]]]:
-    """The newest windows that all of ``ranks`` have.
+    """The first steps of the newest windows that all of ``ranks`` have, oldest first, and the windows of each rank.
 
-    Returns their first steps, oldest first, and the windows of each rank by first step. There are as many as cover
-    ``seconds`` on the first rank; none if they do not.
-    """
-    own = {rank.number: {window.first_step: window for window in _windows(rank)} for rank in ranks}
-    own = {number: windows for number, windows in own.items() if windows}
+    As many as cover ``seconds`` on the first rank; none if they do not."""
+    stepping = {rank.number: steps.windows for rank in ranks if (steps := rank.find(StepFacts)) and steps.windows}
+    own = {number: {window.first_step: window for window in windows} for number, windows in stepping.items()}
     shared = sorted(set.intersection(*(set(windows) for windows in own.values()))) if own else []
     first = next(iter(own.values()), {})
     recent = recent_windows(StepFacts(windows=tuple(first[step] for step in shared)), least, seconds)
     return tuple(window.first_step for window in recent), own
-
-
-def _windows(rank: Rank) -> tuple[Window, ...]:
-    steps = rank.find(StepFacts)
-    return steps.windows if steps else ()
 
 
 def milliseconds(seconds: float) -> str:
@@ -88,10 +78,7 @@ def time_range(low: float, high: float) -> str:
 
 
 def long_time(seconds: float) -> str:
-    """A predicted time as text, rounded to its accuracy.
-
-    For example ``40 s``, ``25 min``, ``3 h 20 min`` or ``4 days``.
-    """
+    """A predicted time as text, rounded to its accuracy: ``40 s``, ``25 min``, ``3 h 20 min`` or ``4 days``."""
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 Point = tuple[float, float]
 
+DEVIATIONS = 1.96
+"""Standard deviations to either side that an interval of a slope spans: 95 %."""
+
 MOST = 60
 """Maximum number of points, evenly chosen from more: 60 points have 1,770 pairs."""
 
@@ -25,11 +28,9 @@ LEAST = 6
 
 
 class TrendLine(NamedTuple):
-    """A line through points.
+    """A line through the point ``x``, ``y``; ``low`` and ``high`` are the ends of the slope's interval.
 
-    ``low`` and ``high`` are the ends of the slope's interval, ``x`` and ``y`` a point on the line, ``spread`` the
-    median distance of the points from it.
-    """
+    ``spread``: the median distance of the points from it."""
 
     slope: float
     low: float
@@ -44,10 +45,7 @@ class TrendLine(NamedTuple):
 
 
 class LevelChange(NamedTuple):
-    """A change of level at ``x``, from the median ``before`` to the median ``after``.
-
-    ``spread``: the mean distance of the points from these two levels.
-    """
+    """A change of level at ``x`` between two medians; ``spread``: the mean distance of the points from these."""
 
     x: float
     before: float
@@ -63,12 +61,8 @@ class LimitForecast(NamedTuple):
     latest: float
 
 
-def theil_sen(points: Iterable[Point], *, deviations: float = 1.96) -> TrendLine | None:
-    """The Theil-Sen line through ``points``; ``None`` for fewer than three different x.
-
-    Its interval spans ``deviations`` standard deviations to either side (1.96: 95 %). Quadratic in :data:`MOST`
-    points.
-    """
+def theil_sen(points: Iterable[Point]) -> TrendLine | None:
+    """The Theil-Sen line through ``points``; ``None`` for fewer than three different x. Quadratic in :data:`MOST`."""
     chosen = thinned(sorted(points))
     if len({x for x, _ in chosen}) < 3:
         return None
@@ -78,7 +72,7 @@ def theil_sen(points: Iterable[Point], *, deviations: float = 1.96) -> TrendLine
         for after in chosen[position + 1 :]
         if after[0] > before[0]
     )
-    half = deviations * sqrt(_variance([y for _, y in chosen]))
+    half = DEVIATIONS * sqrt(_variance([y for _, y in chosen]))
     first = max(0, int((len(slopes) - half) / 2) - 1)
     last = min(len(slopes) - 1, ceil((len(slopes) + half) / 2))
     slope, x = median(slopes), median(x for x, _ in chosen)
@@ -124,9 +118,8 @@ def steady_rise(points: Iterable[Point], *, warm_up: float = 0.25, fading: float
     The first ``warm_up`` of the points are left out. The rest has to rise significantly (the whole interval of its
     slope is above 0), like a line rather than like one step, without a fall of half of the rise (a cache that is
     emptied now and then), and in its later half at ``fading`` of the earlier half's pace or more (the pace of a
-    logarithm halves from one to the next). Deviations of a process last, because what it keeps of each step adds
-    up; Sen's interval assumes that they do not, so it is widened to that of a random walk with this drift.
-    """
+    logarithm halves). Deviations of a process last, because what it keeps of each step adds up; Sen's interval assumes
+    that they do not, so it is widened to that of a random walk with this drift."""
     rest = thinned(_warm(sorted(points), warm_up))
     line = theil_sen(rest) if len(rest) >= LEAST else None
     if line is None or line.low <= 0:
@@ -138,11 +131,11 @@ def steady_rise(points: Iterable[Point], *, warm_up: float = 0.25, fading: float
     return line._replace(low=min(line.low, max(low, line.low / 2)), high=max(line.high, high))
 
 
-def _drift(points: Sequence[Point], deviations: float = 1.96) -> tuple[float, float]:
+def _drift(points: Sequence[Point]) -> tuple[float, float]:
     """The interval of the slope if each step adds to the one before."""
     steps = ((before, after) for before, after in pairwise(points) if after[0] > before[0])
     slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in steps]
-    half = deviations * stdev(slopes) / sqrt(len(slopes))
+    half = DEVIATIONS * stdev(slopes) / sqrt(len(slopes))
     return mean(slopes) - half, mean(slopes) + half
 
 
@@ -170,10 +163,7 @@ def _deepest_fall(values: Iterable[float]) -> float:
 
 
 def _is_step(points: Sequence[Point], line: TrendLine) -> bool:
-    """Whether one change of level explains the points nearly as well as the line.
-
-    For points on a line, it leaves an eighth of their rise unexplained.
-    """
+    """Whether one change of level explains the points nearly as well as the line."""
     change = change_of_level(points)
     apart = [abs(y - line.at(x)) for x, y in points]
     return change is not None and sum(apart) / len(apart) > change.spread / 2

@@ -155,7 +155,6 @@ def _start(task: TrainingTask, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
-    """Wait until all have exited, or one has failed, for which the others would block."""
     while time.monotonic() < deadline:
         codes = [child.poll() for child in children]
         if None not in codes or any(codes):

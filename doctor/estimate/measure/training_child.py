@@ -65,8 +65,7 @@ class LossModule(torch.nn.Module):
 
 
 def main(text: str) -> None:
-    """Run the :class:`TrainingTask`, which is JSON, and write its :class:`RankMeasurement` to stdout. What the factory
-    prints goes to stderr."""
+    """Run the :class:`TrainingTask` in JSON, and write its :class:`RankMeasurement` to stdout; prints go to stderr."""
     task = msgspec.json.decode(text, type=prepared(TrainingTask))
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

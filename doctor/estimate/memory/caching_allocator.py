@@ -45,8 +45,6 @@ class _SimulatedBlock:
 
 
 class _BlockPool:
-    """Free blocks of one kind, smallest first, then by address."""
-
     def __init__(self, keep_from: int, is_small: bool) -> None:
         self.keep_from = keep_from
         self.is_small = is_small

@@ -23,8 +23,7 @@ from doctor.estimate.tracing.storage_recorder import StorageRecorder
 
 
 class ShardingUnit:
-    """Parameters that are gathered and reduced together. ``shards``: what this rank keeps of them, in the dtype that
-    the optimizer steps."""
+    """Parameters gathered and reduced together. ``shards``: what this rank keeps, in the optimizer's dtype."""
 
     def __init__(self, module: Module, parameters: Sequence[Parameter], is_root: bool) -> None:
         self.module, self.parameters, self.is_root = module, tuple(parameters), is_root
@@ -39,11 +38,6 @@ class ShardingUnit:
     def nbytes(self) -> int:
         """Bytes of its whole parameters."""
         return sum(each.nbytes for each in self.parameters)
-
-    @property
-    def trained_bytes(self) -> int:
-        """Bytes of its whole gradients."""
-        return sum(each.nbytes for each in self.trained)
 
 
 class FullyShardedV2(SingleDevice):
@@ -70,7 +64,10 @@ class FullyShardedV2(SingleDevice):
         for unit in self.units:
             unit.shards = self._shards(unit)
             self.recorder.mark(unit.shards, "parameters")
-            self._follow(unit)
+            if not unit.is_root:
+                self._hooks.append(unit.module.register_forward_pre_hook(partial(self._before, unit), with_kwargs=True))
+                self._hooks.append(unit.module.register_forward_hook(partial(self._after, unit)))
+            self.on_gradient(unit.trained, partial(self._accumulated, unit))
 
     def _shards(self, unit: ShardingUnit) -> list[Parameter]:
         """Return a slice of every parameter's first dimension, of the same size on every rank."""
@@ -83,12 +80,6 @@ class FullyShardedV2(SingleDevice):
     def _shard(self, like: torch.Tensor, shape: Sequence[int]) -> Parameter:
         dtype = self._master if self._master is not None and like.is_floating_point() else like.dtype
         return Parameter(torch.empty(shape, dtype=dtype, device=self.recorder.device), like.requires_grad)
-
-    def _follow(self, unit: ShardingUnit) -> None:
-        if not unit.is_root:
-            self._hooks.append(unit.module.register_forward_pre_hook(partial(self._before, unit), with_kwargs=True))
-            self._hooks.append(unit.module.register_forward_hook(partial(self._after, unit)))
-        self.on_gradient(unit.trained, partial(self._accumulated, unit))
 
     def before_forward(self) -> None:
         """Gather the root's parameters, whichever method of the module is called."""
@@ -165,7 +156,7 @@ class FullyShardedV2(SingleDevice):
     def _reduce(self, unit: ShardingUnit) -> None:
         self.recorder.mark((each.grad for each in unit.trained), "gradients")
         self._release(unit)
-        taken = self.recorder.ledger.allocate(unit.trained_bytes, "communication")
+        taken = self.recorder.ledger.allocate(sum(each.nbytes for each in unit.trained), "communication")
         for each in unit.trained:
             each.grad = None
         self._shard_gradients(unit)

@@ -60,7 +60,6 @@ def _named(name: str) -> type[Optimizer]:
 
 
 def _in_tree(tree: Any) -> Iterable[Optimizer]:
-    """Return the optimizers in what ``configure_optimizers`` returned."""
     if isinstance(tree, Optimizer):
         yield tree
     elif isinstance(tree, Mapping):

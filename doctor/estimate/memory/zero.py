@@ -94,7 +94,6 @@ class ZeroPartitioned(SingleDevice):
 
 
 def _zero_options(trainer: Any) -> dict[str, Any]:
-    """Return the options of a Lightning Trainer's DeepSpeedStrategy."""
     config = getattr(getattr(trainer, "strategy", None), "config", None)
     found = config.get("zero_optimization") if isinstance(config, dict) else None
     return found if isinstance(found, dict) else {}

@@ -55,7 +55,14 @@ def install() -> None:
         for names, rule in ((_LOWER, _lower), (_SINGLE, _single), (_RESULT_SINGLE, _result_single), (_WIDEST, _widest)):
             for operation in filter(None, map(_operation, names.split())):
                 library.impl(operation, partial(_outside, partial(rule, operation)), _KEY)  # type: ignore[no-untyped-call]
-    _clear_with_torch()
+    clear = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        _cache.clear()
+        clear()
+
+    # As torch does, keep casts of weights until the outermost autocast ends.
+    torch.clear_autocast_cache = clear_both
 
 
 def _operation(name: str) -> Any:
@@ -63,19 +70,7 @@ def _operation(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
 
 
-def _clear_with_torch() -> None:
-    """Cache casts of weights until the outermost autocast ends, as torch does."""
-    clear = torch.clear_autocast_cache
-
-    def clear_both() -> None:
-        _cache.clear()
-        clear()
-
-    torch.clear_autocast_cache = clear_both
-
-
 def _outside(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the rule with autocast disabled."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))):
         return rule(*args, **kwargs)
 

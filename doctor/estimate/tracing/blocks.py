@@ -17,7 +17,7 @@ NEARLY = 0.8
 
 
 def repeated_blocks(module: Module) -> tuple[Module, ...]:
-    """Return at least two members of lists and sequences, of one class that holds most parameters, none nested.
+    """Return two or more members of lists, of one class that holds most parameters, none nested.
 
     The model's own classes are preferred to sequences, and these to single layers."""
     members: dict[type, dict[int, Module]] = defaultdict(dict)

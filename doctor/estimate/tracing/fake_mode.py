@@ -71,8 +71,7 @@ def _is_there(tensor: Any, kwargs: dict[str, Any]) -> bool:
 
 
 class FakeDeviceMode:
-    """A fake-tensor mode on a GPU that need not exist. ``device``: of the tensors; ``note``: why it is the CPU, if this
-    torch can't run fake tensors of a GPU."""
+    """A fake-tensor mode on a GPU that need not exist. ``note``: why ``device`` is the CPU, if torch can't do that."""
 
     def __init__(self) -> None:
         # Code that builds a model may use real tensors, too: constants of Python, arrays.

@@ -99,8 +99,10 @@ class FakeOps:
         return largest(self.partitions.most, *args, **kwargs)
 
     def note(self, words: str) -> None:
-        """Add a reason why this is a bound."""
-        self.bounds.setdefault(f"{words}{_where()}")
+        """Add a reason why this is a bound, with the innermost line of user code."""
+        stack = reversed(traceback.extract_stack(limit=60))
+        line = next((frame for frame in stack if not frame.filename.startswith((*OWN, "<"))), None)
+        self.bounds.setdefault(f"{words} ({Path(line.filename).name}:{line.lineno})" if line else words)
 
     def _value_of(self, tensor: torch.Tensor) -> bool | int | float:
         if hasattr(tensor, "doctor_value"):
@@ -117,14 +119,6 @@ class FakeOps:
 
 def _name(func: Any) -> str:
     return str(func).removeprefix("aten.").rpartition(".")[0] or str(func)
-
-
-def _where() -> str:
-    """Return the innermost line of user code."""
-    for frame in reversed(traceback.extract_stack(limit=60)):
-        if not frame.filename.startswith(OWN) and not frame.filename.startswith("<"):
-            return f" ({Path(frame.filename).name}:{frame.lineno})"
-    return ""
 
 
 Most = Callable[[torch.Tensor], int]
@@ -149,7 +143,6 @@ def _unique_dim(_: Most, tensor: torch.Tensor, dim: int, *__: object, **___: obj
 
 
 def _index(most: Most, tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
-    """Index with masks that select as much as they can."""
     whole: list[torch.Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):

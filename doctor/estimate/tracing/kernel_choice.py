@@ -120,7 +120,6 @@ class KernelSelection(AbstractContextManager[None]):
         return steps.reshape(-1, *steps.shape[2:]), sizes
 
     def _numpy(self, tensor: torch.Tensor, **_: object) -> Any:
-        """Return an array of the tensor's shape, filled with one number."""
         import numpy as np
 
         self._substitutes.note("the data of a tensor is read, and taken as one number everywhere")

@@ -57,7 +57,6 @@ def _of_many(entries: Iterable[object], depth: int) -> int:
 
 
 def _asked(trainer: Any) -> TrainingPlan | None:
-    """Return the plan of a Trainer of Lightning or Transformers."""
     if trainer is None:
         return None
     arguments: Any = getattr(trainer, "args", None)

@@ -72,7 +72,6 @@ def _scalar(result: Any) -> torch.Tensor | None:
 
 
 def _made_up(result: Any, rest: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return the cross entropy or squared error if a target fits, else the sum of all outputs."""
     outputs = [each for each in tensors_in(result) if each.requires_grad and each.is_floating_point()]
     targets = [each for each in tensors_in(rest) if outputs and each.shape[:1] == outputs[0].shape[:1]]
     if outputs and targets:

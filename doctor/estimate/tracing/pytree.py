@@ -40,7 +40,6 @@ def _mapping(tree: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def _fields(tree: Any) -> tuple[str, ...]:
-    """Return the attributes of a dataclass, or of an object with a method ``to``."""
     if isinstance(tree, (type, torch.nn.Module)):
         return ()
     if dataclasses.is_dataclass(tree):

@@ -48,11 +48,7 @@ class _OtherBranch(Exception):
 
 
 class StepTracer:
-    """A factory, called once, whose output is traced under several plans.
-
-    Raises:
-        UnusableError: see :func:`doctor.estimate.tracing.factory.call_factory`.
-    """
+    """A factory, called once (:func:`doctor.estimate.tracing.factory.call_factory`) and traced under several plans."""
 
     def __init__(self, factory: str, directory: str) -> None:
         self._name = factory
@@ -129,7 +125,6 @@ class StepTracer:
 
     @contextmanager
     def _scene(self, plan: TrainingPlan, recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[TracedTraining]:
-        """Enter all contexts of a traced step."""
         made = self._made
         with ExitStack() as stack:
             stack.enter_context(self._fakes.active())

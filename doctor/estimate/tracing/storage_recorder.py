@@ -56,8 +56,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and args[0].constant is None
         ):
             return args[0]
-        if func in _PRODUCTS:
-            self._take_workspace()
+        moment = self.ledger.moment
+        if func in _PRODUCTS and moment in ("forward", "backward") and moment not in self._has_workspace:
+            self._has_workspace.add(moment)
+            self.ledger.allocate(self._workspace, "temporary")
         self.convolves = self.convolves or func is aten.convolution.default
         out = self._substitutes.run(func, args, kwargs)
         self._note(out)
@@ -70,12 +72,6 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         (oneDNN; cuDNN has a workspace of about that size)."""
         if gradient is not None and gradient.untyped_storage()._cdata in self._keys:
             self.ledger.free(self.ledger.allocate(gradient.untyped_storage().nbytes(), "temporary"))
-
-    def _take_workspace(self) -> None:
-        moment = self.ledger.moment
-        if self._workspace and moment in ("forward", "backward") and moment not in self._has_workspace:
-            self._has_workspace.add(moment)
-            self.ledger.allocate(self._workspace, "temporary")
 
     def _note(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
@@ -112,7 +108,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, torch.Tensor):
                 key = self.key_of(tensor, kind)
                 if key is not None:
-                    self.ledger.mark(key, kind)
+                    self.ledger.kinds[key] = kind
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Count no memory for the tensor, because something else is counted instead."""

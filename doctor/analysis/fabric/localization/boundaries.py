@@ -46,11 +46,6 @@ def smaller_side(count: int, side: Iterable[int]) -> tuple[int, ...]:
     return tuple(members)
 
 
-def is_contiguous(members: Sequence[int]) -> bool:
-    """Whether the hosts are contiguous in the order of the job."""
-    return members[-1] - members[0] + 1 == len(members)
-
-
 def _levels(model: ComponentModel, slow: Iterable[int]) -> list[float]:
     """Candidate levels of a boundary: the distinct quartiles of the slow readings."""
     values = [value for place in slow for value in model.cells[place][3:] if value is not None]
@@ -63,7 +58,6 @@ def _levels(model: ComponentModel, slow: Iterable[int]) -> list[float]:
 
 
 def _slow_ranges(model: ComponentModel, slow: Sequence[int]) -> list[Block]:
-    """Ranges of hosts for which at least half of the pairs are slow."""
     hits = [0] * model.count
     for place in slow:
         hits[model.cells[place].first] += 1

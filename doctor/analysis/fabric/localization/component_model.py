@@ -74,7 +74,6 @@ class _CellSlowdown(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """The gain minus the price."""
         return self.gain - self.price
 
 
@@ -137,8 +136,7 @@ class ComponentModel:
         return [place for place in range(len(self.cells)) if self.is_slow(place)]
 
     def residuals(self) -> list[PairCell]:
-        """The cells minus the expected values. Values below the measurable range have residual 0, so that they do not
-        count as noise."""
+        """The cells minus the expected values; 0 below the measurable range, so that this does not count as noise."""
 
         def left(value: float | None, expected: float) -> float | None:
             return None if value is None or value <= SLOWEST else value - expected
@@ -208,8 +206,7 @@ class ComponentModel:
     def erratic_fits(self, part: Component, prior: float) -> Iterator[ComponentFit]:
         """The fits of a component that is slow in some cells, in any direction and with varying factors.
 
-        Each factor has a price; a recurring one is paid once. None unless three readings are slow. An example is a NIC
-        that loses its link now and then."""
+        An example is a NIC that loses its link now and then. Each factor has a price; a recurring one is paid once."""
         if self.count < FEWEST_FOR_ERRATIC:
             return
         touched = self.touched(part)
@@ -248,7 +245,6 @@ class ComponentModel:
         return ComponentFit(part, median(taken), gain - price, cells, price, True, levels)
 
     def _slow_ways(self, place: int, slowed: Slowed) -> tuple[float, float]:
-        """The readings of a cell that are slower than expected in these directions; 0 for the others."""
         cell, expected = self.cells[place], self.expected[place]
         ahead, back = (
             value
@@ -272,9 +268,7 @@ class ComponentModel:
                 yield _CellSlowdown(one, other, self._gain(place, one, other), paid * each - math.log(chance))
 
     def _by_chance(self, touched: Sequence[tuple[int, Slowed]], slow: Sequence[float]) -> float:
-        """The probability that as many of the ``touched`` cells as there are ``slow`` values are that slow by chance.
-
-        Binomial tail with the posterior mean of the rate at which cells without a suspect are slow."""
+        """The probability that as many ``touched`` cells as ``slow`` values are that slow by chance (binomial tail)."""
         own = {place for place, _ in touched}
         left_out = own.union(place for place, causes in self._suspected.items() if causes)
         others = len(self.cells) - len(left_out)
@@ -303,7 +297,6 @@ class ComponentModel:
         return self._gain(place, level if slowed[0] else 0.0, level if slowed[1] else 0.0)
 
     def _gain(self, place: int, ahead: float, back: float) -> float:
-        """The same for one level per direction; 0 leaves a direction unchanged."""
         now = self.expected[place]
         return self._log_density(place, min(now[0], ahead), min(now[1], back)) - self._density_now[place]
 
@@ -314,11 +307,9 @@ class ComponentModel:
         )
 
     def _price(self, touched: Sequence[tuple[int, Slowed]]) -> float:
-        """The cost of choosing one level for all of these cells."""
         return self._price_of_level(sum(ahead + back for _, (ahead, back) in touched))
 
     def _price_of_level(self, values: int) -> float:
-        """The log ratio of the prior width and the posterior width for a number of readings: Laplace's approximation of
-        the evidence, whose limit is BIC."""
+        """Laplace's approximation of the evidence for a number of readings, whose limit is BIC."""
         left = self.noise.sigma * math.sqrt(2 * math.pi / max(values, 1))
         return max(0.0, math.log((self.most_level - SLOWEST) / left))

@@ -37,8 +37,8 @@ def confirming(
     :func:`most_rounds_to_confirm` rounds if a host may be slow at times.
 
     Empty if nothing was slow, if all confirming rounds are in ``readings``, or if these left no doubt. Call it again
-    after each round: the next one then depends on the new readings. ``isolation`` may have no suspect although pairs
-    are to be repeated, because one slow reading does not make a link a suspect."""
+    after each round: the next one depends on the new readings. Pairs are repeated without a suspect in ``isolation``,
+    too."""
     played = len({one.round for one in readings if one.confirms})
     plan = _ConfirmationPlan(isolation, readings, count)
     if played and plan.is_settled(isolation, played):
@@ -82,8 +82,7 @@ class _ConfirmationPlan:
         self._count = count
 
     def is_settled(self, isolation: Localization, played: int) -> bool:
-        """Whether all slow readings belong to hosts that were slow with every peer, in ``played`` confirming rounds
-        too."""
+        """Whether all slow readings belong to hosts that were slow with every peer, ``played`` rounds included."""
         return (
             played >= ENOUGH
             and not self._unexplained
@@ -154,8 +153,7 @@ def _intermittent_pairs(isolation: Localization, readings: Sequence[BandwidthRea
 
 
 def _slow_pairs(isolation: Localization, readings: Sequence[BandwidthReading]) -> list[tuple[int, int]]:
-    """Pairs that were slow in one direction in more than half of its rounds; first those that are slow in both
-    directions, which is seldom chance."""
+    """Pairs that were slow in one direction in most rounds; first those slow in both, which is seldom chance."""
     limit = SLOW * isolation.typical
     ways: dict[tuple[int, int], list[float]] = {}
     for one in readings:

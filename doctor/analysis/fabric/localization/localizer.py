@@ -74,8 +74,7 @@ def localize(
         search = explain(partial(ComponentModel, shifted(cells, level), count, noise, least_share), groups)
         moved, better = refined(search.model.residuals(), least_spread)
         level += moved
-        settled = abs(moved) < 0.1 * noise.sigma and abs(math.log(better.sigma / noise.sigma)) < 0.15
-        if settled:
+        if abs(moved) < 0.1 * noise.sigma and abs(math.log(better.sigma / noise.sigma)) < 0.15:
             break
         noise = better
     suspects = _absorbed([_suspect(fit, search) for fit in search.found if fit.part.kind is not None])
@@ -83,9 +82,7 @@ def localize(
 
 
 def _absorbed(suspects: Sequence[Suspect]) -> list[Suspect]:
-    """The suspects with only the most certain one for a host that is slow at times.
-
-    Its other direction, or one of its links, may have been slow in some round too."""
+    """The suspects with only the most certain one for a host that is slow at times: its links were slow then, too."""
     at_times = {one.members[0] for one in suspects if one.intermittent}
     found: dict[int, Suspect] = {}
     kept = []

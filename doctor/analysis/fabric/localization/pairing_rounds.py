@@ -109,10 +109,9 @@ def _freshest(count: int, size: int, start: int, mirrored: bool, paired: set[tup
 
 
 def _within_windows(count: int, size: int, start: int, *, mirrored: bool) -> Pairs:
-    """The first half of each window with its second half, in order or mirrored.
+    """The first half of each window of ``size`` or slightly more hosts with its second half, in order or mirrored.
 
-    The window of all hosts is mirrored: in order, all of its pairs would cross the middle. Windows have ``size`` hosts
-    or slightly more."""
+    The window of all hosts is mirrored: in order, all of its pairs would cross the middle."""
     windows = count // size
     found = []
     for window in range(windows):

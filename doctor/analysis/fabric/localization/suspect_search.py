@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from doctor.analysis.fabric.localization.boundaries import boundaries, is_contiguous, smaller_side
+from doctor.analysis.fabric.localization.boundaries import boundaries, smaller_side
 from doctor.analysis.fabric.localization.component_model import Component, ComponentFit, ComponentModel
 from doctor.analysis.fabric.localization.suspects import Blame
 
@@ -77,7 +77,7 @@ class SuspectSearch:
         prior = self.prior(part)
         if (always := self.model.fit(part, prior)) is not None:
             yield always
-        if part.kind in ("host", "sending", "receiving"):
+        if part.kind in _KINDS:
             if (at_times := self.model.fit_at_times(part, prior + AT_TIMES)) is not None:
                 yield at_times
             yield from self.model.erratic_fits(part, prior + AT_TIMES)
@@ -111,9 +111,8 @@ class SuspectSearch:
         return len(self.found) > before
 
     def _parts(self, slow: Sequence[int]) -> list[Component]:
-        """The components that may explain these cells.
+        """The components that may explain these cells: hosts in two of them, pairs measured in two rounds, and rounds.
 
-        A host, or a direction of it, in two of them, a pair that was measured in two rounds, and the rounds themselves.
         A single slow reading can't be distinguished from other load."""
         cells, at_pair = self.model.cells, self.model.at_pair
         hits = Counter(host for place in slow for host in (cells[place].first, cells[place].second))
@@ -150,13 +149,11 @@ class SuspectSearch:
         return odds / (odds + sum(math.exp(score - most) for score in others))
 
     def _alternatives(self, fit: ComponentFit) -> Iterable[Component]:
-        """Other components that affect the readings that this one slowed."""
         others = {Component("boundary", part.members) for part in self.borders}
         cells = self.model.cells
         hosts = {host for place, _ in fit.cells for host in (cells[place].first, cells[place].second)}
         pairs = {(cells[place].first, cells[place].second) for place, _ in fit.cells}
-        turns = {cells[place].round for place, _ in fit.cells}
-        others |= {Component(None, turn=turn) for turn in turns}
+        others |= {Component(None, turn=cells[place].round) for place, _ in fit.cells}
         if fit.part.kind == "boundary":
             others |= set(self._shifted(fit.part.members))
         else:
@@ -165,9 +162,8 @@ class SuspectSearch:
         return sorted(others.difference(_same_fault(fit)), key=repr)
 
     def _shifted(self, members: tuple[int, ...]) -> Iterator[Component]:
-        """The same range with one end moved by a host."""
         first, last = members[0], members[-1] + 1
-        if not is_contiguous(members):
+        if last - first != len(members):
             return
         for start, end in ((first - 1, last), (first + 1, last), (first, last - 1), (first, last + 1)):
             if start >= 0 and end <= self.model.count and end - start >= 2:
