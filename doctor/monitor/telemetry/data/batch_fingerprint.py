@@ -36,7 +36,7 @@ class BatchFingerprint:
         for leaf in _leaves(batch) if type(batch) not in _NUMBERS else ():
             if not is_tensor(leaf):
                 self._parts.append((type(leaf).__name__, leaf))
-            elif leaf.is_cpu or (leaf.is_cuda and not _is_captured()):
+            elif leaf.is_cpu or (leaf.is_cuda and not sys.modules["torch"].cuda.is_current_stream_capturing()):
                 self._parts.append((f"{leaf.dtype}{tuple(leaf.shape)}", _spread(leaf)))
                 self._event = _event_behind(leaf, self._event)
             if len(self._parts) == MOST_PARTS:
@@ -51,11 +51,6 @@ class BatchFingerprint:
             self._digest = "-".join(_hash(head, values) for head, values in self._parts)
             self._parts = []
         return self._digest
-
-
-def _is_captured() -> bool:
-    """Return whether a graph is being captured, which would include anything enqueued now."""
-    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _event_behind(tensor: Any, event: Any) -> Any:
@@ -95,18 +90,13 @@ def _shortened(value: Any) -> Any:
     return value[:MOST_VALUES] if type(value) in (str, bytes) else value
 
 
-def _children(node: object) -> list[Any]:
+def _children(node: Any) -> list[Any]:
     if isinstance(node, Mapping):
         return [node[key] for key in list(node)[:MOST_NODES]]
     if isinstance(node, (list, tuple)):
         return list(node[:MOST_NODES])
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [getattr(node, field.name, None) for field in dataclasses.fields(node)[:MOST_NODES]]
-    return _of_array(node)
-
-
-def _of_array(node: Any) -> list[Any]:
-    """Return values of a numeric numpy array, spread over it as those of a tensor."""
     if type(node).__module__ != "numpy" or getattr(node, "dtype", None) is None or node.dtype.kind not in "biufSU":
         return []
     return list(node.flat[:: _step(node.size)][:MOST_VALUES].tolist()) if getattr(node, "size", 0) else []
@@ -135,24 +125,17 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _step(size: int) -> int:
-    """Return an odd step, so that samples do not stay in one column of a tensor.
-
-    The width is mostly a power of two.
-    """
+    """Return an odd step, so that samples do not stay in one column: widths are mostly powers of two."""
     return max(1, -(-size // MOST_VALUES)) | 1
 
 
 def _hash(head: str, values: Any) -> str:
+    if is_tensor(values) and values.is_cuda:
+        cuda = sys.modules["torch"].cuda
+        with cuda.stream(cuda.Stream(values.device)):
+            values = values.tolist()
+    elif is_tensor(values):
+        values = values.tolist()
     hasher = hashlib.blake2b(head.encode("utf-8", "replace"), digest_size=4)
-    hasher.update(repr(_values(values)).encode("utf-8", "replace"))
+    hasher.update(repr(values).encode("utf-8", "replace"))
     return hasher.hexdigest()
-
-
-def _values(values: Any) -> Any:
-    if not is_tensor(values):
-        return values
-    if not values.is_cuda:
-        return values.tolist()
-    cuda = sys.modules["torch"].cuda
-    with cuda.stream(cuda.Stream(values.device)):
-        return values.tolist()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MOST_NODES = 64
 MOST_LOOKS = 3
 """Number of batches without a tensor after which a loader's batches count as having no size."""
-_TOKENS = "input_ids"
-
+_TOKEN_TYPES = ("int16", "int32", "int64", "uint16", "uint32", "uint64")
+"""Integers of one byte are pixels."""
 
 Size = tuple[int, int]
 """Samples of a batch, and its units: tokens for token ids, else samples."""
@@ -33,17 +33,12 @@ class BatchSizeReader:
                 leaf = batch
                 for key in path:
                     leaf = leaf[key]
-                shape = leaf.shape  # as _read does, without its frame
+                shape = leaf.shape
                 samples = shape[0]
                 return samples, samples * shape[1] if self._tokens else samples
             except (LookupError, TypeError, AttributeError):
                 self._path = None
         return self._look(batch) if self._looks < MOST_LOOKS else None
-
-    def _read(self, leaf: Any) -> Size:
-        shape = leaf.shape
-        samples = shape[0]
-        return samples, samples * shape[1] if self._tokens else samples
 
     def _look(self, batch: Any) -> Size | None:
         found = _find(batch)
@@ -51,8 +46,9 @@ class BatchSizeReader:
             self._looks += 1
             return None
         self._path, leaf = found
-        self._tokens = len(leaf.shape) == 2 and _is_whole(leaf)
-        return self._read(leaf)
+        samples, *others = leaf.shape
+        self._tokens = len(others) == 1 and str(leaf.dtype).removeprefix("torch.") in _TOKEN_TYPES
+        return samples, samples * others[0] if self._tokens else samples
 
 
 def _find(batch: Any) -> tuple[tuple[Any, ...], Any] | None:
@@ -64,18 +60,10 @@ def _find(batch: Any) -> tuple[tuple[Any, ...], Any] | None:
         path, node = stack.pop()
         if hasattr(node, "dtype") and len(getattr(node, "shape", ())) > 0:
             return path, node
-        stack.extend(((*path, key), child) for key, child in reversed(_items(node)))
+        keys: Iterable[Any] = ()
+        if isinstance(node, Mapping):
+            keys = sorted(list(node)[:MOST_NODES], key=lambda key: key != "input_ids")
+        elif isinstance(node, (list, tuple)):
+            keys = range(len(node[:MOST_NODES]))
+        stack.extend(((*path, key), node[key]) for key in reversed([*keys]))
     return None
-
-
-def _items(node: Any) -> list[tuple[Any, Any]]:
-    if isinstance(node, Mapping):
-        items = [(key, node[key]) for key in list(node)[:MOST_NODES]]
-        return sorted(items, key=lambda item: item[0] != _TOKENS)
-    return list(enumerate(node[:MOST_NODES])) if isinstance(node, (list, tuple)) else []
-
-
-def _is_whole(leaf: Any) -> bool:
-    """Return whether the values are integers of more than a byte; bytes are pixels."""
-    word = str(leaf.dtype).removeprefix("torch.")
-    return word in ("int16", "int32", "int64", "uint16", "uint32", "uint64")

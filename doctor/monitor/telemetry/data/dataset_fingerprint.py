@@ -28,7 +28,6 @@ MOST_VALUES = 64
 """Values of an array that are read; it may be memory-mapped."""
 ENDS = 16
 """Items at each end of a container that are read."""
-
 MOST_SORTED = 10_000
 
 _STATELESS = frozenset(
@@ -50,17 +49,14 @@ def fingerprint(*things: object) -> str | None:
             reader.read(thing, 0)
     except (_OpaqueError, RecursionError):
         return None
-    return reader.hexdigest()
+    return reader.hasher.hexdigest()
 
 
 class _AttributeReader:
     def __init__(self) -> None:
-        self._hasher = hashlib.blake2b(digest_size=8)
+        self.hasher = hashlib.blake2b(digest_size=8)
         self._nodes = 0
         self._inside: set[int] = set()
-
-    def hexdigest(self) -> str:
-        return self._hasher.hexdigest()
 
     def read(self, thing: Any, depth: int) -> None:
         self._nodes += 1
@@ -80,7 +76,7 @@ class _AttributeReader:
         self._inside.discard(id(thing))
 
     def _put(self, text: str) -> None:
-        self._hasher.update(text.encode("utf-8", "replace") + b"\0")
+        self.hasher.update(text.encode("utf-8", "replace") + b"\0")
 
 
 def _text(thing: Any) -> str | None:
@@ -98,20 +94,20 @@ def _text(thing: Any) -> str | None:
         return f"{kind.__name__}.{thing.name}"
     if isinstance(thing, PurePath):
         return str(thing)
-    return f"a {kind.__name__}" if kind.__name__ in _STATELESS or _is_transform(kind) else None
-
-
-def _is_transform(kind: type) -> bool:
-    """Return whether objects of a class transform samples (tokenizers, modules) and hold none."""
-    return kind.__module__.partition(".")[0] in _TRANSFORMING or any(
+    # Tokenizers and modules transform samples and hold none.
+    is_transform = kind.__module__.partition(".")[0] in _TRANSFORMING or any(
         base.__name__ == "Module" and base.__module__ == "torch.nn.modules.module" for base in kind.__mro__
     )
+    return f"a {kind.__name__}" if kind.__name__ in _STATELESS or is_transform else None
 
 
 def _parts(thing: Any) -> Sequence[Any]:
     """Return the parts of an object, in an order that is equal in every process."""
     for base, parts in _PARTS:
-        if isinstance(thing, base) and _behaves_as(type(thing), base):
+        # A class that overrides how its base is read would run user code.
+        if isinstance(thing, base) and all(
+            getattr(type(thing), name, None) is getattr(base, name, None) for name in _READING
+        ):
             return parts(thing)
     if is_tensor(thing):
         return _of_tensor(thing)
@@ -120,13 +116,7 @@ def _parts(thing: Any) -> Sequence[Any]:
     return _of_object(thing)
 
 
-def _behaves_as(kind: type, base: type) -> bool:
-    """Return whether a class does not override how its base is read, which would run user code."""
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _READING)
-
-
 def _of_sequence(items: Any) -> Sequence[Any]:
-    """Return the length and both ends."""
     if len(items) <= 2 * ENDS:
         return (len(items), *items)
     return (len(items), *items[:ENDS], *items[-ENDS:])
@@ -148,14 +138,6 @@ def _of_set(items: Any) -> Sequence[Any]:
 
 def _of_function(function: types.FunctionType) -> Sequence[Any]:
     return (function.__qualname__, *(_content(cell) for cell in function.__closure__ or ()))
-
-
-def _of_method(method: types.MethodType) -> Sequence[Any]:
-    return (method.__func__.__qualname__, method.__self__)
-
-
-def _of_partial(partial: functools.partial[Any]) -> Sequence[Any]:
-    return (partial.func, partial.args, partial.keywords)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -222,6 +204,6 @@ _PARTS: tuple[tuple[type, Callable[[Any], Sequence[Any]]], ...] = (
     (set, _of_set),
     (frozenset, _of_set),
     (types.FunctionType, _of_function),
-    (types.MethodType, _of_method),
-    (functools.partial, _of_partial),
+    (types.MethodType, lambda method: (method.__func__.__qualname__, method.__self__)),
+    (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
 )

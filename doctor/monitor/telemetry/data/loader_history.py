@@ -75,7 +75,9 @@ class LoaderHistories:
         """Return the recorder of a loader's batches, valid until the loader is attached anew."""
         history = self._histories.get((stage, index))
         if history is None:
-            history = self._histories[stage, index] = self._unattached(stage, index)
+            unknown, epoch = Loader(stage, index, kind="other"), self._epochs.get(stage, 0)
+            history = _LoaderHistory(unknown, None, self._trace.newest, epoch, None)
+            self._histories[stage, index] = history
         return history.record_batch
 
     def epoch_end(self, stage: str, index: int, *, ended: bool) -> int:
@@ -98,14 +100,8 @@ class LoaderHistories:
     def _of(self, stage: str) -> list[_LoaderHistory]:
         return [history for (name, _), history in list(self._histories.items()) if name == stage]
 
-    def _unattached(self, stage: str, index: int) -> _LoaderHistory:
-        unknown = Loader(stage, index, kind="other")
-        return _LoaderHistory(unknown, None, self._trace.newest, self._epochs.get(stage, 0), None)
-
 
 class _LoaderEpoch:
-    """One epoch of one loader."""
-
     __slots__ = ("batches", "contents", "ended", "last", "loader_pass", "number", "samples", "sizes")
 
     def __init__(self, number: int, loader_pass: LoaderPass | None) -> None:
@@ -207,7 +203,6 @@ class _LoaderHistory:
         current.last = samples
 
     def take_units(self) -> int:
-        """Return the units of the largest batch since the last call."""
         units, self.units = self.units, 0
         return units
 

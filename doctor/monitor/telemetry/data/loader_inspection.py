@@ -6,21 +6,14 @@ import sys
 from collections.abc import Sized
 from typing import Any
 
+from msgspec.structs import replace
+
 from doctor.core.facts import Loader
 from doctor.core.random_state import random_state_kept
 from doctor.monitor.telemetry.data.dataset_fingerprint import fingerprint
 from doctor.monitor.telemetry.data.sampler_inspection import plain_attribute, read_sampler, shard_of, subset_source
 
-_RAISED = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    NotImplementedError,
-    RuntimeError,
-    OSError,
-)
+_RAISED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, OSError)
 """Exceptions that ``len()`` of a loader without a length may raise."""
 _ITERABLE = 1
 """torch.utils.data.dataloader._DatasetKind.Iterable"""
@@ -31,19 +24,11 @@ _PARTED_BY_THEMSELVES = frozenset(("litdata", "streaming"))
 
 def read_loader(stage: str, index: int, loader: object, limit: int | None, combined: str | None) -> Loader:
     """Describe a torch loader, a derived one, or another iterable of batches (kind ``other``)."""
+    start = Loader(stage, index, type(loader).__name__, kind="other", limit=limit, combined=combined)
     base = _base_of(loader)
     if base is None:
-        return Loader(
-            stage,
-            index,
-            type(loader).__name__,
-            kind="other",
-            length=_length(loader),
-            limit=limit,
-            batch_size=plain_attribute(loader, "batch_size", int),
-            combined=combined,
-        )
-    return _read_torch(Loader(stage, index, type(loader).__name__, limit=limit, combined=combined), loader, base)
+        return replace(start, length=_length(loader), batch_size=plain_attribute(loader, "batch_size", int))
+    return _read_torch(start, loader, base)
 
 
 def index_sampler_of(loader: object) -> object:
@@ -74,25 +59,22 @@ def _read_torch(start: Loader, loader: object, base: Any) -> Loader:
     iterable = _is_iterable(base)
     dataset_length = _length(dataset)
     batch_sampler = None if iterable else vars(base).get("batch_sampler")
-    return Loader(
-        start.stage,
-        start.index,
-        start.loader,
-        type(dataset).__name__,
-        "iterable" if iterable else "map",
+    inner = getattr(batch_sampler, "__dict__", {}).get("_batch_sampler", batch_sampler)
+    return replace(
+        start,
+        dataset=type(dataset).__name__,
+        kind="iterable" if iterable else "map",
         length=_length_of_iterable(base, loader, dataset_length) if iterable else _length(loader),
-        limit=start.limit,
         dataset_length=dataset_length,
         batch_size=_batch_size(base, batch_sampler),
         batch_sampler=type(batch_sampler).__name__ if batch_sampler is not None else None,
-        dynamic=batch_sampler is not None and _is_dynamic(batch_sampler),
+        dynamic=batch_sampler is not None and type(inner).__name__ not in _FIXED_SIZES,
         drop_last=plain_attribute(batch_sampler if batch_sampler is not None else base, "drop_last", bool),
         sampler=None if iterable else read_sampler(outermost, dataset_length),
         sharded=_is_sharded(dataset) if iterable else None,
         workers=plain_attribute(base, "num_workers", int),
         persistent=plain_attribute(base, "persistent_workers", bool),
         fingerprint=fingerprint(dataset, None if iterable else subset_source(outermost)),
-        combined=start.combined,
     )
 
 
@@ -113,18 +95,13 @@ def _batch_size(base: Any, batch_sampler: Any) -> int | None:
     return size // share[0] if splits and size and share else size
 
 
-def _is_dynamic(batch_sampler: object) -> bool:
-    """Return whether a custom class decides about the batches."""
-    inner = getattr(batch_sampler, "__dict__", {}).get("_batch_sampler", batch_sampler)
-    return type(inner).__name__ not in _FIXED_SIZES
-
-
 def _length_of_iterable(base: Any, loader: Any, dataset_length: int | None) -> int | None:
     """Return the number of batches as torch counts them.
 
     The loader is not asked, because it would then warn of batches beyond that number.
     """
-    if getattr(type(loader), "__len__", None) is not getattr(_loader_class(), "__len__", None):
+    torch_loader = getattr(sys.modules.get("torch.utils.data"), "DataLoader", None)
+    if getattr(type(loader), "__len__", None) is not getattr(torch_loader, "__len__", None):
         return _length(loader)
     size: int | None = plain_attribute(base, "batch_size", int)
     if dataset_length is None or size is None:
@@ -132,13 +109,7 @@ def _length_of_iterable(base: Any, loader: Any, dataset_length: int | None) -> i
     return dataset_length // size if plain_attribute(base, "drop_last", bool) else -(-dataset_length // size)
 
 
-def _loader_class() -> Any:
-    data = sys.modules.get("torch.utils.data")
-    return getattr(data, "DataLoader", None)
-
-
 def _length(thing: object) -> int | None:
-    """Return ``len()`` of a user's object, or ``None``."""
     if not isinstance(thing, Sized):
         return None
     with random_state_kept():  # some batch samplers iterate a whole epoch to find their length

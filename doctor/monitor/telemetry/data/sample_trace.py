@@ -102,7 +102,10 @@ class SampleTrace:
         if known is None or _is_first(iterator) or not known.is_of(iterator):
             known = self._begin(iterator)
         if known.is_open:
-            known.add(_indices(index) if iterator._auto_collation else (index,))
+            indices: Any = index if iterator._auto_collation else (index,)
+            if not isinstance(indices, (list, tuple)):
+                indices = indices.tolist() if _is_array(indices) and indices.ndim == 1 else (indices,)
+            known.add(indices)
         return known.is_open
 
     def exhausted(self, iterator: Any) -> None:
@@ -136,13 +139,6 @@ def _is_first(iterator: Any) -> bool:
     return (iterator._num_yielded if sent is None else sent) == 0
 
 
-def _indices(batch: Any) -> Iterable[object]:
-    """Return the indices of a batch."""
-    if isinstance(batch, (list, tuple)):
-        return batch
-    return batch.tolist() if _is_array(batch) and batch.ndim == 1 else (batch,)
-
-
 def _number(index: Any) -> int | None:
     """Return an index as a number equal on all ranks; ``None`` for device and custom objects."""
     kind = type(index)
@@ -166,11 +162,7 @@ def _weak(thing: object) -> Callable[[], object]:
     try:
         return weakref.ref(thing)
     except TypeError:
-        return _nothing
-
-
-def _nothing() -> None:
-    return None
+        return lambda: None
 
 
 # One patch per process for all observers: two runs at once must not undo each other's.

@@ -42,7 +42,11 @@ def read_sampler(outermost: object, dataset_length: int | None = None) -> Sample
         generator_seed=None if synchronised else _generator_seed(chain),
         inner=type(innermost).__name__ if innermost is not main else None,
         independent=any(_is_independent(one, dataset_length) for one in chain),
-        repeats=any(map(_repeats, chain)),
+        repeats=any(
+            "repe" in str(name) and type(value) is int and value > 1
+            for one in chain
+            for name, value in dict(getattr(one, "__dict__", {})).items()
+        ),
     )
 
 
@@ -99,10 +103,9 @@ def _is_random(sampler: object) -> bool:
 def _shuffles(main: object, innermost: object) -> bool | None:
     if _is_random(innermost):
         return True
-    if type(innermost).__name__ == "SequentialSampler" and innermost is main:
-        return False
     own = plain_attribute(main, "shuffle", bool)
-    return False if own is None and type(innermost).__name__ == "SequentialSampler" else own
+    is_sequential = type(innermost).__name__ == "SequentialSampler"
+    return False if is_sequential and (own is None or innermost is main) else own
 
 
 def _pads(sampler: object) -> bool | None:
@@ -127,25 +130,13 @@ def _generator_seed(chain: list[Any]) -> int | None:
 
 
 def _is_independent(sampler: object, dataset_length: int | None) -> bool:
-    """Return whether ranks draw independently.
-
-    That is with replacement, by weights, or a random part of the dataset each epoch.
-    """
+    """Return whether ranks draw with replacement, by weights, or a random part of the dataset each epoch."""
     if not _is_random(sampler):
         return False
     part = plain_attribute(sampler, "_num_samples", int)
     smaller = part is not None and dataset_length is not None and part < dataset_length
     weighted = any(base.__name__ == "WeightedRandomSampler" for base in type(sampler).__mro__)
     return plain_attribute(sampler, "replacement", bool) is True or weighted or smaller
-
-
-def _repeats(sampler: object) -> bool:
-    """Return whether samples repeat across ranks.
-
-    Examples are repeated augmentation and several answers per prompt.
-    """
-    names: Any = getattr(sampler, "__dict__", {})
-    return any("repe" in str(name) and type(value) is int and value > 1 for name, value in dict(names).items())
 
 
 def _is_array(thing: object) -> bool:
