@@ -296,7 +296,7 @@ def test_what_the_driver_hides_is_missing():
 
 
 def test_the_real_driver_answers():
-    assert isinstance(cuda_device._read_gpus(), (GpuFacts, Missing))
+    assert isinstance(DriverMemory()._read(), (GpuFacts, Missing))
 
 
 def test_a_runtime_that_is_silent_or_refuses_has_no_answer():

@@ -6,7 +6,6 @@ Reads files of /proc, so never call it on the step path.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -28,24 +27,26 @@ def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[Child
     Other ranks and their children are left out. A child that ended and was not waited for has state ``Z``.
     """
     parent = os.getpid() if pid is None else pid
-    own = _numbers(_environ(proc / str(parent)), os.environ if pid is None else {})
+    environments = (_environ(proc / str(parent)), os.environ if pid is None else {})
+    own = {name: {one[name] for one in environments if name in one} or {"0"} for name in RANK_VARIABLES}
     found: dict[int, ChildProcess] = {}
     waiting = [parent]
     while waiting and len(found) < MOST:
         for child in _children(waiting.pop(), proc):
-            seen = child in found or _is_other_rank(_environ(proc / str(child)), own)
-            one = None if seen else read_child(proc, child)
+            if child in found:
+                continue
+            # One that was started as another rank (by Lightning's launcher); a mere fork shows its parent's number.
+            started = _environ(proc / str(child))
+            is_other_rank = any(started[name] not in own[name] for name in RANK_VARIABLES if name in started)
+            one = None if is_other_rank else _read_child(proc, child)
             if one is not None:
                 found[child] = one
                 waiting.append(child)
     return tuple(found[child] for child in sorted(found)[:MOST])
 
 
-def read_child(proc: Path, pid: int) -> ChildProcess | None:
-    """Return one process, or ``None`` if it is gone.
-
-    See proc(5) for ``stat``, whose name field may contain blanks and brackets.
-    """
+def _read_child(proc: Path, pid: int) -> ChildProcess | None:
+    """Return one process; see proc(5) for ``stat``, whose name field may contain blanks and brackets."""
     folder = proc / str(pid)
     before, bracket, after = (read_text(folder / "stat") or "").rpartition(")")
     if not bracket or not after.split():
@@ -84,26 +85,7 @@ def _children(pid: int, proc: Path) -> list[int]:
         return []
 
 
-def _numbers(started: Mapping[str, str], now: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the rank by each variable, at the start and now, by default 0."""
-    return {name: {where[name] for where in (started, now) if name in where} or {"0"} for name in RANK_VARIABLES}
-
-
-def _is_other_rank(started: Mapping[str, str], own: Mapping[str, set[str]]) -> bool:
-    """Return whether a child was started as another rank, as by Lightning's launcher.
-
-    A mere fork shows its parent's number.
-    """
-    return any(started[name] not in own[name] for name in RANK_VARIABLES if name in started)
-
-
 def _environ(folder: Path) -> dict[str, str]:
     """Return the initial environment of a process, as far as it is readable."""
-    return dict(_assignments(read_text(folder / "environ") or ""))
-
-
-def _assignments(text: str) -> Iterator[tuple[str, str]]:
-    for entry in text.split("\0"):
-        name, equals, value = entry.partition("=")
-        if equals:
-            yield name, value
+    entries = (entry.partition("=") for entry in (read_text(folder / "environ") or "").split("\0"))
+    return {name: value for name, equals, value in entries if equals}

@@ -20,21 +20,8 @@ class CudaEvent(Protocol):
         """Return the milliseconds from this event to ``end``; both must have been passed."""
 
 
-class EventFactory(Protocol):
-    """Creates and records events."""
-
-    def make(self) -> CudaEvent:
-        """Return a new event, not recorded yet."""
-
-    def record(self, event: CudaEvent) -> None:
-        """Record the event behind all work enqueued so far."""
-
-    def capturing(self) -> bool:
-        """Return whether a CUDA graph is being captured, so that nothing may be recorded or queried."""
-
-
-class CudaEventFactory:
-    """The events of ``device``; an unrecorded event creates no context."""
+class EventFactory:
+    """Creates and records events of a CUDA ``device``; an unrecorded event creates no context."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -43,22 +30,22 @@ class CudaEventFactory:
         self._device = device
 
     def make(self) -> CudaEvent:
-        """Return a new event with timing."""
+        """Return a new event with timing, not recorded yet."""
         event: CudaEvent = self._cuda.Event(enable_timing=True)
         return event
 
     def record(self, event: Any) -> None:
-        """Record the event on this thread's current stream of the device.
+        """Record the event behind all work enqueued on this thread's current stream of the device.
 
         The stream is named because the default is the current device, which may be another one and would get a context.
         """
         event.record(self._cuda.current_stream(self._device))
 
     def capturing(self) -> bool:
-        """Return whether this thread captures a CUDA graph."""
+        """Return whether this thread captures a CUDA graph, so that nothing may be recorded or queried."""
         return bool(self._cuda.is_current_stream_capturing())
 
 
 def event_factory(device: Any) -> EventFactory | None:
     """Return the events of a CUDA device, ``None`` for any other device."""
-    return CudaEventFactory(device) if device is not None and device.type == "cuda" else None
+    return EventFactory(device) if device is not None and device.type == "cuda" else None

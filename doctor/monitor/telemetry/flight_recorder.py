@@ -47,18 +47,25 @@ def read_recorder(most: int = 200, *, stacks: bool = True) -> RecorderFacts:
         NotVisible: the recorder is off, missing in this torch, or does not answer.
     """
     distributed = _distributed()
-    answers = {name: _dump_with_deadline(dump, stacks=stacks) for name, dump in _dumpers(distributed).items()}
+    # The dump functions have private names, and not every build has all of them.
+    library = getattr(sys.modules["torch"]._C, "_distributed_c10d", distributed)
+    dumpers = {"cpu": getattr(library, "_dump_fr_trace", None), "nccl": getattr(library, "_dump_nccl_trace", None)}
+    answers = {name: _dump_with_deadline(dump, stacks=stacks) for name, dump in dumpers.items() if dump is not None}
     dumps = {name: load_dump(answer) for name, answer in answers.items()}
     if not dumps:
         raise NotVisible("this torch has no flight recorder", "torch 2.4 or newer for NCCL, 2.8 or newer for Gloo")
     active = [name for name, dump in dumps.items() if any(map(dump.get, ("entries", "pg_config", "pg_status")))]
     if not active:
-        raise NotVisible("the flight recorder is off", f"export {_variable(distributed)}=2000")
+        variable = "TORCH_FR_BUFFER_SIZE" if dumpers["cpu"] is not None else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+        raise NotVisible("the flight recorder is off", f"export {variable}=2000")
     if stacks:
         _raw_dumps.update({name: answers[name] for name in active})
     known = _known_groups(distributed)
     facts = [parse_recorder(dump, most, known) for dump in dumps.values()]
-    return _with_conditions(_joined(facts) if len(facts) > 1 else facts[0])
+    joined = _joined(facts) if len(facts) > 1 else facts[0]
+    entries = zip(joined.collectives, with_conditions([entry.frames for entry in joined.collectives]), strict=True)
+    collectives = tuple(msgspec.structs.replace(entry, frames=stack) for entry, stack in entries)
+    return msgspec.structs.replace(joined, collectives=collectives)
 
 
 def take_dumps() -> dict[str, bytes]:
@@ -87,9 +94,6 @@ def load_dump(data: bytes) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-# Process.
-
-
 def _distributed() -> ModuleType:
     if "torch" not in sys.modules:
         raise NotPresent("torch is not loaded")
@@ -98,18 +102,6 @@ def _distributed() -> ModuleType:
     if not distributed.is_available() or not distributed.is_initialized():
         raise NotPresent("no process group")
     return distributed
-
-
-def _dumpers(distributed: ModuleType) -> dict[str, Callable[..., bytes]]:
-    """Return the dump functions by recorder: private names, not all of them in every build."""
-    library = getattr(sys.modules["torch"]._C, "_distributed_c10d", distributed)
-    names = {"cpu": "_dump_fr_trace", "nccl": "_dump_nccl_trace"}
-    return {kind: dump for kind, name in names.items() if (dump := getattr(library, name, None)) is not None}
-
-
-def _variable(distributed: ModuleType) -> str:
-    library = getattr(sys.modules["torch"]._C, "_distributed_c10d", distributed)
-    return "TORCH_FR_BUFFER_SIZE" if hasattr(library, "_dump_fr_trace") else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
 _DUMP_THREADS: list[threading.Thread] = []
@@ -141,9 +133,6 @@ def _known_groups(distributed: ModuleType) -> dict[str, tuple[int, ...]]:
     return {str(name): members for name, members in found.items()}
 
 
-# Facts.
-
-
 def _joined(facts: Sequence[RecorderFacts]) -> RecorderFacts:
     """Merge two recorders of one process."""
     groups: dict[str, ProcessGroup] = {}
@@ -157,12 +146,4 @@ def _joined(facts: Sequence[RecorderFacts]) -> RecorderFacts:
         groups=tuple(groups.values()),
         collectives=tuple(collectives),
         wrapped=any(one.wrapped for one in facts),
-    )
-
-
-def _with_conditions(facts: RecorderFacts) -> RecorderFacts:
-    stacks = with_conditions([entry.frames for entry in facts.collectives])
-    entries = zip(facts.collectives, stacks, strict=True)
-    return msgspec.structs.replace(
-        facts, collectives=tuple(msgspec.structs.replace(entry, frames=stack) for entry, stack in entries)
     )

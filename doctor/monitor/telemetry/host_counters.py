@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from doctor.collectors.base import Machine, parse_int, read_text
 from doctor.collectors.host.cgroup import read_cgroup
@@ -20,51 +20,44 @@ class HostCounters:
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
         self._since = time.monotonic()
-        self._before = read_counters(self._machine)
+        self._before = _read_counters(self._machine)
 
     def facts(self) -> HostUseFacts:
         """Return the increase since then. Reads some files of /proc and /sys; not for the step path."""
-        before, now = self._before, read_counters(self._machine)
-        errors = ((name, _moved(before.errors.get(name, 0), count)) for name, count in now.errors.items())
+        before, now = self._before, _read_counters(self._machine)
+        errors = ((name, _increase(before.errors.get(name, 0), count)) for name, count in now.errors.items())
         return HostUseFacts(
             seconds=round(time.monotonic() - self._since, 3),
-            cpu_periods=_moved(before.cpu_periods, now.cpu_periods),
-            cpu_throttled_periods=_moved(before.cpu_throttled, now.cpu_throttled),
-            segments=_moved(before.segments, now.segments),
-            retransmitted=_moved(before.retransmitted, now.retransmitted),
+            cpu_periods=_increase(before.cpu_periods, now.cpu_periods),
+            cpu_throttled_periods=_increase(before.cpu_throttled, now.cpu_throttled),
+            segments=_increase(before.segments, now.segments),
+            retransmitted=_increase(before.retransmitted, now.retransmitted),
             interface_errors=tuple(sorted((name, count) for name, count in errors if count)),
         )
 
 
-@dataclass(frozen=True)
-class CounterReadings:
-    """Counters at one moment, or ``None``. ``errors``: by interface, including drops."""
+class _Readings(NamedTuple):
+    """Counters at one moment. ``errors``: by interface, including drops; see proc_net(5)."""
 
-    cpu_periods: int | None = None
-    cpu_throttled: int | None = None
-    segments: int | None = None
-    retransmitted: int | None = None
-    errors: dict[str, int] = field(default_factory=dict)
+    cpu_periods: int | None
+    cpu_throttled: int | None
+    segments: int | None
+    retransmitted: int | None
+    errors: dict[str, int]
 
 
-def read_counters(machine: Machine) -> CounterReadings:
-    """Read all counters."""
+def _read_counters(machine: Machine) -> _Readings:
     group = read_cgroup(machine)
     segments, again = read_segments(machine)
-    return CounterReadings(group.cpu_periods, group.cpu_throttled, segments, again, read_interface_errors(machine))
-
-
-def read_interface_errors(machine: Machine) -> dict[str, int]:
-    """Return errors and drops of each interface in both directions; see proc_net(5)."""
-    rows = (line.partition(":") for line in (read_text(machine.proc / "net" / "dev") or "").splitlines())
-    found = {}
-    for name, colon, rest in rows:
+    errors = {}
+    for line in (read_text(machine.proc / "net" / "dev") or "").splitlines():
+        name, colon, rest = line.partition(":")
         columns = rest.split()
         if colon and len(columns) > max(COLUMNS):
-            found[name.strip()] = sum(parse_int(columns[column]) or 0 for column in COLUMNS)
-    return found
+            errors[name.strip()] = sum(parse_int(columns[column]) or 0 for column in COLUMNS)
+    return _Readings(group.cpu_periods, group.cpu_throttled, segments, again, errors)
 
 
-def _moved(before: int | None, now: int | None) -> int | None:
+def _increase(before: int | None, now: int | None) -> int | None:
     """Return the increase; ``None`` if unavailable or reset, as by a recreated interface."""
     return now - before if before is not None and now is not None and now >= before else None

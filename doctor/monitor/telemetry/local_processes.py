@@ -28,7 +28,8 @@ def process_state(pid: int, started: float | None) -> tuple[State, str | None]:
     if fields is None:
         return GONE, None
     letter = fields[0]
-    if letter in "ZXx" or (started is not None and abs(_seconds(fields) - started) > _SAME):
+    began = int(fields[_START_TIME]) / _TICKS
+    if letter in "ZXx" or (started is not None and abs(began - started) > _SAME):
         return GONE, letter if letter in "ZXx" else None
     return (STOPPED if letter in "Tt" else SILENT), letter
 
@@ -36,11 +37,7 @@ def process_state(pid: int, started: float | None) -> tuple[State, str | None]:
 def process_start_time(pid: int | None = None) -> float | None:
     """Return the start time of a process (this one) in seconds since boot, if visible."""
     fields = _fields(os.getpid() if pid is None else pid)
-    return _seconds(fields) if fields else None
-
-
-def _seconds(fields: list[str]) -> float:
-    return int(fields[_START_TIME]) / _TICKS
+    return int(fields[_START_TIME]) / _TICKS if fields else None
 
 
 def _fields(pid: int) -> list[str] | None:

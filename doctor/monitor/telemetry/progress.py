@@ -100,7 +100,7 @@ class Progress:
         self._recent: deque[tuple[str, str, int | None, float]] = deque(maxlen=RECENT)
         self._ends: list[EpochEnd] = []
         self._offset = time.time() - time.monotonic()
-        self._training_thread = threading.get_ident()
+        self.training_thread = threading.get_ident()
 
     def take(self, events: Sequence[event_log.LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
@@ -134,28 +134,19 @@ class Progress:
         """Record that a loader was exhausted."""
         self._ends = [*self._ends[-KEPT_ENDS:], EpochEnd(stage, loader, epoch, batches)]
 
-    @property
-    def training_thread(self) -> int:
-        """The identity of the training thread."""
-        return self._training_thread
-
     def limit(self) -> float:
         """Return the seconds the current point may take if this rank is busy."""
         if self._hang_after is not None:
             return self._hang_after
         interval = self._interval
         floor = PHASE_TIMEOUTS.get("setup" if self.stage == "setup" else self.point, FLOOR)
-        return max(floor, FIRST if interval is None else interval.most(young=self._is_young))
+        return max(floor, FIRST if interval is None else interval.most(young=self.passed < YOUNG))
 
     def limit_of_waiting(self) -> float:
         """Return the seconds it may take if this rank waits for others."""
         if self._hang_after is not None or "step" not in self._intervals.get("train", ()):
             return self.limit()
-        return max(FLOOR, self._interval.most(young=self._is_young) if self._interval else 0.0)
-
-    @property
-    def _is_young(self) -> bool:
-        return self.passed < YOUNG
+        return max(FLOOR, self._interval.most(young=self.passed < YOUNG) if self._interval else 0.0)
 
     @property
     def _interval(self) -> TypicalInterval | None:
@@ -170,12 +161,13 @@ class Progress:
         if idle > limit:
             return Stall(idle, limit)
         early = self.limit_of_waiting()
-        return Stall(idle, early) if idle > early and is_waiting_in_collective(self._training_thread) else None
+        return Stall(idle, early) if idle > early and is_waiting_in_collective(self.training_thread) else None
 
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""
         now = time.monotonic()
         stall = self.stall()
+        offset, recent = self._offset, list(self._recent)
         return ProgressFacts(
             run=self.run,
             state="stalled" if stall else self.state,
@@ -184,7 +176,7 @@ class Progress:
             stage=self.stage,
             point=self.point,
             epoch=self.epoch,
-            step=self._step(),
+            step=self.step if self.step_now is None else self.step_now(),
             batch=self.batch,
             loader=self.loader,
             passed=self.passed,
@@ -193,15 +185,5 @@ class Progress:
             patience=round(self.limit(), 3),
             failure=self.failure,
             ended=tuple(self._ends),
-            recent=self._recent_points(),
-        )
-
-    def _step(self) -> int | None:
-        """Return the optimizer steps so far, from the loop that counts them if there is one."""
-        return self.step if self.step_now is None else self.step_now()
-
-    def _recent_points(self) -> tuple[PointInTime, ...]:
-        newest = list(self._recent)
-        return tuple(
-            PointInTime(stage, point, batch, round(at + self._offset, 4)) for stage, point, batch, at in newest
+            recent=tuple(PointInTime(stage, point, batch, round(at + offset, 4)) for stage, point, batch, at in recent),
         )

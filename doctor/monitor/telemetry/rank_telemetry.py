@@ -42,7 +42,7 @@ class RankTelemetry:
         self.memory = MemorySampler()
         self.replica = ReplicaTracker(every_n_steps)
         self.training = TrainingFacts()
-        self.when_due: Callable[[], None] = _nothing
+        self.when_due: Callable[[], None] = lambda: None
         self._progress = Progress(hang_after=hang_after)
         self._steps = StepClock()
         self._event_log = EventLog()
@@ -117,10 +117,7 @@ class RankTelemetry:
         self.note((monotonic(), "step", (batch, loader, number)))
 
     def mark(self, point: str) -> None:
-        """Record a point within the step. (step path)
-
-        ``forward``, ``backward``, ``optimizer``, ``batch-end`` or ``checkpoint``.
-        """
+        """Record ``forward``, ``backward``, ``optimizer``, ``batch-end`` or ``checkpoint``. (step path)"""
         self.note((monotonic(), point, None))
 
     def batch_end(self, stage: str, *, step: int | None = None, loss: object = None) -> None:
@@ -174,7 +171,8 @@ class RankTelemetry:
             type(error).__name__, _message(error), round(time.time(), 3), frames_of_traceback(error.__traceback__)
         )
         self.progress.state = "failed"
-        if not _is_out_of_memory(error):  # fetching needs memory, and the allocator would wait for the device
+        # Fetching needs memory, and the allocator would wait for the device.
+        if all(kind.__name__ != "OutOfMemoryError" for kind in type(error).__mro__):
             self.replica.finish()
 
     def ended(self) -> None:
@@ -202,35 +200,26 @@ class RankTelemetry:
             "model": self.replica.model,
             "replica": self.replica.facts,
         }
-        if (
-            self.progress.state != "running"
-        ):  # the last card shows whether ranks called different collectives without an error
+        if self.progress.state != "running":  # ranks may have called different collectives without an error
             readers["flight-recorder"] = lambda: read_recorder(stacks=False)
         return {key: _read_section(key, read) for key, read in readers.items()}
 
     def position(self) -> Sections:
         """Return the card with what explains a stall: stack, children, newest collectives."""
+
+        def progress_with_stack() -> Section:
+            return msgspec.structs.replace(
+                self.progress.facts(),
+                stack=thread_stack(self.progress.training_thread),
+                stack_from="interpreter",
+                children=child_processes(),
+            )
+
         return {
             **self.card(),
-            "progress": _read_section("progress", self._progress_with_stack),
+            "progress": _read_section("progress", progress_with_stack),
             "flight-recorder": _read_section("flight-recorder", read_recorder),
         }
-
-    def _progress_with_stack(self) -> Section:
-        return msgspec.structs.replace(
-            self.progress.facts(),
-            stack=thread_stack(self.progress.training_thread),
-            stack_from="interpreter",
-            children=child_processes(),
-        )
-
-
-def _nothing() -> None:
-    pass
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
 
 
 def _read_section(key: str, read: Callable[[], Section]) -> Section | Missing:

@@ -87,12 +87,13 @@ class StepClock:
         """Return the medians of all complete windows. For any thread."""
         before = self._closed
         rows = self._rows[:]  # atomic in the interpreter, so no row is split
-        first = max(0, self._closed // WINDOW - KEPT)
-        windows = [
-            window_of(number * WINDOW, _window(rows, number))
-            for number in range(first, before // WINDOW)
-            if not self._has_gap(number)
-        ]
+        oldest = max(0, self._closed // WINDOW - KEPT)
+        gaps = tuple(self._gaps)
+        windows = []
+        for begin in range(oldest * WINDOW, before // WINDOW * WINDOW, WINDOW):
+            if not any(first < begin + WINDOW and begin < end for first, end in gaps):
+                bases = (step % ROWS * COLUMNS for step in range(begin, begin + WINDOW))
+                windows.append(_window_of(begin, [rows[base : base + COLUMNS] for base in bases]))
         return StepFacts(windows=tuple(windows), seen=self._seen)
 
     def _begin(self, batch: int, *, follows: bool) -> None:
@@ -105,11 +106,6 @@ class StepClock:
             self._gaps.append((max(0, self._batch), batch))
         self._closed = self._batch = batch
         spent[:] = NOTHING
-
-    def _has_gap(self, window: int) -> bool:
-        """Return whether a row of a window is missing."""
-        begin = window * WINDOW
-        return any(first < begin + WINDOW and begin < end for first, end in tuple(self._gaps))
 
     def _take_device(self) -> None:
         """Fill in seconds on the device, which are known some batches later, in complete rows."""
@@ -163,7 +159,7 @@ class DeviceClock:
             self.timed.append((batch, first.elapsed_time(second) / 1000.0))
 
 
-def window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
+def _window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
     """Return the medians over the rows of a window.
 
     A phase that no batch had is ``None``; one that some had (the optimizer with gradient accumulation) is the median of
@@ -197,8 +193,3 @@ def _forward_and_other(row: Sequence[float]) -> tuple[float, float]:
 def _median(values: Any) -> float | None:
     known = [value for value in values if value]
     return round(median(known), 6) if known else None
-
-
-def _window(rows: Sequence[float], number: int) -> list[Sequence[float]]:
-    begins = ((number * WINDOW + row) % ROWS * COLUMNS for row in range(WINDOW))
-    return [rows[begin : begin + COLUMNS] for begin in begins]

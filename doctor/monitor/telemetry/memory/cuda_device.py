@@ -92,9 +92,7 @@ class CudaDeviceMemory:
         self._driver = DriverMemory()
 
     def allocator(self) -> AllocatorStats:
-        """Return the allocator's statistics.
-
-        Takes its lock for some microseconds and queries no device.
+        """Return the allocator's statistics; takes its lock for some microseconds and queries no device.
 
         Empty before CUDA is used, or for an allocator that does not count (torch.cuda.memory.CUDAPluggableAllocator).
         """
@@ -133,10 +131,7 @@ class CudaDeviceMemory:
 
 
 def device_ids(properties: Any) -> tuple[str | None, str | None]:
-    """Return UUID and PCI bus id of torch's device properties in the form of NVML.
-
-    ``None`` for what this torch does not provide.
-    """
+    """Return UUID and PCI bus id in the form of NVML, ``None`` for what this torch does not provide."""
     uuid = getattr(properties, "uuid", None)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     return (
@@ -146,20 +141,23 @@ def device_ids(properties: Any) -> tuple[str | None, str | None]:
 
 
 class DriverMemory:
-    """The driver's view of the GPUs, queried in a subprocess in the background.
+    """The driver's view of the GPUs, queried in the background at most every :data:`QUERY_EVERY` seconds.
 
-    At most every :data:`QUERY_EVERY` seconds. GPUs are named by UUID and PCI bus id; one of them is enough.
+    GPUs are named by UUID and PCI bus id; one of them is enough.
     """
 
     def __init__(self, read: Callable[[], Any] | None = None) -> None:
-        self._read = read or _read_gpus
+        self._read = read or (lambda: run_collector(collector_for(GpuFacts.key), Machine()))
         self._readings: deque[tuple[float, tuple[Gpu, ...]]] = deque(maxlen=KEPT_QUERIES)
         self._queried_at = -QUERY_EVERY
         self._query_thread: threading.Thread | None = None
 
     def processes(self, names: tuple[str | None, ...]) -> tuple[GpuProcess, ...] | None:
         """Return the processes that hold memory of a GPU, by the last query; start one if it is due."""
-        self._refresh()
+        busy = self._query_thread is not None and self._query_thread.is_alive()
+        if not busy and time.monotonic() - self._queried_at >= QUERY_EVERY:
+            self._queried_at = time.monotonic()
+            self._query_thread = start_thread("doctor-gpus", self._query)
         readings = list(self._readings)
         gpu = _named(names, readings[-1][1]) if readings else None
         return gpu.processes if gpu else None
@@ -168,12 +166,6 @@ class DriverMemory:
         """Return the utilization of a GPU in percent at the queries from then on, oldest first."""
         gpus = (_named(names, gpus) for at, gpus in list(self._readings) if at >= since)
         return tuple(gpu.utilization for gpu in gpus if gpu and gpu.utilization is not None)
-
-    def _refresh(self) -> None:
-        busy = self._query_thread is not None and self._query_thread.is_alive()
-        if not busy and time.monotonic() - self._queried_at >= QUERY_EVERY:
-            self._queried_at = time.monotonic()
-            self._query_thread = start_thread("doctor-gpus", self._query)
 
     def _query(self) -> None:
         at, outcome = time.time(), self._read()
@@ -184,10 +176,6 @@ class DriverMemory:
 def _named(names: tuple[str | None, ...], gpus: tuple[Gpu, ...]) -> Gpu | None:
     known = {name for name in names if name}
     return next((gpu for gpu in gpus if {gpu.uuid, gpu.bus_id} & known), None)
-
-
-def _read_gpus() -> Any:
-    return run_collector(collector_for(GpuFacts.key), Machine())
 
 
 def call_with_timeout(seconds: float, query: Callable[[], T]) -> T | None:

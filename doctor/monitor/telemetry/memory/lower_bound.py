@@ -39,30 +39,20 @@ def memory_lower_bound(module: Any, optimizers: Iterable[Any], *, buckets: bool 
     device = tensors[0].device
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.device == device]
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    groups = [
-        [(_bytes(group, device), _states(optimizer, group)) for group in optimizer.param_groups]
-        for optimizer in map(_inner, optimizers)
-    ]
-    gradients = max((sum(size for size, _ in own) for own in groups), default=0)
-    kept = sum(size * states for own in groups for size, states in own)
-    return int(sum(held.values()) + gradients * (2 if buckets else 1) + kept)
+    gradients, states = [0], 0
+    for optimizer in (getattr(one, "optimizer", one) for one in optimizers):  # the one in Accelerate's wrapper
+        kind = type(optimizer)
+        state_count = _STATES.get(kind.__name__) if kind.__module__.startswith("torch.optim") else None
+        sizes = [_gradient_bytes(group, device) for group in optimizer.param_groups]
+        gradients.append(sum(sizes))
+        if state_count is not None:
+            states += sum(size * state_count(group) for size, group in zip(sizes, optimizer.param_groups, strict=True))
+    return int(sum(held.values()) + max(gradients) * (2 if buckets else 1) + states)
 
 
-def _inner(optimizer: Any) -> Any:
-    """Return the optimizer inside Accelerate's wrapper, which has its groups but another class."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def _states(optimizer: Any, group: Group) -> int:
-    kind = type(optimizer)
-    is_torch = kind.__module__.startswith("torch.optim")
-    return _STATES[kind.__name__](group) if is_torch and kind.__name__ in _STATES else 0
-
-
-def _bytes(group: Group, device: Any) -> int:
-    """Return the bytes of a group's parameters that get a gradient on the device."""
-    locals_ = (_local(one) for one in group["params"] if one.requires_grad)
-    return sum(one.numel() * one.element_size() for one in locals_ if one.device == device)
+def _gradient_bytes(group: Group, device: Any) -> int:
+    parameters = (_local(one) for one in group["params"] if one.requires_grad)
+    return sum(one.numel() * one.element_size() for one in parameters if one.device == device)
 
 
 def _local(tensor: Any) -> Any:

@@ -94,7 +94,8 @@ class MemorySampler:
             host_available=host_available(self._machine),
         )
         with self._reading:
-            self._samples.add(_taken(self._pending))
+            # The training thread may add more meanwhile.
+            self._samples.add([self._pending.popleft() for _ in range(len(self._pending))])
             self._samples.complete(rest)
             return rest, self._samples.kept
 
@@ -115,12 +116,15 @@ class MemorySamples:
     def add(self, samples: Iterable[MemorySample]) -> None:
         """Add samples, oldest first."""
         for sample in samples:
+            self._is_incomplete = True
             if self._is_open():
                 self.kept = (*self.kept[:-1], merge_samples(self.kept[-1], sample))
-            else:
-                self._thin()
-                self.kept = (*self.kept, sample)
-            self._is_incomplete = True
+                continue
+            if len(self.kept) >= self._most:
+                pairs = zip(self.kept[::2], self.kept[1::2], strict=False)
+                self.kept = tuple(merge_samples(first, second) for first, second in pairs)
+                self._spacing = (self.kept[-1].step - self.kept[0].step) / (len(self.kept) - 1)
+            self.kept = (*self.kept, sample)
 
     def complete(self, rest: MemorySample) -> None:
         """Complete the newest sample, once, with the values of ``rest`` that have to be read."""
@@ -136,12 +140,6 @@ class MemorySamples:
         is_near = bool(before) and abs(newest.step - before[0].step) < self._spacing
         return is_near or (newest.allocated is None and newest.resident is None)
 
-    def _thin(self) -> None:
-        if len(self.kept) >= self._most:
-            pairs = zip(self.kept[::2], self.kept[1::2], strict=False)
-            self.kept = tuple(merge_samples(first, second) for first, second in pairs)
-            self._spacing = (self.kept[-1].step - self.kept[0].step) / (len(self.kept) - 1)
-
 
 def merge_samples(first: MemorySample, second: MemorySample) -> MemorySample:
     """Merge two intervals: the end of ``second``, and the larger peak and batch of both."""
@@ -154,20 +152,14 @@ def merge_samples(first: MemorySample, second: MemorySample) -> MemorySample:
 def host_available(machine: Machine) -> int | None:
     """Return the bytes available to the host and to the cgroup of this process."""
     group = read_cgroup(machine)
-    left = None if group.memory_limit is None or group.memory_used is None else group.memory_limit - group.memory_used
-    sizes = [size for size in (left, _available(machine)) if size is not None]
-    return max(0, min(sizes)) if sizes else None
-
-
-def _available(machine: Machine) -> int | None:
+    sizes = []
+    if group.memory_limit is not None and group.memory_used is not None:
+        sizes.append(group.memory_limit - group.memory_used)
     rows = (line.split() for line in (read_text(machine.proc / "meminfo") or "").splitlines())
-    size = next((parse_int(row[1]) for row in rows if len(row) == 3 and row[0] == "MemAvailable:"), None)
-    return None if size is None else size * 1024
-
-
-def _taken(fresh: deque[MemorySample]) -> list[MemorySample]:
-    """Return the pending samples, while the training thread may add more."""
-    return [fresh.popleft() for _ in range(len(fresh))]
+    available = next((parse_int(row[1]) for row in rows if len(row) == 3 and row[0] == "MemAvailable:"), None)
+    if available is not None:
+        sizes.append(available * 1024)
+    return max(0, min(sizes)) if sizes else None
 
 
 def _largest(*sizes: int | None) -> int | None:
@@ -177,6 +169,9 @@ def _largest(*sizes: int | None) -> int | None:
 def _with_device(
     facts: RunMemoryFacts, device: CudaDeviceMemory, now: AllocatorStats, size: tuple[int, int] | None
 ) -> RunMemoryFacts:
+    error = None
+    if facts.estimated_floor is not None and facts.samples and now.peak_allocated:  # steps were measured
+        error = round(facts.estimated_floor / now.peak_allocated - 1, 3)
     return msgspec.structs.replace(
         facts,
         device_id=device.identity(),
@@ -186,13 +181,6 @@ def _with_device(
         foreign=max(0, size[1] - size[0] - (now.reserved or 0)) if size else None,
         processes=device.processes(),
         utilization=device.utilization(facts.samples[0].at or 0.0) if facts.samples else (),
-        estimate_error=_error(facts, now),
+        estimate_error=error,
         **now._asdict(),
     )
-
-
-def _error(facts: RunMemoryFacts, now: AllocatorStats) -> float | None:
-    """Return the relative error of the lower bound, once steps were measured."""
-    if facts.estimated_floor is None or not facts.samples or not now.peak_allocated:
-        return None
-    return round(facts.estimated_floor / now.peak_allocated - 1, 3)

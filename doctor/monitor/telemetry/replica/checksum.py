@@ -103,8 +103,11 @@ def split_into_chunks(parameters: Sequence[Named], most_bytes: int | None = None
             left = room
         groups[-1].append(piece)
         left -= size
+    if len(groups) == 1:
+        return (ParameterChunk("all", tuple(groups[0])),)
     return tuple(
-        ParameterChunk(_label(group, number, len(groups)), tuple(group)) for number, group in enumerate(groups)
+        ParameterChunk(f"{_names(group)} ({number} of {len(groups)})", tuple(group))
+        for number, group in enumerate(groups, 1)
     )
 
 
@@ -122,11 +125,9 @@ def _pieces(parameters: Sequence[Named], room: int) -> Iterator[tuple[ParameterS
             )
 
 
-def _label(group: Sequence[ParameterSlice], number: int, count: int) -> str:
-    if count == 1:
-        return "all"
-    names = f"{group[0].name} to {group[-1].name}" if group[0].name != group[-1].name else group[0].name
-    return f"{names} ({number + 1} of {count})"
+def _names(group: Sequence[ParameterSlice]) -> str:
+    first, last = group[0].name, group[-1].name
+    return first if first == last else f"{first} to {last}"
 
 
 def chunk_sums(part: ParameterChunk) -> Iterator[Sum]:
@@ -158,21 +159,13 @@ def byte_sum(values: torch.Tensor, first: int, end: int) -> int:
 
 
 def bit_sum(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the bits of ``values`` as signed 64-bit integers that wrap around.
-
-    The result has no dimensions.
-    """
+    """Return the sum of the bits of ``values`` as signed 64-bit integers that wrap around."""
     import torch
 
     if values.is_complex():
         values = torch.view_as_real(values)
-    return values.view(_whole_numbers(values)).sum(dtype=torch.int64)
-
-
-def _whole_numbers(values: torch.Tensor) -> torch.dtype:
-    import torch
-
-    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return values.view(integers[values.element_size()]).sum(dtype=torch.int64)
 
 
 def digest(sums: Iterable[int]) -> str:

@@ -84,9 +84,17 @@ class LossTracker:
             self.readback.drain(seconds)
 
     def _send(self, readback: Readback) -> None:
+        import torch
+
         batches = [batch for batch, _ in self._kept]
-        values = stacked([loss for _, loss in self._kept])
-        readback.send(values, lambda arrived: self._check_all(batches, arrived))
+        with torch.no_grad():
+            values = torch.stack([loss.reshape(()) for _, loss in self._kept]).to(torch.float64)
+
+        def check(arrived: list[float]) -> None:
+            for batch, value in zip(batches, arrived, strict=True):
+                self._check(batch, value)
+
+        readback.send(values, check)
         self._kept.clear()
 
     def _keep(self, batch: int, loss: torch.Tensor) -> None:
@@ -97,10 +105,6 @@ class LossTracker:
             kept = kept.clone()
         self._kept.append((batch, kept))
 
-    def _check_all(self, batches: list[int], values: list[float]) -> None:
-        for batch, value in zip(batches, values, strict=True):
-            self._check(batch, value)
-
     def _check(self, batch: int, value: float) -> bool:
         self.seen += 1
         if math.isfinite(value):
@@ -108,11 +112,3 @@ class LossTracker:
         if self.first is None or batch < self.first.step:
             self.first = NonFinite(batch, "loss", value=str(value))
         return True
-
-
-def stacked(losses: list[torch.Tensor]) -> torch.Tensor:
-    """Return scalar tensors of any type and shape as one row of float64 on their device."""
-    import torch
-
-    with torch.no_grad():
-        return torch.stack([loss.reshape(()) for loss in losses]).to(torch.float64)

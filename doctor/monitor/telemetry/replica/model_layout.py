@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from doctor.core.facts import ModelFacts, TensorShape
@@ -27,36 +26,38 @@ def describe_model(module: torch.nn.Module, replicated: bool | None, broadcast: 
     healthy ranks (FSDP1 with its original parameters), are not in the digest.
     """
     named = list(module.named_parameters())
-    shapes = [shape_of(name, parameter) for name, parameter in named]
+    shapes = [_shape_of(name, parameter) for name, parameter in named]
     sizes = [0 if _is_lazy(parameter) else int(parameter.numel()) for _, parameter in named]
-    sharded = is_sharded(module, named)
+    sharded = _is_sharded(module, named)
+    digest = hashlib.blake2b(digest_size=8)
+    for one in shapes:
+        row = (one.name, one.type) if sharded else (one.name, one.shape, one.type)
+        digest.update(f"{row}\n".encode("utf-8", "surrogatepass"))
     return ModelFacts(
         name=type(module).__name__,
         parameters=sum(sizes),
         trainable=sum(size for size, (_, parameter) in zip(sizes, named, strict=True) if parameter.requires_grad),
         count=len(named),
-        digest=_digest((one.name, one.type) if sharded else (one.name, one.shape, one.type) for one in shapes),
+        digest=digest.hexdigest(),
         tensors=tuple(shapes[:MOST_TENSORS]),
         replicated=False if sharded else replicated,
         broadcast=broadcast,
     )
 
 
-def shape_of(name: str, parameter: Any) -> TensorShape:
-    """Return name, shape and type of a parameter.
-
-    One without a shape yet (torch.nn.UninitializedParameter) has the type ``uninitialized``.
-    """
+def _shape_of(name: str, parameter: Any) -> TensorShape:
     if _is_lazy(parameter):
         return TensorShape(name, (), "uninitialized")
     return TensorShape(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
 
 
-def is_sharded(module: torch.nn.Module, named: list[Named]) -> bool:
-    """Return whether this process holds only shards of some parameters."""
+def _is_sharded(module: torch.nn.Module, named: list[Named]) -> bool:
     if any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):  # set by FSDP1
         return True
-    return any(_is_piece(parameter) for _, parameter in named)
+    return any(
+        hasattr(parameter, PARTED) or not SHARDED_KINDS.isdisjoint(kind.__name__ for kind in type(parameter).__mro__)
+        for _, parameter in named
+    )
 
 
 def whole_parameters(module: torch.nn.Module) -> list[Named]:
@@ -67,13 +68,6 @@ def whole_parameters(module: torch.nn.Module) -> list[Named]:
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     found = [one for one in module.named_parameters() if one[0] not in ignored and _is_plain(one[1])]
     return [one for one in found if one[1].device == found[0][1].device]
-
-
-def _digest(rows: Iterable[tuple[object, ...]]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(f"{row}\n".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
@@ -88,10 +82,6 @@ def _is_plain(parameter: torch.Tensor) -> bool:
     )
 
 
-def _is_piece(parameter: Any) -> bool:
-    kinds = {kind.__name__ for kind in type(parameter).__mro__}
-    return bool(kinds & SHARDED_KINDS) or hasattr(parameter, PARTED)
-
-
 def _is_lazy(parameter: Any) -> bool:
+    """Return whether a parameter has no shape yet (torch.nn.UninitializedParameter)."""
     return any(kind.__name__ == "UninitializedTensorMixin" for kind in type(parameter).__mro__)

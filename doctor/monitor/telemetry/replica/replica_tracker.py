@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -70,12 +69,13 @@ class ReplicaTracker:
         facts = describe_model(model, replicated, broadcast)
         self._module = weakref.ref(model)
         self._parts = ParameterChunks(model) if facts.replicated is not False else None
-        self._readback = _readback(next(model.parameters(), None))
+        parameter = next(model.parameters(), None)
+        events = event_factory(parameter.device) if parameter is not None else None
+        self._readback = Readback(events) if events is not None else None
         self._losses.readback = self._readback
         self._checksums = {"step": ChecksumHistory(), "batch": ChecksumHistory()}
-        initial = initial_checksums(self._parts) if self._parts is not None else None
-        self._initial = initial.parts if initial else {}
-        self._model = msgspec.structs.replace(facts, initial=initial and initial.whole)
+        initial, self._initial = _initial_checksums(self._parts) if self._parts is not None else (None, {})
+        self._model = msgspec.structs.replace(facts, initial=initial)
 
     def optimizer_step(self, step: int) -> None:
         """Record optimizer step number ``step``. To be called at least every ``every_n_steps``."""
@@ -90,7 +90,8 @@ class ReplicaTracker:
         self._losses.fetch()
         non_finite = self._losses.first
         if non_finite is not None and non_finite.step == batch and self._gradients is None:
-            self._gradients = self._non_finite_gradients(batch)
+            module = self._module() if self._module is not None else None
+            self._gradients = _non_finite_gradient(module, batch) if module is not None else ()
         if self._readback is not None:
             self._readback.collect()
         if batch % self._every == 0:
@@ -159,10 +160,6 @@ class ReplicaTracker:
         for counted, count in sample.waiting:
             self._keep(sample, counted, count)
 
-    def _non_finite_gradients(self, batch: int) -> tuple[NonFinite, ...]:
-        module = self._module() if self._module is not None else None
-        return tuple(islice(non_finite_gradients(module, batch), 1)) if module is not None else ()
-
 
 @dataclass
 class ChecksumSample:
@@ -196,15 +193,8 @@ class ChecksumHistory:
         return tuple(sorted(found, key=lambda checksum: (checksum.step, checksum.part)))
 
 
-class InitialChecksums(NamedTuple):
-    """Checksums of a model before its first step: of the whole, and of its parts by label."""
-
-    whole: str
-    parts: dict[str, str]
-
-
-def initial_checksums(parts: ParameterChunks) -> InitialChecksums:
-    """Take the checksums of a model before its first step; waits for its device."""
+def _initial_checksums(parts: ParameterChunks) -> tuple[str, dict[str, str]]:
+    """Return the checksums of a whole model, and of its parts by label; waits for its device."""
     whole: list[int] = []
     by_label: dict[str, str] = {}
     for sample in range(min(len(parts.all), INITIAL_PARTS)):
@@ -212,11 +202,11 @@ def initial_checksums(parts: ParameterChunks) -> InitialChecksums:
         numbers = [int(one) for one in sums]
         whole += numbers
         by_label[label] = digest(numbers)
-    return InitialChecksums(digest(whole), by_label)
+    return digest(whole), by_label
 
 
-def non_finite_gradients(module: torch.nn.Module, batch: int) -> Iterator[NonFinite]:
-    """Read all gradients on the CPU, and yield those that are not finite."""
+def _non_finite_gradient(module: torch.nn.Module, batch: int) -> tuple[NonFinite, ...]:
+    """Return the first gradient on the CPU that is not finite."""
     import torch
 
     for name, parameter in module.named_parameters():
@@ -225,9 +215,5 @@ def non_finite_gradients(module: torch.nn.Module, batch: int) -> Iterator[NonFin
             continue
         finite = torch.isfinite(gradient.detach())
         if not finite.all():
-            yield NonFinite(batch, "gradient", name, str(gradient.detach()[~finite][0].item()))
-
-
-def _readback(parameter: torch.Tensor | None) -> Readback | None:
-    events = event_factory(parameter.device) if parameter is not None else None
-    return Readback(events) if events is not None else None
+            return (NonFinite(batch, "gradient", name, str(gradient.detach()[~finite][0].item())),)
+    return ()

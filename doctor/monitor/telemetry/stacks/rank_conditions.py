@@ -44,13 +44,13 @@ class _Sources:
         self._trees: dict[str, ast.Module | None] = {}
         self._conditions: dict[tuple[str, int], str] = {}
 
-    def condition(self, file: str, line: int) -> str:
-        if (file, line) not in self._conditions:
-            if file not in self._trees:
-                self._trees[file] = _parse(file)
-            tree = self._trees[file]
-            self._conditions[file, line] = rank_condition(tree, line) if tree is not None else ""
-        return self._conditions[file, line]
+    def read(self, lines: Sequence[tuple[str, int]]) -> None:
+        for file, line in lines:
+            if (file, line) not in self._conditions:
+                if file not in self._trees:
+                    self._trees[file] = _parse(file)
+                tree = self._trees[file]
+                self._conditions[file, line] = rank_condition(tree, line) if tree is not None else ""
 
     def known(self, frame: Frame) -> Frame:
         condition = self._conditions.get((frame.file, frame.line)) if frame.user else None
@@ -66,14 +66,9 @@ def with_conditions(stacks: Sequence[tuple[Frame, ...]], deadline: float = DEADL
     global _READING
     lines = {(frame.file, frame.line) for stack in stacks for frame in stack if frame.user}
     if lines and (_READING is None or not _READING.is_alive()):
-        _READING = start_thread("doctor-sources", _read, sorted(lines))
+        _READING = start_thread("doctor-sources", _SOURCES.read, sorted(lines))
         _READING.join(deadline)
     return [tuple(map(_SOURCES.known, stack)) for stack in stacks]
-
-
-def _read(lines: Sequence[tuple[str, int]]) -> None:
-    for file, line in lines:
-        _SOURCES.condition(file, line)
 
 
 def _parse(file: str) -> ast.Module | None:
@@ -99,9 +94,7 @@ def _source(file: str) -> str:
 
 
 def rank_condition(tree: ast.Module, line: int) -> str:
-    """Return the innermost rank condition under which ``line`` of a module runs.
-
-    Empty without one.
+    """Return the innermost rank condition under which ``line`` of a module runs; empty without one.
 
     ``if TEST, line N``, ``elif TEST, line N``, ``else of if TEST, line N``, ``after if TEST: return, line N`` (the line
     runs if the test fails) or ``@rank_zero_only``; ``N`` is the line of the first ``if`` of a chain.
@@ -110,7 +103,9 @@ def rank_condition(tree: ast.Module, line: int) -> str:
     for block, position in _blocks_around(tree, line):
         statement = block[position]
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found = _decoration(statement) if line >= statement.body[0].lineno else ""
+            decorators = statement.decorator_list if line >= statement.body[0].lineno else []
+            words = map(ast.unparse, decorators)
+            found = next((f"@{word}"[:LONGEST] for word in words if _RANK_WORD.search(word)), "")
             continue
         found = _left_before(block[:position]) or found
         if isinstance(statement, ast.If):
@@ -144,11 +139,6 @@ def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield handler.body
     for case in getattr(statement, "cases", ()):
         yield case.body
-
-
-def _decoration(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    words = (ast.unparse(decorator) for decorator in function.decorator_list)
-    return next((f"@{word}"[:LONGEST] for word in words if _RANK_WORD.search(word)), "")
 
 
 def _left_before(block: Sequence[ast.stmt]) -> str:

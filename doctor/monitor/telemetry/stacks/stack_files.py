@@ -19,9 +19,7 @@ _OF_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<functi
 
 
 def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
-    """Return the training thread's newest stack in a file, innermost first.
-
-    Empty if there is none.
+    """Return the training thread's newest stack in a file, innermost first; empty if there is none.
 
     faulthandler calls the thread that got a signal ``Current thread``; the first line of the file identifies the
     training thread. Without that line the last thread of the file is used: faulthandler goes from the newest thread to
@@ -32,10 +30,6 @@ def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
     except OSError:
         return ()
     trainer = next((int(found[1], 16) for line in lines[:1] if (found := _OF_TRAINER.match(line))), None)
-    return _newest(lines, trainer)
-
-
-def _newest(lines: list[str], trainer: int | None) -> tuple[Frame, ...]:
     newest: list[Frame] = []
     inside = False
     for line in lines:
