@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +38,13 @@ def run_settings(options: WatchOptions, *, report_notes: bool) -> Settings:
 
     ``report_notes``: print the notes of the settings file; only one rank of a run does.
     """
+    found = Settings()
     try:
         found = read_settings(Path.cwd())
     except UnusableError as error:
         print_status(f"{error}; continuing without settings")
-        found = Settings()
     except FileNotFoundError:
         print_status("the working directory was removed; continuing without settings")
-        found = Settings()
     if report_notes:
         for note in found.notes:
             print_status(note)
@@ -113,8 +112,7 @@ class RunEvaluator:
             demoted = self.history.downgrade(self._stall_findings, seconds)
             self._stall_findings = set()
             if (report := self.history.report) is not None and demoted:
-                for sink in [*self._active_sinks]:
-                    self._notify(sink, lambda sink: sink.found(demoted, report))
+                self._notify(self._active_sinks, lambda sink: sink.found(demoted, report))
             ids = ", ".join(dict.fromkeys(one.result.id for one in demoted))
             now = f"; {ids} downgraded to info" if ids else ""
             print_status(f"training resumed after {seconds:.0f} s{now}")
@@ -122,27 +120,23 @@ class RunEvaluator:
     def close(self) -> None:
         """Release the resources of all sinks, including those that failed."""
         sinks, self._all_sinks = self._all_sinks, ()
-        for sink in sinks:
-            self._notify(sink, lambda sink: sink.close())
+        self._notify(sinks, lambda sink: sink.close())
 
     def _load_registry(self) -> CheckRegistry:
         if self._registry is None:
-            registry = self._load_checks()
+            try:
+                registry = load_checks(self._settings)
+            except UnusableError as error:  # check names and plugins, which read_settings does not resolve
+                print_status(f"{error}; continuing without settings")
+                own = tuple(entry for entry in self._settings.ignore if entry.by == CALLBACK)
+                self._settings = Settings(ignore=own)
+                registry = load_checks(self._settings)
             watched = tuple(check for check in registry.checks if set(check.when) & set("PR"))
             self._registry = type(registry)(watched, registry.broken)
             earlier = self._report_file.look() if self._rank else None
             if earlier is not None and earlier.st_mtime >= self._started - TAKEOVER_AGE:
                 self.history.take_over(self._report_file, self._run_id())
         return self._registry
-
-    def _load_checks(self) -> CheckRegistry:
-        try:
-            return load_checks(self._settings)
-        except UnusableError as error:  # check names and plugins, which read_settings does not resolve
-            print_status(f"{error}; continuing without settings")
-            own = tuple(entry for entry in self._settings.ignore if entry.by == CALLBACK)
-            self._settings = Settings(ignore=own)
-            return load_checks(self._settings)
 
     def _publish(self, job: Job, events: Sequence[FindingEvent], trigger: Trigger) -> None:
         from doctor.monitor.sinks.logger_metrics import metrics
@@ -159,16 +153,16 @@ class RunEvaluator:
             if trigger == "end":
                 sink.ended(report)
 
-        for sink in list(self._active_sinks):
-            self._notify(sink, publish)
+        self._notify(self._active_sinks, publish)
 
-    def _notify(self, sink: FindingSink, call: Callable[[FindingSink], None]) -> None:
-        """Call one sink; a sink that raises is disabled and the others continue."""
-        try:
-            call(sink)
-        except Exception as error:
-            self._active_sinks = [one for one in self._active_sinks if one is not sink]
-            print_status(f"sink {type(sink).__name__} failed and is disabled: {type(error).__name__}: {error}")
+    def _notify(self, sinks: Iterable[FindingSink], call: Callable[[FindingSink], None]) -> None:
+        """Call sinks; one that raises is disabled and the others continue."""
+        for sink in [*sinks]:
+            try:
+                call(sink)
+            except Exception as error:
+                self._active_sinks = [one for one in self._active_sinks if one is not sink]
+                print_status(f"sink {type(sink).__name__} failed and is disabled: {type(error).__name__}: {error}")
 
 
 def _decision(report: Report, trigger: Trigger) -> Decision:

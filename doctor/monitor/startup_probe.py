@@ -30,8 +30,6 @@ from doctor.monitor.watchdog.store_discovery import StoreAddress, derived_run_id
 
 SECONDS = 15.0
 """Time limit in seconds for joining and for all probes together."""
-
-
 _COUNT = itertools.count()
 """Number of probe runs of this process. It is equal on all ranks, so they derive the same key without communication."""
 

@@ -46,8 +46,7 @@ DEADLINE = 10.0
 def settled_launch(launch: LaunchFacts, rank: int, world_size: int) -> LaunchFacts:
     """Return the launch facts with the rank and world size that the run settled on.
 
-    Without a launcher, the Trainer starts the processes and sets RANK and the like in each of them; those are not the
-    user's configuration and are dropped.
+    Without a launcher, :data:`TRAINER_VARIABLES` are not the user's configuration and are dropped.
     """
     row = BY_NAME.get(launch.launcher)
     if row is not None and not row.is_script:
@@ -79,8 +78,7 @@ class StaticFacts:
         self._read_at = time.monotonic()
         self._reading: threading.Thread | None = None
         own_gpus = states_binding(launch_facts(os.environ))
-        self._first = keys_to_collect(leads_host=self._lease.granted, own_gpus=own_gpus)
-        self._start(self._first)
+        self._start(keys_to_collect(leads_host=self._lease.granted, own_gpus=own_gpus))
 
     @property
     def leads_host(self) -> bool:
@@ -92,7 +90,9 @@ class StaticFacts:
         self._ready.wait(timeout)
         if self.leads_host:
             self._known[HostUseFacts.key] = self._host_counters.facts()
-            self._refresh()
+            reading = self._reading is not None and self._reading.is_alive()
+            if not reading and time.monotonic() - self._read_at >= EVERY:
+                self._start([key for key in REREAD if isinstance(self._known.get(key), Section)])
         return dict(self._known)
 
     def storage(self, timeout: float = 2.0) -> Sections:
@@ -104,11 +104,6 @@ class StaticFacts:
     def close(self) -> None:
         """Release the host lease."""
         self._lease.close()
-
-    def _refresh(self) -> None:
-        reading = self._reading is not None and self._reading.is_alive()
-        if not reading and time.monotonic() - self._read_at >= EVERY:
-            self._start([key for key in REREAD if isinstance(self._known.get(key), Section)])
 
     def _start(self, keys: Iterable[str]) -> None:
         self._read_at = time.monotonic()

@@ -87,19 +87,18 @@ class WatchOptions:
         It is ``dirpath``, else ``rankdoctor`` below ``default``. A symbolic link is followed if the user named and owns
         it. ``write_line`` gets one line if the environment names a group that does not exist.
         """
-        owners = TrustedOwners.here(self._chosen_group(write_line))._replace(option=f"share_group or {VARIABLE}")
+        group = None
+        if self.share_group is not None:
+            group = self._group(self.share_group)
+        else:
+            try:
+                group = chosen_group(os.environ.get(VARIABLE))
+            except UnusableError as error:
+                write_line(f"{VARIABLE}: {error}; going on without a group")
+        owners = TrustedOwners.here(group)._replace(option=f"share_group or {VARIABLE}")
         if self.dirpath is not None:
             return OwnFolder(absolute(Path(self.dirpath)), owners=owners, checked=True)
         return OwnFolder(absolute(default), OWN_FOLDER, owners=owners)
-
-    def _chosen_group(self, write_line: Callable[[str], None]) -> int | None:
-        if self.share_group is not None:
-            return self._group(self.share_group)
-        try:
-            return chosen_group(os.environ.get(VARIABLE))
-        except UnusableError as error:
-            write_line(f"{VARIABLE}: {error}; going on without a group")
-            return None
 
 
 def absolute(directory: Path) -> Path:

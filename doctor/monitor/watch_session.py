@@ -28,7 +28,7 @@ from doctor.monitor.telemetry.flight_recorder import take_dumps
 from doctor.monitor.telemetry.progress import Stall
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
 from doctor.monitor.watch_options import WatchOptions, absolute
-from doctor.monitor.watchdog.watchdog import Decision, Watchdog
+from doctor.monitor.watchdog.watchdog import Watchdog
 
 STARTUP_TIMEOUT = 20.0
 """Seconds that the first batch may be delayed by the startup check; usually it takes a fraction of one."""
@@ -76,13 +76,14 @@ class WatchSession:
     def open(self) -> None:
         """Start watching. ``telemetry.training`` must be set, and the process group exist, if any."""
         settings = run_settings(self._options, report_notes=self.rank == 0)
+        checkpoints = self.telemetry.training.checkpoints
         self._secret = _secret()
         self.open_sessions.add(self)
         self.telemetry.open()
         self._static_facts = StaticFacts(
             str(self.directory),
             settings.directories,
-            self._outputs(),
+            (("checkpoint", checkpoints),) if checkpoints else (),
             rank=self.rank,
             world_size=self._world_size,
         )
@@ -122,33 +123,29 @@ class WatchSession:
         decision = self._watchdog.check_start(STARTUP_TIMEOUT)
         self.telemetry.progress.run = self._watchdog.run
         if decision is not None and decision.sick and self._options.on_error == "raise":
-            raise Findings(_abort_reason(decision), decision.ids)
+            way_out = f" (the way out: doctor explain {decision.ids[0]})" if decision.ids else ""
+            raise Findings(
+                f"the doctor ends this run before its first batch, as on_error='raise' says: {decision.words}{way_out}",
+                decision.ids,
+            )
 
     def fail(self, error: BaseException) -> None:
         """Report that an exception ends this rank, await the decision, and close."""
         self.telemetry.failed(error)
-        if self._watchdog is not None:
-            self._await_decision(self._watchdog)
+        self.await_decision()
         self.close()
 
-    def peer_failed(self) -> None:
-        """Await an evaluation because the launcher reported the failure of another process.
+    def await_decision(self) -> None:
+        """Await an evaluation after a failure, of this process or one that the launcher reported.
 
-        The launcher ends this process next. May be called from any thread.
+        Also through a signal whose handler raises: torchrun sends SIGTERM at once when a rank has died; Lightning's
+        handler then broadcasts, which fails because that rank is missing. May be called from any thread.
         """
         watchdog = self._watchdog
-        if watchdog is not None:
-            self._await_decision(watchdog)
-
-    def _await_decision(self, watchdog: Watchdog) -> None:
-        """Await the decision, also through a signal whose handler raises.
-
-        torchrun sends SIGTERM at once when a rank has died; Lightning's handler then broadcasts, which fails because
-        that rank is missing.
-        """
         for _ in range(2):
             with contextlib.suppress(Exception):
-                watchdog.fail(FINAL_TIMEOUT)
+                if watchdog is not None:
+                    watchdog.fail(FINAL_TIMEOUT)
                 return
 
     def close(self) -> None:
@@ -167,12 +164,7 @@ class WatchSession:
             join_threads(THREAD_TIMEOUT, print_status)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last round for the run's loggers.
-
-        Empty on ranks that do not evaluate.
-
-        Every round creates a new mapping.
-        """
+        """Return the metrics of the last round, a new mapping each; empty on ranks that do not evaluate."""
         return self._evaluator.metrics if self._evaluator is not None else {}
 
     # RankSource, called by the watchdog.
@@ -204,10 +196,6 @@ class WatchSession:
     def _static_sections(self, timeout: float = 0.0) -> Sections:
         return self._static_facts.now(timeout) if self._static_facts else {}
 
-    def _outputs(self) -> tuple[tuple[str, str], ...]:
-        checkpoints = self.telemetry.training.checkpoints
-        return (("checkpoint", checkpoints),) if checkpoints else ()
-
     def _make_sinks(self) -> list[FindingSink]:
         files = ReportFileSink(self._folder, print_status)
         sinks: list[FindingSink] = [
@@ -235,8 +223,3 @@ def _secret() -> Secret | None:
     except UnusableError as error:
         print_status(f"{error}; continuing without a key: messages of the ranks are not signed")
         return None
-
-
-def _abort_reason(decision: Decision) -> str:
-    way_out = f" (the way out: doctor explain {decision.ids[0]})" if decision.ids else ""
-    return f"the doctor ends this run before its first batch, as on_error='raise' says: {decision.words}{way_out}"

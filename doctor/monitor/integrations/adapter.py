@@ -85,18 +85,17 @@ class Adapter(Generic[R]):
         """Watch a run, unless disabled or its start fails."""
         try:
             self._end_run()
-            if not self._guard.off and not is_disabled():
-                self._open(start())
+            if self._guard.off or is_disabled():
+                return
+            run = start()
+            try:
+                run.session.open()
+            except BaseException:
+                value_or_default(run.session.close, None)
+                raise
+            self._run = run
         except Exception as error:  # noqa: BLE001 - the callback's guard
             self._guard.switch_off("the beginning of a run", error)
-
-    def _open(self, run: R) -> None:
-        try:
-            run.session.open()
-        except BaseException:
-            value_or_default(run.session.close, None)
-            raise
-        self._run = run
 
     def _new_session(self, rank: int, world_size: int, default: Path, training: TrainingFacts) -> WatchSession:
         """Return a session that is not open yet. ``default``: the run's own output directory."""

@@ -47,7 +47,13 @@ def _rank_in(wrapper: Any, rank: int) -> DataParallelRank | None:
     """Return the place of ``rank`` in the group of one wrapper; ``None`` if it is not a wrapper."""
     names = {kind.__name__ for kind in type(wrapper).__mro__}
     if "FSDPModule" in names:
-        return _of_members(_mesh_of(wrapper), rank)
+        state = wrapper._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # newer torch keeps several
+        first = next(iter(groups), None) if groups is not None else state._fsdp_param_group
+        if first is None:  # all parameters are wrapped further inside
+            return None
+        # The mesh of fully_shard, including replicas of the shards.
+        return _of_members([int(one) for one in first.mesh_info.mesh.mesh.flatten().tolist()], rank)
     if "FullyShardedDataParallel" in names:
         return _of_hybrid(_ranks(wrapper.process_group), _ranks(getattr(wrapper, "_inter_node_pg", None)), rank)
     if "DistributedDataParallel" in names:
@@ -60,26 +66,12 @@ def _ranks(group: object) -> list[int]:
     return [] if group is None else list(sys.modules["torch.distributed"].get_process_group_ranks(group))
 
 
-def _mesh_of(module: Any) -> list[int]:
-    """Return the global ranks of the mesh of ``fully_shard``, including replicas of the shards.
-
-    Empty for a module whose parameters are all wrapped further inside.
-    """
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # newer torch keeps several
-    first = next(iter(groups), None) if groups is not None else state._fsdp_param_group
-    return [] if first is None else [int(one) for one in first.mesh_info.mesh.mesh.flatten().tolist()]
-
-
 def _of_members(members: list[int], rank: int) -> DataParallelRank | None:
     return DataParallelRank(members.index(rank), len(members), min(members)) if rank in members else None
 
 
 def _of_hybrid(shards: list[int], copies: list[int], rank: int) -> DataParallelRank | None:
-    """Return the place in a hybrid grid.
-
-    It is spanned by the ranks that hold one copy and those that hold this shard of all copies.
-    """
+    """Return the place in the grid of ``shards`` of one copy and the ``copies`` of this shard."""
     if rank not in shards or rank not in copies:
         return _of_members(shards, rank)
     place = copies.index(rank) * len(shards) + shards.index(rank)

@@ -22,10 +22,7 @@ class TorchRank(NamedTuple):
 
 
 def torch_rank(environ: Mapping[str, str]) -> TorchRank:
-    """Read them from the default process group, else from RANK and WORLD_SIZE.
-
-    Without either, the process is a world of one.
-    """
+    """Read them from the default process group, else from RANK and WORLD_SIZE, else a world of one."""
     group = distributed()
     if group is not None:
         return TorchRank(group.get_rank(), group.get_world_size())
@@ -50,16 +47,10 @@ def backend() -> str | None:
 def device_id(device: object) -> str | None:
     """Return the UUID of a CUDA device in the driver's form, if CUDA is in use (torch >= 2.5)."""
     torch = sys.modules.get("torch")
-    if torch is None or getattr(device, "type", None) != "cuda":
+    if torch is None or getattr(device, "type", None) != "cuda" or not torch.cuda.is_initialized():
         return None
-    return value_or_default(lambda: _uuid(torch, device), None)
-
-
-def _uuid(torch: Any, device: object) -> str | None:
-    if not torch.cuda.is_initialized():
-        return None
-    text = str(torch.cuda.get_device_properties(device).uuid)
-    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+    text = value_or_default(lambda: str(torch.cuda.get_device_properties(device).uuid), None)
+    return text if text is None or text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
 
 def device_of(module: Any) -> Any | None:

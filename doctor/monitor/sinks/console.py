@@ -77,15 +77,17 @@ class ConsoleSink(FindingSink):
     def ended(self, report: Report) -> None:
         """Print the number of findings, what to fix first, and the path of the report."""
         stream = self._open()
-        if stream is not None:
-            self._write(stream, _summary(report, self._where(report), stream.isatty()))
-
-    def _where(self, report: Report) -> str:
-        """Return the path of the report, now and after the next run, or that it was not written."""
-        if not self._is_written():
-            return "not written"
-        later = f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})" if report.run else ""
-        return self._path + later
+        if stream is None:
+            return
+        path = self._path if self._is_written() else "not written"
+        if report.run and self._is_written():
+            path += f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})"
+        first, *others = [spelt_out(line) for line in _conclusion(report)]
+        if others:
+            text = "\n".join(("", f"rankdoctor: {first}", *(f"  {line}" for line in others), f"  report: {path}", ""))
+        else:
+            text = ("\n" if stream.isatty() else "") + f"rankdoctor: {first}; report: {path}\n"
+        self._write(stream, text)
 
     def _report_held_back(self) -> None:
         stream = self._open()
@@ -132,13 +134,6 @@ def _results(events: Iterable[FindingEvent]) -> Iterable[CheckResult]:
         findings = tuple(one.finding for one in same)
         worst = max((finding.severity for finding in findings), key=lambda severity: severity.weight)
         yield msgspec.structs.replace(same[0].result, findings=findings, severity=worst, crash=None)
-
-
-def _summary(report: Report, path: str, on_terminal: bool) -> str:
-    lines = [spelt_out(line) for line in _conclusion(report)]
-    if len(lines) == 1:
-        return ("\n" if on_terminal else "") + f"rankdoctor: {lines[0]}; report: {path}\n"
-    return "\n".join(("", f"rankdoctor: {lines[0]}", *(f"  {line}" for line in lines[1:]), f"  report: {path}", ""))
 
 
 def _conclusion(report: Report) -> Iterable[str]:

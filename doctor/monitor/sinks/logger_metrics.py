@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from doctor.core.job import Job
@@ -29,6 +30,9 @@ comparisons of ranks with a single rank."""
 def metrics(job: Job, report: Report) -> dict[str, float]:
     """Return the metrics of a job by name."""
     ranks = list(all_rank_metrics(job))
+    severities = Counter(
+        finding.severity.value for result in report.results for finding in result.findings if finding.stands
+    )
     values: dict[str, float | None] = {
         "doctor/step_seconds": _median(one.window.total for one in ranks if one.window),
         "doctor/data_wait_share": _most(one.data_share for one in ranks),
@@ -36,8 +40,11 @@ def metrics(job: Job, report: Report) -> dict[str, float]:
         "doctor/seconds_since_progress": _most(one.progress.idle for one in ranks if one.progress),
         "doctor/ranks_stalled": float(sum(one.is_stalled for one in ranks)) if ranks else None,
         **_memory([one.memory.reserved for one in ranks if one.memory and one.memory.reserved is not None]),
-        "doctor/resident_max_bytes": _most(map(_resident, ranks)),
-        **{f"doctor/findings_{severity}": _count(report, severity) for severity in ("error", "warning")},
+        "doctor/resident_max_bytes": _most(
+            one.memory.resident + (one.workers or 0) for one in ranks if one.memory and one.memory.resident is not None
+        ),
+        "doctor/findings_error": float(severities["error"]),
+        "doctor/findings_warning": float(severities["warning"]),
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -59,20 +66,6 @@ def _memory(reserved: Sequence[int]) -> dict[str, float | None]:
         return {}
     skew = (most - usual) / usual if usual > 0 and len(reserved) > 1 else None
     return {"doctor/memory_reserved_max_bytes": most, "doctor/memory_skew": skew}
-
-
-def _resident(one: RankMetrics) -> float | None:
-    return None if one.memory is None or one.memory.resident is None else one.memory.resident + (one.workers or 0)
-
-
-def _count(report: Report, severity: str) -> float:
-    return float(
-        sum(
-            finding.stands and finding.severity.value == severity
-            for result in report.results
-            for finding in result.findings
-        )
-    )
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -32,16 +32,13 @@ class RateLimit:
 
         Causes precede consequences, the first few findings of each check precede the rest, errors precede warnings.
         """
-        self._refill()
+        now = time.monotonic()
+        self._left = min(float(self._burst), self._left + (now - self._since) / self._regain)
+        self._since = now
         ordered = _in_order([one for one in events if one.is_loud])
         count = int(self._left)
         self._left -= min(count, len(ordered))
         return ordered[:count], ordered[count:]
-
-    def _refill(self) -> None:
-        now = time.monotonic()
-        self._left = min(float(self._burst), self._left + (now - self._since) / self._regain)
-        self._since = now
 
 
 def _in_order(events: Sequence[FindingEvent]) -> list[FindingEvent]:

@@ -31,19 +31,20 @@ class LightningHooks(Adapter[LightningRun]):
 
         Of several callbacks, only the first watches.
         """
-        if (
-            value_or_default(lambda: next(one for one in trainer.callbacks if isinstance(one, LightningHooks)), self)
-            is self
-        ):
-            self._begin(lambda: self._start(trainer, pl_module))
 
-    def _start(self, trainer: Any, pl_module: Any) -> LightningRun:
-        facts = training_facts(trainer, pl_module)
-        session = self._new_session(trainer.global_rank, trainer.world_size, default_directory(trainer), facts)
-        run = LightningRun(session, trainer, pl_module)
-        run.watch_failures(self._on_failure)
-        run.watch_children(session.peer_failed)
-        return run
+        def start() -> LightningRun:
+            facts = training_facts(trainer, pl_module)
+            session = self._new_session(trainer.global_rank, trainer.world_size, default_directory(trainer), facts)
+            run = LightningRun(session, trainer, pl_module)
+            run.watch_failures(self._on_failure)
+            run.watch_children(session.await_decision)
+            return run
+
+        first = value_or_default(
+            lambda: next(one for one in trainer.callbacks if isinstance(one, LightningHooks)), self
+        )
+        if first is self:
+            self._begin(start)
 
     @guarded
     def _on_failure(self, run: LightningRun, error: BaseException) -> None:
@@ -62,8 +63,7 @@ class LightningHooks(Adapter[LightningRun]):
         run.train_start()
 
     def _on_before_fetch(self) -> None:
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             run.note((monotonic(), "data", None))
 
     @guarded
@@ -76,8 +76,7 @@ class LightningHooks(Adapter[LightningRun]):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Called when the batch is on its device."""
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             try:
                 if run.alone is not None:
                     loaders, record_batch = run.alone
@@ -94,21 +93,18 @@ class LightningHooks(Adapter[LightningRun]):
 
         The end of backward is marked by what follows: clipping and the optimizer, or the end of the batch.
         """
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             run.note((monotonic(), "backward", None))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Called before an optimizer step; with manual optimization in any order."""
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             run.has_stepped = True
             run.note((monotonic(), "optimizer", None))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Called after every batch, including accumulated ones."""
-        run = self._run
-        if run is not None:
+        if (run := self._run) is not None:
             try:
                 loss = outputs.get("loss") if type(outputs) is dict else loss_of(outputs)
                 if run.has_stepped:
@@ -157,13 +153,7 @@ class LightningHooks(Adapter[LightningRun]):
 
     @guarded
     def on_validation_batch_start(
-        self,
-        run: LightningRun,
-        trainer: Any,
-        pl_module: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, run: LightningRun, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Called when the batch is on its device."""
         run.evaluation_batch_start(batch, batch_idx, dataloader_idx)

@@ -24,7 +24,6 @@ WITHIN_STEPS = "_DataLoaderIterDataFetcher"
 """The fetcher of a ``training_step`` that takes the loader itself: batches are fetched within a step, which
 continues (lightning/pytorch/loops/fetchers.py)."""
 
-
 OBSERVER, ENDS_ALL = "child-process-observer", "_terminate_all"
 """The thread of rank 0 that polls the processes started by the Trainer every five seconds, and the method it calls
 when one has failed: SIGKILL for all, including rank 0 (lightning/fabric/strategies/launchers/subprocess_script.py)."""
@@ -163,16 +162,13 @@ class LightningRun(AdapterRun):
     def maybe_last_batch(self) -> None:
         """Record the end of the loaders, because validation runs before the epoch-end hooks."""
         if self._train is not None and self._epoch_loop.batch_progress.is_last_batch:
-            self._end_loaders()
+            self._loaders["train"].epoch_end(self.telemetry)
 
     def train_epoch_end(self) -> None:
         """Record the start of the epoch-end hooks."""
-        self._end_loaders()
+        self._loaders["train"].epoch_end(self.telemetry)
         self._train = self.alone = None
         self.telemetry.epoch_end("train")
-
-    def _end_loaders(self) -> None:
-        self._loaders["train"].epoch_end(self.telemetry)
 
     # Evaluation.
 

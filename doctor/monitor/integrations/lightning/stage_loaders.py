@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
+from operator import getitem
 from typing import Any
 
 from doctor.monitor.integrations.hook_guard import value_or_default
@@ -29,7 +31,10 @@ class StageLoaders:
         self._mode = value_or_default(lambda: str(self.combined._mode), "")
         self._limits: list[float] = value_or_default(lambda: _limits(loop), [])
         self._lengths: dict[int, int | None] = {}
-        self._parts = self._part_keys()
+        self._parts: tuple[Keys, ...] = ()  # the keys of each loader's part of a batch
+        if len(self.loaders) > 1 and self._mode != "sequential":
+            keys = tuple(leaf_paths(value_or_default(lambda: self.combined.iterables, None)))
+            self._parts = keys if len(keys) == len(self.loaders) else ()
         self._open: set[int] = set()
         self._at = 0
         self.is_alone = len(self.loaders) < 2
@@ -57,8 +62,10 @@ class StageLoaders:
 
     def batch_start(self, telemetry: RankTelemetry, batch: Any, number: int, index: int) -> None:
         """Record batch ``number`` of loader ``index`` of a sequence. (step path)"""
-        if index != self._at:
-            self._end_earlier(telemetry, index)
+        if index != self._at:  # the loaders that precede it in the sequence have ended
+            for earlier in sorted(one for one in self._open if one < index):
+                self._end(telemetry, earlier, self.taken if earlier == self._at else 0)
+            self._at = index
         self.taken = number + 1
         if not self._parts:
             telemetry.batch_start(self.stage, number, index, batch)
@@ -76,7 +83,7 @@ class StageLoaders:
         attributed to all loaders.
         """
         try:
-            parts = [batch_part(batch, keys) for keys in self._parts]
+            parts = [functools.reduce(getitem, keys, batch) for keys in self._parts]
         except (LookupError, TypeError):
             return dict.fromkeys(range(len(self._parts)))
         return {index: found for index, found in enumerate(parts) if found is not None}
@@ -85,12 +92,6 @@ class StageLoaders:
         """End the epoch of all loaders; a second call has no effect."""
         for index in sorted(self._open):
             self._end(telemetry, index, self.taken if index == self._at or self._mode != "sequential" else 0)
-
-    def _end_earlier(self, telemetry: RankTelemetry, index: int) -> None:
-        """End the loaders that precede the current one in a sequence."""
-        for earlier in sorted(one for one in self._open if one < index):
-            self._end(telemetry, earlier, self.taken if earlier == self._at else 0)
-        self._at = index
 
     def _end(self, telemetry: RankTelemetry, index: int, taken: int) -> None:
         self._open.discard(index)
@@ -112,13 +113,6 @@ class StageLoaders:
         moved_on = self._mode == "sequential" and index < self._at
         return moved_on or value_or_default(lambda: bool(self._loop._data_fetcher.done), False)
 
-    def _part_keys(self) -> tuple[Keys, ...]:
-        """Return the keys of each loader's part of a batch; empty if a batch belongs to one loader."""
-        if len(self.loaders) < 2 or self._mode == "sequential":
-            return ()
-        found = tuple(leaf_paths(value_or_default(lambda: self.combined.iterables, None)))
-        return found if len(found) == len(self.loaders) else ()
-
 
 def combined_loader(loop: Any) -> Any | None:
     """Return the CombinedLoader of a loop, once it is set up."""
@@ -132,13 +126,6 @@ def _limits(loop: Any) -> list[float]:
     """
     limits = loop.max_batches
     return list(limits if isinstance(limits, list) else loop._combined_loader.limits or ())
-
-
-def batch_part(batch: Any, keys: Keys) -> Any:
-    """Return the part of a batch at ``keys``."""
-    for key in keys:
-        batch = batch[key]
-    return batch
 
 
 def leaf_paths(tree: Any, prefix: Keys = ()) -> Iterable[Keys]:

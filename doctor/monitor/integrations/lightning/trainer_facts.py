@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +120,14 @@ def trainer_memory_lower_bound(trainer: Any, module: Any) -> int | None:
 
 def arguments(trainer: Any) -> tuple[Variable, ...]:
     """Return the arguments that differ from their defaults."""
-    values = ((name, value_or_default(lambda name=name: _argument(trainer, name), None)) for name in DEFAULTS)  # type: ignore[misc]
-    return tuple(Variable(name, str(value)) for name, value in values if not _is_default(name, value))
-
-
-def _is_default(name: str, value: object) -> bool:
-    """Return whether a limit is the default: 1.0 is all batches, but 1 is one batch."""
-    return value is None or any(type(value) is type(one) and value == one for one in DEFAULTS[name])
-
-
-def _argument(trainer: Any, name: str) -> object:
-    if name == "use_distributed_sampler":
-        return trainer._accelerator_connector.use_distributed_sampler
-    return getattr(trainer, name)
+    found = []
+    for name, defaults in DEFAULTS.items():
+        holder = "_accelerator_connector." if name == "use_distributed_sampler" else ""
+        value = value_or_default(functools.partial(attrgetter(holder + name), trainer), None)
+        # The types are compared, too: 1.0 is all batches, but 1 is one batch.
+        if value is not None and not any(type(value) is type(one) and value == one for one in defaults):
+            found.append(Variable(name, str(value)))
+    return tuple(found)
 
 
 def _limit(trainer: Any, name: str) -> int | None:

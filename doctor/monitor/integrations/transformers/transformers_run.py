@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -64,9 +63,13 @@ class TransformersRun(AdapterRun):
     def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
         """Have ``callback`` called with an uncaught exception, which is then handled as before."""
         before = sys.excepthook
-        hook = functools.partial(_report_then_call, callback, before)
-        sys.excepthook = hook
-        self._hook = (hook, before)
+
+        def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            callback(error)
+            before(kind, error, trace)
+
+        sys.excepthook = report
+        self._hook = (report, before)
 
     def watch_exit(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called at interpreter exit, unless this run has ended before."""
@@ -158,17 +161,6 @@ class TransformersRun(AdapterRun):
         whole = strategy_of(self._args) == "ddp" or None
         if model is not None:
             telemetry.replica.attach(model, replicated=whole, broadcast=whole)
-
-
-def _report_then_call(
-    callback: Callable[[BaseException], None],
-    before: ExceptHook,
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-) -> None:
-    callback(error)
-    before(kind, error, trace)
 
 
 def training_facts(args: Any) -> TrainingFacts:
