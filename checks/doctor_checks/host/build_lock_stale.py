@@ -167,7 +167,8 @@ def build_lock_stale(
     stale: dict[str, tuple[BuildLock, list[int]]] = {}
     for local in job.by_host():
         locks = () if local in stuck else tuple(_batons(local.find(StorageFacts)))
-        waiting = _waiting(local) if locks else ()
+        # The ranks whose torch would wait for the file to be gone
+        waiting = tuple(rank.number for rank in local.members if _waits(rank)) if locks else ()
         for lock in locks if waiting else ():
             if lock.path in held or lock.age < stale_seconds:
                 continue
@@ -222,11 +223,6 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
 def _batons(storage: StorageFacts | None) -> Iterator[BuildLock]:
     """The locks whose mere existence makes others wait; advisory locks end with their holder."""
     return (lock for lock in (storage.locks if storage else ()) if lock.blocking)
-
-
-def _waiting(local: LocalRanks) -> tuple[int, ...]:
-    """The ranks whose torch would wait for the file to be gone."""
-    return tuple(rank.number for rank in local.members if _waits(rank))
 
 
 def _waits(rank: Rank) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from doctor.analysis.interface_choice import what_forces_sockets
 from doctor.analysis.visible_devices import on_processor
 from doctor.api import (
-    EventGroup,
     Finding,
     Job,
     LocalRanks,
@@ -57,20 +56,16 @@ def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> JobBuilder:
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "device_file.absent"):
         files = tuple(f"/dev/{value}" for name in ("file", "file2", "file3") for value in group.values(name))
+        # A host without RDMA or without a GPU may lack them on purpose.
+        is_rdma = bool(files) and all("infiniband" in file for file in files)
         yield finding_from_logs(
             group,
             f"{files[0]} is missing or may not be opened" if files else "the container may not use its GPUs",
             evidence={"files": files} if files else None,
-            severity=Severity.WARNING if _may_go_on(group, files) else None,
+            severity=Severity.WARNING if is_rdma or all(event.value("environment") for event in group.events) else None,
             confidence=0.85 if any(event.value("environment") is None for event in group.events) else 0.5,
             explains=("GPU019", "GPU021"),
         )
-
-
-def _may_go_on(group: EventGroup, files: tuple[str, ...]) -> bool:
-    """Whether it may be a warning only: of a host without RDMA, or without a GPU."""
-    is_rdma = bool(files) and all("infiniband" in file for file in files)
-    return is_rdma or all(event.value("environment") for event in group.events)
 
 
 @check(
@@ -139,12 +134,8 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
 
 def _is_contained(local: LocalRanks) -> bool:
     host = local.find(HostFacts)
-    return host is not None and host.container is not None and not _is_wsl(host)
-
-
-def _is_wsl(host: HostFacts) -> bool:
-    """The Windows driver serves GPUs through /dev/dxg, and none of the files of Linux is there."""
-    return "microsoft" in (host.kernel or "").lower()
+    # The Windows driver serves GPUs through /dev/dxg, and none of the files of Linux is there.
+    return host is not None and host.container is not None and "microsoft" not in (host.kernel or "").lower()
 
 
 def _missing(job: Job, local: LocalRanks) -> Iterator[tuple[str, str, Severity]]:

@@ -63,12 +63,19 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
     unread: list[int] = []
     for local in job.by_host():
         processes = [rank.find(ProcessFacts) for rank in local.members]
-        needed = sum(_threads(process, threads_of_a_rank) for process in processes)
+        needed = sum(
+            int(threads_of_a_rank) + ((process.threads_per_process or 1) if process else 1) for process in processes
+        )
         for rank, process in zip(local.members, processes, strict=True):
             limit = process.limit("processes") if process else None
             if process and limit is None:
                 unread.append(rank.number)
-            elif process and limit and UNLIMITED != limit.soft < needed and not _is_exempt(process):
+            elif (
+                process
+                and limit
+                and UNLIMITED != limit.soft < needed
+                and not (process.user_id == 0 and process.namespace("user") in (None, INITIAL_USER_NAMESPACE))
+            ):
                 low.setdefault(("ulimit -u", limit.soft, needed), []).append(rank.number)
         room = _room(local)
         if room is not None and room < needed:
@@ -77,14 +84,6 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
         yield _finding(kind, room, needed, tuple(ranks))
     if unread:
         yield Unknown("the limit of processes could not be read", tuple(unread), "ulimit -u in the job's shell")
-
-
-def _threads(process: ProcessFacts | None, base: float) -> int:
-    return int(base) + ((process.threads_per_process or 1) if process else 1)
-
-
-def _is_exempt(process: ProcessFacts) -> bool:
-    return process.user_id == 0 and process.namespace("user") in (None, INITIAL_USER_NAMESPACE)
 
 
 def _room(local: LocalRanks) -> int | None:

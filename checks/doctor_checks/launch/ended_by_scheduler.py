@@ -69,7 +69,10 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
         return
     named = [event for event in ends if _reason(event)] or ends
     first = named[0]
-    earlier = failed_before(job, first) or _stalled(job, first)
+    # A watchdog or a barrier that gave up before: what the scheduler ended was a job that stood still
+    earlier = failed_before(job, first) or next(
+        (one for one in events_before(job, first) if one.kind in _STALLED), None
+    )
     if earlier is not None and not _reason(first):
         return
     yield _finding(EventGroup(first.kind, tuple(named)), earlier)
@@ -92,8 +95,3 @@ def _finding(group: EventGroup, earlier: Event | None) -> Finding:
 def _reason(event: Event) -> tuple[str, float] | None:
     words = " ".join(event.value(name) or "" for name in ("why", "why2", "state")).lower().replace("_", " ")
     return next(((text, confidence) for word, text, confidence in REASONS if word in words), None)
-
-
-def _stalled(job: Job, event: Event) -> Event | None:
-    """A watchdog or a barrier that gave up before: what the scheduler ended was a job that stood still."""
-    return next((one for one in events_before(job, event) if one.kind in _STALLED), None)

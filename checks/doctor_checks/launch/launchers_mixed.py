@@ -102,7 +102,13 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
     if is_logged(job, *_RESTARTS):
         return
     for group in event_groups(job, "pl.init_dist", by=("w",)):
-        if _twice(group) and not set_up_after(job, group.events[-1]) and not is_logged(job, *_OF_SLURM):
+        times = joined_ranks(group)
+        if (
+            1 < len(times) < (parse_count(group.value("w")) or 0)
+            and min(times.values()) > 1
+            and not set_up_after(job, group.events[-1])
+            and not is_logged(job, *_OF_SLURM)
+        ):
             ranks = tuple(sorted(joined_ranks(group)))
             yield finding_from_logs(
                 group,
@@ -115,12 +121,6 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
                 "launcher: torchrun on each host with --node-rank, or srun with one task for each GPU.",
                 explains=("ENV005", "ENV004"),
             )
-
-
-def _twice(group: EventGroup) -> bool:
-    """Whether only a part of the ranks joined, each of them more than once."""
-    times = joined_ranks(group)
-    return 1 < len(times) < (parse_count(group.value("w")) or 0) and min(times.values()) > 1
 
 
 _RESTARTS = (

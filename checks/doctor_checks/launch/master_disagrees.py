@@ -78,7 +78,11 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
     Names and addresses may mean the same host, so only addresses are compared.
     """
     for group in event_groups(job, "torch.store.connect_timeout"):
-        waiting = {_who(event): event.value("host") or "" for event in group.events if not set_up_after(job, event)}
+        waiting = {
+            (f"rank {event.rank}" if event.rank is not None else event.host or event.file): event.value("host") or ""
+            for event in group.events
+            if not set_up_after(job, event)
+        }
         addresses = {who: host for who, host in waiting.items() if parse_address(host) is not None}
         if len(set(addresses.values())) > 1:
             yield _differing(group, addresses, 0.8)
@@ -86,10 +90,6 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
 
 def _waits(rank: int, master: str) -> str:
     return f"[rank{rank}]: The client socket has timed out after 300000ms while trying to connect to ({master}, 29500)."
-
-
-def _who(event: Event) -> str:
-    return f"rank {event.rank}" if event.rank is not None else event.host or event.file
 
 
 def _differing(group: EventGroup, masters: dict[str, str], confidence: float) -> Finding:
@@ -204,7 +204,12 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
             places.setdefault(place, []).append(ReportedMaster(told, master.resolved[0], rank.number, rank.host))
     right = _right(job, places)
     if right is not None:
-        _unite(places, right)
+        # Ranks that dial an address which the master's host calls its own look there, though its interfaces
+        # do not tell: a second host has the address too, or address translation stands before it.
+        own = {look.address for look in places[right] if right.host is not None and not is_loopback(look.address)}
+        for place in [place for place in places if place.host is None and place.port == right.port]:
+            if own.intersection(place.addresses):
+                places[right] += places.pop(place)
     if len(places) < 2 or _meet_somewhere(places):
         return
     if right is not None and right.host is not None and right.host not in owners.known:
@@ -258,15 +263,6 @@ def _right(job: Job, places: dict[MasterEndpoint, list[ReportedMaster]]) -> Mast
     if len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1]):
         return None
     return ordered[0][0] if ordered else None
-
-
-def _unite(places: dict[MasterEndpoint, list[ReportedMaster]], right: MasterEndpoint) -> None:
-    """Ranks that dial an address which the master's host calls its own look there, though its interfaces do not tell:
-    a second host has the address too, or address translation stands before it."""
-    own = {look.address for look in places[right] if right.host is not None and not is_loopback(look.address)}
-    for place in [place for place in places if place.host is None and place.port == right.port]:
-        if own.intersection(place.addresses):
-            places[right] += places.pop(place)
 
 
 def _meet_somewhere(places: dict[MasterEndpoint, list[ReportedMaster]]) -> bool:

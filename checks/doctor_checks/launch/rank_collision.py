@@ -224,19 +224,16 @@ def _judge_settings(file: ShellFile) -> Iterator[Violation]:
         return
     for setting in file.settings:
         if setting.name in _RANKS and setting.is_exported and setting.name not in own and not setting.for_task:
-            if set(setting.reads) & set(_PER_TASK) and _reaches(setting.name, steps):
+            if set(setting.reads) & set(_PER_TASK) and any(
+                start.launch.program == "python"
+                and setting.name in start.launch.settings
+                and (start.step.tasks or 1) > 1
+                for start in steps
+                if start.step is not None
+            ):
                 yield Violation(
                     setting.place,
                     f"{setting.name}={shown(setting.value)} is filled in by the batch script, as 0, for all tasks",
                     fix=f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`: in single quotes.",
                     evidence=((setting.name, shown(setting.value)),),
                 )
-
-
-def _reaches(name: str, steps: list[ProcessLaunch]) -> bool:
-    """Whether a python of several tasks gets it; a script in between may set it anew."""
-    return any(
-        start.launch.program == "python" and name in start.launch.settings and (start.step.tasks or 1) > 1
-        for start in steps
-        if start.step is not None
-    )

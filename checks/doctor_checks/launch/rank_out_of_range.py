@@ -62,7 +62,8 @@ def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]
     outside: dict[int | None, list[tuple[int, IdenticalRanks]]] = {}
     for launch, identical in job.each(LaunchFacts):
         rank, size = launch_number(launch, name), launch_number(launch, size_name)
-        if rank is not None and not _is_within(name, rank, size):
+        # A negative LOCAL_RANK is an old convention of scripts for a process that is not distributed
+        if rank is not None and not ((rank >= 0 or name == "LOCAL_RANK") and (size is None or rank < size)):
             outside.setdefault(size, []).append((rank, identical))
     for size, found in outside.items():
         first = found[0][0]
@@ -72,11 +73,6 @@ def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]
             evidence={name: [rank for rank, _ in found[:8]], size_name: size},
             fix=_fix(name, first, size_name, size, whole),
         )
-
-
-def _is_within(name: str, rank: int, size: int | None) -> bool:
-    """A negative LOCAL_RANK is an old convention of scripts for a process that is not distributed."""
-    return (rank >= 0 or name == "LOCAL_RANK") and (size is None or rank < size)
 
 
 def _summary(name: str, rank: int, size_name: str, size: int | None) -> str:

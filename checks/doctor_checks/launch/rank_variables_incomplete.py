@@ -240,16 +240,12 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
         launch, hosts = start.launch, hosts_of(start.launch)
         if not hosts or hosts < 2 or launch.is_open or rank_of_host(launch) is not None:
             continue
-        if _lacks_srun(file, start):
+        # Whether the batch script starts it on one host alone, which is another fault (ENV014).
+        job = file.allocation if isinstance(file, ShellFile) else None
+        if job is not None and start.outer is None and job.nodes != 1:
             continue
         if launch.command.assumes_rank_0 and uses_node_rank(launch):
             yield _violation(start, hosts)
-
-
-def _lacks_srun(file: LaunchFile, start: ProcessLaunch) -> bool:
-    """Whether the batch script starts it on one host alone, which is another fault (ENV014)."""
-    job = file.allocation if isinstance(file, ShellFile) else None
-    return job is not None and start.outer is None and job.nodes != 1
 
 
 def _violation(start: ProcessLaunch, hosts: int) -> Violation:

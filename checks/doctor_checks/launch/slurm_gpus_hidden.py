@@ -202,7 +202,9 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
         key = (id(identical.find(EnvironmentFacts)), id(identical.find(GpuFacts)))
         if key not in visible:
             visible[key] = _visible(identical)
-        seat = _seat(launch, visible[key])
+        stated = launch_number(launch, "LOCAL_RANK")
+        number = stated if stated is not None else launch_number(launch, "SLURM_LOCALID")
+        seat = LocalRankGpus(number or 0, stated is not None, visible[key])
         if (fault := _fault(seat, launch, identical)) and on_processor(identical) is None:
             faults.setdefault(fault, []).append((seat, identical))
     for fault, seats in faults.items():
@@ -213,7 +215,9 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
 
 def _fault(seat: LocalRankGpus, launch: LaunchFacts, identical: IdenticalRanks) -> HiddenGpus | None:
     """What is wrong with the place of a rank. A task that sees one GPU and has no LOCAL_RANK may well use device 0."""
-    bound, asked, several = _bound(launch, identical), devices_asked(identical.members[0]), _shares_node(launch)
+    step = slurm_step(launch)
+    several = (launch.local_world_size or 1) > 1 or (step is not None and (step.most_per_node or 1) > 1)
+    bound, asked = _bound(launch, identical), devices_asked(identical.members[0])
     if seat.visible == 0 or not (several or bound):
         return None
     options = tuple((name, launch.get(name) or "") for name in OPTIONS if name in launch.filled)
@@ -234,12 +238,6 @@ def _sees_a_part(seat: LocalRankGpus, launch: LaunchFacts) -> bool:
     return seat.visible is None or seat.visible < tasks * each
 
 
-def _seat(launch: LaunchFacts, visible: int | None) -> LocalRankGpus:
-    stated = launch_number(launch, "LOCAL_RANK")
-    number = stated if stated is not None else launch_number(launch, "SLURM_LOCALID")
-    return LocalRankGpus(number or 0, stated is not None, visible)
-
-
 def _visible(identical: IdenticalRanks) -> int | None:
     """The GPUs that a task sees: by the driver, else by the length of CUDA_VISIBLE_DEVICES."""
     if (seen := visible_to(identical)) is not None:
@@ -257,14 +255,13 @@ def _bound(launch: LaunchFacts, identical: IdenticalRanks) -> bool:
     return bound_per_task(rank) or "gpu" in (launch.get("SLURM_TRES_PER_TASK") or "")
 
 
-def _shares_node(launch: LaunchFacts) -> bool:
-    step = slurm_step(launch)
-    return (launch.local_world_size or 1) > 1 or (step is not None and (step.most_per_node or 1) > 1)
-
-
 def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]) -> Finding:
     numbers = sorted({seat.number for seat, _ in seats})
-    what = f"Lightning is told devices={fault.devices}" if fault.devices else _local_ranks(numbers)
+    what = (
+        f"Lightning is told devices={fault.devices}"
+        if fault.devices
+        else ranks_in_words(tuple(numbers)).replace("rank", "local rank", 1)
+    )
     count = "some" if fault.visible is None else str(fault.visible)
     cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
     return Finding(
@@ -277,10 +274,6 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
         "...`; or let every task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning).",
         explains=("GPU002",),
     )
-
-
-def _local_ranks(numbers: list[int]) -> str:
-    return ranks_in_words(tuple(numbers)).replace("rank", "local rank", 1)
 
 
 def _per_task() -> JobBuilder:

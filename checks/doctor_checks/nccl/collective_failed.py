@@ -74,7 +74,9 @@ def _is_of_a_peer(events: tuple[Event, ...]) -> bool:
 
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
-    result, meaning = _meaning(events)
+    text = " ".join(event.text for event in events).lower()
+    found = next(((word, meaning) for word, meaning in MEANINGS if word in text), None)
+    result, meaning = found or ("no result named", "the lines before it may tell")
     return finding_from_logs(
         EventGroup(events[0].kind, events),
         f"NCCL failed ({result}), and nothing in the evidence says why: {meaning}",
@@ -85,12 +87,6 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
         explains=() if failed_before(job, events[0]) or _is_of_a_peer(events) else ("RUN004",),
         symptoms=False,
     )
-
-
-def _meaning(events: tuple[Event, ...]) -> tuple[str, str]:
-    text = " ".join(event.text for event in events).lower()
-    found = next(((word, meaning) for word, meaning in MEANINGS if word in text), None)
-    return found or ("no result named", "the lines before it may tell")
 
 
 def _to_collect(job: Job) -> str:

@@ -110,7 +110,9 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
         yield Skip(ALONE)
         return
     unlike: dict[tuple[tuple[int, ...], Severity | None], list[tuple[str, MajoritySplit]]] = {}
-    names = sorted(_names(job))
+    jobs = (job, job.expected) if job.expected else (job,)
+    settings = {setting.name for one in jobs for nccl, _ in one.each(NcclFacts) for setting in nccl.settings}
+    names = sorted(name for name in settings if not is_foreign_variable(name) and _matters(name))
     expected = baseline_values(job, lambda worked: _values(worked, names))
     for name in names:
         found = split(job, NcclFacts, partial(_value, name), expected=expected.get(name))
@@ -133,12 +135,6 @@ def _values(worked: Job, names: Iterable[str]) -> Iterator[tuple[str, str | None
 
 _OF_ONE_JOB = frozenset({"NCCL_COMM_ID", "NCCL_IB_ADDR_RANGE", "NCCL_SOCKET_MAGIC"})
 """Addresses and a mark that tells jobs apart: another job's are no reference."""
-
-
-def _names(job: Job) -> set[str]:
-    jobs = (job, job.expected) if job.expected else (job,)
-    names = {setting.name for one in jobs for nccl, _ in one.each(NcclFacts) for setting in nccl.settings}
-    return {name for name in names if not is_foreign_variable(name) and _matters(name)}
 
 
 def _matters(name: str) -> bool:

@@ -47,21 +47,21 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
     Fix: move what the job needs into the job script, and remove the line; or export the variable, which wins over both
     files.
     """
-    for group in group_by_value(job, NcclFacts, lambda nccl, _: _from_files(nccl)):
+    for group in group_by_value(
+        job,
+        NcclFacts,
+        lambda nccl, _: tuple(
+            setting
+            for setting in nccl.settings
+            if setting.layer != "environment"
+            and effective_value(setting.name, setting.value) != effective_value(setting.name, None)
+        ),
+    ):
         if group.value:
             yield _finding(group.value, group.ranks)
     for hidden, ranks in group_by_value(job, NcclFacts, lambda nccl, _: nccl.why_hidden("files")):
         if hidden is not None:
             yield Unknown(hidden.reason, ranks, hidden.unhide)
-
-
-def _from_files(nccl: NcclFacts) -> tuple[Setting, ...]:
-    return tuple(
-        setting
-        for setting in nccl.settings
-        if setting.layer != "environment"
-        and effective_value(setting.name, setting.value) != effective_value(setting.name, None)
-    )
 
 
 def _finding(settings: tuple[Setting, ...], ranks: tuple[int, ...]) -> Finding:

@@ -144,7 +144,8 @@ Lost = tuple[Setting, str, "Severity | None"]
 
 
 def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
-    by_nvlink = _has_nvlink(gpus)
+    linked = any(link.active for gpu in gpus.gpus for link in gpu.nvlinks or ())
+    by_nvlink = linked or any(link.path == "nvlink" for link in gpus.links)
     by_pcie = not guarded and any(link.path in _PCIE and link.read == "ok" for link in gpus.links)
     peers = "NVLink" if by_nvlink else "PCIe peer-to-peer" if by_pcie else None
     if not gpus.links and not guarded:
@@ -183,11 +184,6 @@ def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:
 def _nearest_level(nccl: NcclFacts) -> Setting | None:
     setting = nccl.setting("NCCL_P2P_LEVEL")
     return setting if setting and setting.value in ("LOC", "0") else None
-
-
-def _has_nvlink(gpus: GpuFacts) -> bool:
-    linked = any(link.active for gpu in gpus.gpus for link in gpu.nvlinks or ())
-    return linked or any(link.path == "nvlink" for link in gpus.links)
 
 
 def _has_nvls(gpus: GpuFacts) -> bool:

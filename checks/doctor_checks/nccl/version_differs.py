@@ -8,7 +8,6 @@ from doctor.analysis.logs.event_timeline import parse_count
 from doctor.api import (
     ALONE,
     BaselineDeviation,
-    BaselineValue,
     EventGroup,
     Finding,
     Group,
@@ -169,7 +168,9 @@ def version_differs(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL refuses to form a communicator of different releases, or hangs in it; no rank names the other.
     Fix: start every rank from one image or one environment; compare `pip list | grep nccl` and LD_LIBRARY_PATH.
     """
-    expected = _expected(job)
+    # What an environment without torch finds, as one made for the doctor alone, is not what the job loaded.
+    known = baseline_value(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
+    expected = None if known is None or known.value == _UNREADABLE else known
     found = split(job, SoftwareFacts, _release, expected=expected)
     if stands_alone(job, [expected]):
         yield Skip(ALONE)
@@ -191,28 +192,18 @@ def _release(software: SoftwareFacts) -> str | None:
     return chosen.version.partition("+")[0] if chosen.version else _UNREADABLE
 
 
-def _expected(job: Job) -> BaselineValue | None:
-    """What an environment without torch finds, as one made for the doctor alone, is not what the job loaded."""
-    known = baseline_value(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
-    return None if known is None or known.value == _UNREADABLE else known
-
-
 def _word(release: object) -> str:
     return str(release or "not found")
 
 
 def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
     if found.expected:
-        return _unexpected(job, found, group)
+        deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
+        evidence = {"releases": describe(found), "goes_with": list(correlates(job, group.ranks))}
+        return deviation.finding(group.ranks, evidence)
     release, common = _word(group.value), _word(found.common.value) if found.common else None
     return Finding(
         f"NCCL {release}, elsewhere {common}" if common else f"NCCL {release}, other ranks another one, split evenly",
         ranks=group.ranks,
         evidence={"release": group.value, "releases": describe(found), "goes_with": list(correlates(job, group.ranks))},
     )
-
-
-def _unexpected(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
-    deviation = BaselineDeviation((found.unlike("NCCL", _word, group),), found.drifted)
-    evidence = {"releases": describe(found), "goes_with": list(correlates(job, group.ranks))}
-    return deviation.finding(group.ranks, evidence)

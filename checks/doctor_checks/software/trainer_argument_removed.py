@@ -54,7 +54,11 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
         known = trainer_argument(name)
         is_current = known is not None and not (known.removed or known.since)
         of_lightning = _is_of_lightning(job, group)
-        if is_current or _is_anothers(group) or not (known or of_lightning):
+        if (
+            is_current
+            or (group.value("class") or "Trainer") not in ("Trainer", "LightningTrainer")
+            or not (known or of_lightning)
+        ):
             continue
         replacement = known.replacement if known else ""
         yield finding_from_logs(
@@ -80,11 +84,6 @@ def _is_of_lightning(job: Job, group: EventGroup) -> bool:
 
 _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
 """Where Lightning adds what is set in the environment to a Trainer's arguments."""
-
-
-def _is_anothers(group: EventGroup) -> bool:
-    """Whether the message names a class that is not the Trainer."""
-    return (group.value("class") or "Trainer") not in ("Trainer", "LightningTrainer")
 
 
 @check(

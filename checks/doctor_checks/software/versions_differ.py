@@ -119,7 +119,11 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         for group in () if parted.even else parted.minorities:
             told.setdefault(group.ranks, []).append(_Difference(part, group, parted))
     for differences in told.values():
-        yield from _minority(job, differences)
+        by_vote = [difference for difference in differences if difference.parted.expected is None]
+        if by_vote:
+            yield _unlike_others(job, by_vote)
+        if len(by_vote) < len(differences):
+            yield _unlike_expected(job, [difference for difference in differences if difference.parted.expected])
     if not told:
         yield from _patches(job, expected.get(_PATCH.word))
 
@@ -175,15 +179,6 @@ def _even(job: Job, part: _VersionedComponent, parted: MajoritySplit) -> Finding
             },
         },
     )
-
-
-def _minority(job: Job, differences: list[_Difference]) -> Iterator[Finding]:
-    """The ranks of these differences against the others, and against what is expected of them."""
-    by_vote = [difference for difference in differences if difference.parted.expected is None]
-    if by_vote:
-        yield _unlike_others(job, by_vote)
-    if len(by_vote) < len(differences):
-        yield _unlike_expected(job, [difference for difference in differences if difference.parted.expected])
 
 
 def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:

@@ -47,7 +47,8 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
     Fix: take part with a loss of zero (loss = loss * 0 does not help with NaN: use torch.nan_to_num or
     sum(p.sum() for p in model.parameters()) * 0), or reduce a flag first so that all ranks skip together.
     """
-    synchronizing = _synchronizing(script)
+    synchronizing = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
+    synchronizing.update(dict.fromkeys(gradients_reduced(script), "backward"))
     leaving: list[ast.Continue | ast.Break] = [*script.all(ast.Continue), *script.all(ast.Break)]
     for statement in leaving:
         if found := _left(script, statement, synchronizing):
@@ -56,12 +57,6 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
         yield from _swallowed(script, tried, synchronizing)
     if several_ranks(script) is not None:
         yield from _without_loss(script)
-
-
-def _synchronizing(script: Script) -> dict[ast.Call, str]:
-    calls = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
-    calls.update(dict.fromkeys(gradients_reduced(script), "backward"))
-    return calls
 
 
 _NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})

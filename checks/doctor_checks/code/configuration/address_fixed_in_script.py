@@ -28,94 +28,15 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     mentions=(_PORT, _ADDRESS, *_INTERFACES, "tcp://"),
     foreshadows=("ENV008", "NET007"),
     cases=lambda: (
-        fails(
-            "port and address of the tutorial, started by a launcher",
-            """\
-local_rank = int(os.environ["LOCAL_RANK"])
-os.environ["MASTER_ADDR"] = "localhost"  # !
-os.environ["MASTER_PORT"] = "12355"  # !
-dist.init_process_group("nccl")
-""",
-        ),
-        fails(
-            "an interface that other hosts need not have",
-            """\
-os.environ["NCCL_SOCKET_IFNAME"] = "eth0"  # !
-os.environ["GLOO_SOCKET_IFNAME"] = "ens5"  # !
-os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
-dist.init_process_group("nccl")
-""",
-        ),
-        fails(
-            "one host's address in the call",
-            """\
-import torch.distributed as dist
-
-dist.init_process_group("nccl", init_method="tcp://10.1.1.20:23456", rank=args.rank, world_size=4)  # !
-""",
-        ),
-        fails(
-            "a port of one's own for spawned ranks",
-            """\
-import torch
-
-def worker(rank, world_size):
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = "12355"  # !
-    dist.init_process_group("nccl", rank=rank, world_size=world_size)
-
-mp.spawn(worker, args=(8,), nprocs=8)
-""",
-        ),
-        passes(
-            "only where nothing is given",
-            """\
-os.environ.setdefault("MASTER_ADDR", "localhost")
-os.environ.setdefault("MASTER_PORT", "29500")
-os.environ.setdefault("NCCL_SOCKET_IFNAME", "ib0")
-if "MASTER_PORT" not in os.environ:
-    os.environ["MASTER_PORT"] = "29501"
-if "LOCAL_RANK" not in os.environ:
-    os.environ["MASTER_ADDR"] = "localhost"
-dist.init_process_group("nccl")
-""",
-        ),
-        passes(
-            "a free port, an option, and interfaces left out",
-            """\
-parser.add_argument("--dist-url", default="tcp://127.0.0.1:23456")
-os.environ["MASTER_ADDR"] = args.master
-os.environ["MASTER_PORT"] = str(find_free_port())
-os.environ["NCCL_SOCKET_IFNAME"] = "^lo,docker0"
-dist.init_process_group("nccl", init_method=args.dist_url)
-""",
-        ),
-        passes(
-            "read, and kept from before",
-            """\
-port = os.environ["MASTER_PORT"]
-os.environ["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
-dist.init_process_group("nccl", init_method="env://")
-""",
-        ),
-        passes(
-            "the address of ranks that tell themselves which they are",
-            """\
-os.environ["RANK"] = os.environ["PMI_RANK"]
-os.environ["WORLD_SIZE"] = os.environ["PMI_SIZE"]
-os.environ["MASTER_ADDR"] = "127.0.0.1"
-dist.init_process_group("gloo", rank=int(os.environ["RANK"]))
-""",
-        ),
-        passes(
-            "one process that needs a group",
-            """\
-if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = "29500"
-dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29501")
-""",
-        ),
+        fails("port and address of the tutorial, started by a launcher", _PORT_IN_ADDRESS),
+        fails("an interface that other hosts need not have", _INTERFACE),
+        fails("one host's address in the call", _HOST_ADDRESS),
+        fails("a port of one's own for spawned ranks", _OWN_PORT),
+        passes("only where nothing is given", _AS_DEFAULT),
+        passes("a free port, an option, and interfaces left out", _FREE_PORT),
+        passes("read, and kept from before", _KEPT),
+        passes("the address of ranks that tell themselves which they are", _OF_RANKS),
+        passes("one process that needs a group", _ONE_PROCESS),
     ),
 )
 def address_fixed_in_script(script: Script) -> Iterator[Violation]:
@@ -253,3 +174,66 @@ def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
         fix='init_method="env://" (the default), with MASTER_ADDR and MASTER_PORT from torchrun',
         severity=Severity.INFO if here else None,
     )
+
+
+_PORT_IN_ADDRESS = """\
+local_rank = int(os.environ["LOCAL_RANK"])
+os.environ["MASTER_ADDR"] = "localhost"  # !
+os.environ["MASTER_PORT"] = "12355"  # !
+dist.init_process_group("nccl")
+"""
+_INTERFACE = """\
+os.environ["NCCL_SOCKET_IFNAME"] = "eth0"  # !
+os.environ["GLOO_SOCKET_IFNAME"] = "ens5"  # !
+os.environ.update({"NCCL_IB_HCA": "mlx5_0"})  # !
+dist.init_process_group("nccl")
+"""
+_HOST_ADDRESS = """\
+import torch.distributed as dist
+
+dist.init_process_group("nccl", init_method="tcp://10.1.1.20:23456", rank=args.rank, world_size=4)  # !
+"""
+_OWN_PORT = """\
+import torch
+
+def worker(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "12355"  # !
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+
+mp.spawn(worker, args=(8,), nprocs=8)
+"""
+_AS_DEFAULT = """\
+os.environ.setdefault("MASTER_ADDR", "localhost")
+os.environ.setdefault("MASTER_PORT", "29500")
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "ib0")
+if "MASTER_PORT" not in os.environ:
+    os.environ["MASTER_PORT"] = "29501"
+if "LOCAL_RANK" not in os.environ:
+    os.environ["MASTER_ADDR"] = "localhost"
+dist.init_process_group("nccl")
+"""
+_FREE_PORT = """\
+parser.add_argument("--dist-url", default="tcp://127.0.0.1:23456")
+os.environ["MASTER_ADDR"] = args.master
+os.environ["MASTER_PORT"] = str(find_free_port())
+os.environ["NCCL_SOCKET_IFNAME"] = "^lo,docker0"
+dist.init_process_group("nccl", init_method=args.dist_url)
+"""
+_KEPT = """\
+port = os.environ["MASTER_PORT"]
+os.environ["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
+dist.init_process_group("nccl", init_method="env://")
+"""
+_OF_RANKS = """\
+os.environ["RANK"] = os.environ["PMI_RANK"]
+os.environ["WORLD_SIZE"] = os.environ["PMI_SIZE"]
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]))
+"""
+_ONE_PROCESS = """\
+if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "29500"
+dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29501")
+"""

@@ -32,166 +32,23 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     mentions=("lightning",),
     foreshadows=("VER006",),
     cases=lambda: (
-        fails(
-            "written for 1.x",
-            """\
-import pytorch_lightning as pl
-
-trainer = pl.Trainer(
-    gpus=2,  # !
-    precision=16,  # !
-    strategy="fsdp_native",  # !
-    replace_sampler_ddp=False,  # !
-    max_epochs=10,
-)
-trainer.fit(model)
-""",
-            fixed="""\
-import pytorch_lightning as pl
-
-trainer = pl.Trainer(
-    devices=2,
-    precision="16-mixed",
-    strategy="fsdp",
-    use_distributed_sampler=False,
-    max_epochs=10,
-    accelerator="gpu",
-)
-trainer.fit(model)
-""",
-            releases=_V2,
-        ),
-        fails(
-            "a dictionary of arguments",
-            """\
-import pytorch_lightning as pl
-
-trainer_params = {
-    "gpus": gpus,  # !
-    "max_epochs": TRAIN_ARGS.max_epochs,
-    "callbacks": all_callbacks,
-}
-trainer = pl.Trainer(**trainer_params)
-""",
-            releases=_V2,
-        ),
+        fails("written for 1.x", _FOR_1, fixed=_FOR_1_FIXED, releases=_V2),
+        fails("a dictionary of arguments", _DICTIONARY, releases=_V2),
         fails(
             "the strategy as accelerator",
-            """\
-from pytorch_lightning import Trainer
-
-trainer = Trainer(gpus=8, accelerator="ddp", max_epochs=3)  # !
-trainer.fit(model)
-""",
+            _AS_ACCELERATOR,
             fixed={
                 'gpus=8, accelerator="ddp", max_epochs=3': 'devices=8, strategy="ddp", max_epochs=3, accelerator="gpu"'
             },
         ),
-        fails(
-            "hooks and methods",
-            """\
-from pytorch_lightning.utilities.distributed import rank_zero_only  # !
-from pytorch_lightning.plugins import DDPPlugin  # !
-
-class Model(L.LightningModule):
-    def training_step(self, batch, batch_idx, optimizer_idx):  # !
-        return self.loss(batch)
-
-    def validation_epoch_end(self, outputs):  # !
-        self.log("val", sum(outputs))
-
-trainer = L.Trainer.from_argparse_args(args)  # !
-trainer.tune(Model())  # !
-""",
-            releases=_V2,
-        ),
-        fails(
-            "newer than the release",
-            """\
-import pytorch_lightning as pl
-
-trainer = pl.Trainer(devices=2, barebones=True)  # !
-""",
-            releases=_V1,
-        ),
-        fails(
-            "values that are gone",
-            """\
-trainer = L.Trainer(
-    strategy="dp",  # !
-    accumulate_grad_batches={0: 8, 4: 4},  # !
-    gpus=args.gpus,  # !
-    resume_from_checkpoint=path,  # !
-)
-""",
-            releases=_V2,
-        ),
-        passes(
-            "as Lightning 2 has it",
-            """\
-class Model(L.LightningModule):
-    def on_validation_epoch_end(self):
-        self.log("val", sum(self.outputs))
-
-trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp", precision="16-mixed", use_distributed_sampler=False)
-trainer.fit(model, ckpt_path="last")
-""",
-            releases=_V2,
-        ),
-        passes(
-            "1.x where 1.x is installed",
-            """\
-import pytorch_lightning as pl
-from pytorch_lightning.utilities.distributed import rank_zero_only
-
-class Model(pl.LightningModule):
-    def validation_epoch_end(self, outputs):
-        self.log("val", sum(outputs))
-
-trainer = pl.Trainer(gpus=2, precision=16, strategy="ddp_sharded")
-""",
-            releases=_V1,
-        ),
-        passes(
-            "other Trainers, and strategies that others register",
-            """\
-from transformers import Trainer
-from mylib import Trainer as Own
-
-other = Trainer(model=model, gpus=2)
-own = Own(gpus=2, resume_from_checkpoint=path)
-trainer = L.Trainer(strategy="horizon", precision="32-true")
-""",
-            releases=_V2,
-        ),
-        passes(
-            "where both kinds of releases are served",
-            """\
-import pytorch_lightning as pl
-
-try:
-    from pytorch_lightning.utilities.distributed import rank_zero_only
-except ImportError:
-    from pytorch_lightning.utilities import rank_zero_only
-
-if pl.__version__ < "2":
-    trainer = pl.Trainer(gpus=2)
-else:
-    trainer = pl.Trainer(accelerator="gpu", devices=2)
-""",
-            releases=_V2,
-        ),
-        passes(
-            "an option of one's own of that name, where the release is not known",
-            """\
-class Model(L.LightningModule):
-    def __init__(self, gpus=1):
-        super().__init__()
-
-model = Model(gpus=2)
-trainer = L.Trainer(precision=16, barebones=False)
-""",
-        ),
+        fails("hooks and methods", _HOOKS, releases=_V2),
+        fails("newer than the release", _NEWER, releases=_V1),
+        fails("values that are gone", _VALUES, releases=_V2),
+        passes("as Lightning 2 has it", _AS_2, releases=_V2),
+        passes("1.x where 1.x is installed", _AS_1, releases=_V1),
+        passes("other Trainers, and strategies that others register", _OTHER_TRAINERS, releases=_V2),
+        passes("where both kinds of releases are served", _BOTH_KINDS, releases=_V2),
+        passes("an option of one's own of that name, where the release is not known", _OWN_OPTION),
     ),
 )
 def lightning_call_outdated(script: Script) -> Iterator[Violation]:
@@ -368,3 +225,120 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
                 return True
         inner = outer
     return False
+
+
+_FOR_1 = """\
+import pytorch_lightning as pl
+
+trainer = pl.Trainer(
+    gpus=2,  # !
+    precision=16,  # !
+    strategy="fsdp_native",  # !
+    replace_sampler_ddp=False,  # !
+    max_epochs=10,
+)
+trainer.fit(model)
+"""
+_FOR_1_FIXED = """\
+import pytorch_lightning as pl
+
+trainer = pl.Trainer(
+    devices=2,
+    precision="16-mixed",
+    strategy="fsdp",
+    use_distributed_sampler=False,
+    max_epochs=10,
+    accelerator="gpu",
+)
+trainer.fit(model)
+"""
+_DICTIONARY = """\
+import pytorch_lightning as pl
+
+trainer_params = {
+    "gpus": gpus,  # !
+    "max_epochs": TRAIN_ARGS.max_epochs,
+    "callbacks": all_callbacks,
+}
+trainer = pl.Trainer(**trainer_params)
+"""
+_AS_ACCELERATOR = """\
+from pytorch_lightning import Trainer
+
+trainer = Trainer(gpus=8, accelerator="ddp", max_epochs=3)  # !
+trainer.fit(model)
+"""
+_HOOKS = """\
+from pytorch_lightning.utilities.distributed import rank_zero_only  # !
+from pytorch_lightning.plugins import DDPPlugin  # !
+
+class Model(L.LightningModule):
+    def training_step(self, batch, batch_idx, optimizer_idx):  # !
+        return self.loss(batch)
+
+    def validation_epoch_end(self, outputs):  # !
+        self.log("val", sum(outputs))
+
+trainer = L.Trainer.from_argparse_args(args)  # !
+trainer.tune(Model())  # !
+"""
+_NEWER = """\
+import pytorch_lightning as pl
+
+trainer = pl.Trainer(devices=2, barebones=True)  # !
+"""
+_VALUES = """\
+trainer = L.Trainer(
+    strategy="dp",  # !
+    accumulate_grad_batches={0: 8, 4: 4},  # !
+    gpus=args.gpus,  # !
+    resume_from_checkpoint=path,  # !
+)
+"""
+_AS_2 = """\
+class Model(L.LightningModule):
+    def on_validation_epoch_end(self):
+        self.log("val", sum(self.outputs))
+
+trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp", precision="16-mixed", use_distributed_sampler=False)
+trainer.fit(model, ckpt_path="last")
+"""
+_AS_1 = """\
+import pytorch_lightning as pl
+from pytorch_lightning.utilities.distributed import rank_zero_only
+
+class Model(pl.LightningModule):
+    def validation_epoch_end(self, outputs):
+        self.log("val", sum(outputs))
+
+trainer = pl.Trainer(gpus=2, precision=16, strategy="ddp_sharded")
+"""
+_OTHER_TRAINERS = """\
+from transformers import Trainer
+from mylib import Trainer as Own
+
+other = Trainer(model=model, gpus=2)
+own = Own(gpus=2, resume_from_checkpoint=path)
+trainer = L.Trainer(strategy="horizon", precision="32-true")
+"""
+_BOTH_KINDS = """\
+import pytorch_lightning as pl
+
+try:
+    from pytorch_lightning.utilities.distributed import rank_zero_only
+except ImportError:
+    from pytorch_lightning.utilities import rank_zero_only
+
+if pl.__version__ < "2":
+    trainer = pl.Trainer(gpus=2)
+else:
+    trainer = pl.Trainer(accelerator="gpu", devices=2)
+"""
+_OWN_OPTION = """\
+class Model(L.LightningModule):
+    def __init__(self, gpus=1):
+        super().__init__()
+
+model = Model(gpus=2)
+trainer = L.Trainer(precision=16, barebones=False)
+"""

@@ -67,7 +67,8 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
         return
     for function in _collating(script):
         name = getattr(function, "name", "the collate function")
-        batch = _batch_of(function)
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg not in ("self", "cls")]
+        batch = names[0] if names else ""
         if batch and not _refills(script, function):
             for node in _filters(script, function, batch):
                 yield Violation(
@@ -92,12 +93,6 @@ def _collating(script: Script) -> Iterator[FunctionNode | ast.Lambda]:
     yield from found  # type: ignore[misc]
 
 
-def _batch_of(function: FunctionNode | ast.Lambda) -> str:
-    """The name of the list of samples: the first parameter that is not the object."""
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg not in ("self", "cls")]
-    return names[0] if names else ""
-
-
 def _refills(script: Script, function: ast.AST) -> bool:
     called = (call.func for call in script.inside(function, ast.Call))
     names = {last_name(one) for one in called}
@@ -107,7 +102,11 @@ def _refills(script: Script, function: ast.AST) -> bool:
 def _filters(script: Script, function: ast.AST, batch: str) -> Iterator[ast.AST]:
     for node in ast.walk(function):
         if (isinstance(node, ast.ListComp) and _keeps_some(node, batch)) or (
-            isinstance(node, ast.Call) and _is_filter(node, batch)
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "filter"
+            and len(node.args) == 2
+            and _is_batch(node.args[1], batch)
         ):
             yield node
         elif isinstance(node, ast.For) and _is_batch(node.iter, batch):
@@ -128,15 +127,6 @@ def _keeps_some(node: ast.ListComp, batch: str) -> bool:
 
 def _is_batch(node: ast.expr, batch: str) -> bool:
     return isinstance(node, ast.Name) and node.id == batch
-
-
-def _is_filter(call: ast.Call, batch: str) -> bool:
-    return (
-        isinstance(call.func, ast.Name)
-        and call.func.id == "filter"
-        and len(call.args) == 2
-        and _is_batch(call.args[1], batch)
-    )
 
 
 def _goes_on(script: Script, statement: ast.stmt, loop: ast.For) -> bool:

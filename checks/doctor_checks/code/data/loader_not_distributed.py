@@ -67,7 +67,9 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     Fix: `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and
     `loader.sampler.set_epoch(epoch)` before each epoch.
     """
-    wrapper = _wrapper(script)
+    # The call that makes ranks train one model; DeepSpeed distributes data that it is given
+    engines = (call for call in script.calls("deepspeed.initialize") if not script.is_given(call, "training_data", 3))
+    wrapper = next(script.calls(*WRAPPERS), None) or next(engines, None)
     if wrapper is None or shards_loaders_itself(script):
         return
     if next(script.calls(*_SHARED_INPUT), None) is not None:
@@ -76,12 +78,6 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     for loader in loaders(script):
         if _is_trained_on(script, loader, trained) and _gives_all(script, loader):
             yield _hit(script, loader, wrapper)
-
-
-def _wrapper(script: Script) -> ast.Call | None:
-    """The call that makes ranks train one model; DeepSpeed distributes data that it is given."""
-    engines = (call for call in script.calls("deepspeed.initialize") if not script.is_given(call, "training_data", 3))
-    return next(script.calls(*WRAPPERS), None) or next(engines, None)
 
 
 def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> bool:

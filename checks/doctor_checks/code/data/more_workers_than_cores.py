@@ -22,78 +22,14 @@ _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     mentions=("num_workers",),
     foreshadows=("DATA009",),
     cases=lambda: (
-        fails(
-            "more than the machine has",
-            """\
-from torch.utils.data import DataLoader
-
-loader = DataLoader(data, batch_size=32, num_workers=64)  # !
-""",
-            processors=16,
-        ),
-        fails(
-            "times the ranks of the host",
-            """\
-WORKERS = 8
-train_loader = DataLoader(data, 32, num_workers=WORKERS)  # !
-trainer = L.Trainer(devices=8, strategy="ddp")
-trainer.fit(model, train_loader)
-""",
-            processors=32,
-        ),
-        fails(
-            "all cores for each rank",
-            """\
-import torch
-
-dist.init_process_group("nccl")
-loader = DataLoader(data, batch_size=64, sampler=sampler, num_workers=os.cpu_count())  # !
-""",
-        ),
-        fails(
-            "an option whose default is too many",
-            """\
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("-j", "--workers", default=48, type=int)
-args = parser.parse_args()
-loader = DataLoader(data, batch_size=64, num_workers=args.workers)  # !
-""",
-            processors=8,
-        ),
-        passes(
-            "as many as there are cores, on a machine of that size",
-            """\
-loader = DataLoader(data, batch_size=32, num_workers=8)
-trainer = L.Trainer(devices=4, strategy="ddp")
-""",
-            processors=32,
-        ),
-        passes(
-            "the machine is not known",
-            """\
-from torch.utils.data import DataLoader
-
-loader = DataLoader(data, batch_size=32, num_workers=64)
-""",
-        ),
-        passes(
-            "shared between the ranks, or one process that may have them all",
-            """\
-dist.init_process_group("nccl")
-loader = DataLoader(data, 32, num_workers=os.cpu_count() // int(os.environ["LOCAL_WORLD_SIZE"]))
-""",
-            processors=8,
-        ),
-        passes(
-            "one process that may have them all",
-            """\
-loader = DataLoader(data, 32, num_workers=os.cpu_count())
-other = make_loader(data, num_workers=64)
-""",
-            processors=8,
-        ),
+        fails("more than the machine has", _LITERAL, processors=16),
+        fails("times the ranks of the host", _SUM, processors=32),
+        fails("all cores for each rank", _ALL_CORES_EACH),
+        fails("an option whose default is too many", _DEFAULT, processors=8),
+        passes("as many as there are cores, on a machine of that size", _ENOUGH, processors=32),
+        passes("the machine is not known", _UNKNOWN_MACHINE),
+        passes("shared between the ranks, or one process that may have them all", _SHARED, processors=8),
+        passes("one process that may have them all", _ONE_PROCESS, processors=8),
     ),
 )
 def more_workers_than_cores(script: Script) -> Iterator[Violation]:
@@ -187,3 +123,47 @@ def _too_many(script: Script, call: ast.Call, workers: _Workers, ranks: int, cor
         confidence=1.0 if workers.certain else 0.7,
         evidence=(("workers", total), ("ranks", ranks), ("cores", cores)),
     )
+
+
+_LITERAL = """\
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=32, num_workers=64)  # !
+"""
+_SUM = """\
+WORKERS = 8
+train_loader = DataLoader(data, 32, num_workers=WORKERS)  # !
+trainer = L.Trainer(devices=8, strategy="ddp")
+trainer.fit(model, train_loader)
+"""
+_ALL_CORES_EACH = """\
+import torch
+
+dist.init_process_group("nccl")
+loader = DataLoader(data, batch_size=64, sampler=sampler, num_workers=os.cpu_count())  # !
+"""
+_DEFAULT = """\
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-j", "--workers", default=48, type=int)
+args = parser.parse_args()
+loader = DataLoader(data, batch_size=64, num_workers=args.workers)  # !
+"""
+_ENOUGH = """\
+loader = DataLoader(data, batch_size=32, num_workers=8)
+trainer = L.Trainer(devices=4, strategy="ddp")
+"""
+_UNKNOWN_MACHINE = """\
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=32, num_workers=64)
+"""
+_SHARED = """\
+dist.init_process_group("nccl")
+loader = DataLoader(data, 32, num_workers=os.cpu_count() // int(os.environ["LOCAL_WORLD_SIZE"]))
+"""
+_ONE_PROCESS = """\
+loader = DataLoader(data, 32, num_workers=os.cpu_count())
+other = make_loader(data, num_workers=64)
+"""

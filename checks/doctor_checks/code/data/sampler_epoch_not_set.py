@@ -67,13 +67,20 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
         # A sampler that is made in each epoch may have other data each time.
         if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
             name = target_name(script, sampler) or "DistributedSampler"
+            handed = list(_handed(script, loop))
+            made = [script.values_of(source) for source in handed or [loop.source]]
             yield Violation(
                 sampler,
                 f"{name} (line {sampler.lineno}) is never told the epoch: every epoch of the loop in line "
                 f"{repeated[0].lineno} trains in the same order",
                 fix=f"`{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop in line "
                 f"{repeated[0].lineno}",
-                edits=tuple(_edit(script, sampler, repeated, fed)) if _is_always_fed(script, loop, sampler) else (),
+                edits=tuple(_edit(script, sampler, repeated, fed))
+                if all(
+                    len(values) == 1 and isinstance(values[0], ast.Call) and _uses(script, values[0], sampler)
+                    for values in made
+                )
+                else (),
             )
             return
 
@@ -100,15 +107,6 @@ def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
             given = script.argument(call, loop.source.id, place)
             if given is not None:
                 yield given
-
-
-def _is_always_fed(script: Script, loop: Loop, sampler: ast.Call) -> bool:
-    """Whether the loop goes through loaders with this sampler and no others."""
-    handed = list(_handed(script, loop))
-    made = [script.values_of(source) for source in handed or [loop.source]]
-    return all(
-        len(values) == 1 and isinstance(values[0], ast.Call) and _uses(script, values[0], sampler) for values in made
-    )
 
 
 def _uses(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:

@@ -21,105 +21,14 @@ _DP = "torch.nn.DataParallel"
     foreshadows=("MEM001",),
     mentions=("DataParallel",),
     cases=lambda: (
-        fails(
-            "as many a script has it",
-            """\
-import torch
-import torch.nn as nn
-
-model = Net()
-if torch.cuda.device_count() > 1:
-    model = nn.DataParallel(model)  # !
-model.cuda()
-for x, y in loader:
-    optimizer.zero_grad()
-    criterion(model(x.cuda()), y.cuda()).backward()
-    optimizer.step()
-""",
-        ),
-        fails(
-            "the devices named",
-            """\
-from torch.nn import DataParallel
-
-def train(model, loader, optimizer):
-    model = DataParallel(model, device_ids=[0, 1, 2, 3])  # !
-    for x, y in loader:
-        loss = model(x, y).mean()
-        loss.backward()
-        optimizer.step()
-""",
-        ),
-        fails(
-            "inside of ranks",
-            """\
-dist.init_process_group("nccl")
-model = torch.nn.DataParallel(Net().cuda())  # !
-for x, y in loader:
-    criterion(model(x), y).backward()
-    optimizer.step()
-""",
-        ),
-        passes(
-            "DistributedDataParallel",
-            """\
-import torch.nn as nn
-
-model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[local_rank])
-for x, y in loader:
-    criterion(model(x), y).backward()
-""",
-        ),
-        passes(
-            "beside it, where there is one process",
-            """\
-if args.distributed:
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu])
-else:
-    model = torch.nn.DataParallel(model).cuda()
-for x, y in loader:
-    criterion(model(x), y).backward()
-""",
-        ),
-        passes(
-            "for one process, in a script that another kind of ranks may run",
-            """\
-from apex.parallel import DistributedDataParallel as DDP
-
-if args.local_rank != -1:
-    torch.distributed.init_process_group("nccl")
-    model = DDP(model)
-elif n_gpu > 1:
-    model = torch.nn.DataParallel(model)
-for x, y in loader:
-    criterion(model(x), y).backward()
-""",
-        ),
-        passes(
-            "to read a checkpoint, with one device, or to ask for the type",
-            """\
-import torch.nn as nn
-
-model = nn.DataParallel(Net())
-model.load_state_dict(state)
-model.eval()
-with torch.no_grad():
-    for x in loader:
-        model(x)
-""",
-        ),
-        passes(
-            "one device alone",
-            """\
-import torch.nn as nn
-
-model = nn.DataParallel(Net(), device_ids=[0])
-if isinstance(model, nn.DataParallel):
-    model = model.module
-for x, y in loader:
-    criterion(model(x), y).backward()
-""",
-        ),
+        fails("as many a script has it", _MANY_RANKS),
+        fails("the devices named", _NAMED_DEVICES),
+        fails("inside of ranks", _INSIDE_RANKS),
+        passes("DistributedDataParallel", _DDP),
+        passes("beside it, where there is one process", _BESIDE_DDP),
+        passes("for one process, in a script that another kind of ranks may run", _ONE_PROCESS),
+        passes("to read a checkpoint, with one device, or to ask for the type", _FROM_CHECKPOINT),
+        passes("one device alone", _ONE_DEVICE),
     ),
 )
 def data_parallel(script: Script) -> Iterator[Violation]:
@@ -167,3 +76,80 @@ def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
         )
     model = script.text_of(call.args[0], 30) if call.args else "the model"
     return Violation(call, f"DataParallel({model}) copies the model to every GPU in each step, from one process")
+
+
+_MANY_RANKS = """\
+import torch
+import torch.nn as nn
+
+model = Net()
+if torch.cuda.device_count() > 1:
+    model = nn.DataParallel(model)  # !
+model.cuda()
+for x, y in loader:
+    optimizer.zero_grad()
+    criterion(model(x.cuda()), y.cuda()).backward()
+    optimizer.step()
+"""
+_NAMED_DEVICES = """\
+from torch.nn import DataParallel
+
+def train(model, loader, optimizer):
+    model = DataParallel(model, device_ids=[0, 1, 2, 3])  # !
+    for x, y in loader:
+        loss = model(x, y).mean()
+        loss.backward()
+        optimizer.step()
+"""
+_INSIDE_RANKS = """\
+dist.init_process_group("nccl")
+model = torch.nn.DataParallel(Net().cuda())  # !
+for x, y in loader:
+    criterion(model(x), y).backward()
+    optimizer.step()
+"""
+_DDP = """\
+import torch.nn as nn
+
+model = nn.parallel.DistributedDataParallel(Net().cuda(), device_ids=[local_rank])
+for x, y in loader:
+    criterion(model(x), y).backward()
+"""
+_BESIDE_DDP = """\
+if args.distributed:
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[args.gpu])
+else:
+    model = torch.nn.DataParallel(model).cuda()
+for x, y in loader:
+    criterion(model(x), y).backward()
+"""
+_ONE_PROCESS = """\
+from apex.parallel import DistributedDataParallel as DDP
+
+if args.local_rank != -1:
+    torch.distributed.init_process_group("nccl")
+    model = DDP(model)
+elif n_gpu > 1:
+    model = torch.nn.DataParallel(model)
+for x, y in loader:
+    criterion(model(x), y).backward()
+"""
+_FROM_CHECKPOINT = """\
+import torch.nn as nn
+
+model = nn.DataParallel(Net())
+model.load_state_dict(state)
+model.eval()
+with torch.no_grad():
+    for x in loader:
+        model(x)
+"""
+_ONE_DEVICE = """\
+import torch.nn as nn
+
+model = nn.DataParallel(Net(), device_ids=[0])
+if isinstance(model, nn.DataParallel):
+    model = model.module
+for x, y in loader:
+    criterion(model(x), y).backward()
+"""

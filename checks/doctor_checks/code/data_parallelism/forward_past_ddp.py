@@ -21,110 +21,14 @@ _WITHOUT = ("no_grad", "inference_mode")
     mentions=("DistributedDataParallel", "unwrap_model"),
     foreshadows=("RUN007",),
     cases=lambda: (
-        fails(
-            "the module inside",
-            """\
-model = DDP(Net().to(local_rank), device_ids=[local_rank])
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model.module(x), y)  # !
-    loss.backward()
-    optimizer.step()
-""",
-        ),
-        fails(
-            "the model that was wrapped under another name",
-            """\
-from torch.nn.parallel import DistributedDataParallel
-
-model = Net().to(device)
-ddp_model = DistributedDataParallel(model, device_ids=[rank])
-optimizer = SGD(ddp_model.parameters(), lr=0.1)
-for epoch in range(epochs):
-    for x, y in loader:
-        loss = criterion(model(x), y)  # !
-        loss.backward()
-        optimizer.step()
-""",
-        ),
-        fails(
-            "a method that is a forward pass, and an unwrapped name",
-            """\
-def train(model, raw):
-    model = DDP(model)
-    for batch in loader:
-        loss = model.module.compute_loss(batch)  # !
-        loss.backward()
-
-def other(net):
-    wrapped = DDP(net)
-    raw_model = wrapped.module
-    for batch in loader:
-        raw_model(batch).sum().backward()  # !
-""",
-        ),
-        fails(
-            "unwrapped by Accelerate",
-            """\
-accelerator = Accelerator()
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for batch in loader:
-    loss = accelerator.unwrap_model(model)(**batch).loss  # !
-    accelerator.backward(loss)
-    optimizer.step()
-""",
-        ),
-        passes(
-            "through the wrapper",
-            """\
-model = DDP(Net())
-for x, y in loader:
-    loss = criterion(model(x), y) + model.module.penalty()
-    loss.backward()
-    model.module.clip_weights()
-""",
-        ),
-        passes(
-            "to evaluate, to save and to sample",
-            """\
-model = DDP(Net())
-for step, (x, y) in enumerate(loader):
-    model(x).sum().backward()
-    if step % 100 == 0:
-        with torch.no_grad():
-            picture = model.module(x)
-        torch.save(model.module.state_dict(), "last.pt")
-if rank == 0:
-    inner = model.module
-    for x in loader:
-        inner(x).sum().backward()
-
-def evaluate(model):
-    for x in loader:
-        model.module(x)
-""",
-        ),
-        passes(
-            "the same name, and a model in either form",
-            """\
-model = Net()
-if distributed:
-    model = DDP(model)
-for x, y in loader:
-    criterion(model(x), y).backward()
-""",
-        ),
-        passes(
-            "a teacher, and a wrapper that is used elsewhere",
-            """\
-student = DDP(Net())
-teacher = Net()
-for x, y in loader:
-    with torch.inference_mode():
-        target = teacher(x)
-    criterion(student(x), target).backward()
-""",
-        ),
+        fails("the module inside", _INNER_MODULE),
+        fails("the model that was wrapped under another name", _BARE_MODEL),
+        fails("a method that is a forward pass, and an unwrapped name", _OTHER_METHOD),
+        fails("unwrapped by Accelerate", _UNWRAPPED),
+        passes("through the wrapper", _THROUGH_WRAPPER),
+        passes("to evaluate, to save and to sample", _EVALUATION),
+        passes("the same name, and a model in either form", _SAME_NAME),
+        passes("a teacher, and a wrapper that is used elsewhere", _TEACHER),
     ),
 )
 def forward_past_ddp(script: Script) -> Iterator[Violation]:
@@ -237,3 +141,85 @@ def _is_prepared(script: Script, block: ast.AST, wrapper: str) -> bool:
             if bare not in ("unwrap_model", "clip_grad_norm_", "save", "update", "accumulate", "clip_grad_value_"):
                 return True
     return False
+
+
+_INNER_MODULE = """\
+model = DDP(Net().to(local_rank), device_ids=[local_rank])
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model.module(x), y)  # !
+    loss.backward()
+    optimizer.step()
+"""
+_BARE_MODEL = """\
+from torch.nn.parallel import DistributedDataParallel
+
+model = Net().to(device)
+ddp_model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = SGD(ddp_model.parameters(), lr=0.1)
+for epoch in range(epochs):
+    for x, y in loader:
+        loss = criterion(model(x), y)  # !
+        loss.backward()
+        optimizer.step()
+"""
+_OTHER_METHOD = """\
+def train(model, raw):
+    model = DDP(model)
+    for batch in loader:
+        loss = model.module.compute_loss(batch)  # !
+        loss.backward()
+
+def other(net):
+    wrapped = DDP(net)
+    raw_model = wrapped.module
+    for batch in loader:
+        raw_model(batch).sum().backward()  # !
+"""
+_UNWRAPPED = """\
+accelerator = Accelerator()
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    loss = accelerator.unwrap_model(model)(**batch).loss  # !
+    accelerator.backward(loss)
+    optimizer.step()
+"""
+_THROUGH_WRAPPER = """\
+model = DDP(Net())
+for x, y in loader:
+    loss = criterion(model(x), y) + model.module.penalty()
+    loss.backward()
+    model.module.clip_weights()
+"""
+_EVALUATION = """\
+model = DDP(Net())
+for step, (x, y) in enumerate(loader):
+    model(x).sum().backward()
+    if step % 100 == 0:
+        with torch.no_grad():
+            picture = model.module(x)
+        torch.save(model.module.state_dict(), "last.pt")
+if rank == 0:
+    inner = model.module
+    for x in loader:
+        inner(x).sum().backward()
+
+def evaluate(model):
+    for x in loader:
+        model.module(x)
+"""
+_SAME_NAME = """\
+model = Net()
+if distributed:
+    model = DDP(model)
+for x, y in loader:
+    criterion(model(x), y).backward()
+"""
+_TEACHER = """\
+student = DDP(Net())
+teacher = Net()
+for x, y in loader:
+    with torch.inference_mode():
+        target = teacher(x)
+    criterion(student(x), target).backward()
+"""

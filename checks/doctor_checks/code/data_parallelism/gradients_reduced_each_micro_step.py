@@ -87,7 +87,8 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     Fix: `with model.no_sync():` around forward and backward of all but the last; `accelerator.accumulate(model)`
     and `fabric.no_backward_sync(model, enabled=not last)` do it for these.
     """
-    wrapper = _wrapper(script)
+    fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
+    wrapper = next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)
     if wrapper is None or is_test(script) or _SPARES.search(script.text):
         return
     for loop in loops(script):
@@ -106,11 +107,6 @@ _FIXES = {
     ACCELERATOR: "`Accelerator(gradient_accumulation_steps=n)`, and `with accelerator.accumulate(model):` around it",
     FABRIC: "`with fabric.no_backward_sync(model, enabled=not last):` around forward and backward",
 }
-
-
-def _wrapper(script: Script) -> ast.Call | None:
-    fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
-    return next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)
 
 
 def _backward(script: Script, loop: Loop) -> ast.Call | None:

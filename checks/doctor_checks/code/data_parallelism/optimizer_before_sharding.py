@@ -16,83 +16,12 @@ from doctor.testing.script_cases import fails, passes
     reads=Script,
     mentions=("FullyShardedDataParallel", "FSDP", "fully_shard"),
     cases=lambda: (
-        fails(
-            "the wrapper last",
-            """\
-model = Net().cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # !
-model = FSDP(model)
-for x, y in loader:
-    criterion(model(x), y).backward()
-    optimizer.step()
-""",
-        ),
-        fails(
-            "FSDP2, layer by layer",
-            """\
-from torch.distributed.fsdp import fully_shard
-from torch.optim import Adam
-
-def main():
-    model = Transformer(args)
-    optimizer = Adam(model.parameters(), lr=3e-4, fused=True)  # !
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    train(model, optimizer)
-""",
-        ),
-        fails(
-            "parameters that were taken before",
-            """\
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
-
-class Runner:
-    def build(self):
-        self.model = build_model()
-        decayed = [p for p in self.model.parameters() if p.dim() > 1]
-        self.model = FullyShardedDataParallel(self.model, device_id=self.local_rank)
-        self.optimizer = torch.optim.SGD(decayed, lr=0.1)  # !
-""",
-        ),
-        passes(
-            "wrapped first",
-            """\
-model = FSDP(Net().cuda())
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-""",
-        ),
-        passes(
-            "another model, another branch, and made anew",
-            """\
-critic_optimizer = torch.optim.Adam(critic.parameters())
-if args.fsdp:
-    model = FSDP(model)
-    optimizer = torch.optim.Adam(model.parameters())
-else:
-    optimizer = torch.optim.Adam(model.parameters())
-
-optimizer = torch.optim.Adam(model.parameters())
-if args.shard:
-    model = FSDP(model)
-    optimizer = torch.optim.Adam(model.parameters())
-""",
-        ),
-        passes(
-            "DistributedDataParallel keeps the parameters, and other functions",
-            """\
-import torch
-from torch.distributed.fsdp import fully_shard
-
-optimizer = torch.optim.Adam(model.parameters())
-model = DDP(model)
-
-def shard(model):
-    fully_shard(model)
-    return model
-""",
-        ),
+        fails("the wrapper last", _WRAPPER_LAST),
+        fails("FSDP2, layer by layer", _BY_LAYER),
+        fails("parameters that were taken before", _KEPT_PARAMETERS),
+        passes("wrapped first", _WRAPPED_FIRST),
+        passes("another model, another branch, and made anew", _ANOTHER_MODEL),
+        passes("DistributedDataParallel keeps the parameters, and other functions", _DDP),
     ),
 )
 def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
@@ -174,3 +103,64 @@ def _made_again(script: Script, made: ast.Call, wrap: ast.Call) -> bool:
         one.lineno > wrap.lineno and not names.isdisjoint(ast.unparse(target) for target in one.targets)
         for one in script.inside(scope, ast.Assign)
     )
+
+
+_WRAPPER_LAST = """\
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # !
+model = FSDP(model)
+for x, y in loader:
+    criterion(model(x), y).backward()
+    optimizer.step()
+"""
+_BY_LAYER = """\
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Adam
+
+def main():
+    model = Transformer(args)
+    optimizer = Adam(model.parameters(), lr=3e-4, fused=True)  # !
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, optimizer)
+"""
+_KEPT_PARAMETERS = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+class Runner:
+    def build(self):
+        self.model = build_model()
+        decayed = [p for p in self.model.parameters() if p.dim() > 1]
+        self.model = FullyShardedDataParallel(self.model, device_id=self.local_rank)
+        self.optimizer = torch.optim.SGD(decayed, lr=0.1)  # !
+"""
+_WRAPPED_FIRST = """\
+model = FSDP(Net().cuda())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+_ANOTHER_MODEL = """\
+critic_optimizer = torch.optim.Adam(critic.parameters())
+if args.fsdp:
+    model = FSDP(model)
+    optimizer = torch.optim.Adam(model.parameters())
+else:
+    optimizer = torch.optim.Adam(model.parameters())
+
+optimizer = torch.optim.Adam(model.parameters())
+if args.shard:
+    model = FSDP(model)
+    optimizer = torch.optim.Adam(model.parameters())
+"""
+_DDP = """\
+import torch
+from torch.distributed.fsdp import fully_shard
+
+optimizer = torch.optim.Adam(model.parameters())
+model = DDP(model)
+
+def shard(model):
+    fully_shard(model)
+    return model
+"""

@@ -26,118 +26,23 @@ _NOT_REENTRANT_SINCE = "5.0"
     mentions=("find_unused_parameters", "manual_backward"),
     foreshadows=("RUN009",),
     cases=lambda: (
-        fails(
-            "with reentrant checkpointing",
-            """\
-import torch.nn as nn
-from torch.utils.checkpoint import checkpoint
-
-class Block(nn.Module):
-    def forward(self, x):
-        return checkpoint(self.mlp, x)
-
-model = DDP(Net(), device_ids=[local_rank], find_unused_parameters=True)  # !
-""",
-        ),
-        fails(
-            "as a strategy of Lightning",
-            """\
-import torch.utils.checkpoint as cp
-
-class Model(L.LightningModule):
-    def forward(self, x):
-        return cp.checkpoint(self.encoder, x, use_reentrant=True)
-
-trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")  # !
-""",
-        ),
-        fails(
-            "as arguments of Transformers",
-            """\
-from transformers import TrainingArguments
-
-args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)  # !
-""",
-            releases=(("transformers", "4.57.1"),),
-        ),
-        fails(
-            "a graph that is said to be the same in every step",
-            """\
-from torch.nn.parallel import DistributedDataParallel
-
-model = DistributedDataParallel(model, find_unused_parameters=True, static_graph=True)  # !
-""",
-        ),
+        fails("with reentrant checkpointing", _REENTRANT),
+        fails("as a strategy of Lightning", _STRATEGY),
+        fails("as arguments of Transformers", _ARGUMENTS, releases=(("transformers", "4.57.1"),)),
+        fails("a graph that is said to be the same in every step", _STATIC),
         fails(
             "two optimizers, each with a backward pass of its own",
-            """\
-class GAN(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        g_opt, d_opt = self.optimizers()
-        g_loss = self.generator_loss(batch)
-        g_opt.zero_grad()
-        self.manual_backward(g_loss)
-        g_opt.step()
-        d_loss = self.discriminator_loss(batch)
-        d_opt.zero_grad()
-        self.manual_backward(d_loss)
-        d_opt.step()
-
-trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp")  # !
-trainer.fit(GAN())
-""",
+            _TWO_OPTIMIZERS,
             fixed={'strategy="ddp"': 'strategy="ddp_find_unused_parameters_true"'},
         ),
-        passes(
-            "with checkpointing that is not reentrant",
-            """\
-from torch.utils.checkpoint import checkpoint
-
-def forward(block, x):
-    return checkpoint(block, x, use_reentrant=False)
-
-model = DDP(Net(), find_unused_parameters=True)
-""",
-        ),
-        passes(
-            "reentrant, and no search or a static graph",
-            """\
-from torch.utils.checkpoint import checkpoint
-
-def forward(block, x):
-    return checkpoint(block, x, use_reentrant=True)
-
-model = DDP(Net(), find_unused_parameters=args.find_unused)
-other = DDP(Net(), find_unused_parameters=False)
-""",
-        ),
+        passes("with checkpointing that is not reentrant", _NOT_REENTRANT),
+        passes("reentrant, and no search or a static graph", _NO_SEARCH),
         passes(
             "a search alone, where unused parameters can't be told",
-            """\
-from transformers import TrainingArguments
-
-args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)
-trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")
-""",
+            _SEARCH,
             releases=(("transformers", "5.23.0"),),
         ),
-        passes(
-            "two optimizers on one device, with the search, and before Lightning 2",
-            """\
-class GAN(L.LightningModule):
-    def training_step(self, batch, batch_idx):
-        g_opt, d_opt = self.optimizers()
-        self.manual_backward(self.generator_loss(batch))
-        self.manual_backward(self.discriminator_loss(batch))
-
-alone = L.Trainer(accelerator="gpu", devices=1)
-trainer = L.Trainer(devices=2, strategy="ddp_find_unused_parameters_true")
-""",
-        ),
+        passes("two optimizers on one device, with the search, and before Lightning 2", _ONE_DEVICE),
     ),
 )
 def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
@@ -150,7 +55,12 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
     reentrant = _reentrant(script)
     for call, word in _searches(script):
         if script.value(script.argument(call, "static_graph")) is True:
-            yield _idle(call, word)
+            yield Violation(
+                call,
+                f"{word} beside static_graph=True, which finds unused parameters by itself",
+                fix="leave find_unused_parameters out",
+                severity=Severity.INFO,
+            )
         elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
             yield Violation(
                 call,
@@ -158,15 +68,6 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
                 fix="checkpoint(..., use_reentrant=False), or without the search",
             )
     yield from _parts(script)
-
-
-def _idle(call: ast.Call, word: str) -> Violation:
-    return Violation(
-        call,
-        f"{word} beside static_graph=True, which finds unused parameters by itself",
-        fix="leave find_unused_parameters out",
-        severity=Severity.INFO,
-    )
 
 
 def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
@@ -253,3 +154,87 @@ def _alternates(script: Script, step: ast.FunctionDef) -> bool:
         and script.text_of(one.value).startswith("self.optimizers(")
     ]
     return len(passes) > 1 and bool(taken)
+
+
+_REENTRANT = """\
+import torch.nn as nn
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def forward(self, x):
+        return checkpoint(self.mlp, x)
+
+model = DDP(Net(), device_ids=[local_rank], find_unused_parameters=True)  # !
+"""
+_STRATEGY = """\
+import torch.utils.checkpoint as cp
+
+class Model(L.LightningModule):
+    def forward(self, x):
+        return cp.checkpoint(self.encoder, x, use_reentrant=True)
+
+trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")  # !
+"""
+_ARGUMENTS = """\
+from transformers import TrainingArguments
+
+args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)  # !
+"""
+_STATIC = """\
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(model, find_unused_parameters=True, static_graph=True)  # !
+"""
+_TWO_OPTIMIZERS = """\
+class GAN(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        g_opt, d_opt = self.optimizers()
+        g_loss = self.generator_loss(batch)
+        g_opt.zero_grad()
+        self.manual_backward(g_loss)
+        g_opt.step()
+        d_loss = self.discriminator_loss(batch)
+        d_opt.zero_grad()
+        self.manual_backward(d_loss)
+        d_opt.step()
+
+trainer = L.Trainer(accelerator="gpu", devices=2, strategy="ddp")  # !
+trainer.fit(GAN())
+"""
+_NOT_REENTRANT = """\
+from torch.utils.checkpoint import checkpoint
+
+def forward(block, x):
+    return checkpoint(block, x, use_reentrant=False)
+
+model = DDP(Net(), find_unused_parameters=True)
+"""
+_NO_SEARCH = """\
+from torch.utils.checkpoint import checkpoint
+
+def forward(block, x):
+    return checkpoint(block, x, use_reentrant=True)
+
+model = DDP(Net(), find_unused_parameters=args.find_unused)
+other = DDP(Net(), find_unused_parameters=False)
+"""
+_SEARCH = """\
+from transformers import TrainingArguments
+
+args = TrainingArguments("out", gradient_checkpointing=True, ddp_find_unused_parameters=True)
+trainer = L.Trainer(devices=4, strategy="ddp_find_unused_parameters_true")
+"""
+_ONE_DEVICE = """\
+class GAN(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        g_opt, d_opt = self.optimizers()
+        self.manual_backward(self.generator_loss(batch))
+        self.manual_backward(self.discriminator_loss(batch))
+
+alone = L.Trainer(accelerator="gpu", devices=1)
+trainer = L.Trainer(devices=2, strategy="ddp_find_unused_parameters_true")
+"""

@@ -28,124 +28,16 @@ _BY_NAME = ("torch.", "transformers.")
     mentions=("cuda", "device"),
     foreshadows=("GPU001", "MEM001"),
     cases=lambda: (
-        fails(
-            "a fixed device beside a process group",
-            """\
-dist.init_process_group("nccl")
-device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")  # !
-model = DDP(Net().to(device))
-for images, labels in loader:
-    loss = criterion(model(images.to(device)), labels.to(device))
-    loss.backward()
-""",
-        ),
-        fails(
-            "the first GPU by number",
-            """\
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-def main():
-    dist.init_process_group("nccl")
-    torch.cuda.set_device(0)  # !
-    model = Net().cuda(0)  # !
-    model = DistributedDataParallel(model, device_ids=[0])  # !
-    for x, y in loader:
-        x = x.to("cuda:0", non_blocking=True)  # !
-        criterion(model(x), y.to(0)).backward()  # !
-
-main()
-""",
-        ),
-        fails(
-            "moved before the rank has its device",
-            """\
-def main():
-    local_rank = int(os.environ["LOCAL_RANK"])
-    dist.init_process_group("nccl")
-    model = Net().cuda()  # !
-    torch.cuda.set_device(local_rank)
-    train(model)
-
-main()
-""",
-        ),
-        fails(
-            "a model that Transformers puts onto the first GPU",
-            """\
-from transformers import AutoModelForCausalLM
-
-accelerator = Accelerator()
-model = AutoModelForCausalLM.from_pretrained("gpt2", device_map={"": 0})  # !
-model, optimizer = accelerator.prepare(model, optimizer)
-""",
-        ),
-        passes(
-            "the device of the rank",
-            """\
-local_rank = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(local_rank)
-dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
-model = DDP(Net().cuda(), device_ids=[local_rank])
-for x, y in loader:
-    criterion(model(x.to(f"cuda:{local_rank}")), y.cuda(local_rank)).backward()
-""",
-        ),
-        passes(
-            "chosen anew where there are ranks",
-            """\
-def main(args):
-    device = torch.device("cuda:0")
-    if args.distributed:
-        device = torch.device("cuda", args.local_rank)
-        dist.init_process_group("nccl")
-    else:
-        torch.cuda.set_device(0)
-    if args.local_rank == 0:
-        ema = Net().to("cuda:0")
-    model = Net().to(device)
-
-main(parse())
-""",
-        ),
-        passes(
-            "one process, or one model over several GPUs",
-            """\
-device = torch.device("cuda:0")
-model = Net().to(device)
-for x, y in loader:
-    criterion(model(x.to(device)), y.to(device)).backward()
-""",
-        ),
-        passes(
-            "layers of one model on two GPUs, and every rank sees its own GPU alone",
-            """\
-import torch
-
-os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["SLURM_LOCALID"]
-dist.init_process_group("nccl")
-model = Net().to("cuda:0")
-""",
-        ),
-        passes(
-            "a group of one rank",
-            """\
-import torch
-
-dist.init_process_group("nccl", rank=0, world_size=1)
-model = Net().to("cuda:0")
-""",
-        ),
-        passes(
-            "a model of two halves",
-            """\
-import torch
-
-dist.init_process_group("gloo")
-first = Half().to("cuda:0")
-second = Half().to("cuda:1")
-""",
-        ),
+        fails("a fixed device beside a process group", _FIXED_DEVICE),
+        fails("the first GPU by number", _FIRST_GPU),
+        fails("moved before the rank has its device", _MOVED_EARLY),
+        fails("a model that Transformers puts onto the first GPU", _DEVICE_MAP),
+        passes("the device of the rank", _OF_RANK),
+        passes("chosen anew where there are ranks", _CHOSEN_AGAIN),
+        passes("one process, or one model over several GPUs", _ONE_PROCESS),
+        passes("layers of one model on two GPUs, and every rank sees its own GPU alone", _LAYERS),
+        passes("a group of one rank", _GROUP),
+        passes("a model of two halves", _TWO_GPUS),
     ),
 )
 def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
@@ -266,3 +158,93 @@ def _is_same_block(script: Script, one: ast.AST, other: ast.AST, function: Funct
     """Whether both always run, one after the other."""
     body = (function or script.tree).body
     return script.statement_of(one) in body and script.statement_of(other) in body
+
+
+_FIXED_DEVICE = """\
+dist.init_process_group("nccl")
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")  # !
+model = DDP(Net().to(device))
+for images, labels in loader:
+    loss = criterion(model(images.to(device)), labels.to(device))
+    loss.backward()
+"""
+_FIRST_GPU = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+def main():
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(0)  # !
+    model = Net().cuda(0)  # !
+    model = DistributedDataParallel(model, device_ids=[0])  # !
+    for x, y in loader:
+        x = x.to("cuda:0", non_blocking=True)  # !
+        criterion(model(x), y.to(0)).backward()  # !
+
+main()
+"""
+_MOVED_EARLY = """\
+def main():
+    local_rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("nccl")
+    model = Net().cuda()  # !
+    torch.cuda.set_device(local_rank)
+    train(model)
+
+main()
+"""
+_DEVICE_MAP = """\
+from transformers import AutoModelForCausalLM
+
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_pretrained("gpt2", device_map={"": 0})  # !
+model, optimizer = accelerator.prepare(model, optimizer)
+"""
+_OF_RANK = """\
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+model = DDP(Net().cuda(), device_ids=[local_rank])
+for x, y in loader:
+    criterion(model(x.to(f"cuda:{local_rank}")), y.cuda(local_rank)).backward()
+"""
+_CHOSEN_AGAIN = """\
+def main(args):
+    device = torch.device("cuda:0")
+    if args.distributed:
+        device = torch.device("cuda", args.local_rank)
+        dist.init_process_group("nccl")
+    else:
+        torch.cuda.set_device(0)
+    if args.local_rank == 0:
+        ema = Net().to("cuda:0")
+    model = Net().to(device)
+
+main(parse())
+"""
+_ONE_PROCESS = """\
+device = torch.device("cuda:0")
+model = Net().to(device)
+for x, y in loader:
+    criterion(model(x.to(device)), y.to(device)).backward()
+"""
+_LAYERS = """\
+import torch
+
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["SLURM_LOCALID"]
+dist.init_process_group("nccl")
+model = Net().to("cuda:0")
+"""
+_GROUP = """\
+import torch
+
+dist.init_process_group("nccl", rank=0, world_size=1)
+model = Net().to("cuda:0")
+"""
+_TWO_GPUS = """\
+import torch
+
+dist.init_process_group("gloo")
+first = Half().to("cuda:0")
+second = Half().to("cuda:1")
+"""

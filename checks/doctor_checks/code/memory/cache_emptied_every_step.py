@@ -21,101 +21,13 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
     mentions=("empty_cache",),
     foreshadows=("MEM006",),
     cases=lambda: (
-        fails(
-            "at the end of each step",
-            """\
-import gc
-
-for epoch in range(10):
-    for x, y in loader:
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
-        gc.collect()
-        torch.cuda.empty_cache()  # !
-""",
-        ),
-        fails(
-            "in a hook of each batch",
-            """\
-class Model(L.LightningModule):
-    def training_step(self, batch, batch_idx):
-        torch.cuda.empty_cache()  # !
-        return self.loss(batch)
-
-class Tidy(L.Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        torch.cuda.empty_cache()  # !
-""",
-        ),
-        fails(
-            "in the function that is one step",
-            """\
-from torch.cuda import empty_cache
-
-def step(batch):
-    loss = model(**batch).loss
-    loss.backward()
-    optimizer.step()
-    empty_cache()  # !
-    return loss.item()
-
-while steps < limit:
-    for batch in loader:
-        step(batch)
-""",
-        ),
-        passes(
-            "once an epoch",
-            """\
-for epoch in range(10):
-    for x, y in loader:
-        criterion(model(x), y).backward()
-    torch.cuda.empty_cache()
-    validate(model)
-""",
-        ),
-        passes(
-            "now and then, and where memory ran out",
-            """\
-for step, (x, y) in enumerate(loader):
-    if step % 500 == 0:
-        torch.cuda.empty_cache()
-    try:
-        criterion(model(x), y).backward()
-    except torch.cuda.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        continue
-""",
-        ),
-        passes(
-            "a loop that looks for a batch size",
-            """\
-size = 1
-while True:
-    try:
-        model(torch.randn(size, 3, 224, 224).cuda()).sum().backward()
-        model.zero_grad()
-        torch.cuda.empty_cache()
-    except RuntimeError:
-        break
-    size *= 2
-""",
-        ),
-        passes(
-            "another hook, and a function that is run once",
-            """\
-class Model(L.LightningModule):
-    def on_train_epoch_end(self):
-        torch.cuda.empty_cache()
-
-def profile(batch):
-    model(batch).loss.backward()
-    torch.cuda.empty_cache()
-
-profile(first)
-""",
-        ),
+        fails("at the end of each step", _EACH_STEP),
+        fails("in a hook of each batch", _HOOK),
+        fails("in the function that is one step", _FUNCTION),
+        passes("once an epoch", _EACH_EPOCH),
+        passes("now and then, and where memory ran out", _NOW_AND_THEN),
+        passes("a loop that looks for a batch size", _OTHER_LOOP),
+        passes("another hook, and a function that is run once", _OTHER_HOOK),
     ),
 )
 def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
@@ -136,19 +48,15 @@ def _step_around(script: Script, call: ast.Call) -> str:
         if isinstance(outer, (ast.If, ast.IfExp, ast.ExceptHandler, ast.Lambda, ast.BoolOp)):
             return ""
         if isinstance(outer, (ast.For, ast.While)):
-            return _of_a_loop(script, outer)
+            if not has_backward(script, outer) or not _steps(script, outer):
+                return ""
+            inner = (one for kind in (ast.For, ast.While) for one in script.inside(outer, kind) if one is not outer)
+            if any(has_backward(script, one) for one in inner):
+                return ""
+            return f"line {outer.lineno} loops over them" if _has_own_backward(script, outer) else ""
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return _of_a_function(script, outer)
     return ""
-
-
-def _of_a_loop(script: Script, loop: ast.For | ast.While) -> str:
-    if not has_backward(script, loop) or not _steps(script, loop):
-        return ""
-    inner = (one for kind in (ast.For, ast.While) for one in script.inside(loop, kind) if one is not loop)
-    if any(has_backward(script, one) for one in inner):
-        return ""
-    return f"line {loop.lineno} loops over them" if _has_own_backward(script, loop) else ""
 
 
 def _steps(script: Script, node: ast.AST) -> bool:
@@ -192,3 +100,79 @@ def _of_a_function(script: Script, function: ast.FunctionDef | ast.AsyncFunction
         return ""
     looped = next((one for one in calls_of(script, function) if script.nearest(one, ast.For, ast.While)), None)
     return f"{function.name} is one, called in the loop of line {looped.lineno}" if looped is not None else ""
+
+
+_EACH_STEP = """\
+import gc
+
+for epoch in range(10):
+    for x, y in loader:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        gc.collect()
+        torch.cuda.empty_cache()  # !
+"""
+_HOOK = """\
+class Model(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        torch.cuda.empty_cache()  # !
+        return self.loss(batch)
+
+class Tidy(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        torch.cuda.empty_cache()  # !
+"""
+_FUNCTION = """\
+from torch.cuda import empty_cache
+
+def step(batch):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    empty_cache()  # !
+    return loss.item()
+
+while steps < limit:
+    for batch in loader:
+        step(batch)
+"""
+_EACH_EPOCH = """\
+for epoch in range(10):
+    for x, y in loader:
+        criterion(model(x), y).backward()
+    torch.cuda.empty_cache()
+    validate(model)
+"""
+_NOW_AND_THEN = """\
+for step, (x, y) in enumerate(loader):
+    if step % 500 == 0:
+        torch.cuda.empty_cache()
+    try:
+        criterion(model(x), y).backward()
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        continue
+"""
+_OTHER_LOOP = """\
+size = 1
+while True:
+    try:
+        model(torch.randn(size, 3, 224, 224).cuda()).sum().backward()
+        model.zero_grad()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        break
+    size *= 2
+"""
+_OTHER_HOOK = """\
+class Model(L.LightningModule):
+    def on_train_epoch_end(self):
+        torch.cuda.empty_cache()
+
+def profile(batch):
+    model(batch).loss.backward()
+    torch.cuda.empty_cache()
+
+profile(first)
+"""

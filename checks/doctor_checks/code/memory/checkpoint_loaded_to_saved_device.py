@@ -35,135 +35,24 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
     mentions=("load(",),
     foreshadows=("MEM001",),
     cases=lambda: (
-        fails(
-            "a snapshot of the elastic example",
-            """\
-import torch.distributed as dist
-
-class Trainer:
-    def __init__(self, model, snapshot_path):
-        self.gpu_id = int(os.environ["LOCAL_RANK"])
-        self.model = model.to(self.gpu_id)
-        if os.path.exists(snapshot_path):
-            self._load_snapshot(snapshot_path)
-        self.model = DDP(self.model, device_ids=[self.gpu_id])
-
-    def _load_snapshot(self, snapshot_path):
-        snapshot = torch.load(snapshot_path)  # !
-        self.model.load_state_dict(snapshot["MODEL_STATE"])
-        self.epochs_run = snapshot["EPOCHS_RUN"]
-
-trainer = Trainer(Net(), "snapshot.pt")
-""",
-        ),
+        fails("a snapshot of the elastic example", _SNAPSHOT),
         fails(
             "the weights straight into the model",
-            """\
-dist.init_process_group("nccl")
-model = Net().cuda()
-model.load_state_dict(torch.load("pretrained.pt", weights_only=True))  # !
-""",
+            _WEIGHTS,
             fixed={"weights_only=True": 'weights_only=True, map_location="cpu"'},
         ),
         fails(
             "model and optimizer, mapped files are no other device",
-            """\
-from torch import load
-
-accelerator = Accelerator()
-checkpoint = load(args.resume, mmap=True)  # !
-model.load_state_dict(checkpoint["model"])
-optimizer.load_state_dict(checkpoint["optimizer"])
-start = checkpoint["epoch"] + 1
-for batch in loader:
-    accelerator.backward(model(batch))
-""",
+            _STATES,
             fixed={"mmap=True": 'mmap=True, map_location="cpu"'},
         ),
-        fails(
-            "mapped to the first GPU",
-            """\
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-state = torch.load("last.ckpt", map_location="cuda:0")  # !
-also = torch.load("ema.ckpt", torch.device("cuda", 0))  # !
-moved = torch.load("teacher.ckpt", lambda storage, place: storage.cuda(0))  # !
-model = DistributedDataParallel(model)
-""",
-        ),
-        passes(
-            "onto the CPU, by name and by place",
-            """\
-dist.init_process_group("nccl")
-model.load_state_dict(torch.load("pretrained.pt", map_location="cpu"))
-optimizer.load_state_dict(torch.load("optimizer.pt", "cpu"))
-ema.load_state_dict(torch.load("ema.pt", lambda storage, place: storage))
-""",
-        ),
-        passes(
-            "onto the GPU of the rank",
-            """\
-local_rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("nccl")
-state = torch.load(args.resume, map_location=f"cuda:{local_rank}")
-older = torch.load(args.resume, map_location={"cuda:0": f"cuda:{local_rank}"})
-""",
-        ),
-        passes(
-            "nothing shows several ranks",
-            """\
-model = Net().cuda()
-model.load_state_dict(torch.load("model.pt"))
-""",
-        ),
-        passes(
-            "the first rank alone, one process alone, and no checkpoint",
-            """\
-import io
-
-if args.distributed:
-    dist.init_process_group("nccl")
-if dist.get_rank() == 0:
-    state = torch.load("model.pt")
-if args.gpu is None:
-    checkpoint = torch.load(args.resume)
-else:
-    checkpoint = torch.load(args.resume, map_location=f"cuda:{args.gpu}")
-tokens = torch.load("tokens.pt")
-received = torch.load(io.BytesIO(message))
-buffer = io.BytesIO(message)
-model.load_state_dict(torch.load(buffer))
-torch.save(model.state_dict(), mine)
-model.load_state_dict(torch.load(mine))
-""",
-        ),
-        passes(
-            "states that are numbers, and an app that trains nothing",
-            """\
-dist.init_process_group("nccl")
-scheduler.load_state_dict(torch.load("scheduler.pt"))
-grad_scaler.load_state_dict(torch.load("scaler.pt"))
-
-shard = torch.load(f"model_rank{dist.get_rank()}.pt")
-
-def load_checkpoint(path):
-    return torch.load(path)
-""",
-        ),
-        passes(
-            "ranks on CPUs, other functions of that name, and arguments that can't be told",
-            """\
-import json
-import yaml
-
-dist.init_process_group("gloo")
-model.load_state_dict(torch.load("model.pt"))
-settings = yaml.load(open("model.yaml"))
-names = json.load(open("checkpoint.json"))
-other = torch.load("model.pt", **options)
-""",
-        ),
+        fails("mapped to the first GPU", _MAPPED_FIRST),
+        passes("onto the CPU, by name and by place", _ONTO_CPU),
+        passes("onto the GPU of the rank", _ONTO_GPU),
+        passes("nothing shows several ranks", _NO_RANKS),
+        passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
+        passes("states that are numbers, and an app that trains nothing", _NUMBERS),
+        passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
     ),
 )
 def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
@@ -303,3 +192,102 @@ def _first_gpu(script: Script, where: ast.expr) -> str:
         is_first = bare == "cuda" and script.value(script.argument(moved, "device", 0)) == 0
         return script.text_of(where) if is_first else ""
     return ""
+
+
+_SNAPSHOT = """\
+import torch.distributed as dist
+
+class Trainer:
+    def __init__(self, model, snapshot_path):
+        self.gpu_id = int(os.environ["LOCAL_RANK"])
+        self.model = model.to(self.gpu_id)
+        if os.path.exists(snapshot_path):
+            self._load_snapshot(snapshot_path)
+        self.model = DDP(self.model, device_ids=[self.gpu_id])
+
+    def _load_snapshot(self, snapshot_path):
+        snapshot = torch.load(snapshot_path)  # !
+        self.model.load_state_dict(snapshot["MODEL_STATE"])
+        self.epochs_run = snapshot["EPOCHS_RUN"]
+
+trainer = Trainer(Net(), "snapshot.pt")
+"""
+_WEIGHTS = """\
+dist.init_process_group("nccl")
+model = Net().cuda()
+model.load_state_dict(torch.load("pretrained.pt", weights_only=True))  # !
+"""
+_STATES = """\
+from torch import load
+
+accelerator = Accelerator()
+checkpoint = load(args.resume, mmap=True)  # !
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+start = checkpoint["epoch"] + 1
+for batch in loader:
+    accelerator.backward(model(batch))
+"""
+_MAPPED_FIRST = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+state = torch.load("last.ckpt", map_location="cuda:0")  # !
+also = torch.load("ema.ckpt", torch.device("cuda", 0))  # !
+moved = torch.load("teacher.ckpt", lambda storage, place: storage.cuda(0))  # !
+model = DistributedDataParallel(model)
+"""
+_ONTO_CPU = """\
+dist.init_process_group("nccl")
+model.load_state_dict(torch.load("pretrained.pt", map_location="cpu"))
+optimizer.load_state_dict(torch.load("optimizer.pt", "cpu"))
+ema.load_state_dict(torch.load("ema.pt", lambda storage, place: storage))
+"""
+_ONTO_GPU = """\
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")
+state = torch.load(args.resume, map_location=f"cuda:{local_rank}")
+older = torch.load(args.resume, map_location={"cuda:0": f"cuda:{local_rank}"})
+"""
+_NO_RANKS = """\
+model = Net().cuda()
+model.load_state_dict(torch.load("model.pt"))
+"""
+_FIRST_RANK = """\
+import io
+
+if args.distributed:
+    dist.init_process_group("nccl")
+if dist.get_rank() == 0:
+    state = torch.load("model.pt")
+if args.gpu is None:
+    checkpoint = torch.load(args.resume)
+else:
+    checkpoint = torch.load(args.resume, map_location=f"cuda:{args.gpu}")
+tokens = torch.load("tokens.pt")
+received = torch.load(io.BytesIO(message))
+buffer = io.BytesIO(message)
+model.load_state_dict(torch.load(buffer))
+torch.save(model.state_dict(), mine)
+model.load_state_dict(torch.load(mine))
+"""
+_NUMBERS = """\
+dist.init_process_group("nccl")
+scheduler.load_state_dict(torch.load("scheduler.pt"))
+grad_scaler.load_state_dict(torch.load("scaler.pt"))
+
+shard = torch.load(f"model_rank{dist.get_rank()}.pt")
+
+def load_checkpoint(path):
+    return torch.load(path)
+"""
+_CPU_RANKS = """\
+import json
+import yaml
+
+dist.init_process_group("gloo")
+model.load_state_dict(torch.load("model.pt"))
+settings = yaml.load(open("model.yaml"))
+names = json.load(open("checkpoint.json"))
+other = torch.load("model.pt", **options)
+"""

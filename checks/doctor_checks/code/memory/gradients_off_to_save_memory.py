@@ -29,141 +29,15 @@ _HARMLESS = frozenset(
     mentions=("no_grad", "inference_mode"),
     foreshadows=("RUN009",),
     cases=lambda: (
-        fails(
-            "a backward pass where gradients are off",
-            """\
-for x, y in loader:
-    with torch.no_grad():
-        loss = criterion(model(x), y)
-        loss.backward()  # !
-    optimizer.step()
-""",
-        ),
-        fails(
-            "an encoder that the optimizer is to train",
-            """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-encoder, head = Encoder(), Head()
-optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-4)
-for x, y in loader:
-    with torch.no_grad():  # activations of the encoder do not fit
-        features = encoder(x)  # !
-    criterion(head(features), y).backward()
-    optimizer.step()
-""",
-        ),
-        fails(
-            "a part of a LightningModule",
-            """\
-class Model(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.backbone = resnet50()
-        self.head = torch.nn.Linear(2048, 10)
-
-    def forward(self, x):
-        with torch.no_grad():
-            x = self.backbone(x)  # !
-        return self.head(x)
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self(x), y)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
-""",
-        ),
-        fails(
-            "the whole step",
-            """\
-class Model(L.LightningModule):
-    @torch.no_grad()
-    def training_step(self, batch, batch_idx):  # !
-        return self.loss(batch)
-""",
-        ),
-        passes(
-            "checkpointing",
-            """\
-from torch.utils.checkpoint import checkpoint
-
-optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-4)
-for x, y in loader:
-    features = checkpoint(encoder, x, use_reentrant=False)
-    criterion(head(features), y).backward()
-""",
-        ),
-        passes(
-            "a backbone that is frozen",
-            """\
-class Model(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.backbone = resnet50().requires_grad_(False)
-        self.teacher = resnet50()
-        for p in self.teacher.parameters():
-            p.requires_grad = False
-
-    def training_step(self, batch, batch_idx):
-        with torch.no_grad():
-            x = self.backbone(batch)
-            t = self.teacher(batch)
-        return self.loss(x, t)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-class Probe(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.backbone = resnet50()
-
-    def training_step(self, batch, batch_idx):
-        with torch.no_grad():
-            x = self.backbone(batch)
-        return self.head(x).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.head.parameters(), lr=1e-3)
-""",
-        ),
-        passes(
-            "a teacher of its own, and a model that acts before it learns",
-            """\
-optimizer = torch.optim.Adam([*policy.parameters(), *student.parameters()])
-for state in loader:
-    with torch.no_grad():
-        action = policy(state)
-        target = teacher(state)
-    loss = criterion(policy(state), action) + criterion(student(state), target)
-    loss.backward()
-""",
-        ),
-        passes(
-            "a step that trains nothing",
-            """\
-class Neighbours(L.LightningModule):
-    @torch.no_grad()
-    def training_step(self, batch, batch_idx):
-        self.features.append(self.model(batch))
-""",
-        ),
-        passes(
-            "a step with gradients switched on again, and evaluation",
-            """\
-class Model(L.LightningModule):
-    @torch.no_grad()
-    def validation_step(self, batch, batch_idx):
-        with torch.enable_grad():
-            self.energy(batch).backward()
-
-with torch.no_grad():
-    with torch.enable_grad():
-        loss.backward()
-""",
-        ),
+        fails("a backward pass where gradients are off", _BACKWARD),
+        fails("an encoder that the optimizer is to train", _ENCODER),
+        fails("a part of a LightningModule", _PART),
+        fails("the whole step", _WHOLE_STEP),
+        passes("checkpointing", _CHECKPOINTING),
+        passes("a backbone that is frozen", _FROZEN),
+        passes("a teacher of its own, and a model that acts before it learns", _TEACHER),
+        passes("a step that trains nothing", _TRAINS_NOTHING),
+        passes("a step with gradients switched on again, and evaluation", _GRADIENTS_AGAIN),
     ),
 )
 def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
@@ -324,3 +198,113 @@ def _parts(owner: ast.ClassDef) -> set[str]:
         for target in one.targets
         if isinstance(target, ast.Attribute)
     }
+
+
+_BACKWARD = """\
+for x, y in loader:
+    with torch.no_grad():
+        loss = criterion(model(x), y)
+        loss.backward()  # !
+    optimizer.step()
+"""
+_ENCODER = """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+encoder, head = Encoder(), Head()
+optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-4)
+for x, y in loader:
+    with torch.no_grad():  # activations of the encoder do not fit
+        features = encoder(x)  # !
+    criterion(head(features), y).backward()
+    optimizer.step()
+"""
+_PART = """\
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = resnet50()
+        self.head = torch.nn.Linear(2048, 10)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.backbone(x)  # !
+        return self.head(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+"""
+_WHOLE_STEP = """\
+class Model(L.LightningModule):
+    @torch.no_grad()
+    def training_step(self, batch, batch_idx):  # !
+        return self.loss(batch)
+"""
+_CHECKPOINTING = """\
+from torch.utils.checkpoint import checkpoint
+
+optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=1e-4)
+for x, y in loader:
+    features = checkpoint(encoder, x, use_reentrant=False)
+    criterion(head(features), y).backward()
+"""
+_FROZEN = """\
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = resnet50().requires_grad_(False)
+        self.teacher = resnet50()
+        for p in self.teacher.parameters():
+            p.requires_grad = False
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            x = self.backbone(batch)
+            t = self.teacher(batch)
+        return self.loss(x, t)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+class Probe(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = resnet50()
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            x = self.backbone(batch)
+        return self.head(x).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.head.parameters(), lr=1e-3)
+"""
+_TEACHER = """\
+optimizer = torch.optim.Adam([*policy.parameters(), *student.parameters()])
+for state in loader:
+    with torch.no_grad():
+        action = policy(state)
+        target = teacher(state)
+    loss = criterion(policy(state), action) + criterion(student(state), target)
+    loss.backward()
+"""
+_TRAINS_NOTHING = """\
+class Neighbours(L.LightningModule):
+    @torch.no_grad()
+    def training_step(self, batch, batch_idx):
+        self.features.append(self.model(batch))
+"""
+_GRADIENTS_AGAIN = """\
+class Model(L.LightningModule):
+    @torch.no_grad()
+    def validation_step(self, batch, batch_idx):
+        with torch.enable_grad():
+            self.energy(batch).backward()
+
+with torch.no_grad():
+    with torch.enable_grad():
+        loss.backward()
+"""

@@ -22,33 +22,10 @@ _KEEPS = ("append", "appendleft", "add", "insert")
     mentions=("backward", "training_step"),
     foreshadows=("MEM004",),
     cases=lambda: (
-        fails(
-            "a running sum",
-            """\
-for epoch in range(epochs):
-    running_loss = 0.0
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        running_loss += loss  # !
-    print(running_loss / len(loader))
-""",
-            fixed={"running_loss += loss": "running_loss += loss.detach()"},
-        ),
+        fails("a running sum", _RUNNING_SUM, fixed={"running_loss += loss": "running_loss += loss.detach()"}),
         fails(
             "a list of all losses, and a history by name",
-            """\
-losses = []
-history = {"train": []}
-for batch in loader:
-    loss = model(**batch).loss
-    accelerator.backward(loss)
-    optimizer.step()
-    losses.append(loss)  # !
-    history["train"].append(loss)  # !
-""",
+            _LIST,
             fixed={
                 "losses.append(loss)": "losses.append(loss.detach())",
                 'history["train"].append(loss)': 'history["train"].append(loss.detach())',
@@ -56,104 +33,23 @@ for batch in loader:
         ),
         fails(
             "the epoch of a LightningModule",
-            """\
-class Model(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.training_step_outputs = []
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.training_step_outputs.append(loss)  # !
-        return {"loss": loss}
-""",
+            _EPOCH,
             fixed={"self.training_step_outputs.append(loss)": "self.training_step_outputs.append(loss.detach())"},
         ),
         fails(
             "scaled, and summed by hand",
-            """\
-total = 0
-for x, y in loader:
-    loss = criterion(model(x), y)
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    total = total + loss  # !
-""",
+            _SCALED,
             fixed={"total = total + loss": "total = total + loss.detach()"},
         ),
         fails(
             "a step of a trainer of one's own",
-            """\
-class Trainer:
-    def run_batch(self, source, targets):
-        self.optimizer.zero_grad()
-        loss = self.criterion(self.model(source), targets)
-        loss.backward()
-        self.optimizer.step()
-        self.losses.append(loss)  # !
-""",
+            _TRAINER,
             fixed={"self.losses.append(loss)": "self.losses.append(loss.detach())"},
         ),
-        passes(
-            "the number alone",
-            """\
-total, losses = 0.0, []
-for x, y in loader:
-    loss = criterion(model(x), y)
-    loss.backward()
-    total += loss.item()
-    losses.append(loss.detach())
-    seen = loss.detach()
-    losses.append(seen)
-""",
-        ),
-        passes(
-            "a sum that is what the backward pass goes through",
-            """\
-for batch in loader:
-    total = 0.0
-    for head in heads:
-        loss = head(batch)
-        total += loss
-    total.backward()
-
-for task in tasks:
-    meta = 0
-    for step in range(5):
-        loss = inner(task)
-        loss.backward(retain_graph=True)
-        meta += loss
-""",
-        ),
-        passes(
-            "detached before it is kept, and without gradients",
-            """\
-losses, total = [], 0.0
-for x, y in loader:
-    loss = criterion(model(x), y)
-    loss.backward()
-    with torch.no_grad():
-        total += loss
-    loss = loss.detach()
-    losses.append(loss)
-for x, y in val_loader:
-    loss = criterion(model(x), y)
-    losses.append(loss)
-""",
-        ),
-        passes(
-            "made anew in every step, and meters that keep numbers",
-            """\
-for x, y in loader:
-    parts = []
-    total = 0
-    loss = criterion(model(x), y)
-    loss.backward()
-    parts.append(loss)
-    total += loss
-    meter.update(loss)
-""",
-        ),
+        passes("the number alone", _NUMBER),
+        passes("a sum that is what the backward pass goes through", _SUM),
+        passes("detached before it is kept, and without gradients", _DETACHED),
+        passes("made anew in every step, and meters that keep numbers", _MADE_AGAIN),
     ),
 )
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
@@ -229,7 +125,15 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
         assert isinstance(kept, ast.Name)
         if not isinstance(statement, ast.Expr) and _without_gradients(script, statement):
             continue
-        if _outlives(script, keeper, body) and not _is_freed(script, kept, body) and not _goes_back(script, keeper):
+        if (
+            _outlives(script, keeper, body)
+            and not any(
+                _is_plain(one.value)
+                and any(isinstance(target, ast.Name) and target.id == kept.id for target in one.targets)
+                for one in script.inside(body, ast.Assign)
+            )
+            and not _goes_back(script, keeper)
+        ):
             words = script.text_of(keeper, 40)
             yield Violation(
                 statement,
@@ -283,14 +187,6 @@ def _is_bounded(script: Script, keeper: ast.Name) -> bool:
     return any(isinstance(one, ast.Call) and script.text_of(one.func).endswith("deque") for one in values) or not values
 
 
-def _is_freed(script: Script, kept: ast.Name, body: ast.AST) -> bool:
-    """Whether the name is reassigned to a value without a graph in the step."""
-    return any(
-        _is_plain(one.value) and any(isinstance(target, ast.Name) and target.id == kept.id for target in one.targets)
-        for one in script.inside(body, ast.Assign)
-    )
-
-
 def _is_plain(value: ast.expr) -> bool:
     """Whether it ends in ``.item()``, ``.detach()`` or ``.data``, or a function that may detach it."""
     if isinstance(value, ast.Attribute):
@@ -319,3 +215,102 @@ def _goes_back(script: Script, keeper: ast.expr) -> bool:
         ):
             return True
     return False
+
+
+_RUNNING_SUM = """\
+for epoch in range(epochs):
+    running_loss = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        running_loss += loss  # !
+    print(running_loss / len(loader))
+"""
+_LIST = """\
+losses = []
+history = {"train": []}
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    losses.append(loss)  # !
+    history["train"].append(loss)  # !
+"""
+_EPOCH = """\
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.training_step_outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.training_step_outputs.append(loss)  # !
+        return {"loss": loss}
+"""
+_SCALED = """\
+total = 0
+for x, y in loader:
+    loss = criterion(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    total = total + loss  # !
+"""
+_TRAINER = """\
+class Trainer:
+    def run_batch(self, source, targets):
+        self.optimizer.zero_grad()
+        loss = self.criterion(self.model(source), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss)  # !
+"""
+_NUMBER = """\
+total, losses = 0.0, []
+for x, y in loader:
+    loss = criterion(model(x), y)
+    loss.backward()
+    total += loss.item()
+    losses.append(loss.detach())
+    seen = loss.detach()
+    losses.append(seen)
+"""
+_SUM = """\
+for batch in loader:
+    total = 0.0
+    for head in heads:
+        loss = head(batch)
+        total += loss
+    total.backward()
+
+for task in tasks:
+    meta = 0
+    for step in range(5):
+        loss = inner(task)
+        loss.backward(retain_graph=True)
+        meta += loss
+"""
+_DETACHED = """\
+losses, total = [], 0.0
+for x, y in loader:
+    loss = criterion(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        total += loss
+    loss = loss.detach()
+    losses.append(loss)
+for x, y in val_loader:
+    loss = criterion(model(x), y)
+    losses.append(loss)
+"""
+_MADE_AGAIN = """\
+for x, y in loader:
+    parts = []
+    total = 0
+    loss = criterion(model(x), y)
+    loss.backward()
+    parts.append(loss)
+    total += loss
+    meter.update(loss)
+"""

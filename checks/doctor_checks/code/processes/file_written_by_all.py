@@ -126,7 +126,13 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
         return
     for call, where in _written(script):
         function = script.function_of(call)
-        if _is_left_where_there(script, call):
+        # ``if os.path.exists(path): continue`` in its loop: ranks share work by existing files.
+        loop = script.nearest(call, ast.For, ast.While)
+        branches = script.inside(loop, ast.If) if loop is not None else ()
+        if any(
+            "exists" in script.text_of(one.test) and any(isinstance(last, ast.Continue) for last in one.body)
+            for one in branches
+        ):
             continue
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
             yield Violation(
@@ -148,16 +154,6 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
             mode = script.value(script.argument(call, "mode", 1))
             if isinstance(mode, str) and mode[:1] in ("w", "x"):
                 yield call, call.args[0]
-
-
-def _is_left_where_there(script: Script, call: ast.Call) -> bool:
-    """``if os.path.exists(path): continue`` in its loop: ranks share work by existing files."""
-    loop = script.nearest(call, ast.For, ast.While)
-    branches = script.inside(loop, ast.If) if loop is not None else ()
-    return any(
-        "exists" in script.text_of(one.test) and any(isinstance(last, ast.Continue) for last in one.body)
-        for one in branches
-    )
 
 
 def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
