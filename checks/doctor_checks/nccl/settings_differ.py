@@ -111,8 +111,8 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
         return
     unlike: dict[tuple[tuple[int, ...], Severity | None], list[tuple[str, MajoritySplit]]] = {}
     jobs = (job, job.expected) if job.expected else (job,)
-    settings = {setting.name for one in jobs for nccl, _ in one.each(NcclFacts) for setting in nccl.settings}
-    names = sorted(name for name in settings if not is_foreign_variable(name) and _matters(name))
+    known = {setting.name for one in jobs for nccl, _ in one.each(NcclFacts) for setting in nccl.settings}
+    names = sorted(name for name in known if not is_foreign_variable(name) and _matters(name))
     expected = baseline_values(job, lambda worked: _values(worked, names))
     for name in names:
         found = split(job, NcclFacts, partial(_value, name), expected=expected.get(name))
