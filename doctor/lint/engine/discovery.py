@@ -8,6 +8,7 @@ import re
 import stat
 import tokenize
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -63,11 +64,10 @@ class UnreadableFile(Exception):
 def find_files(paths: Iterable[Path]) -> list[LintTarget]:
     """The given files and those below given folders, each once, ordered by name."""
     found: dict[str, LintTarget] = {}
-    for root in paths:
-        for target in _below(root):
-            found.setdefault(os.path.abspath(target.path), target)  # noqa: PTH100 - Path.absolute keeps ".."
-            if len(found) > MOST_FILES:
-                return list(found.values())
+    for target in chain.from_iterable(map(_below, paths)):
+        found.setdefault(os.path.abspath(target.path), target)  # noqa: PTH100 - Path.absolute keeps ".."
+        if len(found) > MOST_FILES:
+            break
     return list(found.values())
 
 
@@ -80,7 +80,8 @@ def _below(root: Path) -> Iterator[LintTarget]:
         yield LintTarget(root, _shown(root), kind, root, f"it can't be read: {reason}")
         return
     if not stat.S_ISDIR(mode):
-        yield _target(root, root) or LintTarget(root, _shown(root), "unknown", root, _NO_KIND)
+        unknown = LintTarget(root, _shown(root), "unknown", root, "it is neither Python nor a launch file")
+        yield _target(root, root) or unknown
         return
     refused: list[OSError] = []
     for folder, folders, files in os.walk(root, onerror=refused.append):
@@ -98,9 +99,6 @@ def _shown(path: Path) -> str:
     return shown if shown is not None else os.fsencode(path).decode("utf-8", "replace")
 
 
-_NO_KIND = "it is neither Python nor a launch file"
-
-
 def _is_skipped_folder(folder: str, name: str) -> bool:
     if name in _SKIPPED_FOLDERS or (name.startswith(".") and name not in (".", "..")):
         return True
@@ -108,13 +106,11 @@ def _is_skipped_folder(folder: str, name: str) -> bool:
 
 
 def _target(path: Path, root: Path) -> LintTarget | None:
-    """The file, classified by its name and first line; ``None`` if it is not of interest."""
     kind = _KINDS.get(path.suffix.lower()) or (_sniffed(path) if path.suffix.lower() in _MAY_BE_SCRIPTS else None)
     return LintTarget(path, _shown(path), kind, root) if kind else None
 
 
 def _sniffed(path: Path) -> str | None:
-    """Classified by the interpreter in the first line."""
     try:
         with _opened(path) as stream:
             begin = stream.read(_SNIFFED) if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else b""
@@ -153,17 +149,6 @@ def read_text(target: LintTarget) -> SourceText:
     Raises:
         UnreadableFile: it cannot be read.
     """
-    content = _read_bytes(target)
-    if target.kind != "python":
-        return SourceText(content.decode("utf-8-sig", "replace"), "utf-8")
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        return SourceText(content.decode(encoding), encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise UnreadableFile(f"its encoding can't be told: {error}") from None
-
-
-def _read_bytes(target: LintTarget) -> bytes:
     most = MOST_BYTES[target.kind]
     try:
         with _opened(target.path) as stream:
@@ -172,6 +157,13 @@ def _read_bytes(target: LintTarget) -> bytes:
                 raise UnreadableFile("it is no file")
             if about.st_size > most:
                 raise UnreadableFile(f"it is larger than {most >> 20} MiB")
-            return stream.read(most)
+            content = stream.read(most)
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"it can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if target.kind != "python":
+        return SourceText(content.decode("utf-8-sig", "replace"), "utf-8")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        return SourceText(content.decode(encoding), encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise UnreadableFile(f"its encoding can't be told: {error}") from None

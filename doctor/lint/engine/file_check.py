@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,11 +24,12 @@ from doctor.core.check_registry import sentence_of
 from doctor.core.report_document import Ignored
 from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, UnreadableFile, read_text
 from doctor.lint.engine.registry import Rulebook
-from doctor.lint.engine.rule import Edit, Rule, SourceLocation, Violation
+from doctor.lint.engine.rule import SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
 from doctor.lint.python.notebooks import Notebook, read_notebook
 from doctor.lint.python.script import Script, parsed
 
+T = TypeVar("T")
 TOGETHER = 1800.0
 """Seconds for all files of a command; ten thousand typical files take two minutes on one core."""
 DEADLINE = 30.0
@@ -97,7 +98,8 @@ class FileChecker:
         if target.skipped is None:
             try:
                 with _deadline(DEADLINE):
-                    self._look(target, verdict)
+                    look = self._look_at_launch if target.kind in ("shell", "config") else self._look_at_python
+                    look(target, read_text(target), verdict)
             except UnreadableFile as why:
                 verdict.skipped = str(why)
                 verdict.decisive = verdict.decisive or target.is_named
@@ -107,67 +109,50 @@ class FileChecker:
             verdict.decisive = True
         return verdict
 
-    def _look(self, target: LintTarget, verdict: FileResult) -> None:
-        text = read_text(target)
-        if target.kind in ("shell", "config"):
-            self._look_at_launch(target, text, verdict)
-        else:
-            self._look_at_python(target, text, verdict)
-
     def _look_at_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> None:
-        launch = self._read_launch(target, text, verdict)
-        verdict.kind = "launch" if launch is not None else "unknown"
-        if launch is not None:
-            verdict.notes = getattr(launch, "notes", ())
-            page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
-            self._apply(lambda: launch, type(launch), page, verdict)
-        elif not verdict.crashes:
-            verdict.dull = not target.is_named
-            verdict.skipped = "it is no launch file that is known"
-
-    def _read_launch(self, target: LintTarget, text: SourceText, verdict: FileResult) -> object | None:
-        """The parsed launch file. If its reader raises, all its rules crash."""
+        """If the reader of launch files raises, all their rules crash."""
         from doctor.lint.launch.file_type import read_launch_file
 
         try:
-            return read_launch_file(target.shown, text.text)
+            launch = read_launch_file(target.shown, text.text)
         except UnreadableFile:
             raise
         except Exception as error:
             crash = f"its reader: {sentence_of(error)} ({_innermost(error)})"
             verdict.crashes = {number: crash for number, rule in self._rules if rule.reads not in (Script, object)}
-            return None
+            verdict.kind = "unknown"
+            return
+        if launch is None:
+            verdict.kind, verdict.dull = "unknown", not target.is_named
+            verdict.skipped = "it is no launch file that is known"
+            return
+        verdict.kind, verdict.notes = "launch", getattr(launch, "notes", ())
+        page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
+        self._apply(lambda: launch, type(launch), page, verdict)
 
     def _look_at_python(self, target: LintTarget, text: SourceText, verdict: FileResult) -> None:
         notebook = read_notebook(text.text) if target.kind == "notebook" else None
         source = text.text if notebook is None else notebook.script
         page = _LintedText(target.shown, source, comments_in(source, is_python=True), notebook)
 
-        is_parsed = False
-
+        @cache
         def script() -> Script:
-            nonlocal is_parsed
-            try:
-                found = Script(target.shown, source, releases=self._releases, processors=self._processors)
-                is_parsed = True
-                return found
-            except SyntaxError as error:
-                raise UnreadableFile(_no_python(error)) from None
-            except (ValueError, RecursionError, MemoryError) as error:
-                raise UnreadableFile(f"it is no Python that can be parsed: {error or type(error).__name__}") from None
+            return _parsed(
+                lambda: Script(target.shown, source, releases=self._releases, processors=self._processors),
+                "it is no Python that can be parsed",
+            )
 
         try:
             self._apply(script, Script, page, verdict)
             # A file that no rule has any use for is still one that rules could parse.
-            if not is_parsed:
-                _require_syntax(source)
+            if not script.cache_info().currsize:
+                _parsed(lambda: parsed(source), "it can't be parsed as Python")
         except UnreadableFile:
             verdict.decisive = any(word in source for word in _OF_TRAINING)
             raise
 
-    def _apply(self, make: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
+    def _apply(self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
         """Apply all rules; the source is parsed for the first rule that needs it."""
-        source = cache(make)
         ignores = Suppressions(page.comments)
         for number, rule in self._rules:
             if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
@@ -175,50 +160,39 @@ class FileChecker:
             if rule.mentions and not any(word in page.text for word in rule.mentions):
                 verdict.judged.add(number)
                 continue
-            self._ask(number, rule, source, page, ignores, verdict)
+            began = time.perf_counter()
+            try:
+                for count, violation in enumerate(rule.violations(source())):
+                    if count >= MOST_VIOLATIONS:
+                        raise OverflowError(f"it hits more than {MOST_VIOLATIONS} lines of one file")
+                    reason = ignores.reason_for(rule, page.lines_of(violation))
+                    verdict.found.append(page.found(number, violation, reason))
+                verdict.judged.add(number)
+            except UnreadableFile:
+                raise
+            except Exception as error:
+                verdict.crashes[number] = f"{sentence_of(error)} ({_innermost(error)})"
+            verdict.seconds[number] = time.perf_counter() - began
         if self._vain is not None:
             judged = {rule.id for number, rule in self._rules if number in verdict.judged}
-            vain = list(ignores.unused(judged, self._known))
-            verdict.found += [page.found(self._vain, violation, None) for violation in vain]
+            unused = ignores.unused(judged, self._known)
+            verdict.found += [page.found(self._vain, violation, None) for violation in unused]
             verdict.judged.add(self._vain)
         verdict.found.sort(key=lambda one: (one.place, one.rule))
-
-    def _ask(
-        self,
-        number: int,
-        rule: Rule,
-        source: Callable[[], Any],
-        page: _LintedText,
-        ignores: Suppressions,
-        verdict: FileResult,
-    ) -> None:
-        began = time.perf_counter()
-        try:
-            for violation in _few(rule.violations(source())):
-                verdict.found.append(page.found(number, violation, ignores.reason_for(rule, page.lines_of(violation))))
-            verdict.judged.add(number)
-        except UnreadableFile:
-            raise
-        except Exception as error:
-            verdict.crashes[number] = f"{sentence_of(error)} ({_innermost(error)})"
-        verdict.seconds[number] = time.perf_counter() - began
 
 
 _OF_TRAINING = ("torch", "lightning", "transformers", "deepspeed", "accelerate")
 """Words of files that train."""
 
 
-def _require_syntax(source: str) -> None:
+def _parsed(parse: Callable[[], T], complaint: str) -> T:
     try:
-        parsed(source)
+        return parse()
     except SyntaxError as error:
-        raise UnreadableFile(_no_python(error)) from None
+        why = f"it is no Python of this interpreter: line {error.lineno}: {error.msg}"
+        raise UnreadableFile(why) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableFile(f"it can't be parsed as Python: {error or type(error).__name__}") from None
-
-
-def _no_python(error: SyntaxError) -> str:
-    return f"it is no Python of this interpreter: line {error.lineno}: {error.msg}"
+        raise UnreadableFile(f"{complaint}: {error or type(error).__name__}") from None
 
 
 class _LintedText:
@@ -242,7 +216,6 @@ class _LintedText:
         return (violation.place.line, (violation.place.end_line if is_simple else None) or violation.place.line)
 
     def found(self, number: int, violation: Violation, ignored: tuple[str, int] | None) -> LocatedViolation:
-        """The violation with its place in the file."""
         place = self._in_characters(violation.place) if isinstance(violation.at, ast.AST) else violation.place
         code = self._line(place.line).rstrip()[:LONGEST_LINE]
         reason = None
@@ -286,23 +259,15 @@ def portable(violation: Violation) -> Violation:
     if not isinstance(violation, Violation):
         raise TypeError(f"a rule yields Hit, not {type(violation).__name__}")
     evidence = tuple((str(name), msgspec.to_builtins(value)) for name, value in violation.evidence)
-    edits: tuple[Edit, ...] = tuple(violation.edits)
     return Violation(
         violation.place,
         str(violation.summary),
         str(violation.fix),
         violation.severity,
         float(violation.confidence),
-        edits,
+        tuple(violation.edits),
         evidence,
     )
-
-
-def _few(violations: Iterator[Violation]) -> Iterator[Violation]:
-    for count, violation in enumerate(violations):
-        if count >= MOST_VIOLATIONS:
-            raise OverflowError(f"it hits more than {MOST_VIOLATIONS} lines of one file")
-        yield violation
 
 
 def _innermost(error: BaseException) -> str:
@@ -312,8 +277,7 @@ def _innermost(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise :class:`FileTimeout` in the block after so many seconds. Signals reach the main thread of a process
-    only."""
+    """Raise :class:`FileTimeout` in the block after so many seconds; only the main thread receives signals."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -60,7 +60,10 @@ def load_rules(plugin_files: Iterable[Path] = (), *, plugins: bool = True) -> Ru
     for entry in entry_points(ENTRY_POINTS, broken) if plugins else ():
         _add_plugin(rules, entry, broken)
     for path in plugin_files:
-        _add_file(rules, path)
+        found = [replace(rule, origin=str(path)) for rule in rules_in(import_file(path))]
+        if taken := _taken(found, rules):
+            raise UnusableError(f"the plug-in {path} claims {', '.join(taken)}, which is taken")
+        rules += found
     return Rulebook(tuple(sorted(rules, key=_order)), tuple(broken))
 
 
@@ -111,14 +114,6 @@ def _add_plugin(rules: list[Rule], entry: EntryPoint, broken: list[BrokenPlugin]
     rules += found
 
 
-def _add_file(rules: list[Rule], path: Path) -> None:
-    """The rules of a plugin; one that holds checks alone has none."""
-    found = [replace(rule, origin=str(path)) for rule in rules_in(import_file(path))]
-    if taken := _taken(found, rules):
-        raise UnusableError(f"the plug-in {path} claims {', '.join(taken)}, which is taken")
-    rules += found
-
-
 def choose_rules(book: Rulebook, select: Iterable[str]) -> Rulebook:
     """The rules named by ``select`` (ids, families, ``ALL``; nothing: all).
 
@@ -130,8 +125,8 @@ def choose_rules(book: Rulebook, select: Iterable[str]) -> Rulebook:
         return book
     chosen = [rule for rule in book.rules if any(matches(rule.id, rule.family, pattern) for pattern in patterns)]
     if not chosen:
-        names = ", ".join(patterns)
-        raise UnusableError(f"no rule of doctor lint is called {names}{suggestion(patterns[0], list(book.ids()))}")
+        known = suggestion(patterns[0], list(book.ids()))
+        raise UnusableError(f"no rule of doctor lint is called {', '.join(patterns)}{known}")
     return Rulebook(tuple(chosen), book.broken)
 
 

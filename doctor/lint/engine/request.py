@@ -62,9 +62,14 @@ class Releases(Mapping[str, str]):
         self._found: dict[str, str | None] = dict(given)
 
     def __getitem__(self, name: str) -> str:
-        """The release of a distribution."""
+        """The release of a distribution; ``KeyError`` if its metadata cannot be read."""
+        import importlib.metadata
+
         if name not in self._found:
-            self._found[name] = _installed(name)
+            try:
+                self._found[name] = importlib.metadata.version(name)
+            except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError):
+                self._found[name] = None
         release = self._found[name]
         if release is None:
             raise KeyError(name)
@@ -90,16 +95,6 @@ def _releases(lightning: str | None) -> Releases:
     except InvalidVersion:
         raise UnusableError(f"{lightning} is no release of Lightning, such as 2.4.0") from None
     return Releases({"lightning": lightning, "pytorch-lightning": lightning})
-
-
-def _installed(name: str) -> str | None:
-    """The installed release; ``None`` if its metadata cannot be read."""
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError):
-        return None
 
 
 def selected_checks_and_rules(settings: Settings) -> tuple[CheckRegistry, Rulebook]:

@@ -11,13 +11,7 @@ import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.core.finding import Source, Status
-from doctor.core.report_document import (
-    CheckResult,
-    Ignored,
-    Report,
-    ReportFinding,
-    ReportInput,
-)
+from doctor.core.report_document import CheckResult, Ignored, Report, ReportFinding, ReportInput
 from doctor.core.settings import Settings
 from doctor.lint.engine.discovery import LintTarget, find_files
 from doctor.lint.engine.file_check import DEADLINE, FileChecker, FileResult, LocatedViolation
@@ -51,29 +45,29 @@ def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
     Raises:
         UnusableError: none of them can be read.
     """
-    roots = map_in_workers(paths, lambda root: find_files([root]), _unfinished_root, deadline=WALK_DEADLINE, most=1)
+
+    def lost(root: Path, why: str) -> list[LintTarget]:
+        return [LintTarget(root, str(root), "unknown", root, why)]
+
+    roots = map_in_workers(paths, lambda root: find_files([root]), lost, deadline=WALK_DEADLINE, most=1)
     targets = {target.path: target for found in roots for target in found}
     verdicts = [one for one in lint_targets(list(targets.values()), asked) if not one.dull]
     if all(one.skipped is not None and not one.ran_out for one in verdicts):
-        first = (
-            f"{verdicts[0].target.shown}: {verdicts[0].skipped}" if verdicts else "there is no file in what was given"
-        )
-        raise UnusableError(f"nothing can be judged: {first}")
+        if not verdicts:
+            raise UnusableError("nothing can be judged: there is no file in what was given")
+        raise UnusableError(f"nothing can be judged: {verdicts[0].target.shown}: {verdicts[0].skipped}")
     return verdicts
 
 
 def lint_targets(targets: Sequence[LintTarget], asked: LintRequest) -> list[FileResult]:
     """The results of these files, computed on all cores."""
     judge = FileChecker(asked.book, releases=asked.releases, processors=asked.processors, known=asked.known)
-    return map_in_workers(targets, judge.judge, _unfinished_file, deadline=DEADLINE + GRACE)
-
-
-def _unfinished_file(target: LintTarget, why: str) -> FileResult:
-    return FileResult(target, target.kind, why, ran_out=True)
-
-
-def _unfinished_root(root: Path, why: str) -> list[LintTarget]:
-    return [LintTarget(root, str(root), "unknown", root, why)]
+    return map_in_workers(
+        targets,
+        judge.judge,
+        lambda target, why: FileResult(target, target.kind, why, ran_out=True),
+        deadline=DEADLINE + GRACE,
+    )
 
 
 def build_report(verdicts: Sequence[FileResult], asked: LintRequest, *, started: float) -> Report:
@@ -152,7 +146,6 @@ def _result(
     findings: Mapping[int, list[ReportFinding]],
     asked: LintRequest,
 ) -> CheckResult:
-    """The result of the rules of one id over all files."""
     rules = [asked.book.rules[number] for number in numbers]
     own = tuple(one for number in numbers for one in findings.get(number, ()))
     crash = _crash(numbers, verdicts)

@@ -27,15 +27,6 @@ class SuppressionComment:
     names: tuple[str, ...]
     reason: str
 
-    @property
-    def counts(self) -> bool:
-        """Whether it has both a rule and a reason."""
-        return bool(self.names and self.reason)
-
-    def covers(self, rule: Rule) -> bool:
-        """Whether it names the rule, by id or family."""
-        return any(_names(name, rule.id, rule.family) for name in self.names)
-
 
 def _names(pattern: str, rule_id: str, family: str) -> bool:
     return pattern in (rule_id, family.upper(), rule_id.rstrip("0123456789"))
@@ -86,9 +77,10 @@ class Suppressions:
     def reason_for(self, rule: Rule, lines: Collection[int]) -> tuple[str, int] | None:
         """The reason for which a violation on these lines is suppressed, and the line of the comment."""
         for comment in self._comments:
-            if comment.covered_line in lines and comment.covers(rule):
-                self._used.update((comment, name) for name in comment.names if _names(name, rule.id, rule.family))
-                if comment.counts:
+            named = [name for name in comment.names if _names(name, rule.id, rule.family)]
+            if named and comment.covered_line in lines:
+                self._used.update((comment, name) for name in named)
+                if comment.reason:
                     return comment.reason, comment.line
         return None
 
@@ -117,20 +109,14 @@ class Suppressions:
         return None
 
 
-def _judge(_source: object) -> Iterator[Violation]:
-    """Finds nothing itself: the runner reports it after all other rules."""
-    yield from ()
-
-
 UNUSED_SUPPRESSION = Rule(
     id="CODE000",
     name="ignore-in-vain",
     severity=Severity.INFO,
     reads=object,
-    judge=_judge,
+    judge=lambda _source: (),  # the file checker reports it after all other rules
     cases=tuple,
     question="Ask whether each comment that asks to ignore a finding gives a reason and is still of use.",
     effect="A finding is thought to be accepted that is not, or a new fault on that line goes unseen.",
     fix="Write `# doctor: ignore[ID] reason`, or take the comment away.",
 )
-"""The rule that reports unused suppression comments."""

@@ -74,7 +74,9 @@ class _WorkerPool(Generic[T, R]):
                 self._start()
             while len(self._done) < len(self._pieces):
                 self._receive()
-                self._end_late()
+                now = time.monotonic()
+                for worker in [one for one in self._workers if one.piece is not None and one.until <= now]:
+                    self._replace(worker, f"it took longer than {self._deadline:g} s")
         finally:
             for worker in self._workers:
                 self._end(worker)
@@ -126,11 +128,6 @@ class _WorkerPool(Generic[T, R]):
             if worker.piece is not None:
                 self._done[worker.piece] = outcome
             self._assign(worker)
-
-    def _end_late(self) -> None:
-        now = time.monotonic()
-        for worker in [one for one in self._workers if one.piece is not None and one.until <= now]:
-            self._replace(worker, f"it took longer than {self._deadline:g} s")
 
     def _replace(self, worker: _PoolWorker, why: str) -> None:
         self._workers.remove(worker)

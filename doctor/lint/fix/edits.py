@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 from collections.abc import Sequence
@@ -29,11 +28,6 @@ def require_libcst() -> None:
         raise UnusableError(MISSING) from None
 
 
-def is_installed() -> bool:
-    """Whether LibCST is installed."""
-    return importlib.util.find_spec("libcst") is not None
-
-
 def changed_lines(before: str, after: str) -> list[tuple[int, int, str]]:
     """The changed lines: first, last (exclusive, from 1), and the new text."""
     old, new = _lines(before), _lines(after)
@@ -42,7 +36,6 @@ def changed_lines(before: str, after: str) -> list[tuple[int, int, str]]:
 
 
 def _lines(text: str) -> list[str]:
-    """With their ends."""
     return [line for line in re.split(r"(?<=\n)|(?<=\r)(?!\n)", text) if line]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,15 +11,7 @@ from doctor.lint.engine.file_check import FileResult
 from doctor.lint.engine.rule import Edit, Replacement
 from doctor.lint.engine.runner import LintRequest, lint_targets
 from doctor.lint.engine.worker_pool import map_in_workers
-from doctor.lint.fix.edits import (
-    changed_lines,
-    difference,
-    fixed_text,
-    is_installed,
-    require_libcst,
-    why_untouched,
-    write_whole,
-)
+from doctor.lint.fix.edits import changed_lines, difference, fixed_text, require_libcst, why_untouched, write_whole
 
 DEADLINE = 60.0
 """Seconds in which one file is rewritten."""
@@ -82,7 +75,6 @@ def apply_fixes(verdicts: Sequence[FileResult], asked: LintRequest) -> tuple[lis
 
 
 def _round(verdicts: Sequence[FileResult], asked: LintRequest, mended: FixOutcome) -> list[int]:
-    """The indices of the written files."""
     places = {id(verdict): place for place, verdict in enumerate(verdicts)}
     written = []
     for verdict, new in _rewritten(verdicts, asked):
@@ -101,7 +93,6 @@ def _count(mended: FixOutcome, verdict: FileResult, new: _RewrittenFile) -> None
 
 
 def _write(verdict: FileResult, new: _RewrittenFile) -> str | None:
-    """Write the new text; the reason if that fails."""
     try:
         write_whole(verdict.target.path, new.after.encode(new.encoding))
     except UnicodeEncodeError:
@@ -121,7 +112,6 @@ def _rewritten(verdicts: Sequence[FileResult], asked: LintRequest) -> list[tuple
 
 
 def _edit_groups(verdict: FileResult, asked: LintRequest) -> list[tuple[Edit, ...]]:
-    """The edits of each finding that is not suppressed."""
     if verdict.kind != "python":
         return []
     ignored_in = asked.settings.ignored_in
@@ -150,7 +140,7 @@ def replacements_for(
     verdicts: Sequence[FileResult], asked: LintRequest
 ) -> dict[tuple[str, str, int], tuple[Replacement, ...]]:
     """The replacements of each finding's own fix, by rule, file and line; empty without LibCST."""
-    if not is_installed():
+    if importlib.util.find_spec("libcst") is None:
         return {}
     wanted = [verdict for verdict in verdicts if _edit_groups(verdict, asked)]
     outcomes = map_in_workers(wanted, lambda one: _replacements(one, asked), lambda _, why: {}, deadline=DEADLINE)

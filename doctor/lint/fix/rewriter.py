@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import libcst as cst
@@ -48,23 +48,19 @@ class _NodeIndex:
         self._lines = lines
         self._expressions: dict[Span, cst.BaseExpression] = {}
         self._statements: dict[Start, cst.CSTNode] = {}
-        self._standing: set[cst.CSTNode] = set()
+        self.standing: set[cst.CSTNode] = set()  # those that may have another before them, unlike an ``elif``
         self.spans: dict[cst.CSTNode, Span] = {}
         for node, range_ in wrapper.resolve(PositionProvider).items():
-            if isinstance(range_, CodeRange):
-                self._add(node, range_)
-
-    def _add(self, node: cst.CSTNode, range_: CodeRange) -> None:
-        span = (range_.start.line, range_.start.column), (range_.end.line, range_.end.column)
-        self.spans[node] = span
-        if isinstance(node, cst.BaseExpression):
-            self._expressions[span] = node
-        elif isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
-            self._statements[span[0]] = node
-        elif isinstance(node, cst.IndentedBlock):
-            self._standing.update(node.body)
-        if isinstance(node, cst.Module):
-            self._standing.update(node.body)
+            if not isinstance(range_, CodeRange):
+                continue
+            span = (range_.start.line, range_.start.column), (range_.end.line, range_.end.column)
+            self.spans[node] = span
+            if isinstance(node, cst.BaseExpression):
+                self._expressions[span] = node
+            elif isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
+                self._statements[span[0]] = node
+            elif isinstance(node, (cst.IndentedBlock, cst.Module)):
+                self.standing.update(node.body)
 
     def expression(self, place: SourceLocation) -> cst.BaseExpression | None:
         """The expression at a place; its end decides, because nested calls begin at the same place."""
@@ -74,12 +70,7 @@ class _NodeIndex:
         return self._expressions.get((start, self._at(place.end_line, place.end_column)))
 
     def statement(self, place: SourceLocation) -> cst.CSTNode | None:
-        """The statement that begins there."""
         return self._statements.get(self._at(place.line, place.column))
-
-    def may_have_one_before(self, statement: cst.CSTNode) -> bool:
-        """Whether a statement can be inserted before it: not before an ``elif``."""
-        return statement in self._standing
 
     def _at(self, line: int, column: int) -> Start:
         """A place of :mod:`ast`, whose columns are bytes of UTF-8, in characters."""
@@ -109,20 +100,15 @@ class _EditPlan:
 
     def _target(self, edit: Edit) -> cst.CSTNode | None:
         if isinstance(edit, InsertStatement):
-            return self._room_for(edit)
+            statement = self._nodes.statement(edit.place)
+            if edit.inside:
+                return statement if isinstance(getattr(statement, "body", None), cst.IndentedBlock) else None
+            return statement if statement in self._nodes.standing else None
         found = self._nodes.expression(edit.place)
         if isinstance(edit, ReplaceExpression) or not isinstance(found, cst.Call):
             return found if isinstance(edit, ReplaceExpression) else None
         has = any(_is_called(argument, edit.name) for argument in found.args)
         return found if has or isinstance(edit, SetArgument) else None
-
-    def _room_for(self, edit: InsertStatement) -> cst.CSTNode | None:
-        statement = self._nodes.statement(edit.place)
-        if statement is None:
-            return None
-        if not edit.inside:
-            return statement if self._nodes.may_have_one_before(statement) else None
-        return statement if isinstance(getattr(statement, "body", None), cst.IndentedBlock) else None
 
     def _is_free(self, edit: Edit, node: cst.CSTNode) -> bool:
         span = self._nodes.spans[node]
@@ -208,16 +194,14 @@ def _with_argument(call: cst.Call, name: str, value: cst.BaseExpression | None) 
     if any(_is_called(argument, name) for argument in call.args):
         args = [one.with_changes(value=value) if _is_called(one, name) else one for one in call.args]
         return call.with_changes(args=args)
-    added = cst.Arg(value, keyword=cst.Name(name), equal=_EQUAL)
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    added = cst.Arg(value, keyword=cst.Name(name), equal=equal)
     if not call.args:
         return call.with_changes(args=[added])
     last = call.args[-1]
     added = added.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
     between = last.with_changes(comma=_separator(call), whitespace_after_arg=cst.SimpleWhitespace(""))
     return call.with_changes(args=[*call.args[:-1], between, added])
-
-
-_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _separator(call: cst.Call) -> cst.Comma:
@@ -253,13 +237,9 @@ def _without(call: cst.Call, name: str) -> cst.Call:
 def _with_first(node: cst.CSTNode, statement: cst.BaseStatement) -> cst.CSTNode:
     """The statement with another one at the beginning of its body, after a docstring."""
     block = node.body  # type: ignore[attr-defined]
-    behind = 1 if next(_docstrings(block), None) is not None and not isinstance(node, (cst.For, cst.While)) else 0
+    first = block.body[0] if block.body else None
+    small = first.body[0] if isinstance(first, cst.SimpleStatementLine) else None
+    is_text = isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString))
+    behind = 1 if is_text and not isinstance(node, (cst.For, cst.While)) else 0
     body = [*block.body[:behind], statement, *block.body[behind:]]
     return node.with_changes(body=block.with_changes(body=body))
-
-
-def _docstrings(block: cst.IndentedBlock) -> Iterator[cst.BaseExpression]:
-    first = block.body[0] if block.body else None
-    if isinstance(first, cst.SimpleStatementLine) and isinstance(expression := first.body[0], cst.Expr):
-        if isinstance(expression.value, (cst.SimpleString, cst.ConcatenatedString)):
-            yield expression.value
