@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from doctor.knowledge.launcher_index import COMMANDS, STEP
 from doctor.knowledge.launchers import LaunchCommand, OptionSyntax
@@ -29,7 +29,7 @@ class CommandContext:
     in_background: bool = False
     in_branch: bool = False
     in_loop: bool = False
-    depth: int = field(default=0)
+    depth: int = 0
 
     def launch(self, program: str) -> Launch:
         """A program in this context, without options."""
@@ -103,13 +103,8 @@ def _wrapped(fields: Sequence[CommandWord], around: CommandContext) -> Launch | 
 
 def _is_program(text: str) -> bool:
     name = text.rpartition("/")[2]
-    return (
-        name in _CALLS
-        or bool(_PYTHON.fullmatch(name))
-        or name in _SHELLS
-        or name in _WRAPPERS
-        or name.endswith((".py", ".sh"))
-    )
+    is_named = name in _CALLS or name in _SHELLS or name in _WRAPPERS
+    return is_named or bool(_PYTHON.fullmatch(name)) or name.endswith((".py", ".sh"))
 
 
 def _shell(fields: Sequence[CommandWord], around: CommandContext) -> Launch | None:
@@ -160,19 +155,17 @@ def _call(name: str, fields: Sequence[CommandWord], around: CommandContext) -> L
 
 def _launch(command: LaunchCommand, fields: Sequence[CommandWord], around: CommandContext) -> Launch:
     if command.starts == "tasks":
-        return _tasks(command, command.options or OptionSyntax(()), fields, around)
+        return _tasks(command, fields, around)
     options, end, is_open = parse_options(fields, command.options) if command.options else ({}, 0, False)
     words = tuple(field.text for field in fields[end:])
     script = words[0] if words else ""
     return replace(around.launch(command.program), options=options, script=script, arguments=words[1:], is_open=is_open)
 
 
-def _tasks(
-    command: LaunchCommand, syntax: OptionSyntax, fields: Sequence[CommandWord], around: CommandContext
-) -> Launch:
+def _tasks(command: LaunchCommand, fields: Sequence[CommandWord], around: CommandContext) -> Launch:
     programs = (at for at, (text, _) in enumerate(fields) if at and _is_program(text))
     end = next(programs, len(fields)) if command.several_values else None
-    options, read, is_open = parse_options(fields[:end], syntax)
+    options, read, is_open = parse_options(fields[:end], command.options or OptionSyntax(()))
     start = read if end is None else end
     settings = dict(around.settings)
     for entry in _variables_given(fields[:start], *command.variables):

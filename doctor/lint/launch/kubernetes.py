@@ -78,7 +78,10 @@ def workloads_in(tree: YamlNode) -> Iterator[Workload]:
     read = _KINDS.get(tree.word("kind") or "")
     if read is None or spec is None or not tree.word("apiVersion"):
         return
-    roles = tuple(read(spec, _given(tree)))
+    given = {}
+    if tree.word("kind") in ("PyTorchJob", "TrainJob"):
+        given = {name: EnvironmentSetting(name, unknown_mark(name), tree.place) for name in _SET_BY_KUBEFLOW}
+    roles = tuple(read(spec, given))
     if roles:
         processes = spec.get("nprocPerNode") or spec.get("trainer", "numProcPerNode")
         yield Workload(
@@ -99,12 +102,6 @@ _SET_BY_KUBEFLOW = (
     *("PET_MASTER_PORT", "PET_NPROC_PER_NODE", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID"),
 )
 """https://github.com/kubeflow/trainer/pull/1840 (training-operator pkg/controller.v1/pytorch/envvar.go, elastic.go)."""
-
-
-def _given(tree: YamlNode) -> Given:
-    if tree.word("kind") not in ("PyTorchJob", "TrainJob"):
-        return {}
-    return {name: EnvironmentSetting(name, unknown_mark(name), tree.place) for name in _SET_BY_KUBEFLOW}
 
 
 def _replicated(key: str, spec: YamlNode, given: Given) -> Iterator[Role]:
@@ -167,11 +164,15 @@ def _role(name: str, node: YamlNode, pod: YamlNode, replicas: int | None, given:
 
 
 def _container(box: YamlNode, pod: YamlNode, given: Given) -> Container:
-    asked = next((found for key in GPU_RESOURCES if (found := _resource(box, key)) is not None), None)
+    limits = [box.get(name, kind) for name in ("resources", "resourcesPerNode") for kind in ("limits", "requests")]
+    found = (group.get(key) for key in GPU_RESOURCES for group in limits if group is not None)
+    asked = next((one for one in found if one is not None), None)
     settings = tuple(_settings(box))
     environment = {**given, **{one.name: one for one in settings}}
     reader = ScriptReader({name: one.value for name, one in environment.items()}, environment)
-    words = _run_command(box, reader)
+    nodes = [one for key in ("command", "args") if (listed := box.get(key)) for one in listed.children()]
+    command = [one for one in nodes if one.text is not None]
+    reader.run([_word(one) for one in command])
     mounts = (box.get("volumeMounts") or box).children()
     return Container(
         box.word("name") or "",
@@ -181,20 +182,15 @@ def _container(box: YamlNode, pod: YamlNode, given: Given) -> Container:
         pod.flag("hostIPC") is True or any((one.word("mountPath") or "").startswith("/dev/shm") for one in mounts),  # noqa: S108
         (*settings, *reader.settings),
         tuple(reader.launches),
-        words,
+        " ".join(one.text or "" for one in command),
     )
-
-
-def _resource(box: YamlNode, key: str) -> YamlNode | None:
-    groups = (box.get(name, kind) for name in ("resources", "resourcesPerNode") for kind in ("limits", "requests"))
-    return next((found for group in groups if group is not None and (found := group.get(key)) is not None), None)
 
 
 def _settings(box: YamlNode) -> Iterator[EnvironmentSetting]:
     for entry in (box.get("env") or box).children():
         name, value = entry.word("name"), entry.get("value")
         if name is not None:
-            text = value.text if value is not None and value.text is not None else None
+            text = value.text if value is not None else None
             yield EnvironmentSetting(name, unknown_mark(name) if text is None else _filled(text), entry.place)
 
 
@@ -210,12 +206,3 @@ def _word(node: YamlNode) -> tuple[str, int]:
     text = node.text or OUTPUT
     is_script = bool(re.search(r"\s", text))
     return (re.sub(r"\$\(([A-Za-z_]\w*)\)", r"${\1}", text) if is_script else _filled(text)), node.line + node.block
-
-
-def _run_command(box: YamlNode, reader: ScriptReader) -> str:
-    """Run ``command`` and ``args`` as one command, and return its text."""
-    nodes = [one for key in ("command", "args") for one in (box.get(key) or box).children() if one.text is not None]
-    nodes = nodes if box.get("command") or box.get("args") else []
-    if nodes:
-        reader.run([_word(one) for one in nodes])
-    return " ".join(one.text or "" for one in nodes)

@@ -127,10 +127,10 @@ def trainer_option(launch: Launch, name: str) -> str | None:
 
 def file_spans_hosts(file: LaunchFile) -> bool:
     """Whether something in the file runs on several hosts at once."""
-    for start in starts_of(file):
-        if (hosts_of(start.launch) or 1) > 1 or (start.step is not None and (start.step.nodes or 1) > 1):
-            return True
-    return False
+    return any(
+        (hosts_of(start.launch) or 1) > 1 or (start.step is not None and (start.step.nodes or 1) > 1)
+        for start in starts_of(file)
+    )
 
 
 def is_loopback_name(host: str) -> bool:

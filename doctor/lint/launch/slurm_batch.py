@@ -86,9 +86,8 @@ class Allocation:
     @property
     def asks_for_gpus(self) -> bool:
         """Whether it requests GPUs in any way."""
-        return bool({"gpus", "gpus-per-node", "gpus-per-task"} & self.options.keys()) or bool(
-            gres_of(self.options.get("gres", ""))
-        )
+        by_option = {"gpus", "gpus-per-node", "gpus-per-task"} & self.options.keys()
+        return bool(by_option or gres_of(self.options.get("gres", "")))
 
     @property
     def splits_gpus(self) -> bool:
@@ -121,20 +120,20 @@ class Allocation:
             if self.tasks != self.nodes:
                 own["ntasks"] = unknown_mark("SLURM_NTASKS")
         if launch.is_open:
-            own.update(
-                {name: unknown_mark(name) for name in ("ntasks", "nodes", "ntasks-per-node") if name not in given}
-            )
+            overridden = [name for name in ("ntasks", "nodes", "ntasks-per-node") if name not in given]
+            own.update({name: unknown_mark(name) for name in overridden})
         if "gpus-per-node" in given or "gres" in given:
             own = {name: value for name, value in own.items() if name not in ("gpus-per-node", "gres", "gpus")}
         return Allocation({**own, **given}, self.lines)
 
     def variables(self) -> dict[str, str]:
         """The variables that SLURM sets for the batch script (sbatch(1), OUTPUT ENVIRONMENT VARIABLES)."""
+        tasks = self.tasks if {"ntasks", "ntasks-per-node"} & self.options.keys() else None
         numbers = {
             "SLURM_NNODES": self.nodes,
             "SLURM_JOB_NUM_NODES": self.nodes,
-            "SLURM_NTASKS": self.tasks if self._counts_tasks else None,
-            "SLURM_NPROCS": self.tasks if self._counts_tasks else None,
+            "SLURM_NTASKS": tasks,
+            "SLURM_NPROCS": tasks,
             "SLURM_NTASKS_PER_NODE": self.number("ntasks-per-node"),
             "SLURM_CPUS_PER_TASK": self.number("cpus-per-task"),
             "SLURM_GPUS_ON_NODE": self.gpus_per_node if self.asks_for_gpus else None,
@@ -143,10 +142,6 @@ class Allocation:
             "SLURM_GPUS_PER_TASK": self.number("gpus-per-task"),
         }
         return {name: str(number) for name, number in numbers.items() if number is not None}
-
-    @property
-    def _counts_tasks(self) -> bool:
-        return bool({"ntasks", "ntasks-per-node"} & self.options.keys())
 
 
 def gpus_of(text: str) -> int | None:

@@ -62,18 +62,15 @@ class YamlNode:
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            index = node._keys()
+            if node._index is None:
+                node._index = {one.text: other for one, other in node.pairs or () if one.text is not None}
+            index = node._index
             if (found := index.get(key)) is not None:
                 return found
             if (base := index.get("<<")) is not None:
                 bases = base.items[:MERGES] if base.items is not None else [base]
                 waiting.extend(reversed(bases))
         return None
-
-    def _keys(self) -> dict[str, YamlNode]:
-        if self._index is None:
-            self._index = {one.text: other for one, other in self.pairs or () if one.text is not None}
-        return self._index
 
     def key(self, name: str) -> YamlNode | None:
         """The key itself, for its place; ``None`` if it is missing or merged by ``<<``."""

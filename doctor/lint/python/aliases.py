@@ -35,13 +35,7 @@ _PREFIXES = {
     "accelerate.accelerator.Accelerator": "accelerate.Accelerator",
     "transformers.trainer.Trainer": "transformers.Trainer",
 }
-_OF_LIGHTNING = (
-    "Trainer",
-    "LightningModule",
-    "LightningDataModule",
-    "Callback",
-    "seed_everything",
-)
+_OF_LIGHTNING = ("Trainer", "LightningModule", "LightningDataModule", "Callback", "seed_everything")
 _PREFIXES |= {f"lightning.{name}": f"lightning.pytorch.{name}" for name in _OF_LIGHTNING}
 _PREFIXES["lightning.Fabric"] = "lightning.fabric.Fabric"
 _HEADS = {one.partition(".")[0] for one in _PREFIXES}

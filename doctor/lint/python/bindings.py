@@ -55,8 +55,10 @@ class Bindings:
                     self._scope_around(node).bind(name, binding)
         for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
             for node in kinds.get(kind, ()):
-                for parameter in _parameters(node.args):
-                    self._scope(node).bind(parameter.arg, parameter)
+                given = node.args
+                for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
+                    if parameter is not None:
+                        self._scope(node).bind(parameter.arg, parameter)
         for kind in (ast.Global, ast.Nonlocal):
             for node in kinds.get(kind, ()):
                 self._share(node)
@@ -124,11 +126,6 @@ class Bindings:
                 members.setdefault(owner, {}).setdefault(attribute, []).append(value)
 
 
-def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
-    yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    yield from (one for one in (arguments.vararg, arguments.kwarg) if one is not None)
-
-
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, Binding]]:
     """Targets of an assignment with their values; parts of a tuple get theirs if it is written out."""
     if isinstance(node, ast.Assign):
@@ -171,10 +168,6 @@ def _imported_from(node: ast.ImportFrom) -> Iterator[tuple[str, Binding]]:
         yield one.asname or one.name, f"{package}{dot}{one.name}"
 
 
-def _defined(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[tuple[str, Binding]]:
-    yield node.name, node
-
-
 def _looped(node: ast.For | ast.AsyncFor | ast.comprehension) -> Iterator[tuple[str, Binding]]:
     for one in ast.walk(node.target):
         if isinstance(one, ast.Name):
@@ -187,7 +180,9 @@ def _opened(node: ast.With | ast.AsyncWith) -> Iterator[tuple[str, Binding]]:
             yield item.optional_vars.id, node
 
 
-def _caught(node: ast.ExceptHandler) -> Iterator[tuple[str, Binding]]:
+def _named(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler,
+) -> Iterator[tuple[str, Binding]]:
     if node.name:
         yield node.name, node
 
@@ -195,9 +190,9 @@ def _caught(node: ast.ExceptHandler) -> Iterator[tuple[str, Binding]]:
 _READERS: dict[type, Any] = {
     ast.Import: _imported,
     ast.ImportFrom: _imported_from,
-    ast.FunctionDef: _defined,
-    ast.AsyncFunctionDef: _defined,
-    ast.ClassDef: _defined,
+    ast.FunctionDef: _named,
+    ast.AsyncFunctionDef: _named,
+    ast.ClassDef: _named,
     ast.Assign: _names_assigned,
     ast.AnnAssign: _names_assigned,
     ast.NamedExpr: _names_assigned,
@@ -207,5 +202,5 @@ _READERS: dict[type, Any] = {
     ast.comprehension: _looped,
     ast.With: _opened,
     ast.AsyncWith: _opened,
-    ast.ExceptHandler: _caught,
+    ast.ExceptHandler: _named,
 }

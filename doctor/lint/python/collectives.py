@@ -52,7 +52,7 @@ COLLECTIVES: dict[str, str] = {
     **{f"torch.distributed.nn.functional.{name}": name for name in ("all_reduce", "all_gather", "broadcast")},
     **{f"accelerate.Accelerator().{name}": name for name in _ACCELERATOR.split()},
     **{f"accelerate.utils.{name}": name for name in _UTILS.split()},
-    **{f"accelerate.PartialState().{name}": name for name in ("wait_for_everyone",)},
+    "accelerate.PartialState().wait_for_everyone": "wait_for_everyone",
     **{f"lightning.fabric.Fabric().{name}": name for name in _FABRIC.split()},
     **{f"lightning.pytorch.Trainer().{name}": name for name in _TRAINER.split()},
     **{f"lightning.pytorch.Trainer().strategy.{name}": name for name in _STRATEGY.split()},
@@ -198,7 +198,6 @@ def _of_a_project(name: str, bare: str) -> str:
 
 
 def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
-    """Methods of models in FSDP and of DeepSpeed's engine."""
     if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE:
         return ""
     values = script.values_of(call.func.value)
@@ -225,7 +224,6 @@ def is_certain(script: Script, node: ast.AST) -> bool:
 
 
 def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    """Whether ``outer`` may skip the nodes in it."""
     if isinstance(outer, ast.If):
         return inner is not outer.test and not (inner in outer.body and is_of_the_job(script, outer.test))
     if isinstance(outer, ast.BoolOp):

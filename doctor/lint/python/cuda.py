@@ -36,8 +36,7 @@ def joins(script: Script) -> Iterator[ast.Call]:
 
 def start_method(script: Script) -> object:
     """The default start method of processes, if the file sets it; else :data:`UNKNOWN`."""
-    calls = script.calls("multiprocessing.set_start_method", "torch.multiprocessing.set_start_method")
-    call = next(calls, None)
+    call = next(script.calls("multiprocessing.set_start_method", "torch.multiprocessing.set_start_method"), None)
     return script.value(script.argument(call, "method", 0)) if call is not None else UNKNOWN
 
 
@@ -62,14 +61,10 @@ def binds_device(script: Script) -> bool:
         return True
     if "CUDA_VISIBLE_DEVICES" in script.text:
         return True
-    return any(_binds(script, call) for call in script.all(ast.Call))
-
-
-def _binds(script: Script, call: ast.Call) -> bool:
-    bare = last_name(call.func)
-    if script.name(call.func).startswith("torch.cuda.get_"):
-        return False
-    return bool(_BINDS.search(bare))
+    return any(
+        _BINDS.search(last_name(call.func)) and not script.name(call.func).startswith("torch.cuda.get_")
+        for call in script.all(ast.Call)
+    )
 
 
 def on_current_device(script: Script) -> ast.Call | None:

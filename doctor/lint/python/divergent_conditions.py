@@ -56,7 +56,6 @@ def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
 
 
 def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
-    """The operands of an expression."""
     if isinstance(node, ast.Call):
         bare = last_name(node.func)
         if isinstance(node.func, ast.Attribute):

@@ -19,11 +19,10 @@ def uses_gpus(script: Script) -> bool:
 
 def simulates_ranks(script: Script) -> bool:
     """Whether the process group has one rank, or is a fake one that simulates ranks."""
-    groups = list(script.calls("torch.distributed.init_process_group"))
     return any(
         script.value(script.argument(call, "world_size")) == 1
         or script.value(script.argument(call, "backend", 0)) == "fake"
-        for call in groups
+        for call in script.calls("torch.distributed.init_process_group")
     )
 
 

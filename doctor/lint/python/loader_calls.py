@@ -35,9 +35,7 @@ def words_of(name: str) -> frozenset[str]:
 def is_for_evaluation(name: str) -> bool:
     """Whether a name is about evaluation: ``val_loader``, ``test_dataset``, ``evaluate``."""
     words = words_of(name)
-    return not (EVALUATION | _PREDICTION).isdisjoint(words) or any(
-        word.startswith(("valid", "evalu")) for word in words
-    )
+    return any(word in EVALUATION | _PREDICTION or word.startswith(("valid", "evalu")) for word in words)
 
 
 def evaluates(name: str) -> bool | None:
@@ -68,17 +66,11 @@ def loaders(script: Script) -> Iterator[LoaderCall]:
     """Every loader that is made in a script, in the order of the text."""
     for call in script.calls(*LOADERS):
         name = target_name(script, call)
-        purposes = [evaluates(one) for one in (name, *_names_of_data(script, call))]
+        purposes = {evaluates(one) for one in (name, *_names_of_data(script, call))} - {None}
         maker = _function_name(script, call)
-        if not any(one is not None for one in purposes) and _MAKERS.match(maker):
-            purposes = [evaluates(maker)]
-        yield LoaderCall(call, name, _agreed(purposes))
-
-
-def _agreed(purposes: list[bool | None]) -> bool | None:
-    """What the names say, unless they contradict each other."""
-    known = {one for one in purposes if one is not None}
-    return known.pop() if len(known) == 1 else None
+        if not purposes and _MAKERS.match(maker):
+            purposes = {evaluates(maker)}
+        yield LoaderCall(call, name, purposes.pop() if len(purposes) == 1 else None)
 
 
 def target_name(script: Script, node: ast.AST) -> str:
@@ -177,17 +169,12 @@ def _made_from(script: Script, node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
         if not (isinstance(node, ast.Name) and _SETTINGS.match(node.id)):
             yield from (one for one in script.values_of(node) if one is not node)
-            yield from _counted_by(script, node)
+            scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+            bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else ()
+            yield from (one.iter for one in bound if isinstance(one, (ast.For, ast.comprehension)))
     if isinstance(node, ast.Call):
         made = None if script.name(node.func).endswith("()") else script.class_definition(node.func)
         yield from (one for one in (script.definition(node.func), made) if one is not None)
-
-
-def _counted_by(script: Script, node: ast.expr) -> Iterator[ast.AST]:
-    """The iterables of the loops whose variable a name is."""
-    scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
-    if scope is not None and isinstance(node, ast.Name):
-        yield from (one.iter for one in scope.names[node.id] if isinstance(one, (ast.For, ast.comprehension)))
 
 
 @per_script
@@ -225,16 +212,14 @@ def depends_on_ranks(script: Script, node: ast.AST) -> bool:
     """Whether it is in a branch on the presence of several ranks, or on the rank."""
     inner = node
     for outer in script.around(node):
-        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test and _asks_for_ranks(outer.test):
-            return True
+        if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
+            words = (word for part in ast.walk(outer.test) for word in _identifiers(part))
+            if any(_RANK_TEST_WORDS.search(word) for word in words):
+                return True
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return False
         inner = outer
     return False
-
-
-def _asks_for_ranks(test: ast.expr) -> bool:
-    return any(_RANK_TEST_WORDS.search(word) for part in ast.walk(test) for word in _identifiers(part))
 
 
 def is_iterable(script: Script, loader: ast.Call) -> bool | None:

@@ -84,8 +84,6 @@ def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:
 
 
 def _ends_process(statement: ast.stmt) -> bool:
-    """Whether a statement ends the process: ``sys.exit()``, ``raise``."""
-    if isinstance(statement, ast.Raise):
-        return True
-    called = statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
-    return called is not None and last_name(called) in _LEAVES
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return last_name(statement.value.func) in _LEAVES
+    return isinstance(statement, ast.Raise)

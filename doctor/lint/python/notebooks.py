@@ -33,10 +33,8 @@ def read_notebook(text: str) -> Notebook:
     script: list[str] = []
     places: list[tuple[int, int, int]] = []
     for number, lines in _code_cells(text):
-        shown = _python_of(lines)
-        for inner, line in enumerate(lines, 1):
-            places.append((finder.line_of(line), number, inner))
-        script += shown
+        places += [(finder.line_of(line), number, inner) for inner, line in enumerate(lines, 1)]
+        script += _python_of(lines)
     return Notebook("\n".join(script) + "\n", tuple(places))
 
 
@@ -81,10 +79,10 @@ class _LineFinder:
 
     def line_of(self, line: str) -> int:
         """The line in the file from 1, or 0 if unknown. Empty lines are searched nearby only."""
-        wanted = [json.dumps(line, ensure_ascii=ascii_)[:-1] for ascii_ in (False, True)]
+        wanted = tuple(json.dumps(line, ensure_ascii=ascii_)[:-1] for ascii_ in (False, True))
         reach = len(self._lines) if line.strip() else min(self._next + 2, len(self._lines))
         for number in range(self._next, reach):
-            if self._lines[number].strip().startswith(tuple(wanted)):
+            if self._lines[number].strip().startswith(wanted):
                 self._next = number + 1
                 return number + 1
         return 0

@@ -117,15 +117,12 @@ def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
 
 def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
     """``rank == -1``, ``rank is not None``, ``local_rank >= 0``, ``rank > -1``: the same on all ranks of a job."""
-    if value is None or value == -1:
-        return True
-    return value == 0 and isinstance(compares, (ast.GtE, ast.Lt))
+    return value in (None, -1) or (value == 0 and isinstance(compares, (ast.GtE, ast.Lt)))
 
 
 def _is_in_the_world(node: ast.Compare) -> bool:
     """``rank < world_size``, ``rank >= nprocs``: leaves out processes that are not ranks."""
-    bare = last_name(node.comparators[0])
-    return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(bare))
+    return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(last_name(node.comparators[0])))
 
 
 def _asks_for_one(node: ast.expr) -> bool:
@@ -141,12 +138,10 @@ def _asks_for_one(node: ast.expr) -> bool:
 def is_of_the_job(script: Script, node: ast.expr) -> bool:
     """Whether a test asks how the job is distributed (``dist.is_initialized()``, ``args.distributed``, ``world_size >
     1``): true on all ranks of a job of several. Parameters that switch it for one call do not."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name) and _is_switch(script, one):
-            return False
-    return any(
-        OF_THE_JOB.search(last_name(one)) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))
-    )
+    named = [one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]
+    if any(isinstance(one, ast.Name) and _is_switch(script, one) for one in named):
+        return False
+    return any(OF_THE_JOB.search(last_name(one)) for one in named)
 
 
 def _is_switch(script: Script, node: ast.Name) -> bool:

@@ -56,8 +56,8 @@ def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:
     edges: dict[ast.AST | None, set[ast.AST]] = {}
     for call in script.all(ast.Call):
         handed = [call.func, *call.args, *(one.value for one in call.keywords)]
-        targets = {one for node in handed if (one := script.definition(node)) is not None}
-        targets |= {one for one in (constructor_of(script, call),) if one is not None}
+        named = (constructor_of(script, call), *map(script.definition, handed))
+        targets = {one for one in named if one is not None}
         if targets and rank_condition(script, call) is None:
             edges.setdefault(script.function_of(call), set()).update(targets)
     reached, waiting = set(roots), list(roots)

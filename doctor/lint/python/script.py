@@ -21,6 +21,8 @@ DEPTH = 12
 """Steps through names that a value is followed; cycles end here."""
 FOLLOWED = 60
 """Steps that a name is resolved; each attribute, call and alias is one."""
+_OF_HOOKS = {"trainer": "lightning.pytorch.Trainer()", "pl_module": "lightning.pytorch.LightningModule()"}
+"""Arguments of the hooks of Lightning's callbacks."""
 
 
 class UnknownValue:
@@ -59,18 +61,13 @@ class Script:
         self._kinds: dict[type, list[ast.AST]] = {}
         self._names: dict[ast.AST, str] = {}
         self._bound_names: dict[tuple[ast.AST, str], str] = {}
-        self._index()
-
-    def _index(self) -> None:
-        """Index all nodes in one walk, in the order of the text. Names and constants, most of a tree, have no children
-        to visit."""
-        parents, kinds = self._parents, self._kinds
+        parents, kinds = self._parents, self._kinds  # in the order of the text
         stack: list[ast.AST] = [self.tree]
         while stack:
             node = stack.pop()
             kind = node.__class__
             kinds.setdefault(kind, []).append(node)
-            if kind is ast.Name or kind is ast.Constant:
+            if kind is ast.Name or kind is ast.Constant:  # most of a tree; they have no children to visit
                 continue
             children = children_of(node)
             for child in children:
@@ -180,7 +177,6 @@ class Script:
         return self._bound_names[key]
 
     def _bound(self, binding: ast.AST | str, depth: int) -> str:
-        """The name behind one binding: an import, a definition of this file, a value, a parameter."""
         if isinstance(binding, str):
             return canonical(binding)
         if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -194,7 +190,7 @@ class Script:
     def _follow_parameter(self, parameter: ast.arg, depth: int) -> str:
         """Resolve a parameter by its annotation; also ``self`` and the arguments of Lightning's callback hooks."""
         if parameter.annotation is not None:
-            made = self._follow(_unquoted(parameter.annotation), depth - 1)
+            made = self._follow(_without_none(parameter.annotation), depth - 1)
             return f"{made}()" if made else ""
         owner = self.nearest(parameter, ast.ClassDef)
         function = self.function_of(parameter)
@@ -202,11 +198,8 @@ class Script:
             return ""
         if function.args.args and function.args.args[0] is parameter:
             return f".{owner.name}()"
-        if parameter.arg == "trainer" and self.derives(owner, "lightning.pytorch.Callback"):
-            return "lightning.pytorch.Trainer()"
-        if parameter.arg == "pl_module" and self.derives(owner, "lightning.pytorch.Callback"):
-            return "lightning.pytorch.LightningModule()"
-        return ""
+        is_hook = parameter.arg in _OF_HOOKS and self.derives(owner, "lightning.pytorch.Callback")
+        return _OF_HOOKS[parameter.arg] if is_hook else ""
 
     def _follow_attribute(self, node: ast.Attribute, depth: int) -> str:
         base = self._follow(node.value, depth - 1)
@@ -218,7 +211,6 @@ class Script:
         return self._member(owner, node.attr, depth) if owner is not None else ""
 
     def _member(self, owner: ast.ClassDef, attribute: str, depth: int) -> str:
-        """The name of ``self.attribute`` in a class of this file."""
         for one in self._lineage(owner):
             if bound := self.bindings.members(one).get(attribute):
                 names = {self._bound(binding, depth - 1) for binding in bound} - {"None"}
@@ -228,7 +220,6 @@ class Script:
         return canonical(f"{base}().{attribute}") if base else ""
 
     def _lineage(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
-        """A class and those of its bases that are in this file."""
         found = [owner]
         for one in found:
             for base in one.bases:
@@ -239,9 +230,8 @@ class Script:
 
     def bases(self, owner: ast.ClassDef) -> tuple[str, ...]:
         """Names of the classes that a class derives from, through those of this file."""
-        return tuple(
-            dict.fromkeys(name for one in self._lineage(owner) for base in one.bases if (name := self.name(base)))
-        )
+        names = (self.name(base) for one in self._lineage(owner) for base in one.bases)
+        return tuple(dict.fromkeys(filter(None, names)))
 
     def derives(self, owner: ast.ClassDef | None, *names: str) -> bool:
         """Whether a class derives from one of ``names``, as far as this file shows."""
@@ -255,7 +245,6 @@ class Script:
         return (node,)
 
     def _bound_to(self, node: ast.Name | ast.Attribute) -> Sequence[ast.AST | str]:
-        """The bindings of a name or an attribute of ``self``; none of other attributes."""
         if isinstance(node, ast.Name):
             scope = self.bindings.scope_of(node, node.id)
             return scope.names[node.id] if scope is not None else ()
@@ -419,10 +408,8 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def _unquoted(annotation: ast.expr) -> ast.expr:
-    """``"pl.Trainer"`` as the expression that it quotes; ``X | None`` and ``Optional[X]`` as ``X``."""
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return annotation  # quoted names are not in the tree
+def _without_none(annotation: ast.expr) -> ast.expr:
+    """``X | None`` and ``Optional[X]`` as ``X``. Quoted names are not in the tree."""
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         return annotation.left
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, (ast.Name, ast.Attribute)):

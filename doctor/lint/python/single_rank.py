@@ -51,16 +51,12 @@ def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
 
 def _is_in_turns(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
     """``if rank != 0: barrier()`` above it in its block: rank 0 comes first, and the others find its result."""
-    block = next((one for name in ("body", "orelse") if inner in (one := _block(outer, name))), [])
+    blocks = (getattr(outer, name, None) for name in ("body", "orelse"))
+    block: list[ast.AST] = next((one for one in blocks if isinstance(one, list) and inner in one), [inner])
     return any(
         isinstance(one, ast.If) and is_rank_test(script, one.test) and _waits(script, one)
-        for one in block[: block.index(inner) if block else 0]
+        for one in block[: block.index(inner)]
     )
-
-
-def _block(node: ast.AST, name: str) -> list[ast.AST]:
-    found = getattr(node, name, None)
-    return found if isinstance(found, list) else []
 
 
 def _waits(script: Script, branch: ast.If) -> bool:
@@ -78,14 +74,12 @@ def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bo
 
 
 def _may_ask(script: Script, test: ast.expr) -> bool:
-    """Whether a test may ask for the rank, or for something that one rank alone has."""
     if is_rank_test(script, test):
         return True
     named = [one for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))]
     names = [last_name(one) for one in named]
     return (
-        any(_ROLES.search(name) for name in names)
-        or any(_DEVICES.search(name) for name in names)
+        any(_ROLES.search(name) or _DEVICES.search(name) for name in names)
         or not _never_with_ranks(script).isdisjoint(names)
         or any(rank_condition(script, value) is not None for one in named for value in script.values_of(one))
     )

@@ -49,9 +49,8 @@ def several_ranks(script: Script) -> ast.Call | None:
     """The first call that shows that a script is made for several ranks; ``None`` if there is none."""
     first = next(script.calls(*_BY_ITSELF), None)
     trainers = (call for call in script.calls(TRAINER, FABRIC) if trains_on_several(script, call))
-    return min(
-        (call for call in (first, next(trainers, None)) if call is not None), key=lambda call: call.lineno, default=None
-    )
+    found = [call for call in (first, next(trainers, None)) if call is not None]
+    return min(found, key=lambda call: call.lineno, default=None)
 
 
 def trains_on_several(script: Script, trainer: ast.Call) -> bool:
@@ -137,7 +136,8 @@ def loops(script: Script) -> Iterator[Loop]:
         trains = has_backward(script, node) and not any(
             has_backward(script, inner) for inner in script.inside(node, ast.For) if inner is not node
         )
-        loads = script.name(source) == LOADER + "()" or _sounds_like_a_loader(source)
+        bare = last_name(source).lower()
+        loads = script.name(source) == LOADER + "()" or "loader" in bare or bare.endswith("_dl")
         if trains or (loads and not has_backward(script, node)):
             around = [one for one in script.around(node) if isinstance(one, (ast.For, ast.While, ast.FunctionDef))]
             outer = around[0] if around and isinstance(around[0], (ast.For, ast.While)) else None
@@ -147,8 +147,7 @@ def loops(script: Script) -> Iterator[Loop]:
 def unwrapped(source: ast.expr) -> ast.expr:
     """The iterable of a loop: ``enumerate(tqdm(loader), 1)`` is ``loader``."""
     while isinstance(source, ast.Call) and source.args and not isinstance(source.args[0], ast.Starred):
-        called = last_name(source.func)
-        if called not in _WRAPPING:
+        if last_name(source.func) not in _WRAPPING:
             break
         source = source.args[0]
     return source
@@ -175,11 +174,6 @@ def _steps_back(script: Script, function: FunctionNode, depth: int) -> bool:
     looped = {inner for loop in loops_in for inner in script.inside(loop, ast.stmt)}
     simple = (one for one in script.inside(function, ast.stmt) if not hasattr(one, "body"))
     return any(one not in looped and has_backward(script, one, depth) for one in simple)
-
-
-def _sounds_like_a_loader(source: ast.expr) -> bool:
-    bare = last_name(source)
-    return "loader" in bare.lower() or bare.lower().endswith("_dl")
 
 
 def epoch_loops(script: Script, loop: Loop) -> tuple[ast.For | ast.While, ...]:
@@ -241,9 +235,8 @@ def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> boo
     around = script.function_of(call)
     for one in wrapping:
         where = script.function_of(one)
-        if where in (None, around) or (
-            script.class_of(one) is not None and script.class_of(one) is script.class_of(call)
-        ):
+        owner = script.class_of(one)
+        if where in (None, around) or (owner is not None and owner is script.class_of(call)):
             return True
         if around is not None and where is not None and _calls(script, where, around):
             return True
@@ -251,7 +244,6 @@ def _is_wrapped(script: Script, call: ast.Call, wrapping: list[ast.Call]) -> boo
 
 
 def _calls(script: Script, caller: FunctionNode, function: FunctionNode, depth: int = 2) -> bool:
-    """Whether a function calls another one of the file, also indirectly."""
     called = {one for call in script.inside(caller, ast.Call) if (one := script.definition(call.func)) is not None}
     if function in called:
         return True

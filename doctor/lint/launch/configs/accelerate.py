@@ -53,7 +53,9 @@ def _sections(root: YamlNode, kind: str) -> Iterator[Contradiction]:
     """commands/launch.py takes the kind of training from distributed_type alone."""
     for name, owner in _SECTIONS.items():
         place, section = root.key(name), root.get(name)
-        if kind != owner and place is not None and section is not None and _holds_something(section):
+        if kind == owner or place is None or section is None:
+            continue
+        if any(value.pairs or value.items or section.word(key.text or "") for key, value in section.pairs or ()):
             yield Contradiction(
                 place,
                 f"{name} is filled in and distributed_type is {kind}: the section is passed over",
@@ -61,10 +63,6 @@ def _sections(root: YamlNode, kind: str) -> Iterator[Contradiction]:
                 is_refused=False,
                 confidence=_UNLESS_ASKED,
             )
-
-
-def _holds_something(section: YamlNode) -> bool:
-    return any(value.pairs or value.items or section.word(key.text or "") for key, value in section.pairs or ())
 
 
 def _beside_file(root: YamlNode) -> Iterator[Contradiction]:
@@ -101,18 +99,16 @@ def _offload(root: YamlNode) -> Iterator[Contradiction]:
 
 def _loading(root: YamlNode) -> Iterator[Contradiction]:
     """utils/launch.py: `When using --fsdp_cpu_ram_efficient_loading set --fsdp_sync_module_states to True`."""
-    loading, states = (_of_fsdp(root, name) for name in ("cpu_ram_efficient_loading", "sync_module_states"))
+    loading, states = (
+        root.get("fsdp_config", f"fsdp_{name}") or root.get("fsdp_config", name)
+        for name in ("cpu_ram_efficient_loading", "sync_module_states")
+    )
     if loading is not None and states is not None and _is(loading, "true") and _is(states, "false"):
         yield Contradiction(
             later(loading, states),
             "fsdp_cpu_ram_efficient_loading without fsdp_sync_module_states, which Accelerate refuses",
             "`fsdp_sync_module_states: true`: rank 0 alone holds the weights, and sends them.",
         )
-
-
-def _of_fsdp(root: YamlNode, name: str) -> YamlNode | None:
-    """A key of fsdp_config, with or without its prefix."""
-    return root.get("fsdp_config", f"fsdp_{name}") or root.get("fsdp_config", name)
 
 
 def _is(node: YamlNode, word: str) -> bool:

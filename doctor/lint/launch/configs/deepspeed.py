@@ -79,7 +79,6 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
 
 
 def _offloaded(root: YamlNode, section: str, old: str) -> YamlNode | None:
-    """The setting, in a section or as the older flag, that moves something off the GPU."""
     if root.word("zero_optimization", section, "device") in OFFLOADED:
         return root.get("zero_optimization", section, "device")
     return root.get("zero_optimization", old) if root.flag("zero_optimization", old) else None

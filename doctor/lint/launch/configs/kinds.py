@@ -36,7 +36,10 @@ def _kind_of(tree: YamlNode) -> str:
         return "accelerate"
     if tree.get("zero_optimization") or tree.get("train_micro_batch_size_per_gpu") or _is_small_deepspeed(tree):
         return "deepspeed"
-    return "llamafactory" if _is_llamafactory(tree) else ""
+    # Configurations for inference and merging have no ranks.
+    named = tree.get("finetuning_type") is not None or tree.word("stage") in STAGES
+    trains = tree.get("model_name_or_path") is not None and any(tree.get(name) is not None for name in _TRAINS)
+    return "llamafactory" if named and trains else ""
 
 
 def _is_small_deepspeed(tree: YamlNode) -> bool:
@@ -44,9 +47,3 @@ def _is_small_deepspeed(tree: YamlNode) -> bool:
     return tree.get("train_batch_size") is not None and any(
         tree.get(name, "enabled") is not None for name in ("fp16", "bf16", "bfloat16")
     )
-
-
-def _is_llamafactory(tree: YamlNode) -> bool:
-    """A configuration for training; those for inference and merging have no ranks."""
-    named = tree.get("finetuning_type") is not None or tree.word("stage") in STAGES
-    return named and tree.get("model_name_or_path") is not None and any(tree.get(name) is not None for name in _TRAINS)

@@ -42,20 +42,21 @@ def _is(*words: str) -> Test:
     return lambda root, key: root.word(key) in words
 
 
-def _but(*words: str) -> Test:
-    return lambda root, key: root.word(key) not in (None, *words)
-
-
 class _Refusal(NamedTuple):
     """Two settings that exclude each other."""
 
     first: tuple[str, Test]
     second: tuple[str, Test]
     why: str
-    fix: str
+    fix: str = "Leave one of them out."
 
 
-_ON_ZERO2 = "`deepspeed: examples/deepspeed/ds_z2_config.json`"
+def _not_under_zero3(key: str, test: Test, why: str, fix: str) -> _Refusal:
+    return _Refusal(
+        (key, test), ("deepspeed", _zero3), why, f"{fix}; or `deepspeed: examples/deepspeed/ds_z2_config.json`."
+    )
+
+
 _REFUSALS = (
     _Refusal(
         ("fp16", _on),
@@ -63,70 +64,40 @@ _REFUSALS = (
         "transformers takes one of them",
         "`bf16: true` alone where the GPUs have it (Ampere and later), else `fp16: true` alone.",
     ),
-    _Refusal(
-        ("fp16_full_eval", _on), ("bf16_full_eval", _on), "transformers takes one of them", "Leave one of them out."
-    ),
-    _Refusal(("deepspeed", _given), ("fsdp", _given), "transformers takes one of them", "Leave one of them out."),
+    _Refusal(("fp16_full_eval", _on), ("bf16_full_eval", _on), "transformers takes one of them"),
+    _Refusal(("deepspeed", _given), ("fsdp", _given), "transformers takes one of them"),
     _Refusal(
         ("quantization_bit", _given),
         ("finetuning_type", _is("full", "freeze")),
         "a quantised model is trained by LoRA or OFT alone",
         "`finetuning_type: lora`, or leave quantization_bit out.",
     ),
-    _Refusal(
-        ("quantization_bit", _given),
-        ("fp8", _on),
-        "a quantised model is not trained in FP8",
-        "Leave one of them out.",
-    ),
-    _Refusal(
-        ("pure_bf16", _on),
-        ("deepspeed", _zero3),
-        "ZeRO-3 does not take pure_bf16",
-        f"`bf16: true` in place of pure_bf16; or {_ON_ZERO2}.",
-    ),
-    _Refusal(
-        ("predict_with_generate", _on),
-        ("deepspeed", _zero3),
+    _Refusal(("quantization_bit", _given), ("fp8", _on), "a quantised model is not trained in FP8"),
+    _not_under_zero3("pure_bf16", _on, "ZeRO-3 does not take pure_bf16", "`bf16: true` in place of pure_bf16"),
+    _not_under_zero3(
+        "predict_with_generate",
+        _on,
         "predictions are not generated under ZeRO-3",
-        f"Predict in a run of its own without DeepSpeed; or {_ON_ZERO2}.",
+        "Predict in a run of its own without DeepSpeed",
     ),
-    _Refusal(
-        ("use_unsloth", _on),
-        ("deepspeed", _zero3),
-        "Unsloth does not work with ZeRO-3",
-        f"Leave use_unsloth out; or {_ON_ZERO2}.",
+    _not_under_zero3("use_unsloth", _on, "Unsloth does not work with ZeRO-3", "Leave use_unsloth out"),
+    _not_under_zero3(
+        "pissa_init", _on, "PiSSA is not initialised under ZeRO-3", "scripts/pissa_init.py before the training"
     ),
-    _Refusal(
-        ("pissa_init", _on),
-        ("deepspeed", _zero3),
-        "PiSSA is not initialised under ZeRO-3",
-        f"scripts/pissa_init.py before the training; or {_ON_ZERO2}.",
-    ),
-    _Refusal(
-        ("use_galore", _on),
-        ("deepspeed", _given),
-        "GaLore does not work with DeepSpeed",
-        "Leave one of them out.",
-    ),
-    _Refusal(
-        ("use_apollo", _on),
-        ("deepspeed", _given),
-        "APOLLO does not work with DeepSpeed",
-        "Leave one of them out.",
-    ),
-    _Refusal(
-        ("quantization_method", _is("hqq", "eetq")),
-        ("deepspeed", _zero3),
+    _Refusal(("use_galore", _on), ("deepspeed", _given), "GaLore does not work with DeepSpeed"),
+    _Refusal(("use_apollo", _on), ("deepspeed", _given), "APOLLO does not work with DeepSpeed"),
+    _not_under_zero3(
+        "quantization_method",
+        _is("hqq", "eetq"),
         "under ZeRO-3 bitsandbytes alone can quantise",
-        f"`quantization_method: bnb` with `quantization_bit: 4`; or {_ON_ZERO2}.",
+        "`quantization_method: bnb` with `quantization_bit: 4`",
     ),
 )
-_EIGHT_BITS = _Refusal(
-    ("quantization_bit", _but("4")),
-    ("deepspeed", _zero3),
+_EIGHT_BITS = _not_under_zero3(
+    "quantization_bit",
+    lambda root, key: root.word(key) not in (None, "4"),
     "under ZeRO-3 a quantised model has 4 bits",
-    f"`quantization_bit: 4`; or {_ON_ZERO2}.",
+    "`quantization_bit: 4`",
 )
 _BY_NAME = 0.9
 """The stage is derived from the name of DeepSpeed's file, which is not read."""
@@ -155,6 +126,5 @@ def _judge(root: YamlNode, refusal: _Refusal) -> Iterator[Contradiction]:
 
 
 def _shown(root: YamlNode, key: str) -> str:
-    """A setting on one line; only the name of a flag or a section."""
     word = root.word(key)
     return key if word is None or root.flag(key) else f"{key}: {' '.join(word.split())}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from doctor.lint.launch.partial_text import IN_STEP, OUTPUT, is_known, unknown_mark
 from doctor.lint.launch.shell.tokens import ArithmeticExpansion, Array, Literal, Opaque, ParameterExpansion, Part, Word
@@ -91,7 +92,8 @@ class Variables:
         if isinstance(part, ParameterExpansion):
             return self._variable(part)
         if isinstance(part, ArithmeticExpansion):
-            return self._arithmetic(part.text)
+            number = calculate(part.text, self)
+            return unknown_mark(OUTPUT) if number is None else str(number)
         return unknown_mark(part.text if isinstance(part, Opaque) else OUTPUT)
 
     def _variable(self, part: ParameterExpansion) -> Value:
@@ -101,10 +103,6 @@ class Variables:
         if part.is_list:
             return value
         return value if isinstance(value, str) else value[0] if value else ""
-
-    def _arithmetic(self, text: str) -> str:
-        number = calculate(text, self)
-        return unknown_mark(OUTPUT) if number is None else str(number)
 
 
 def _one(value: Value) -> str:
@@ -129,21 +127,21 @@ def calculate(text: str, variables: Variables) -> int | None:
         return None
 
 
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
 def _number(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_number(node.operand)
-    if isinstance(node, ast.BinOp):
-        one, other = _number(node.left), _number(node.right)
-        if isinstance(node.op, ast.Add):
-            return one + other
-        if isinstance(node.op, ast.Sub):
-            return one - other
-        if isinstance(node.op, ast.Mult):
-            return one * other
-        if isinstance(node.op, ast.Mod):
-            return one % other
-        if isinstance(node.op, (ast.Div, ast.FloorDiv)):
-            return one // other
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
     raise ValueError("no whole number")

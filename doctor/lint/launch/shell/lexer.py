@@ -65,7 +65,9 @@ class _Lexer:
                 self._at += 1
             elif char == "\n":
                 yield Operator("\n", self._line)
-                self._end_line()
+                self._skip_newline()
+                while self._pending:
+                    self._skip_document(self._pending.pop(0))
             elif self._text.startswith(("\\\n", "\\\r\n"), self._at):
                 self._skip_newline()
             elif char == "#":
@@ -82,11 +84,6 @@ class _Lexer:
         end = len(self._text) if end < 0 else end
         self.comments.append((self._line, self._text[self._at : end]))
         self._at = end
-
-    def _end_line(self) -> None:
-        self._skip_newline()
-        while self._pending:
-            self._skip_document(self._pending.pop(0))
 
     def _skip_document(self, end: str) -> None:
         while self._at < len(self._text):
@@ -124,7 +121,8 @@ class _Lexer:
         start, parts, quoted = self._line, list[Part](), False
         while self._at < len(self._text):
             char = self._text[self._at]
-            if char in "\n" + _BLANK or (char in ";&|)<>" and not self._starts_process(char)):
+            starts_process = self._text.startswith(("<(", ">("), self._at)
+            if char in "\n" + _BLANK or (char in ";&|)<>" and not starts_process):
                 break
             if char == "(":
                 if not (len(parts) == 1 and isinstance(parts[0], Literal) and _ASSIGNED.fullmatch(parts[0].text)):
@@ -134,9 +132,6 @@ class _Lexer:
             quoted = quoted or char in "'\""
             _append(parts, self._parts(char))
         return Word(tuple(parts), start, self._line, quoted)
-
-    def _starts_process(self, char: str) -> bool:
-        return char in "<>" and self._text.startswith("(", self._at + 1)
 
     def _parts(self, char: str) -> list[Part]:
         if char == "'":
@@ -153,13 +148,9 @@ class _Lexer:
             self._at += 1
             self._skip_brackets("(", ")")
             return [Opaque(OUTPUT)]
-        return [Literal(self._ordinary())]
-
-    def _ordinary(self) -> str:
-        """Ordinary characters."""
         match = _ORDINARY.match(self._text, self._at)
         self._at = match.end() if match else len(self._text)
-        return match[0] if match else ""
+        return [Literal(match[0] if match else "")]
 
     def _escape(self) -> list[Part]:
         if self._text.startswith(("\\\n", "\\\r\n"), self._at):

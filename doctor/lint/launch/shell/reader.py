@@ -47,7 +47,6 @@ def read_shell(path: str, text: str) -> ShellFile:
         for word in ("#PBS", "#BSUB", "#FLUX", "#PJM", "#$ -")
         if f"\n{word}" in text
     )
-    looped = tuple(line for line, in_loop in reader.waits.items() if in_loop)
     return ShellFile(
         path,
         tuple(reader.settings),
@@ -55,7 +54,7 @@ def read_shell(path: str, text: str) -> ShellFile:
         (*notes, *reader.notes),
         allocation,
         tuple(reader.waits),
-        looped,
+        tuple(line for line, in_loop in reader.waits.items() if in_loop),
         read_late_headers(text),
     )
 
@@ -133,7 +132,9 @@ class ScriptReader:
         known = self._variables.values.get(name, value)
         old = self._current.get(name)
         is_exported = exported or self._exports_all or (old is not None and old.is_exported)
-        self._keep(self._setting(name, known if isinstance(known, str) else "", statement, exported=is_exported))
+        setting = self._setting(name, known if isinstance(known, str) else "", statement, exported=is_exported)
+        self._current[name] = setting
+        self.settings.append(setting)
 
     def _value_of(self, word: Word) -> tuple[Value, bool]:
         first = word.parts[0]
@@ -152,10 +153,6 @@ class ScriptReader:
             is_certain=certain,
             for_task=self._inside_step,
         )
-
-    def _keep(self, setting: EnvironmentSetting) -> None:
-        self._current[setting.name] = setting
-        self.settings.append(setting)
 
     def _start(self, words: Sequence[Word], assigned: Sequence[Word], statement: Statement) -> None:
         """Start a program with the variables set for it alone."""
@@ -183,13 +180,11 @@ class ScriptReader:
 
     def _surrounding(self, statement: Statement, settings: Mapping[str, EnvironmentSetting]) -> CommandContext:
         exported = {name: setting for name, setting in settings.items() if setting.is_exported}
-        doubtful = self._variables.doubtful
+        for name in exported.keys() & self._variables.doubtful:
+            exported[name] = replace(exported[name], value=unknown_mark(name))
         return CommandContext(
             self._place(statement),
-            {
-                name: replace(setting, value=unknown_mark(name)) if name in doubtful else setting
-                for name, setting in exported.items()
-            },
+            exported,
             lambda text, line, own, inside: self._inner(text, line, own, statement, inside=inside),
             inside_step=self._inside_step,
             in_background=statement.in_background,
@@ -227,12 +222,9 @@ class ScriptReader:
             if assigned_name(word) is not None:
                 self._assign(word, statement, exported=True)
             elif word.plain in self._current:
-                self._mark_exported(self._current[word.plain])
-
-    def _mark_exported(self, setting: EnvironmentSetting) -> None:
-        exported = replace(setting, is_exported=True)
-        self.settings = [exported if one is setting else one for one in self.settings]
-        self._current[setting.name] = exported
+                setting = self._current[word.plain]
+                self._current[word.plain] = exported = replace(setting, is_exported=True)
+                self.settings = [exported if one is setting else one for one in self.settings]
 
     def _declare(self, words: Sequence[Word], statement: Statement) -> None:
         options = [word.plain or "" for word in words if (word.plain or "").startswith(("-", "+"))]
@@ -257,11 +249,8 @@ class ScriptReader:
     def _source(self, words: Sequence[Word], statement: Statement) -> None:
         fields = self._fields(words[:1])
         if fields and not fields[0].text.endswith(_HARMLESS):
-            self._forget_all()
-
-    def _forget_all(self) -> None:
-        self._variables.forget()
-        self._current = {name: replace(one, value=unknown_mark(name)) for name, one in self._current.items()}
+            self._variables.forget()
+            self._current = {name: replace(one, value=unknown_mark(name)) for name, one in self._current.items()}
 
     def _read_names(self, words: Sequence[Word], statement: Statement) -> None:
         self._variables.forget([word.plain for word in words if word.plain])

@@ -27,6 +27,8 @@ _OPENING = frozenset(("if", "while", "until", "{"))
 _LISTS = frozenset(("for", "select", "case"))
 _CLOSING = frozenset(("fi", "done", "esac", "}"))
 _WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
+_NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
+"""Commands that are not expected to fail."""
 _LOOPS = frozenset(("for", "while", "until", "select"))
 
 
@@ -44,15 +46,11 @@ def split_script(text: str) -> ShellScript:
     found = splitter.run(tokens(text))
     names = set(splitter.loop_names)
     for statement in found:
-        if (statement.in_branch or statement.is_chained) and _sets_for_good(statement):
-            names.update(filter(None, map(assigned_name, statement.words)))
+        assigned = [assigned_name(word) for word in statement.words]
+        is_assignment = statement.words[0].plain in DECLARING or None not in assigned  # not of a program alone
+        if (statement.in_branch or statement.is_chained) and is_assignment:
+            names.update(filter(None, assigned))
     return ShellScript(found, frozenset(names))
-
-
-def _sets_for_good(statement: Statement) -> bool:
-    """Whether it is an assignment, not a program with variables of its own."""
-    first = statement.words[0].plain
-    return first in DECLARING or all(assigned_name(word) is not None for word in statement.words)
 
 
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
@@ -93,16 +91,12 @@ class _Splitter:
         if text == ">":
             self._skips = True
         elif text == "(":
-            self._open_bracket()
+            self._words.clear()  # the name of a function, or nothing before a subshell
+            self._around.append(("(", len(self._done)))
         elif text == ")":
             self._close_bracket()
         else:
             self._end(text)
-
-    def _open_bracket(self) -> None:
-        """A subshell, or the definition of a function after a name."""
-        self._words.clear()
-        self._around.append(("(", len(self._done)))
 
     def _close_bracket(self) -> None:
         if self._words and self._words[0].plain == "case":
@@ -121,18 +115,13 @@ class _Splitter:
             for at in range(min(start, before), len(self._done)):
                 self._done[at] = replace(self._done[at], in_background=True)
         if text in ("&&", "||"):
-            self._is_chained = was_chained or text == "||" or not self._always_works()
+            first = self._done[-1].words[0] if self._done else None
+            never_fails = first is not None and (assigned_name(first) is not None or first.plain in _NEVER_FAILING)
+            self._is_chained = was_chained or text == "||" or not never_fails
         elif text not in ("|", "|&"):
             self._is_chained = False
         if text not in ("|", "|&"):
             self._begin = len(self._done)
-
-    def _always_works(self) -> bool:
-        """Whether the last command is an assignment or the like, which is not expected to fail."""
-        if not self._done:
-            return False
-        first = self._done[-1].words[0]
-        return assigned_name(first) is not None or first.plain in ("export", "cd", "set", "source", ".", "module", "ml")
 
     def _flush(self) -> None:
         words = self._keywords(self._words)
