@@ -31,10 +31,7 @@ from doctor.cli.output import rendered, write, write_drawn
 from doctor.core.decoding import prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from doctor.core.report_document import Report
-    from doctor.lint.engine.file_check import FileResult
     from doctor.lint.engine.runner import LintRequest
     from doctor.lint.fix.fixer import FixOutcome
     from doctor.report.lint.sarif import Fixes
@@ -70,7 +67,7 @@ def command(
     from doctor.lint.engine.discovery import ending_of
     from doctor.lint.engine.request import lint_request
     from doctor.lint.engine.runner import build_report, lint_paths
-    from doctor.lint.fix.fixer import replacements_for
+    from doctor.lint.fix.fixer import apply_fixes, patches_for, replacements_for
 
     if (fix and diff) or (diff and options.redact):
         raise click.UsageError(f"--diff and {'--fix' if fix else '--redact'} exclude each other.")
@@ -82,37 +79,23 @@ def command(
             settings, typed=words(options.select), lightning=lightning, processors=cores, strict=options.strict
         )
         results = lint_paths(files, request)
-        patch = _patch(results, request) if diff else None
-        if fix:
-            results = _fixed(results, request)
+        if diff:
+            patches = patches_for(results, request)
+            _print_outcome(patches, "would be")
+        elif fix:
+            results, outcome = apply_fixes(results, request)
+            _print_outcome(outcome, "were" if outcome.count != 1 else "was")
         report = build_report(results, request, started=started)
         with_fixes = options.form == "sarif" and not options.redact and not diff
         fixes = replacements_for(results, request) if with_fixes else {}
-    if patch is not None:
-        write(patch, options.output)
+    if diff:
+        write("".join(patches.patches), options.output)
     else:
         _write_report(_redacted(report) if options.redact else report, options, request, fixes)
     raise SystemExit(report.exit_code)
 
 
-def _patch(results: Sequence[FileResult], request: LintRequest) -> str:
-    from doctor.lint.fix.fixer import patches_for
-
-    outcome = patches_for(results, request)
-    _print_outcome(outcome, "would be")
-    return "".join(outcome.patches)
-
-
-def _fixed(results: Sequence[FileResult], request: LintRequest) -> list[FileResult]:
-    from doctor.lint.fix.fixer import apply_fixes
-
-    current, outcome = apply_fixes(results, request)
-    _print_outcome(outcome, "were" if outcome.count != 1 else "was")
-    return current
-
-
 def _print_outcome(outcome: FixOutcome, verb: str) -> None:
-    """Print on stderr what was fixed and what was not."""
     from doctor.report.formatting import some, spelt_out
 
     for left in outcome.left:

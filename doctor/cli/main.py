@@ -112,14 +112,18 @@ def check(
     mpirun or on Ray, what is wrong with the job.
     """
     from doctor.cluster.hostlist import as_hostlist, hosts_to_exclude
-    from doctor.session import judge
+    from doctor.session import judge, load_checks
 
     if exclude_list is not None and options.redact:
         raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
     started = time.time()
     settings = options.settings(commands=options.verbose)
     wanted, request = _gather_options(**gathering), _probe_request(probe, mesh, why=why)
-    own_code = partial(_exit_code_alone, settings)
+
+    def own_code(job: Job) -> int:
+        """Return the exit code of this process alone, without what needs the other ranks."""
+        return judge(job, load_checks(settings), settings, must_be_complete=False).exit_code
+
     with _gathered(settings, wanted, request, discreet=options.redact, own_code=own_code) as session:
         if session.judges:
             print_notes(settings)
@@ -162,13 +166,17 @@ def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None
         gathering["gather"] = "none"
     wanted, settings = _gather_options(**gathering), options.settings()
     request = _ProbeRequest("none")
-    with _gathered(settings, wanted, request, discreet=options.redact, own_code=_capture_code_alone) as session:
+    with _gathered(
+        settings, wanted, request, discreet=options.redact, own_code=lambda job: 3 if breakages(job) else 0
+    ) as session:
         if session.judges:
             print_notes(settings)
         job = session.gather()
         document = to_document(job)
         if options.redact:
-            document = _redacted_document(document)
+            from doctor.core.redact.placeholders import redact
+
+            document = redact(document)
         name = file_name(job, redacted=options.redact) if into_folder else None
         code = 3 if breakages(job) or job.absent else 0
         data = escaped(encode_document(document).decode()).encode()
@@ -333,19 +341,6 @@ def _checks(settings: Settings, options: CommonOptions) -> CheckRegistry:
     return replace(registry, checks=tuple(checks))
 
 
-def _exit_code_alone(settings: Settings, job: Job) -> int:
-    """Return the exit code of a job of this process alone, without what needs the other ranks."""
-    from doctor.session import judge, load_checks
-
-    return judge(job, load_checks(settings), settings, must_be_complete=False).exit_code
-
-
-def _capture_code_alone(job: Job) -> int:
-    from doctor.core.report_summary import breakages
-
-    return 3 if breakages(job) else 0
-
-
 def _baseline(options: CommonOptions) -> Job | None:
     if options.expect is None:
         return None
@@ -364,7 +359,6 @@ class _SingleProcess:
         self._request = request
 
     def gather(self) -> Job:
-        """Return the job of this process alone."""
         from doctor.session import collect, measure_alone
 
         job = collect(self._settings, announce=print_notice)
@@ -468,12 +462,6 @@ def _print_breakages(job: Job) -> None:
         print_notice(broken.reason)
 
 
-def _redacted_document(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
-    from doctor.core.redact.placeholders import redact
-
-    return redact(document, paths=paths)
-
-
 def _redacted_job(
     job: Job, settings: Settings, options: CommonOptions, *, inputs: tuple[ReportInput, ...] = ()
 ) -> tuple[Job, Ignore, tuple[ReportInput, ...]]:
@@ -486,11 +474,11 @@ def _redacted_job(
     import msgspec
 
     from doctor.core.capture import from_document, to_document
+    from doctor.core.redact.placeholders import redact
     from doctor.core.report_document import ReportInput
 
-    document = _redacted_document(
-        {**to_document(job), "inputs": msgspec.to_builtins(inputs)}, paths=bool(inputs) and job.evidence is not None
-    )
+    whole = {**to_document(job), "inputs": msgspec.to_builtins(inputs)}
+    document = redact(whole, paths=bool(inputs) and job.evidence is not None)
     inputs = tuple(msgspec.convert(document.pop("inputs"), prepared(list[ReportInput])))
     redacted = from_document(document)
     real = {placeholder.name: host.name for placeholder, host in zip(redacted.hosts, job.hosts, strict=True)}

@@ -127,9 +127,8 @@ def _replace(data: bytes, output: Path, mode: int) -> None:
     may have been planted to have a file of the user replaced."""
     seen = output.lstat() if output.is_symlink() else None
     if seen is not None and seen.st_uid not in (0, os.geteuid()):
-        raise UntrustedPath(
-            f"{output} is a symbolic link of {user_in_words(seen.st_uid)}: remove it, or use another name"
-        )
+        owner = user_in_words(seen.st_uid)
+        raise UntrustedPath(f"{output} is a symbolic link of {owner}: remove it, or use another name")
     if output.exists() and not output.is_file():
         # /dev/stdout, a pipe, a terminal. The real path of a pipe does not exist, so the name itself is opened.
         output.write_bytes(data)

@@ -275,10 +275,6 @@ def families(report: Report) -> dict[str, list[CheckResult]]:
     return grouped
 
 
-_LIVE = ("capture", "record")
-"""Kinds of inputs that hold facts of ranks."""
-
-
 def unclear_outcome(report: Report) -> RunOutcome | None:
     """Return the outcome of the run if it is why the report is inconclusive: neither evidence of a healthy run nor a
     finding that explains its end."""
@@ -301,7 +297,7 @@ def why_inconclusive(report: Report) -> str:
         return outcome.reason
     if unread := [one.path for one in report.inputs if one.decisive is True]:
         return f"{some(unread)} could not be checked"
-    if any(one.skipped is None and one.kind not in _LIVE for one in report.inputs):
+    if any(one.skipped is None and one.kind not in ("capture", "record") for one in report.inputs):
         left = f", and nothing is left of {missing} of {expected} ranks" if missing > 0 else ""
         return f"a failure is seen, nothing that was given tells what came first{left}"
     unknown = [result.reason for result in report.results if result.status.value == "unknown" and result.reason]

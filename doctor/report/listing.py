@@ -19,7 +19,7 @@ def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: I
     """Return all checks and rules as ``text`` (as wide as ``stream``) or ``json`` (schema 1).
 
     Rules for launch files have the ids of the checks that they foreshadow."""
-    checks, rules = list(map(_described_check, registry.checks)), list(map(_described_rule, book.rules))
+    checks, rules = list(map(_described, registry.checks)), list(map(_described, book.rules))
     if form == "json":
         described = [{**row, "limits": limits_of(check)} for row, check in zip(checks, registry.checks, strict=True)]
         return as_json({"schema": 1, "checks": described, "rules": rules}) + "\n"
@@ -38,19 +38,15 @@ def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: I
     return paper.get()
 
 
-def _described(one: Check | Rule, **own: Any) -> dict[str, Any]:
+def _described(one: Check | Rule) -> dict[str, Any]:
+    own: dict[str, Any]
+    if isinstance(one, Check):
+        own = {"scope": one.scope.value, "when": one.when, "needs": [section.key for section in one.needs]}
+    else:
+        reads = "comments" if one.reads is object else one.reads.__name__.lower()
+        own = {"reads": reads, "foreshadows": list(one.foreshadows)}
     head = {"id": one.id, "name": one.name, "family": one.family, "severity": one.severity.value}
     return {**head, **own, "origin": one.origin}
-
-
-def _described_check(check: Check) -> dict[str, Any]:
-    needs = [section.key for section in check.needs]
-    return _described(check, scope=check.scope.value, when=check.when, needs=needs)
-
-
-def _described_rule(rule: Rule) -> dict[str, Any]:
-    reads = "comments" if rule.reads is object else rule.reads.__name__.lower()
-    return _described(rule, reads=reads, foreshadows=list(rule.foreshadows))
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

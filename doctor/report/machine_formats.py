@@ -28,11 +28,7 @@ def render_json(report: Report) -> str:
 
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def _xml_text(text: str) -> str:
-    """Replace the characters that XML 1.0 forbids."""
-    return _NOT_XML.sub("\ufffd", text)
+"""Characters that XML 1.0 forbids."""
 
 
 def render_junit(report: Report) -> str:
@@ -50,7 +46,7 @@ def junit_document(reports: Iterable[tuple[str, Report]], seconds: float) -> str
         for family, results in families(shown).items():
             _suite(root, prefix, family, results, shown)
     ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return _NOT_XML.sub("\ufffd", ET.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
 
 
 def _suite(root: ET.Element, prefix: str, family: str, results: list[CheckResult], report: Report) -> None:
@@ -59,7 +55,7 @@ def _suite(root: ET.Element, prefix: str, family: str, results: list[CheckResult
     suite = ET.SubElement(
         root,
         "testsuite",
-        name=_xml_text(prefix + family),
+        name=prefix + family,
         tests=str(len(cases)),
         failures=count["failure"],
         errors=count["error"],
@@ -70,31 +66,30 @@ def _suite(root: ET.Element, prefix: str, family: str, results: list[CheckResult
 
 
 def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
-    name = _xml_text(f"{result.id} {result.name}")
-    case = ET.Element("testcase", classname=f"doctor.{_xml_text(family)}", name=name, time=f"{result.seconds:.3f}")
+    name = f"{result.id} {result.name}"
+    case = ET.Element("testcase", classname=f"doctor.{family}", name=name, time=f"{result.seconds:.3f}")
     loud = [f for f in result.findings if f.stands and f.severity is not Severity.INFO]
     if loud:
-        failure = ET.SubElement(case, "failure", message=_xml_text(loud[0].summary), type=result.severity.value)
-        failure.text = _xml_text("\n\n".join(_plain(report, finding) for finding in loud))
+        failure = ET.SubElement(case, "failure", message=loud[0].summary, type=result.severity.value)
+        failure.text = "\n\n".join(_plain(report, finding) for finding in loud)
     elif result.status is Status.ERROR or result.crash is not None:
-        ET.SubElement(case, "error", message=_xml_text(result.crash or result.reason or ""), type="error")
+        ET.SubElement(case, "error", message=result.crash or result.reason or "", type="error")
     elif result.status in (Status.UNKNOWN, Status.SKIP):
-        ET.SubElement(case, "skipped", message=_xml_text(f"{result.status.value}: {result.reason}"))
+        ET.SubElement(case, "skipped", message=f"{result.status.value}: {result.reason}")
     quiet = [f for f in result.findings if f not in loud]
     if quiet:
-        ET.SubElement(case, "system-out").text = _xml_text("\n\n".join(_plain(report, finding) for finding in quiet))
+        ET.SubElement(case, "system-out").text = "\n\n".join(_plain(report, finding) for finding in quiet)
     return case
 
 
 def _plain(report: Report, finding: ReportFinding) -> str:
     ignored = f"\nignored: {finding.ignored.reason} ({finding.ignored.by})" if finding.ignored else ""
     evidence = "\n".join(evidence_lines(finding.evidence))
-    where = place(finding, report)
     because = f" because of: {finding.explained_by}" if finding.explained_by else ""
     sure = f"confidence: {confidence(finding)}{because and ';'}{because}"
     parts = {"effect": finding.effect, "fix": finding.fix}
     rest = "".join(f"\n{name}: {text}" for name, text in parts.items() if text)
-    return f"{finding.summary}\nwhere: {where}\n{sure}\n{evidence}{rest}{ignored}"
+    return f"{finding.summary}\nwhere: {place(finding, report)}\n{sure}\n{evidence}{rest}{ignored}"
 
 
 _GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -109,19 +104,16 @@ def render_github(report: Report, prefix: str = "") -> str:
     for result in report.results:
         title = f"title={_github_property(f'{result.id} {result.name}')}::{prefix}"
         for finding in (finding for finding in result.findings if finding.stands):
-            location, level = _github_location(finding), _GITHUB_LEVEL[finding.severity]
+            source, location = finding.source, ""
+            if source is not None:
+                line = f"line={source.line}," if source.line else ""
+                location = f"file={_github_property(source.file)},{line}"
+            level = _GITHUB_LEVEL[finding.severity]
             lines.append(f"::{level} {location}{title}{_github_text(_plain(report, finding))}")
         if (crash := crash_of(result)) is not None:
             lines.append(f"::warning {title}{_github_text(f'the check crashed: {crash}')}")
     lines.append(f"rankdoctor: {prefix}{report.verdict}; {counts_line(report)}; {_github_text(coverage_line(report))}")
     return "\n".join(lines) + "\n"
-
-
-def _github_location(finding: ReportFinding) -> str:
-    if finding.source is None:
-        return ""
-    line = f"line={finding.source.line}," if finding.source.line else ""
-    return f"file={_github_property(finding.source.file)},{line}"
 
 
 def _github_text(text: str) -> str:

@@ -66,8 +66,7 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
     where = line_of(place(finding, report))
     yield f"Most likely root cause: **{primary.id}** {line_of(primary.result.name)} · {where} · "
     yield f"confidence {confidence(finding)} · {counts_line(report)}"
-    lines = _lines(primary)
-    if lines:
+    if lines := _lines(primary):
         yield f"\n{_fenced(lines[:SHOWN])}"
     if finding.fix:
         yield f"\n**Fix:** {line_of(fix_parts(finding.fix)[0])}"
@@ -101,34 +100,33 @@ def _lines(one: CheckFinding) -> list[str]:
 
 _LONGEST = 700
 """Characters of a line of evidence."""
-_TICKS = re.compile("`+")
 
 
 def _fenced(lines: Iterable[str], kind: str = "text") -> str:
     """Return the lines in a fence that is longer than any run of backticks in them."""
     body = "\n".join(lines)
-    fence = "`" * max(3, 1 + max(map(len, _TICKS.findall(body)), default=0))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
     return f"{fence}{kind}\n{body}\n{fence}"
 
 
 def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[str, list[str]]]:
     """Return the title of each fold, and its parts, of which the last ones can be left out."""
-    rest = _lines(story.primary)[SHOWN:] if story.primary else []
-    if rest:
+    if rest := _lines(story.primary)[SHOWN:] if story.primary else []:
         yield "Further evidence", [_fenced(rest)]
-    ways = to_collect(report) if report.primary is None else []
-    if ways:
+    if ways := to_collect(report) if report.primary is None else []:
         yield "To see more next time", [f"- {line_of(way)} ({ids})" for ids, way in ways]
     parts = (("What followed from it", story.followed), ("Other findings", story.others), ("Remarks", story.remarks))
     for title, findings in parts:
         if findings:
             yield f"{title}: {len(findings)}", [_finding(one, report) for one in findings]
-    rows = _ranks(report, job)
-    if rows:
+    if rows := _ranks(report, job):
         yield f"Ranks: {len(rows) - 2}", rows
     if report.inputs:
         read = sum(one.skipped is None for one in report.inputs)
-        yield f"What was read: {read} of {len(report.inputs)} files", _inputs(report)
+        files = sorted(report.inputs, key=lambda one: one.skipped is None)
+        cells = ((one.path, one.kind, one.skipped or "; ".join(one.notes or ())) for one in files)
+        table = list(markdown_table(("file", "kind", "not read, because"), cells))
+        yield f"What was read: {read} of {len(report.inputs)} files", table
     yield f"Checks: {coverage_line(report)}", _checks(report.results)
 
 
@@ -173,7 +171,6 @@ def _finding(one: CheckFinding, report: Report) -> str:
 
 
 def _ranks(report: Report, job: Job | None) -> list[str]:
-    """Return the table of ranks."""
     rows = rank_rows(report, job)
     if not rows:
         return []
@@ -184,13 +181,6 @@ def _ranks(report: Report, job: Job | None) -> list[str]:
         for row in rows
     )
     return list(markdown_table(head, body))
-
-
-def _inputs(report: Report) -> list[str]:
-    """Return the table of the inputs, skipped ones first."""
-    files = sorted(report.inputs, key=lambda one: one.skipped is None)
-    rows = ((one.path, one.kind, one.skipped or "; ".join(one.notes or ())) for one in files)
-    return list(markdown_table(("file", "kind", "not read, because"), rows))
 
 
 _ORDER = (Status.FAIL, Status.ERROR, Status.UNKNOWN, Status.SKIP, Status.PASS)
@@ -204,16 +194,11 @@ def _checks(results: Iterable[CheckResult]) -> list[str]:
         if result.status in (Status.PASS, Status.SKIP):
             same.setdefault((result.status, result.reason), []).append(result.id)
     shared = {key: ids for key, ids in same.items() if len(ids) > _FEW}
-    rows = [
-        (
-            f"{result.id} {result.name}",
-            state_of(result),
-            f"{result.seen}/{result.expected}",
-            result.crash or result.reason or "",
-        )
-        for result in ordered
-        if (result.status, result.reason) not in shared
-    ]
+    rows = []
+    for one in ordered:
+        if (one.status, one.reason) not in shared:
+            seen, why = f"{one.seen}/{one.expected}", one.crash or one.reason or ""
+            rows.append((f"{one.id} {one.name}", state_of(one), seen, why))
     rows += ((", ".join(ids), status.value, "", reason or "") for (status, reason), ids in shared.items())
     return list(markdown_table(("check", "status", "seen", "reason"), rows))
 

@@ -118,13 +118,10 @@ def confidence(finding: ReportFinding) -> str:
     return f"{word} ({finding.confidence:.2g})"
 
 
-_COMMAND = re.compile(r"[\s=]")
-
-
 def commands(fix: str) -> list[str]:
     """Return what can be pasted into a shell or a script: inline code of more than one word, and command lines."""
     prose, below = fix_parts(fix)
-    inline = (code.strip() for code in INLINE_CODE.findall(prose) if _COMMAND.search(code.strip()))
+    inline = (code.strip() for code in INLINE_CODE.findall(prose) if re.search(r"[\s=]", code.strip()))
     return list(dict.fromkeys([*inline, *below]))
 
 
@@ -183,17 +180,15 @@ def evidence_overview_of(report: Report) -> EvidenceOverview | None:
         return None
     facts = []
     if outcome.lines:
-        facts.append(
-            f"{outcome.lines} {'line' if outcome.lines == 1 else 'lines'} read, {outcome.recognized} recognized"
-        )
+        word = "line" if outcome.lines == 1 else "lines"
+        facts.append(f"{outcome.lines} {word} read, {outcome.recognized} recognized")
     for step in outcome.last_steps:
         who = f" of rank {step.rank}" if step.rank is not None else ""
         facts.append(f"last step{who}: {step.step} ({step.file}:{step.line})")
-    quoted = (*outcome.evidence, *outcome.unexplained)
-    lines = [
-        LogQuote(f"{one.file}:{one.line}", f"rank {one.rank}" if one.rank is not None else one.host or "", one.text)
-        for one in quoted
-    ]
+    lines = []
+    for one in (*outcome.evidence, *outcome.unexplained):
+        writer = f"rank {one.rank}" if one.rank is not None else one.host or ""
+        lines.append(LogQuote(f"{one.file}:{one.line}", writer, one.text))
     return EvidenceOverview(tuple(facts), lines, outcome.unexplained_lines - len(outcome.unexplained), outcome.collect)
 
 

@@ -65,8 +65,7 @@ def used_columns(rows: list[RankRow]) -> dict[str, str]:
 def _blamed(report: Report) -> dict[int, tuple[str, ...]]:
     """Return the ids of the errors and warnings that are not ignored, by rank, the primary one first."""
     named: dict[int, dict[str, None]] = {}
-    results = sorted(report.results, key=lambda result: result.id != report.primary)
-    for result in results:
+    for result in sorted(report.results, key=lambda result: result.id != report.primary):
         for finding in result.findings:
             loud = finding.stands and finding.severity is not Severity.INFO
             for rank in finding.ranks if loud else ():
@@ -75,12 +74,13 @@ def _blamed(report: Report) -> dict[int, tuple[str, ...]]:
 
 
 def _row(rank: Rank, blamed: Mapping[int, tuple[str, ...]]) -> RankRow:
-    progress = rank.find(ProgressFacts)
+    progress, recorder = rank.find(ProgressFacts), rank.find(RecorderFacts)
+    last = recorder.collectives[-1] if recorder is not None and recorder.collectives else None
     return RankRow(
         rank.number,
         _host(rank.host.name),
         state=_state(progress),
-        collective=_collective(rank.find(RecorderFacts)),
+        collective=TableCell() if last is None else TableCell(call_words(last), last.sequence),
         batch=_batch(progress),
         error=_error(progress.failure if progress else None),
         memory=next(_memory(rank), TableCell()),
@@ -126,13 +126,6 @@ def _batch(progress: ProgressFacts | None) -> TableCell:
     parts = (("epoch", progress.epoch), ("batch", progress.batch), ("step", progress.step))
     text = ", ".join(f"{name} {value}" for name, value in parts if value is not None)
     return TableCell(text, (progress.epoch or 0) * 1e9 + (progress.batch or progress.step or 0))
-
-
-def _collective(recorder: RecorderFacts | None) -> TableCell:
-    if recorder is None or not recorder.collectives:
-        return TableCell()
-    last = recorder.collectives[-1]
-    return TableCell(call_words(last), last.sequence)
 
 
 def call_words(call: Collective) -> str:

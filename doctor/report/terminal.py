@@ -109,11 +109,9 @@ class _DiscardingStream(io.StringIO):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the stream, whose missing characters rich replaces."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
         return self._stream.isatty()
 
 
@@ -153,17 +151,14 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
     ``verbose``: every check on its own line; ``quiet``: only findings and the verdict."""
     report = printable(report)
     style = _TerminalStyle(report, verbose, quiet, indent=_indent(console), width=console.width)
-    return _drawn(console, _report(report, style))
-
-
-def _report(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
-    if not style.quiet:
-        yield Text(" · ".join([f"rankdoctor {report.tool.version}", *job_words(report)]), style="bold")
+    lines: list[_Line] = []
+    if not quiet:
+        lines.append(Text(" · ".join([f"rankdoctor {report.tool.version}", *job_words(report)]), style="bold"))
     if report.inputs:
-        yield from _verdict(report, style)
+        lines += _verdict(report, style)
     for family, results in families(report).items():
-        yield from _family(family, results, style)
-    yield _summary(report)
+        lines += _family(family, results, style)
+    return _drawn(console, [*lines, _summary(report)])
 
 
 def draw_several(judged: JudgedRuns, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
@@ -206,7 +201,7 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
     yield Group(
         sentence,
         Text(sure + (f"; explains {some(followed)}" if followed else ""), style="dim"),
-        *(_quoted(quote) for quote in quotes(finding)[:_FIRST_QUOTES]),
+        *(_quoted(quote) for quote in quotes(finding)[:2]),
     )
     yield from _fix(finding.fix, "fix: ", 5, style.width)
 
@@ -219,10 +214,6 @@ def _read(reading: EvidenceOverview) -> Iterable[RenderableType]:
         yield Padding(Text(f"and {reading.more} more lines that look like errors", style="dim"), (0, 0, 0, 2))
     for way in reading.collect:
         yield Text.assemble("collect: ", _prose(way), overflow="fold")
-
-
-_FIRST_QUOTES = 2
-"""Quoted lines that are shown with the verdict."""
 
 
 def _quoted(quote: LogQuote) -> RenderableType:
@@ -276,17 +267,13 @@ def _check(result: CheckResult, style: _TerminalStyle) -> Iterable[_Line]:
         yield _row("crashed", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
 
 
-_MORE = ("evidence", "effect")
-"""Labels that findings of severity info have only with ``verbose``."""
-
-
 def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle) -> Iterable[_Line]:
     summary = Text(finding.summary, style=STATE_STYLES[finding.severity.value if finding.stands else "ignored"])
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True, width=_LABEL - 1, style="dim")
     grid.add_column(overflow="fold")
     for label, text in _parts(finding, style):
-        if style.verbose or finding.severity is not Severity.INFO or label not in _MORE:
+        if style.verbose or finding.severity is not Severity.INFO or label not in ("evidence", "effect"):
             grid.add_row(label, text)
     yield Padding(Group(summary, grid), (0, 0, 0, style.indent))
     if finding.ignored is not None:

@@ -81,15 +81,12 @@ def _parts(rows: Sequence[MemoryRow], *, narrow: bool) -> RenderableType:
     return Padding(table, (0, 0, 0, 0 if narrow else 2))
 
 
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-
-
 def _bar(row: MemoryRow, columns: float) -> Text:
     """Return a bar, rounded to eighths of a column; free memory is shaded."""
     if row.label == "free":
         return Text("░" * round(columns), style="dim")
     eighths = max(1, round(8 * columns))
-    return Text("█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip(), style="cyan")
+    return Text("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip(), style="cyan")
 
 
 def _table(table: EstimateTable, *, narrow: bool) -> RenderableType:

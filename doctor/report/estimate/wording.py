@@ -139,17 +139,12 @@ def part_rows(estimate: Estimate) -> list[MemoryRow]:
 def tables(estimate: Estimate) -> Iterator[EstimateTable]:
     """Return the suggestions, and the throughput that was measured, each if there is any."""
     if estimate.ways:
-        head = ("what would help", "peak", "saves", "largest batch")
-        rows = [
-            (
-                one.words,
-                byte_size(one.peak_bytes * one.plan.ranks_per_device),
-                byte_size(one.saved_bytes) if one.saved_bytes > 0 else "-",
-                str(one.largest_batch or "-"),
-            )
-            for one in estimate.ways
-        ]
-        yield EstimateTable(head, list(rows))
+        rows: list[tuple[str, ...]] = []
+        for one in estimate.ways:
+            saved = byte_size(one.saved_bytes) if one.saved_bytes > 0 else "-"
+            peak = byte_size(one.peak_bytes * one.plan.ranks_per_device)
+            rows.append((one.words, peak, saved, str(one.largest_batch or "-")))
+        yield EstimateTable(("what would help", "peak", "saves", "largest batch"), rows)
     if estimate.measured:
         device = next((one.device for one in estimate.measured if one.device), "this machine")
         head = (f"measured here, on {device}", "samples/s", "ratio", "memory")

@@ -6,9 +6,10 @@ browser runs, and the page's content security policy allows only its own scripts
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from doctor.core.facts import LogEvidence
 from doctor.core.finding import Severity, Status
@@ -34,7 +35,6 @@ from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
 from doctor.report.narrative import (
     LogQuote,
-    Narrative,
     commands,
     confidence,
     evidence_overview_of,
@@ -48,8 +48,9 @@ from doctor.report.rank_table import rank_rows, used_columns
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
+MOST_RANK_LINES = 4
+"""Ranks whose log events are quoted."""
 WITHOUT_CHARTS = ("page.js",)
 WITH_CHARTS = ("charts/echarts.min.js", "page.js", "charts.js", "shapes.js", "timeline.js", "memory.js", "pairs.js")
 """Scripts of a page, without or with the library for charts."""
@@ -64,6 +65,13 @@ def render_html(report: Report, job: Job | None = None) -> str:
     rows = rank_rows(report, job)
     scripts = [asset(name) for name in (WITH_CHARTS if data else WITHOUT_CHARTS)]
     evidence = job.evidence if job is not None and job.evidence is not None else LogEvidence()
+    heard: list[LogQuote] = []
+    if story.primary is not None and not quotes(story.primary.finding):
+        heard = lines_of_ranks(job, story.primary.finding.ranks[:MOST_RANK_LINES])
+    started = report.started
+    with contextlib.suppress(ValueError):
+        started = datetime.datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M:%S UTC")
+    pages = {one.id: playbook(one.id) for one in (*story.faults, *story.remarks)}
     return (
         environment()
         .get_template("page.html.jinja")
@@ -72,8 +80,8 @@ def render_html(report: Report, job: Job | None = None) -> str:
             story=story,
             headline=headline(report),
             job_line=" · ".join(job_words(report)),
-            started=_when(report.started),
-            heard=_blamed_rank_lines(story, job),
+            started=started,
+            heard=heard,
             evidence_files=evidence.files,
             shifts=evidence.shifts,
             reading=evidence_overview_of(report),
@@ -84,7 +92,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
             timeline=timeline,
             memory=memory,
             pairs=pairs,
-            pages=_pages(story),
+            pages={name: page for name, page in pages.items() if page is not None},
             span_names=SPANS,
             mark_names=MARKS,
             policy=policy(scripts),
@@ -93,25 +101,6 @@ def render_html(report: Report, job: Job | None = None) -> str:
             data=as_json(data) if data else None,
         )
     )
-
-
-def _blamed_rank_lines(story: Narrative, job: Job | None) -> list[LogQuote]:
-    """Return log events of the ranks that the primary finding names, if it quotes no line itself."""
-    if story.primary is None or quotes(story.primary.finding):
-        return []
-    return lines_of_ranks(job, story.primary.finding.ranks[:MOST_RANK_LINES])
-
-
-MOST_RANK_LINES = 4
-"""Ranks whose log events are quoted."""
-
-
-def _when(started: str) -> str:
-    """Return ``2026-07-30 12:03:07 UTC``."""
-    try:
-        return datetime.datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except ValueError:
-        return started
 
 
 def days(begin: float, end: float) -> str:
@@ -140,11 +129,14 @@ def environment() -> Environment:
     """Return the environment of the page's templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    def without_log_lines(finding: ReportFinding) -> list[str]:
+        return evidence_lines({name: value for name, value in finding.evidence.items() if name != "said"})
+
     environment = Environment(
         loader=FileSystemLoader(PAGE),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_finalize,
+        finalize=lambda value: spelt_out(value) if type(value) is str else value,  # not markup
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -152,7 +144,7 @@ def environment() -> Environment:
         bytes=byte_size,
         clock=clock,
         confidence=confidence,
-        evidence=_plain_evidence,
+        evidence=without_log_lines,
         prose=prose,
         commands=commands,
         fix_parts=fix_parts,
@@ -169,19 +161,3 @@ def environment() -> Environment:
         Status=Status,
     )
     return environment
-
-
-def _finalize(value: Any) -> Any:
-    """Escape control characters in text; markup was made by this package."""
-    return spelt_out(value) if type(value) is str else value
-
-
-def _plain_evidence(finding: ReportFinding) -> list[str]:
-    """Return the evidence without log lines, which are quoted separately."""
-    return evidence_lines({name: value for name, value in finding.evidence.items() if name != "said"})
-
-
-def _pages(story: Narrative) -> dict[str, Markup]:
-    """Return the playbook pages of all findings as HTML, the primary one first."""
-    pages = {one.id: playbook(one.id) for one in (*story.faults, *story.remarks)}
-    return {name: page for name, page in pages.items() if page is not None}

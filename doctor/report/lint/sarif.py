@@ -48,8 +48,7 @@ def render_sarif(report: Report, rules: Iterable[Rule], fixes: Fixes | None = No
             for finding in result.findings
         ],
     }
-    document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return as_json(document) + "\n"
+    return as_json({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n"
 
 
 def _rule(result: CheckResult, rule: Rule | None) -> dict[str, Any]:
@@ -58,21 +57,17 @@ def _rule(result: CheckResult, rule: Rule | None) -> dict[str, Any]:
     if rule is None:
         return descriptor
     question = rule.question.removeprefix("Ask ")
+    try:
+        page = find_page(rule.id).markdown
+    except UnusableError:  # a plugin's rule
+        page = rule.fix
     return descriptor | {
         "shortDescription": {"text": f"{question[:1].upper()}{question[1:]}"},
         "fullDescription": {"text": rule.effect},
-        "help": _help(rule),
+        "help": {"text": rule.fix, "markdown": page},
         "defaultConfiguration": {"level": _LEVEL[rule.severity]},
         "properties": {"tags": [result.family, "distributed-training"], "precision": "high"},
     }
-
-
-def _help(rule: Rule) -> dict[str, str]:
-    """Return the fix, and the page of ``doctor explain``, which a plugin's rule lacks."""
-    try:
-        return {"text": rule.fix, "markdown": find_page(rule.id).markdown}
-    except UnusableError:
-        return {"text": rule.fix, "markdown": rule.fix}
 
 
 def _invocation(report: Report) -> dict[str, Any]:
@@ -94,11 +89,11 @@ def _invocation(report: Report) -> dict[str, Any]:
 
 def _location(path: str) -> dict[str, Any]:
     """Return a relative path as it is: services resolve it in the repository."""
+    if os.path.isabs(path):  # noqa: PTH117
+        return {"uri": Path(path).as_uri()}
     shown = path.replace(os.sep, "/")
     while shown.startswith("./"):
         shown = shown[2:]
-    if os.path.isabs(path):  # noqa: PTH117
-        return {"uri": Path(path).as_uri()}
     return {"uri": quote(shown)}
 
 
@@ -109,13 +104,16 @@ def _where(path: str) -> dict[str, Any]:
 def _result(
     index: int, result: CheckResult, finding: ReportFinding, fixes: Fixes, seen: Counter[tuple[str, str, str]]
 ) -> dict[str, Any]:
+    line = (result.id, _file(finding), " ".join(str(finding.evidence.get("code", "")).split()))
+    seen[line] += 1  # the fingerprint is unchanged if other lines move
+    fingerprint = hashlib.sha256("\0".join((*line, str(seen[line]))).encode("utf-8", "replace")).hexdigest()[:32]
     entry: dict[str, Any] = {
         "ruleId": result.id,
         "ruleIndex": index,
         "level": _LEVEL[finding.severity],
         "message": {"text": f"{finding.summary}. {finding.fix}".replace("`", "")},
         "rank": round(100 * finding.confidence, 1),
-        "partialFingerprints": {"rankdoctorLine/v1": _fingerprint(result, finding, seen)},
+        "partialFingerprints": {"rankdoctorLine/v1": fingerprint},
         "properties": {"effect": finding.effect, "confidence": finding.confidence},
     }
     if finding.source is not None:
@@ -131,13 +129,6 @@ def _result(
 
 def _file(finding: ReportFinding) -> str:
     return finding.source.file if finding.source is not None else ""
-
-
-def _fingerprint(result: CheckResult, finding: ReportFinding, seen: Counter[tuple[str, str, str]]) -> str:
-    """Return a digest of the rule, the file, the line's text, and its count so far: unchanged if other lines move."""
-    key = (result.id, _file(finding), " ".join(str(finding.evidence.get("code", "")).split()))
-    seen[key] += 1
-    return hashlib.sha256("\0".join((*key, str(seen[key]))).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _region_of(finding: ReportFinding) -> dict[str, Any]:
@@ -157,16 +148,9 @@ def _region_of(finding: ReportFinding) -> dict[str, Any]:
 
 
 def _fix(finding: ReportFinding, replacements: Sequence[Replacement]) -> dict[str, Any]:
-    changes = [
-        {
-            "artifactLocation": _location(one.file),
-            "replacements": [
-                {
-                    "deletedRegion": {"startLine": one.first, "startColumn": 1, "endLine": one.last, "endColumn": 1},
-                    "insertedContent": {"text": one.text},
-                }
-            ],
-        }
-        for one in replacements
-    ]
+    changes = []
+    for one in replacements:
+        region = {"startLine": one.first, "startColumn": 1, "endLine": one.last, "endColumn": 1}
+        replacement = {"deletedRegion": region, "insertedContent": {"text": one.text}}
+        changes.append({"artifactLocation": _location(one.file), "replacements": [replacement]})
     return {"description": {"text": finding.fix}, "artifactChanges": changes}

@@ -22,7 +22,6 @@ class _FileFinding(NamedTuple):
 
     @property
     def where(self) -> tuple[str, int]:
-        """The file and the line."""
         source = self.finding.source
         return (source.file, source.line or 0) if source is not None else ("", 0)
 
@@ -67,24 +66,20 @@ def _draw_hit(hit: _FileFinding, console: Console, *, brief: bool, shown: set[tu
     """Draw one finding. ``shown``: pairs of id and fix that need not be repeated."""
     finding = hit.finding
     word = finding.severity.value if finding.stands else "ignored"
-    head = Text.assemble((_place(hit), "bold"), " ", (word, STATE_STYLES[word]), " ", (hit.result.id, "bold"), " ")
+    file, line = hit.where
+    cell = f" (cell {hit.number('cell')}, line {hit.number('line_in_cell')})" if hit.number("cell") else ""
+    place = [file, *([str(line)] if line else []), *([str(hit.number("column"))] if line and not cell else [])]
+    where = ":".join(place) + f"{cell}:"
+    head = Text.assemble((where, "bold"), " ", (word, STATE_STYLES[word]), " ", (hit.result.id, "bold"), " ")
     head.append(_plain(finding.summary))
     console.print(head, soft_wrap=True)
     if brief:
         return
-    for line in _excerpt(hit):
-        console.print(line, soft_wrap=True)
+    for excerpt in _excerpt(hit):
+        console.print(excerpt, soft_wrap=True)
     for label, text in _parts(hit, shown, verbose=verbose):
         console.print(Padding(Text.assemble((f"{label}: ", "dim"), _plain(text)), (0, 0, 0, 4)))
     console.print()
-
-
-def _place(hit: _FileFinding) -> str:
-    """Return ``train.py:12:5:``; in a notebook, with the cell and its line."""
-    file, line = hit.where
-    cell = f" (cell {hit.number('cell')}, line {hit.number('line_in_cell')})" if hit.number("cell") else ""
-    place = [file, *([str(line)] if line else []), *([str(hit.number("column"))] if line and not cell else [])]
-    return ":".join(place) + f"{cell}:"
 
 
 def _excerpt(hit: _FileFinding) -> Iterator[Text]:
@@ -132,7 +127,8 @@ def _plain(text: str) -> str:
 
 def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:
     read = [one for one in report.inputs if one.skipped is None]
-    hit = {one.source.file for result in report.results for one in result.findings if one.stands and one.source}
+    findings = [one for result in report.results for one in result.findings if one.stands]
+    hit = {one.source.file for one in findings if one.source}
     head = verdict_text(report)
     head.append(f" in {len(hit)} of {len(read)} files" if hit else f" in {_counted(len(read), 'file')}")
     console.print(head.append(f"; {_counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
@@ -140,9 +136,7 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
         if (crash := crash_of(result)) is not None:
             console.print(Text(f"{result.id} {result.name} crashed {crash}", style="magenta"), soft_wrap=True)
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
-    fixable = sum(
-        one.stands and bool(one.evidence.get("fixable")) for result in report.results for one in result.findings
-    )
+    fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
         console.print(f"{fixable} of them can be mended: --fix (--diff shows how)")
 
@@ -160,10 +154,8 @@ def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: boo
     for one in named:
         console.print(Text(f"passed over {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)
     if rest := [one.path for one in skipped if one not in named]:
-        console.print(
-            Text(f"{_counted(len(rest), 'file')} passed over: {some(rest)} (--verbose says why)", style="dim"),
-            soft_wrap=True,
-        )
+        text = f"{_counted(len(rest), 'file')} passed over: {some(rest)} (--verbose says why)"
+        console.print(Text(text, style="dim"), soft_wrap=True)
 
 
 def _counted(count: int, thing: str) -> str:

@@ -17,49 +17,37 @@ def chart_data(
     if timeline is not None:
         data["timeline"] = _timeline(timeline)
     if memory:
-        data["memory"] = [
-            {
-                "name": chart.name,
-                "limit": chart.limit,
-                "lines": [(line.rank, int(line.blamed), line.points) for line in chart.lines],
-            }
-            for chart in memory
-        ]
+        data["memory"] = []
+        for chart in memory:
+            lines = [(line.rank, int(line.blamed), line.points) for line in chart.lines]
+            data["memory"].append({"name": chart.name, "limit": chart.limit, "lines": lines})
     if pairs is not None:
         position = {host: number for number, host in enumerate(pairs.hosts)}
-        charts = [_pair_chart(chart, position) for chart in pairs.charts]
+        charts = [_pair_chart(one, position) for one in pairs.charts]
         data["pairs"] = {"hosts": [spelt_out(host) for host in pairs.hosts], "charts": charts}
     return data or None
-
-
-class _StringTable:
-    """Numbers texts, so that each is written once."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        """Return the number of ``text``, whose control characters are escaped."""
-        return self.known.setdefault(spelt_out(text), len(self.known))
 
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:
     """Encode spans as (lane, begin, end, kind, text) and marks as (lane, at, kind, text, place).
 
     Times are milliseconds after ``origin``; kinds and texts are numbers."""
-    texts = _StringTable()
+    texts: dict[str, int] = {}
     span_kinds, mark_kinds = list(SPANS), list(MARKS)
 
     def after(at: float) -> int:
         return round((at - timeline.begin) * 1000)
 
+    def numbered(text: str) -> int:
+        return texts.setdefault(spelt_out(text), len(texts))
+
     spans = [
-        (number, after(span.begin), after(span.end), span_kinds.index(span.kind), texts.number(span.text))
+        (number, after(span.begin), after(span.end), span_kinds.index(span.kind), numbered(span.text))
         for number, lane in enumerate(timeline.lanes)
         for span in lane.spans
     ]
     marks = [
-        (number, after(mark.at), mark_kinds.index(mark.kind), texts.number(mark.text), texts.number(mark.place))
+        (number, after(mark.at), mark_kinds.index(mark.kind), numbered(mark.text), numbered(mark.place))
         for number, lane in enumerate(timeline.lanes)
         for mark in lane.marks
     ]
@@ -74,7 +62,7 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
         "names": {**SPANS, **MARKS},
         "spans": spans,
         "marks": marks,
-        "texts": list(texts.known),
+        "texts": list(texts),
     }
 
 

@@ -7,15 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from doctor.core.facts import (
-    CollectiveFacts,
-    PathFacts,
-    PathSample,
-    Reach,
-    ReachFacts,
-    RunMemoryFacts,
-    TransferFacts,
-)
+from doctor.core.facts import CollectiveFacts, PathFacts, PathSample, Reach, ReachFacts, RunMemoryFacts, TransferFacts
 from doctor.core.job import Job
 from doctor.core.text import byte_size
 from doctor.report.narrative import Narrative
@@ -87,17 +79,11 @@ def _memory_chart(
         if (points := [(one.step, value) for one in used.samples if (value := getattr(one, field)) is not None])
     ]
     chosen = sorted(lines, key=lambda line: (not line.blamed, -line.highest[1]))[:MOST_LINES]
-    totals = [used.total for _, used in sampled if used.total] if field in _OF_DEVICE else []
-    return MemoryChart(
-        field,
-        MEMORY[field],
-        tuple(sorted(chosen, key=lambda line: line.rank)),
-        min(totals, default=None),
-        len(lines) - len(chosen),
+    totals = (
+        [used.total for _, used in sampled if used.total] if field in ("reserved", "allocated", "device_used") else []
     )
-
-
-_OF_DEVICE = ("reserved", "allocated", "device_used")
+    shown = tuple(sorted(chosen, key=lambda line: line.rank))
+    return MemoryChart(field, MEMORY[field], shown, min(totals, default=None), len(lines) - len(chosen))
 
 
 def _thinned(points: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:

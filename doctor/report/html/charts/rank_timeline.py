@@ -20,6 +20,8 @@ MOST_MESSAGES = 40
 ALL_DRAWN = 2_500
 """Collectives, and messages, of all ranks, so that the report on a large job stays small."""
 _LEAST_DRAWN = 6
+_LONGEST = 200
+"""Characters of a message in a chart."""
 
 SPANS = {
     "work": "computing",
@@ -159,10 +161,15 @@ def lanes_of(job: Job, story: Narrative) -> list[Lane]:
     style = _lane_style(job, story)
     events = _events_by_writer(job)
     logs = _logs(job)
-    ranks = [_lane(rank, style, logs.get(rank.number, ()), events.pop(rank.number, ())) for rank in job.ranks]
-    ranks += [Lane(rank, f"rank {rank}", rank in style.blamed, (), ()) for rank in job.absent]
-    others = [_lane_of_writer(writer, own, style) for writer, own in events.items()]
-    return sorted([*ranks, *others], key=lambda lane: (lane.rank is None, lane.rank or 0))
+    lanes = [_lane(rank, style, logs.get(rank.number, ()), events.pop(rank.number, ())) for rank in job.ranks]
+    lanes += [Lane(rank, f"rank {rank}", rank in style.blamed, (), ()) for rank in job.absent]
+    for writer, own in events.items():
+        marks = tuple(_marks(own, style))
+        if isinstance(writer, int):
+            lanes.append(Lane(writer, f"rank {writer}", writer in style.blamed, (), marks))
+        else:
+            lanes.append(Lane(None, writer or "no rank", False, (), marks))
+    return sorted(lanes, key=lambda lane: (lane.rank is None, lane.rank or 0))
 
 
 def _lane_style(job: Job, story: Narrative) -> _LaneStyle:
@@ -191,13 +198,6 @@ def _lane(rank: Rank, style: _LaneStyle, logs: Iterable[Span], events: Iterable[
     name = f"rank {rank.number}" + (f" · {rank.host.name}" if rank.host.name != UNKNOWN_HOST else "")
     finite = tuple(span for span in spans if math.isfinite(span.begin) and math.isfinite(span.end))
     return Lane(rank.number, name, rank.number in style.blamed, finite, marks)
-
-
-def _lane_of_writer(writer: int | str, events: Iterable[Event], style: _LaneStyle) -> Lane:
-    marks = tuple(_marks(events, style))
-    if isinstance(writer, int):
-        return Lane(writer, f"rank {writer}", writer in style.blamed, (), marks)
-    return Lane(None, writer or "no rank", False, (), marks)
 
 
 def _logs(job: Job) -> dict[int, list[Span]]:
@@ -245,10 +245,8 @@ def _call_spans(rank: Rank, most: int) -> Iterator[Span]:
     newest = max((at for _, at in calls), default=0.0)
     end = max(progress.at if progress and progress.at else newest, newest)
     for call, at in calls:
-        if is_done(call):
-            yield Span(at, at + (call.seconds or 0.0), "call", call_words(call))
-        else:
-            yield Span(at, end, "open", call_words(call))
+        until, kind = (at + (call.seconds or 0.0), "call") if is_done(call) else (end, "open")
+        yield Span(at, until, kind, call_words(call))
 
 
 def _failure(rank: Rank, kind: str) -> Iterator[Mark]:
@@ -257,10 +255,6 @@ def _failure(rank: Rank, kind: str) -> Iterator[Mark]:
     if failure is not None and failure.at is not None and math.isfinite(failure.at):
         first = (failure.message.strip().splitlines() or [failure.kind])[0]
         yield Mark(failure.at, kind, first[:_LONGEST])
-
-
-_LONGEST = 200
-"""Characters of a message in a chart."""
 
 
 def _marks(events: Iterable[Event], style: _LaneStyle) -> list[Mark]:
