@@ -119,7 +119,7 @@ def site_of(operation: str, frames: Sequence[Frame]) -> CallSite:
     line = own or next((frame for frame in frames if not is_torch(frame)), frames[0] if frames else None)
     caller = _caller(near)
     words = (caller.alone if not own and caller.alone else caller.words) if caller else ""
-    return CallSite(operation, line, own is not None, words, condition_of(frames))
+    return CallSite(operation, line, own is not None, words, next(iter(conditions_of(frames)), ""))
 
 
 def site_of_wait(frames: Sequence[Frame]) -> CallSite:
@@ -135,11 +135,6 @@ def own_line(frames: Iterable[Frame]) -> Frame | None:
         if any(driver in frame.file for driver in _DRIVERS):
             return None
     return None
-
-
-def condition_of(frames: Iterable[Frame]) -> str:
-    """The innermost condition on the rank in a stack; empty without one."""
-    return next(iter(conditions_of(frames)), "")
 
 
 def conditions_of(frames: Iterable[Frame]) -> list[str]:

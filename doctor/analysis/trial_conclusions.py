@@ -48,13 +48,10 @@ class TrialConclusions(NamedTuple):
         if not self.remedies:
             return ""
         rest = f" Otherwise: {otherwise}" if otherwise else ""
-        return f"{'; or '.join(map(_pasted, self.remedies))} (tried: this mends it).{rest}"
-
-
-def _pasted(setting: str) -> str:
-    """A command with its location from its comment: ``on node2: `command```."""
-    command, _, where = setting.partition("  # ")
-    return f"{where}: `{command}`" if where else f"`{command}`"
+        # The comment of a command is its location: ``on node2: `command```.
+        parts = (remedy.partition("  # ") for remedy in self.remedies)
+        commands = (f"{where}: `{command}`" if where else f"`{command}`" for command, _, where in parts)
+        return f"{'; or '.join(commands)} (tried: this mends it).{rest}"
 
 
 def with_trials(

@@ -4,7 +4,6 @@ import gc
 import weakref
 from dataclasses import replace
 
-import msgspec
 import pytest
 from msgspec import structs
 
@@ -15,7 +14,7 @@ from doctor.core.check_runner import examine_job
 from doctor.core.facts import MissingReason
 from doctor.core.report_summary import primary_of
 from doctor.facts import Collective, EpochEnd, LoaderFacts, ProgressFacts, RecorderFacts
-from doctor.testing import Fails, package_frame, running, stalled, user_frame, with_loader
+from doctor.testing import Fails, healthy, package_frame, running, stalled, user_frame, with_loader
 from doctor.testing.stalled_run import with_call, with_failure, with_group_call, with_late_ranks, without_recorders
 from doctor_checks.progress.hang._stall_text import stall_evidence
 from tests.lab.cases import each_case
@@ -189,21 +188,16 @@ def test_a_call_that_was_passed_over_is_no_uneven_loader():
 @pytest.mark.parametrize("known", [True, False])
 def test_an_uneven_loader_is_the_primary(known):
     sketch = _ended(_begun(STREAM, (0, 1, 2), 41), (1,))
-    epochs = tuple(_epoch_of(rank) for rank in range(3))
+    epoch = type(running(1, 1).members[0].sections["loaders"].loaders[0].epochs[-1])
     for rank in range(3):
         length = (41 if rank == 1 else 60) if known else None
-        sketch = with_loader(sketch, ranks=(rank,), kind="map", length=length, epochs=(epochs[rank],))
+        epochs = (epoch(1, batches=41 if rank == 1 else 42, ended=rank == 1),)
+        sketch = with_loader(sketch, ranks=(rank,), kind="map", length=length, epochs=epochs)
     results = results_of(sketch, builtin_checks())
     assert primary_of(results) == ("DATA001" if known else "DATA010")
     (stall,) = next(result for result in results if result.id == "RUN001").findings
     assert stall.explained_by in ("DATA001", "DATA010")
     assert stall.ranks == (1,)
-
-
-def _epoch_of(rank):
-    loaders = running(1, 1).members[0].sections["loaders"].loaders
-    epoch = loaders[0].epochs[-1]
-    return type(epoch)(1, batches=41 if rank == 1 else 42, ended=rank == 1)
 
 
 def uncounted(sketch):
@@ -290,12 +284,8 @@ def test_a_difference_that_was_long_ago_is_not_why_it_stands_still():
     sketch = old
     for rank in range(3):
         first = old.members[rank].sections["flight-recorder"].collectives[0]
-        sketch = sketch.put(_with_first(further, first), ranks=(rank,))
+        sketch = sketch.put(structs.replace(further, collectives=(first, *further.collectives)), ranks=(rank,))
     assert told(sketch) == ("together", (0, 1, 2))
-
-
-def _with_first(facts, first):
-    return RecorderFacts(groups=facts.groups, collectives=(first, *facts.collectives))
 
 
 @pytest.mark.parametrize("odd", [(0,), (5,)])
@@ -332,8 +322,7 @@ def test_backward_alone_is_no_proof_of_a_wait():
 
 
 def test_some_recorders_are_enough():
-    sketch = with_late_ranks(stalled(1, 4), (2,), SLEEPS, point="step")
-    assert told(sketch.drop(RecorderFacts, MissingReason.HIDDEN, "off", ranks=(1, 2))) == ("elsewhere", (2,))
+    assert told(LATE.drop(RecorderFacts, MissingReason.HIDDEN, "off", ranks=(1, 2))) == ("elsewhere", (2,))
 
 
 def test_where_it_can_not_be_told_the_checks_say_so():
@@ -347,14 +336,11 @@ def test_where_it_can_not_be_told_the_checks_say_so():
 
 
 def test_before_a_run_nothing_is_judged():
-    from doctor.testing import healthy
-
     assert {result.status for result in results_of(healthy(2, 2))} == {Status.SKIP}
 
 
 def test_ranks_that_nobody_asked_make_it_less_sure():
-    sketch = with_late_ranks(stalled(1, 4), (2,), SLEEPS, point="step")
-    whole, part = diagnose_stall(sketch.job()), diagnose_stall(replace(sketch, world_size=8).job())
+    whole, part = diagnose_stall(LATE.job()), diagnose_stall(replace(LATE, world_size=8).job())
     assert part.ranks == whole.ranks
     assert part.confidence < whole.confidence
 
@@ -453,11 +439,10 @@ def test_the_way_to_an_error_is_told_by_the_users_own_lines(frames, way):
     assert found.evidence["raised_at"] == way
 
 
-def _over_gloo(sketch):
-    def change(old):
-        return tuple(msgspec.structs.replace(one, backend="gloo") for one in old)
-
-    return sketch.alter(RecorderFacts, collectives=change)
+def _aborted(run, gone):
+    """The same calls over Gloo, and a rank that is gone without having told its own."""
+    run = run.alter(RecorderFacts, collectives=lambda old: tuple(structs.replace(one, backend="gloo") for one in old))
+    return run.alter(ProgressFacts, ranks=(gone,), state="gone").drop(RecorderFacts, ranks=(gone,))
 
 
 @pytest.mark.parametrize(
@@ -472,10 +457,9 @@ def _over_gloo(sketch):
     ids=str,
 )
 def test_gloo_aborts_whoever_had_fewer_bytes(changes, gone, expected):
-    """Three ranks, of which rank 2 made the newest call otherwise, and one is gone without having told its own."""
+    """Three ranks, of which rank 2 made the newest call otherwise."""
     sketch = with_call(stalled(1, 3), range(3), "all_reduce", user_frame(50))
-    sketch = _over_gloo(with_call(sketch, (2,), "all_reduce", user_frame(50), **changes))
-    assert told(sketch.alter(ProgressFacts, ranks=(gone,), state="gone").drop(RecorderFacts, ranks=(gone,))) == expected
+    assert told(_aborted(with_call(sketch, (2,), "all_reduce", user_frame(50), **changes), gone)) == expected
 
 
 def _without_lines(old):
@@ -487,12 +471,8 @@ def _without_lines(old):
 def test_ranks_that_tell_no_lines_are_with_those_who_made_the_same_call(without):
     """Four ranks, of which rank 2 gave another type, and Gloo aborted rank 1."""
     sketch = with_call(stalled(1, 4), range(4), "all_reduce", user_frame(50))
-    sketch = _over_gloo(with_call(sketch, (2,), "all_reduce", user_frame(60), types=("Double",)))
-    sketch = sketch.alter(RecorderFacts, ranks=without, collectives=_without_lines)
-    assert told(sketch.alter(ProgressFacts, ranks=(1,), state="gone").drop(RecorderFacts, ranks=(1,))) == (
-        "differ",
-        (2,),
-    )
+    sketch = _aborted(with_call(sketch, (2,), "all_reduce", user_frame(60), types=("Double",)), 1)
+    assert told(sketch.alter(RecorderFacts, ranks=without, collectives=_without_lines)) == ("differ", (2,))
 
 
 def test_another_type_counts_and_not_the_line_that_it_comes_from():
@@ -510,8 +490,8 @@ def test_waiting_ranks_that_tell_no_lines_are_no_party_of_their_own():
 
 def test_a_mismatch_long_before_is_not_why_a_rank_is_gone():
     sketch = with_call(stalled(1, 3), range(3), "all_reduce", user_frame(50), ago=2)
-    sketch = _over_gloo(with_call(sketch, (2,), "all_reduce", user_frame(50), ago=2, types=("Double",)))
-    assert told(sketch.alter(ProgressFacts, ranks=(1,), state="gone").drop(RecorderFacts, ranks=(1,))) == ("died", (1,))
+    sketch = with_call(sketch, (2,), "all_reduce", user_frame(50), ago=2, types=("Double",))
+    assert told(_aborted(sketch, 1)) == ("died", (1,))
 
 
 @pytest.mark.parametrize(
@@ -552,10 +532,9 @@ def test_two_groups_one_of_them_never_called_before():
         Collective("0", n, "all_reduce", "nccl", retired=n < 9, at=float(n), frames=(user_frame(40),))
         for n in range(1, 10)
     )
-    late = usual[:-1]
     sketch = with_group_call(stalled(1, 3), (1,), "7", (1, 2), user_frame(57))
     sketch = sketch.alter(RecorderFacts, ranks=(0, 2), collectives=usual)
-    sketch = sketch.alter(RecorderFacts, ranks=(1,), collectives=lambda old: (*late, old[-1]))
+    sketch = sketch.alter(RecorderFacts, ranks=(1,), collectives=lambda old: (*usual[:-1], old[-1]))
     sketch = uncounted(sketch).alter(
         RecorderFacts, ranks=(0, 2), groups=lambda old: (*old, type(old[0])("7", "", (1, 2)))
     )

@@ -3,7 +3,6 @@
 import pytest
 
 from doctor.analysis.call_sites import (
-    condition_of,
     is_in_backward,
     local_work_of,
     own_line,
@@ -89,7 +88,7 @@ def test_the_line_that_started_the_run_is_nobodys_call():
     ],
 )
 def test_conditions_on_the_way(frames, condition):
-    assert condition_of(frames) == condition
+    assert site_of("", frames).condition == condition
 
 
 @pytest.mark.parametrize(

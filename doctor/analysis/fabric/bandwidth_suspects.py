@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Blame, Localization, Suspect, localize
 from doctor.analysis.fabric.slow_paths import MAD_TO_SIGMA, MeasuredPath, take_hosts
 from doctor.analysis.fabric.transfer_matrix import HostBandwidths, SentSample, levelled
 from doctor.core.facts import ReachFacts
 from doctor.core.job import Job
+
+H = TypeVar("H")
 
 FAILING_SHARE = 0.6
 """The fraction of failed transfers of a host from which the host is the cause and not its peers."""
@@ -69,10 +71,11 @@ def slow_parts(known: HostBandwidths, *, least_share: float, least_confidence: f
 
 def _untouched(found: Localization, readings: Sequence[BandwidthReading]) -> list[float]:
     """Log shares of the typical value, for readings that no suspect affects."""
+    parts = [(part.kind, frozenset(part.members)) for part in found.suspects]
     return [
         math.log(one.value / found.typical)
         for one in readings
-        if one.value > 0 and not any(_touches(part, frozenset(part.members), one) for part in found.suspects)
+        if one.value > 0 and not any(touches(*part, one.source, one.target) for part in parts)
     ]
 
 
@@ -86,7 +89,8 @@ def _stands_out(suspect: Suspect, left: Sequence[float]) -> bool:
 
 def _part(suspect: Suspect, known: HostBandwidths, typical: float) -> SlowPart:
     members = frozenset(suspect.members)
-    touched = sorted((one for one in known.readings if _touches(suspect, members, one)), key=lambda one: one.value)
+    affected = (one for one in known.readings if touches(suspect.kind, members, one.source, one.target))
+    touched = sorted(affected, key=lambda one: one.value)
     others = range(len(known.hosts)) if suspect.kind == "boundary" else ()
     value = median(one.value for one in touched[: max(1, suspect.slow)])
     return SlowPart(
@@ -99,13 +103,14 @@ def _part(suspect: Suspect, known: HostBandwidths, typical: float) -> SlowPart:
     )
 
 
-def _touches(suspect: Suspect, members: frozenset[int], reading: BandwidthReading) -> bool:
-    ends = {reading.source, reading.target}
-    if suspect.kind == "link":
+def touches(kind: str, members: frozenset[H], source: H, target: H) -> bool:
+    """Whether a component of this :data:`Blame` affects the path from ``source`` to ``target``."""
+    ends = {source, target}
+    if kind == "link":
         return ends == members
-    if suspect.kind == "boundary":
+    if kind == "boundary":
         return len(ends & members) == 1
-    end = {"sending": {reading.source}, "receiving": {reading.target}}.get(suspect.kind, ends)
+    end = {"sending": {source}, "receiving": {target}}.get(kind, ends)
     return bool(end & members)
 
 

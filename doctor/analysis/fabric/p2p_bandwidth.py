@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from doctor.analysis.fabric.bandwidth_suspects import SlowPart, slow_parts
+from doctor.analysis.fabric.bandwidth_suspects import SlowPart, slow_parts, touches
 from doctor.analysis.fabric.localization.localizer import BandwidthReading
 from doctor.analysis.fabric.pairing import places_on_hosts
 from doctor.analysis.fabric.transfer_matrix import LEAST_READINGS, MOST_WAITED, HostBandwidths
@@ -188,17 +188,10 @@ def _slow_within(
     for part in slow.parts:
         if part.kind in EXPLAINED:
             own = tuple(int(name) for name in part.hosts)
-            touched = _slowest_first([pair for pair in compared if _is_of(part, own, pair[0])])
+            touched = (pair for pair in compared if touches(part.kind, frozenset(own), pair[0].source, pair[0].target))
             way = part.kind if part.kind in ("sending", "receiving") else "both"
-            yield SlowNeighbour(host, own, way, part.share, part.suspect.confidence, touched)
+            yield SlowNeighbour(host, own, way, part.share, part.suspect.confidence, _slowest_first(touched))
 
 
 def _slowest_first(compared: Iterable[tuple[P2PBandwidth, float]]) -> tuple[tuple[P2PBandwidth, float], ...]:
     return tuple(sorted(compared, key=lambda pair: pair[0].value / pair[1]))
-
-
-def _is_of(part: SlowPart, ranks: tuple[int, ...], one: P2PBandwidth) -> bool:
-    if part.kind == "link":
-        return {one.source, one.target} == {*ranks}
-    ends = {"sending": (one.source,), "receiving": (one.target,)}.get(part.kind, (one.source, one.target))
-    return bool({*ranks}.intersection(ends))

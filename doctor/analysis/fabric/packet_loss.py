@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from doctor.analysis.fabric.bandwidth_suspects import touches
 from doctor.analysis.fabric.transfer_matrix import sent_samples
 from doctor.core.facts import PathFacts
 from doctor.core.job import Job
@@ -138,11 +139,7 @@ def _by_part(ways: Sequence[_LossPath]) -> Counter[tuple[End, str]]:
 
 
 def _has(way: _LossPath, end: End, hosts: Sequence[str]) -> bool:
-    if end == "all":
-        return True
-    if end == "link":
-        return {way.source, way.target} == set(hosts)
-    return (end != "receiving" and way.source == hosts[0]) or (end != "sending" and way.target == hosts[0])
+    return end == "all" or touches(end, frozenset(hosts), way.source, way.target)
 
 
 def _lossy(end: End, hosts: tuple[str, ...], own: Sequence[_LossPath], of: int) -> PacketLoss:

@@ -108,13 +108,14 @@ def ends_of(states: JobState) -> WaitGraphEnds:
     cycles = sorted((sink for sink in sinks if len(sink.ranks) > 1), key=lambda sink: (-sink.waiters, sink.ranks))
     dumped = {rank for rank, one in states.ranks.items() if one.recorder is not None}
     still = [rank for rank in alone if rank in dumped and rank not in behind and _wait(states, rank) is None]
+    incomplete = (call for call in calls if not any(one.has_completed(*call) for one in states.ranks.values()))
     return WaitGraphEnds(
         behind=tuple(sorted(behind)),
         late=(*still, *_stopped_early(states, calls)),
         cycles=tuple(sink.ranks for sink in cycles),
         # If most dumps are missing, they were not collected.
         absent=tuple(rank for rank in alone if rank not in dumped and len(states.unseen) < len(states.ranks)),
-        together=_together(states, calls),
+        together=tuple(sorted({rank for call in incomplete for rank in states.members.get(call.group, ())})),
         alone=_alone(states, calls),
     )
 
@@ -195,11 +196,6 @@ def _stopped_early(states: JobState, calls: Iterable[CollectiveNode]) -> list[in
         if stopped and len(stopped) * 2 <= len(members) and max(later.values()) > 1:
             found += stopped
     return found
-
-
-def _together(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]:
-    incomplete = (call for call in calls if not any(one.has_completed(*call) for one in states.ranks.values()))
-    return tuple(sorted({rank for call in incomplete for rank in states.members.get(call.group, ())}))
 
 
 def _alone(states: JobState, calls: Iterable[CollectiveNode]) -> tuple[int, ...]:

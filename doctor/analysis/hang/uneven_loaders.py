@@ -98,28 +98,23 @@ def _continues(states: JobState, rank_state: RankState, stage: str, loader: int,
 
 def uneven_of_calls(states: JobState, divergence: Divergence) -> UnevenLoaders | None:
     """The uneven loaders if stacks show that ranks ended Lightning's training epoch while others are in a batch."""
-    inside = [rank for one in divergence.variants if _is_in_batch(one.entry.frames) for rank in one.ranks]
-    beyond = [rank for one in divergence.variants if _is_beyond_epoch(one.entry.frames) for rank in one.ranks]
+    inside: set[int] = set()
+    beyond: set[int] = set()
+    for one in divergence.variants:
+        frames = one.entry.frames
+        is_evaluating = any("/loops/evaluation_loop.py" in frame.file for frame in frames)
+        if not is_evaluating and _passes(frames, "/loops/training_epoch_loop.py", "advance"):
+            inside.update(one.ranks)
+        if _passes(frames, "/loops/fit_loop.py", "on_advance_end") or (
+            is_evaluating and _passes(frames, "/loops/training_epoch_loop.py", "on_advance_end")
+        ):
+            beyond.update(one.ranks)
     if states.joins or not inside or not beyond:
         return None
     undecided = sum(len(one.ranks) for one in divergence.variants) - len(inside) - len(beyond)
     return UnevenLoaders(
         "train", 0, None, None, tuple(sorted(beyond)), tuple(sorted(inside)), certain=False, undecided=undecided
     )
-
-
-def _is_in_batch(frames: Sequence[Frame]) -> bool:
-    return _passes(frames, "/loops/training_epoch_loop.py", "advance") and not _is_evaluating(frames)
-
-
-def _is_beyond_epoch(frames: Sequence[Frame]) -> bool:
-    return _passes(frames, "/loops/fit_loop.py", "on_advance_end") or (
-        _is_evaluating(frames) and _passes(frames, "/loops/training_epoch_loop.py", "on_advance_end")
-    )
-
-
-def _is_evaluating(frames: Sequence[Frame]) -> bool:
-    return any("/loops/evaluation_loop.py" in frame.file for frame in frames)
 
 
 def _passes(frames: Sequence[Frame], file: str, function: str) -> bool:

@@ -52,7 +52,12 @@ def install() -> None:
     _kept.append(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the override, which is intended
-        for names, rule in ((_LOWER, _lower), (_SINGLE, _single), (_RESULT_SINGLE, _result_single), (_WIDEST, _widest)):
+        for names, rule in (
+            (_LOWER, partial(_called_in, None)),
+            (_SINGLE, partial(_called_in, torch.float32)),
+            (_RESULT_SINGLE, _result_single),
+            (_WIDEST, _widest),
+        ):
             for operation in filter(None, map(_operation, names.split())):
                 library.impl(operation, partial(_outside, partial(rule, operation)), _KEY)  # type: ignore[no-untyped-call]
     clear = torch.clear_autocast_cache
@@ -88,16 +93,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return _cache[id(value)][1]
 
 
-def _called_in(dtype: torch.dtype, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return operation(*_cast(args, dtype), **{name: _cast(each, dtype) for name, each in kwargs.items()})
-
-
-def _lower(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    return _called_in(torch.get_autocast_dtype("cuda"), operation, args, kwargs)
-
-
-def _single(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    return _called_in(torch.float32, operation, args, kwargs)
+def _called_in(dtype: torch.dtype | None, operation: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = dtype or torch.get_autocast_dtype("cuda")
+    return operation(*_cast(args, kind), **{name: _cast(each, kind) for name, each in kwargs.items()})
 
 
 def _result_single(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,5 +108,5 @@ def _result_single(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _widest(operation: Any, *args: Any, **kwargs: Any) -> Any:
     if any(tensor.dtype == torch.float32 for tensor in tensors_in(args)):
-        return _single(operation, *args, **kwargs)
+        return _called_in(torch.float32, operation, *args, **kwargs)
     return operation(*args, **kwargs)

@@ -47,25 +47,20 @@ def materialized(module: Module, fakes: FakeDeviceMode, dtype: torch.dtype | Non
 
 
 def _once(tensor: torch.Tensor | None, made: dict[int, Any], fakes: FakeDeviceMode, dtype: torch.dtype | None) -> Any:
-    if tensor is not None and id(tensor) not in made:
-        made[id(tensor)] = _copy(tensor, fakes, dtype)
-    return made.get(id(tensor))
+    if tensor is None or id(tensor) in made:
+        return made.get(id(tensor))
+    if isinstance(tensor, UninitializedParameter):
+        raise UnusableError("the model has lazy layers without sizes: let the factory run it once before it returns it")
+    new = made[id(tensor)] = fakes.on_device(tensor, dtype)
+    if isinstance(tensor, Parameter):
+        new = made[id(tensor)] = Parameter(new, tensor.requires_grad)
+        for name, value in vars(tensor).items():
+            if not name.startswith("_") and name not in vars(new):
+                setattr(new, name, value)
+    return new
 
 
 def _other_tensors(module: Module) -> dict[str, Any]:
     """Return other attributes with tensors or devices: the device of a LightningModule, states of torchmetrics."""
     names = ("_device", "_defaults", *getattr(module, "_defaults", {}))
     return {name: vars(module)[name] for name in names if name in vars(module)}
-
-
-def _copy(tensor: torch.Tensor, fakes: FakeDeviceMode, dtype: torch.dtype | None) -> torch.Tensor:
-    if isinstance(tensor, UninitializedParameter):
-        raise UnusableError("the model has lazy layers without sizes: let the factory run it once before it returns it")
-    new = fakes.on_device(tensor, dtype)
-    if not isinstance(tensor, Parameter):
-        return new
-    parameter = Parameter(new, tensor.requires_grad)
-    for name, value in vars(tensor).items():
-        if not name.startswith("_") and name not in vars(parameter):
-            setattr(parameter, name, value)
-    return parameter
