@@ -10,8 +10,6 @@ from doctor.knowledge.launcher_index import BY_NAME
 
 EXCLUDE = "exclude"
 """Key of a finding's evidence that lists hosts to exclude."""
-
-
 MOST_DIGITS = 9
 """Digits of a number that SLURM folds into a list."""
 
@@ -47,11 +45,8 @@ def as_hostlist(names: Iterable[str], launcher: str = "") -> str:
             bundles.setdefault((prefix, len(digits)), []).append(int(digits))
         else:
             plain.append(name)
-    folded = [_fold(prefix, width, sorted(set(numbers))) for (prefix, width), numbers in bundles.items()]
-    return ",".join(sorted([*folded, *plain]))
-
-
-def _fold(prefix: str, width: int, numbers: list[int]) -> str:
-    runs = number_runs(numbers)
-    words = [f"{first:0{width}}" + (f"-{last:0{width}}" if last > first else "") for first, last in runs]
-    return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"
+    for (prefix, width), numbers in bundles.items():
+        runs = number_runs(sorted(set(numbers)))
+        words = [f"{first:0{width}}" + (f"-{last:0{width}}" if last > first else "") for first, last in runs]
+        plain.append(f"{prefix}{words[0]}" if len(set(numbers)) == 1 else f"{prefix}[{','.join(words)}]")
+    return ",".join(sorted(plain))

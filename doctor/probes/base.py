@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from doctor.collectors.base import Machine
 from doctor.core.facts import Missing, Section
 from doctor.core.job import Job, Rank
+from doctor.probes.reachability.assignments import Agent
 from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.torch_child import TorchChild
@@ -35,6 +36,11 @@ class ProbeParticipant(NamedTuple):
     def number(self) -> int:
         """Its rank."""
         return self.rank.number
+
+    @property
+    def agent(self) -> Agent | None:
+        """What other hosts need to probe its host; ``None`` if it does not answer for it."""
+        return Agent(self.number, self.host, self.port, self.word) if self.speaks and self.port is not None else None
 
 
 class StageOrders(NamedTuple):
@@ -86,7 +92,7 @@ StagePlan = Generator[StageOrders, tuple[Job, Sequence[ProbeParticipant]], None]
 """Orders of a stage, one after the other; the facts and replies after each are sent in."""
 
 
-class Stage(Protocol):
+class Stage:
     """One stage of the probes. Each process has an instance for the duration of a gather, which may keep state.
 
     ``name`` identifies the stage, ``makes`` lists the sections it measures, ``most_seconds`` bounds all of its orders
@@ -96,29 +102,17 @@ class Stage(Protocol):
     name: ClassVar[str]
     makes: ClassVar[tuple[type[Section], ...]]
     most_seconds: float
-
-    def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return the next orders, based on all facts so far, those of this stage included; ``None`` when nothing is
-        left.
-
-        Called again after all processes have replied or the time limit has passed.
-        """
-
-    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-        """Execute ``order`` and return before ``deadline``."""
-
-
-class PlannedStage:
-    """Base of stages whose plan is a generator."""
-
     _plan: StagePlan | None = None
 
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
-        """Yield the orders of the stage."""
+        """Yield the orders of the stage, based on all facts so far, those of this stage included."""
         raise NotImplementedError
 
     def plan(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return the next orders of :meth:`steps`; see :meth:`Stage.plan`."""
+        """Return the next orders of :meth:`steps`; ``None`` when nothing is left.
+
+        Called again after all processes have replied or the time limit has passed.
+        """
         if self._plan is None:
             self._plan = self.steps(job, processes)
             return next(self._plan, None)
@@ -126,3 +120,7 @@ class PlannedStage:
             return self._plan.send((job, processes))
         except StopIteration:
             return None
+
+    def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+        """Execute ``order`` and return before ``deadline``."""
+        raise NotImplementedError

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 from doctor.cluster.ray.cluster_address import ray_head_address
-from doctor.cluster.ray.driver_process import RayNodeRegistry
+from doctor.cluster.ray.driver_process import EndedNodes
 from doctor.cluster.ray.node_task import given_environ
 from doctor.cluster.ray.ray_cluster import RayNode
 from doctor.core.errors import UnusableError
@@ -334,10 +334,9 @@ class EndedTasks:
 def test_a_task_that_is_over_is_told_of_once(discreet, told):
     lines = []
     nodes = [RayNode("1", "a", "10.0.0.1"), RayNode("2", "b", "10.0.0.2")]
-    register = RayNodeRegistry(EndedTasks(), nodes, lines.append, discreet=discreet)
-    assert [register.gone(), register.gone()] == [{1}, {1}]
+    ended = EndedNodes(EndedTasks(), nodes, lines.append, discreet=discreet)
+    assert [ended.numbers(), ended.numbers()] == [{1}, {1}]
     assert lines == [told]
-    assert register.host_of(1) == "b"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from doctor.api import Severity, Status
 from doctor.probes.reachability import connection_plan
-from doctor.probes.reachability.probe_cost import budget_of
+from doctor.probes.reachability.probe_cost import most_bytes
 from tests.lab import network
 from tests.lab.delay import delayed
 from tests.lab.hosts import LabHost
@@ -379,7 +379,7 @@ def test_no_more_bytes_than_announced(lab_hosts: Lab) -> None:
         before = sum(map(sent_bytes, machines))
         survey.run()
         sent = sum(map(sent_bytes, machines)) - before
-        assert 10_000 < sent < budget_of(survey.plan()).most_bytes
+        assert 10_000 < sent < most_bytes(survey.plan())
 
 
 def sent_bytes(host: LabHost) -> int:

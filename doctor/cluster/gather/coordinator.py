@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.cluster.gather.member_table import MemberTable
@@ -50,14 +50,14 @@ class Superseded(Exception):
     """Another process coordinates the gather now."""
 
 
-class MemberRegistry(Protocol):
-    """Information about ranks from outside the store: a cluster has a list of its nodes."""
+class MemberRegistry(NamedTuple):
+    """Information about ranks from outside the store: a cluster has a list of its nodes.
 
-    def host_of(self, number: int) -> str:
-        """Return the name of the host of a rank."""
+    ``hosts``: their names, by rank; ``gone`` returns the ranks that have ended or could not be started.
+    """
 
-    def gone(self) -> Collection[int]:
-        """Return the ranks that have ended or could not be started, and so will not join."""
+    hosts: Sequence[str]
+    gone: Callable[[], Collection[int]]
 
 
 class Coordinator:
@@ -89,7 +89,7 @@ class Coordinator:
         self._verdict = GatherVerdict(0)
         self._asked: list[MemberFacts] = []
         self._next_status = time.monotonic() + FIRST_STATUS_AFTER
-        self._quiet = _QuietPeriod()
+        self._joined, self._joined_at = -1, 0.0
         self._heartbeat = Heartbeat(partial(store.set, f"{nonce}/pulse"), identity.number, HEARTBEAT_EVERY)
         self.table = MemberTable(store, nonce, identity.world_size)
 
@@ -119,7 +119,7 @@ class Coordinator:
             Superseded: another process coordinates the gather now.
         """
         if own_facts is not None:
-            self._own_token = self._enter(own_facts)
+            self._enter_own(own_facts)
         begin = self._close_at if schedule is None else self._close_at - (schedule.seconds - schedule.overtime)
         self._wait(lambda: self._are_all_here() or self._is_complete(), until=begin)
         if schedule is not None:
@@ -130,17 +130,16 @@ class Coordinator:
             self._write_line(f"{len(damaged)} of the messages of other ranks can't be read: {damaged[0]}")
         return self.job()
 
-    def _enter(self, own_facts: Callable[[], MemberFacts | None]) -> str:
+    def _enter_own(self, own_facts: Callable[[], MemberFacts | None]) -> None:
         """Add this process to the membership, without a deadline: its collectors have their own."""
-        facts: list[MemberFacts] = []
 
         def is_here() -> bool:
-            facts.extend(item for item in [own_facts()] if item is not None)
-            return bool(facts)
+            if (facts := own_facts()) is not None:
+                self._own_token = facts.token
+                self.table.enter_own(facts)
+            return facts is not None
 
         self._wait(is_here, until=math.inf)
-        self.table.enter_own(facts[0])
-        return facts[0].token
 
     def job(self) -> Job:
         """Return the job as far as it has been collected."""
@@ -148,7 +147,7 @@ class Coordinator:
         # Ranks whose messages were not authentic may have joined.
         is_known = waited and not self._rejected.count and not self.table.disputed
         absent = self.table.missing if is_known else ()
-        listed = {number: self._registry.host_of(number) for number in absent} if self._registry else {}
+        listed = {number: self._registry.hosts[number] for number in absent} if self._registry else {}
         return build_job(
             self.table.members(),
             world_size=self._identity.world_size,
@@ -161,12 +160,15 @@ class Coordinator:
 
     def _is_complete(self) -> bool:
         """Whether no other process is expected."""
-        quiet = self._quiet.lasts(len(self.table.joined))
+        now, joined = time.monotonic(), len(self.table.joined)
+        if joined != self._joined:
+            self._joined, self._joined_at = joined, now
+        quiet = now - self._joined_at
         if self._are_all_here():
             return quiet >= GRACE
         if not self.table.awaited:
             return quiet >= ON_THE_WAY
-        return len(self.table.joined) >= self.table.world_size and quiet >= EXTRA
+        return joined >= self.table.world_size and quiet >= EXTRA
 
     def _wait(self, done: Callable[[], bool], *, until: float) -> None:
         interval = PollInterval(self._identity.world_size)
@@ -195,27 +197,28 @@ class Coordinator:
             self._write_line(f"{joined}; waiting for {ranks_in_words(awaited)}, {left:.0f} s at most")
 
     def _measure(self, schedule: ProbeSchedule) -> None:
-        end = time.monotonic() + schedule.seconds
-        while True:
-            probe_round = schedule.next(self.job(), self.table.in_order, self.table.notes, end - time.monotonic())
-            if probe_round is None:
-                return
-            self.table.notes.clear()
-            self._hand_out(probe_round.tasks, schedule)
-            self._wait_for(probe_round)
-            for token in self._unmeasured(probe_round.tasks):
-                self.table.note_timeout(token, probe_round.makes)
+        end, table = time.monotonic() + schedule.seconds, self.table
+        while probe_round := schedule.next(self.job(), table.in_order, table.notes, end - time.monotonic()):
+            table.notes.clear()
+            self._run_round(probe_round, schedule)
 
-    def _wait_for(self, probe_round: ProbeRound) -> None:
-        self._wait(lambda: not self._unmeasured(probe_round.tasks), until=time.monotonic() + probe_round.seconds)
-
-    def _hand_out(self, tasks: Mapping[str, ProbeTask], schedule: ProbeSchedule) -> None:
+    def _run_round(self, probe_round: ProbeRound, schedule: ProbeSchedule) -> None:
+        tasks = probe_round.tasks
         self._asked = [facts for token, facts in self.table.joined.items() if token in tasks]
         for token, task in tasks.items():
             if token != self._own_token:
                 self._store.set(f"{self._nonce}/plan/{token}", encode(task))
         if self._own_token in tasks:
-            threading.Thread(target=self._take_part, args=(schedule, tasks[self._own_token]), daemon=True).start()
+            task = tasks[self._own_token]
+
+            def take_part() -> None:
+                found = schedule.take_part(task)
+                self.table.note_measured(self._own_token, task.step, found.sections, found.note)
+
+            threading.Thread(target=take_part, daemon=True).start()
+        self._wait(lambda: not self._unmeasured(tasks), until=time.monotonic() + probe_round.seconds)
+        for token in self._unmeasured(tasks):
+            self.table.note_timeout(token, probe_round.makes)
 
     def _unmeasured(self, tasks: Mapping[str, ProbeTask]) -> list[str]:
         """Return the tokens of the members that have not finished their task and still may."""
@@ -223,10 +226,6 @@ class Coordinator:
         return [
             token for token, task in tasks.items() if self.table.steps.get(token, 0) < task.step and token not in gone
         ]
-
-    def _take_part(self, schedule: ProbeSchedule, task: ProbeTask) -> None:
-        found = schedule.take_part(task)
-        self.table.note_measured(self._own_token, task.step, found.sections, found.note)
 
     def announce(self, code: int) -> None:
         """Publish the exit code with which all leave."""
@@ -236,23 +235,14 @@ class Coordinator:
         except StoreLost:
             self._write_line("the other ranks can't be reached any more, and do not hear the verdict")
 
-    @property
-    def _others(self) -> int:
-        """The number of other members that are still running."""
-        others = (facts for token, facts in self.table.joined.items() if token != self._own_token)
-        return sum(facts.number not in self.table.gone for facts in others)
-
     def dismiss(self, others: int | None = None, seconds: float | None = None) -> None:
-        """Dismiss the members once they or so many ``others`` have acknowledged the verdict.
-
-        Waits for ``seconds`` at most, by default a few.
-        """
+        """Dismiss the members once those that still run, or so many ``others``, have acknowledged the verdict."""
         mailbox, acknowledged = self._store.mailbox(f"{self._nonce}/heard"), set[bytes]()
-        others = self._others if others is None else others
-        until, interval = (
-            time.monotonic() + (ACKNOWLEDGE_SECONDS if seconds is None else seconds),
-            PollInterval(self._identity.world_size),
-        )
+        if others is None:
+            members = [facts for token, facts in self.table.joined.items() if token != self._own_token]
+            others = sum(facts.number not in self.table.gone for facts in members)
+        until = time.monotonic() + (ACKNOWLEDGE_SECONDS if seconds is None else seconds)
+        interval = PollInterval(self._identity.world_size)
         try:
             while len(acknowledged) < others and time.monotonic() < until:
                 acknowledged.update(mailbox.fresh())  # a set: a member may have written to two connections
@@ -264,18 +254,3 @@ class Coordinator:
             self._store.clear(self._nonce)
         except StoreLost:
             return
-
-
-class _QuietPeriod:
-    """Measures how long a number has not changed."""
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-        self._since = 0.0
-
-    def lasts(self, number: int) -> float:
-        """Return the seconds since a different number was given."""
-        now = time.monotonic()
-        if number != self._number:
-            self._number, self._since = number, now
-        return now - self._since

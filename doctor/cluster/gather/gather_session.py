@@ -51,9 +51,6 @@ TO_THE_FOLDER = 0.5
 """Share of the timeout after which a rank that cannot reach the store uses the shared folder."""
 UNREACHED = "the other ranks can't be reached"
 """The whole message if names must not be shown."""
-FALLBACK_LOST = "lost the shared folder: ranks that cannot reach the store can no longer join"
-
-
 UNCONFIRMED = "its part of the verdict could not be confirmed, because messages are not signed (DOCTOR_SECRET_FILE)"
 
 
@@ -86,8 +83,8 @@ class GatherSession:
         self._identity = identity
         self._participant = participant
         self._schedule = schedule
-        overtime = schedule.overtime if schedule is not None else 0.0
-        self._max_seconds = timeout + overtime if secret is None else math.inf
+        self._overtime = schedule.overtime if schedule is not None else 0.0
+        self._max_seconds = timeout + self._overtime if secret is None else math.inf
         self._began = time.monotonic()
         self._close_at = self._began + timeout
         self._write_line = write_line
@@ -112,7 +109,11 @@ class GatherSession:
     ) -> None:
         """Release the other members and all resources."""
         if error is not None and not self._announced:
-            self._release_members(UNUSABLE if isinstance(error, UnusableError) else INCONCLUSIVE)
+            is_unusable = isinstance(error, UnusableError)
+            if self._coordinator is not None:
+                self.announce(UNUSABLE if is_unusable else INCONCLUSIVE)
+            elif self.judges and is_unusable:
+                self._cancel_gather()
         if self._coordinator is not None and self._announced:
             self._coordinator.dismiss()
         if self._schedule is not None:
@@ -120,18 +121,12 @@ class GatherSession:
         if self._store is not None:
             self._store.close()
 
-    def _release_members(self, code: int) -> None:
-        if self._coordinator is not None:
-            self.announce(code)
-        elif self.judges and code == UNUSABLE:
-            self._cancel_gather(code)
-
-    def _cancel_gather(self, code: int) -> None:
+    def _cancel_gather(self) -> None:
         """Tell all ranks, which may still be starting, that the gather is cancelled."""
         with contextlib.suppress(RendezvousFailed, PortInUse, StoreLost):
             coordinator = self._new_coordinator(self._use(self._join()))
             coordinator.open()
-            coordinator.announce(code)
+            coordinator.announce(UNUSABLE)
             coordinator.dismiss(self._identity.world_size - 1, CANCEL_SECONDS)
 
     def gather(self) -> Job:
@@ -151,13 +146,20 @@ class GatherSession:
         is_coordinator = self._identity.number == 0 and not joined.via_duplicate_host
         for _ in range(ROUNDS):
             try:
-                return self._coordinate(store) if is_coordinator else self._participate_or_take_over(store)
+                if is_coordinator:
+                    coordinator = self._new_coordinator(store)
+                    coordinator.open(self._participant.join_request)
+                    return self._gather_as(coordinator, self._schedule)
+                return self._participate_or_take_over(store)
             except Superseded:
                 is_coordinator, self._was_replaced = False, True
             except NoCoordinator:
                 break
             except StoreLost as lost:
-                raise self._leave_unreached(_how_lost(lost, store, is_coordinator=is_coordinator)) from None
+                failure = RendezvousFailed(str(lost))
+                if not is_coordinator and not store.survives_coordinator:
+                    failure = RendezvousFailed(f"{lost}: rank 0 ended or stopped before there was a verdict", "ENV005")
+                raise self._leave_unreached(failure) from None
         reason = f"{store.description} answers, but nobody keeps a gathering there"
         raise self._leave_unreached(RendezvousFailed(reason, "ENV005"))
 
@@ -178,12 +180,10 @@ class GatherSession:
         self._store = store
         if fallback is not None:
             patience = store.patience / 3  # a blocked folder must not delay the heartbeat on the store
-            connection = StoreConnection.over(fallback.backend, patience, self._report_lost_fallback)
+            warning = "lost the shared folder: ranks that cannot reach the store can no longer join"
+            connection = StoreConnection.over(fallback.backend, patience, lambda _: self._write_line(warning))
             self._store = FailoverStore((connection,), store)
         return self._store
-
-    def _report_lost_fallback(self, lost: StoreLost) -> None:
-        self._write_line(FALLBACK_LOST)
 
     def _join_the_folder(self) -> ConnectedStore:
         assert self._plan.share is not None  # a plan has one or the other
@@ -216,21 +216,15 @@ class GatherSession:
             return joined
 
     def _new_coordinator(self, store: Store) -> Coordinator:
-        overtime = self._schedule.overtime if self._schedule else 0.0
         return Coordinator(
             store,
             self._identity,
             secrets.token_hex(8),
             close_at=self._close_at,
             write_line=self._write_line,
-            overtime=overtime,
+            overtime=self._overtime,
             rejected=self._rejected,
         )
-
-    def _coordinate(self, store: Store) -> Job:
-        coordinator = self._new_coordinator(store)
-        coordinator.open(self._participant.join_request)
-        return self._gather_as(coordinator, self._schedule)
 
     def _gather_as(self, coordinator: Coordinator, schedule: ProbeSchedule | None) -> Job:
         self._coordinator = coordinator
@@ -327,9 +321,3 @@ class GatherSession:
             refused = self._discreet and isinstance(error, UntrustedPath)
             why = NOT_OURS if refused else error.strerror or str(error) or "no answer"
             self._write_line(f"its facts can't be left in {folder}: {why}")
-
-
-def _how_lost(lost: StoreLost, store: Store, *, is_coordinator: bool) -> RendezvousFailed:
-    if is_coordinator or store.survives_coordinator:
-        return RendezvousFailed(str(lost))
-    return RendezvousFailed(f"{lost}: rank 0 ended or stopped before there was a verdict", "ENV005")

@@ -88,7 +88,6 @@ class GatherMember:
         """Take part until the verdict, and return it once all may leave.
 
         Raises:
-            StoreLost: the store is gone.
             NoCoordinator: no gather was announced, or its coordinator has not finished in time.
         """
         interval = PollInterval(self._identity.world_size)
@@ -100,7 +99,10 @@ class GatherMember:
                 if verdict is not None and (not verdict.judged or verdict.covers(self._token)):
                     self._acknowledge()
                     return verdict
-                self._check_coordinator(is_closed=verdict is not None)
+                # It may recover, another one may announce a gather, and it may be a leftover of an earlier run.
+                if verdict is not None or (self._watch is not None and self._watch.look() >= MOST_MISSED):
+                    self._watch = None
+                    self._deadline = min(self._deadline, self._own_deadline)
             if self._ended is not None:
                 return self._ended
             if time.monotonic() >= self._deadline:
@@ -123,15 +125,6 @@ class GatherMember:
         evaluation += IN_TURN * min(self._identity.number, TURNS)
         self._deadline = time.monotonic() + min(announcement.seconds, self._max_seconds) + evaluation
         self._watch = HeartbeatMonitor(partial(self._store.get, f"{announcement.nonce}/pulse"), HEARTBEAT_EVERY)
-
-    def _check_coordinator(self, *, is_closed: bool) -> None:
-        """Shorten the deadline to this process's own if the coordinator is lost or left it out.
-
-        It may recover, another one may announce a gather, and it may be a leftover of an earlier run.
-        """
-        if is_closed or (self._watch is not None and self._watch.look() >= MOST_MISSED):
-            self._watch = None
-            self._deadline = min(self._deadline, self._own_deadline)
 
     def _run_due_work(self) -> None:
         if not self._sent_facts and (member_facts := self._participant.member_facts()) is not None:

@@ -45,11 +45,7 @@ class MemberTable:
         )
 
     def look(self) -> None:
-        """Read new messages.
-
-        Raises:
-            StoreLost: the store is gone.
-        """
+        """Read new messages."""
         for box, note in self._boxes:
             for data in box.fresh():
                 self._read(data, note)
@@ -61,11 +57,7 @@ class MemberTable:
             self.damaged.append(str(error))
 
     def recall(self, announcement: bytes | None) -> None:
-        """Read the join requests of an earlier ``announcement``, its coordinator's among them.
-
-        Raises:
-            StoreLost: the store is gone.
-        """
+        """Read the join requests of an earlier ``announcement``, its coordinator's among them."""
         earlier = decode_or_none(announcement, LeaderAnnouncement)
         for data in self._store.mailbox(f"{earlier.nonce}/{JOIN_REQUESTS}").fresh() if earlier else ():
             self._read(data, lambda data: self._note_request(data, self._earlier))
@@ -81,7 +73,7 @@ class MemberTable:
         self.enter(facts)
 
     def _note_facts(self, facts: MemberFacts) -> None:
-        """Accept the facts of a process once."""
+
         if facts.token == self._own or facts.token in self.disputed:
             raise MalformedMessage(f"another card of rank {facts.number}")
         known = self.joined.get(facts.token)
@@ -154,17 +146,27 @@ class MemberTable:
 
     def members(self) -> list[Member]:
         """Return the facts of all members, with their probe results."""
-        joined = [(facts, self._with_measured(facts.token)) for facts in self.in_order]
-        shared = _reach_by_key(joined)
+        joined = []
+        for facts in self.in_order:
+            member, added = self._members[facts.token], self.measured.get(facts.token, {})
+            joined.append((facts, member._replace(sections=merge_sections(member.sections, added))))
+        # What the leading process of a host tried, for its processes with that master.
+        shared: dict[tuple[object, ...], Sections] = {
+            _reach_key(member): {ReachFacts.key: member.sections[ReachFacts.key]}
+            for facts, member in joined
+            if facts.port is not None and isinstance(member.sections.get(ReachFacts.key), ReachFacts)
+        }
         read = {member.host for _, member in joined if HostFacts.key in member.sections}
         return [
-            member._replace(sections={**_with_shared_reach(member, shared), **({} if member.host in read else _UNREAD)})
+            member._replace(
+                sections={
+                    **member.sections,
+                    **shared.get(_reach_key(member), {}),
+                    **({} if member.host in read else _UNREAD),
+                }
+            )
             for _, member in joined
         ]
-
-    def _with_measured(self, token: str) -> Member:
-        member, added = self._members[token], self.measured.get(token)
-        return member._replace(sections=merge_sections(member.sections, added)) if added else member
 
     def last_seen(self, asked: Iterable[MemberFacts], listed: Mapping[int, str]) -> tuple[LastSeen, ...]:
         """Return the ranks that stopped answering, and where they were last seen.
@@ -197,26 +199,10 @@ _UNREAD: Sections = {
 
 _TIMED_OUT = Missing(MissingReason.TIMEOUT, "the process did not come back from its probes in time")
 
-ReachKey = tuple[object, ...]
 
-
-def _reach_key(member: Member) -> ReachKey:
+def _reach_key(member: Member) -> tuple[object, ...]:
     """Return the host and its master; the lookup time is left out, since it differs by process."""
     master = member.sections.get(MasterFacts.key)
     if not isinstance(master, MasterFacts):
         return (member.host,)
     return member.host, master.address, master.port, master.resolved
-
-
-def _reach_by_key(joined: Iterable[tuple[MemberFacts, Member]]) -> dict[ReachKey, ReachFacts]:
-    """Return what the leading process of a host tried, for its processes with that master."""
-    return {
-        _reach_key(member): reach
-        for facts, member in joined
-        if facts.port is not None and isinstance(reach := member.sections.get(ReachFacts.key), ReachFacts)
-    }
-
-
-def _with_shared_reach(member: Member, shared: dict[ReachKey, ReachFacts]) -> Sections:
-    reach = shared.get(_reach_key(member))
-    return dict(member.sections) if reach is None else {**member.sections, ReachFacts.key: reach}

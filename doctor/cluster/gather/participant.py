@@ -18,7 +18,7 @@ from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import Identity, host_identity
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.runner import collect_facts
-from doctor.core.facts import SECTIONS, GpuFacts, Missing, ReachFacts, Section
+from doctor.core.facts import SECTIONS, GpuFacts, Missing, ReachFacts, Section, SlurmFacts
 from doctor.core.job import Member
 
 if TYPE_CHECKING:
@@ -26,17 +26,14 @@ if TYPE_CHECKING:
 
 Sections = dict[str, Section | Missing]
 
-COLLECTED_BY_ALL = ("slurm",)
-"""Host sections that every process collects: SLURM is queried by the first task of a node, whether or not it leads the
-host."""
-
 
 def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, ...]:
     """Return the sections that a process collects: those of its host only if it leads the host.
 
     ``own_gpus``: its visible GPUs may differ from those of other processes on the host.
     """
-    of_host = (*COLLECTED_BY_ALL, GpuFacts.key) if own_gpus else COLLECTED_BY_ALL
+    # SLURM is queried by the first task of a node, whether or not it leads the host.
+    of_host = (SlurmFacts.key, GpuFacts.key) if own_gpus else (SlurmFacts.key,)
     return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
 
 
@@ -63,13 +60,14 @@ class Participant:
         self._reach = ReachFacts()
         self._ready = threading.Event()
         keys = keys_to_collect(leads_host=host_lease.granted, own_gpus=own_gpus)
-        threading.Thread(target=self._collect, args=(collect, keys), name="doctor-facts", daemon=True).start()
 
-    def _collect(self, collect: Callable[[tuple[str, ...]], Sections], keys: tuple[str, ...]) -> None:
-        try:
-            self._facts = collect(keys)
-        finally:
-            self._ready.set()
+        def run() -> None:
+            try:
+                self._facts = collect(keys)
+            finally:
+                self._ready.set()
+
+        threading.Thread(target=run, name="doctor-facts", daemon=True).start()
 
     def set_reach(self, reach: ReachFacts) -> None:
         """Record the connection attempts made to reach the store."""

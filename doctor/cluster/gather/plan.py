@@ -25,13 +25,10 @@ FIRST_PORT, PORT_COUNT = 20_000, 8_000
 32768) and torch's default (29500)."""
 
 
-GatherMode = Literal["auto", "none", "store", "share", "ray"]
-
-
 class GatherOptions(NamedTuple):
     """Options ``--gather``, ``--share``, ``--ray``, ``--master``, ``--share-group`` (GID)."""
 
-    gather: GatherMode = "auto"
+    gather: Literal["auto", "none", "store", "share", "ray"] = "auto"
     share: Path | None = None
     ray: str | None = None
     master: str | None = None

@@ -97,20 +97,16 @@ class ProbeSchedule:
         participants = probe_addresses(job, members, notes)
         while self._waiting and self._steps < MOST_STEPS and seconds > MARGIN:
             stage = self._waiting[0]
-            orders = self._planned(stage, job, participants)
+            try:
+                orders = stage.plan(job, participants)
+            except Exception as error:  # noqa: BLE001 - as in take_part: it may raise on the facts of others
+                self._write_line(_broken(stage, error).reason)
+                orders = None
             if orders is not None and orders.by_token:
                 return self._plan(stage, orders, min(orders.seconds, seconds - MARGIN))
             self._waiting.pop(0)
             participants = [participant._replace(note=b"") for participant in participants]
         return None
-
-    def _planned(self, stage: Stage, job: Job, participants: Sequence[ProbeParticipant]) -> StageOrders | None:
-        """Return the next orders of a stage; ``None`` if it raises on the facts of others."""
-        try:
-            return stage.plan(job, participants)
-        except Exception as error:  # noqa: BLE001 - as in take_part
-            self._write_line(_broken(stage, error).reason)
-            return None
 
     def _plan(self, stage: Stage, orders: StageOrders, seconds: float) -> ProbeRound:
         self._steps += 1

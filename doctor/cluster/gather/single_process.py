@@ -19,7 +19,8 @@ def probe_single_process(job: Job, machine: Machine, write_line: Callable[[str],
 
     ``why``: search for settings that fix a failing probe. ``write_line`` gets the cost of each step.
     """
-    member = sole_member(job)
+    (rank,) = job.ranks
+    member = Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity)
     schedule = ProbeSchedule(
         member.rank, tuple(full_stages(ProbeOptions("full", why=why))), machine, leads_host=True, write_line=write_line
     )
@@ -38,9 +39,3 @@ def probe_single_process(job: Job, machine: Machine, write_line: Callable[[str],
             measured, notes = merge_sections(measured, found.sections), {_TOKEN: found.note}
     finally:
         schedule.close()
-
-
-def sole_member(job: Job) -> Member:
-    """Return the only process of ``job``, as a member of a gather."""
-    (rank,) = job.ranks
-    return Member(rank.number, {**rank.host.sections, **rank.sections}, rank.host.identity)

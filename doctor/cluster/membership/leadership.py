@@ -54,19 +54,18 @@ class JoinAttempt:
         """Read the key; return whether it holds something new."""
         self.current = self._store.get(self._key)
         if self.current is None:
-            self._answer_unauthenticated(self._rejected.latest.get(self._key, b""))
+            # An announcement with another key or none: a reply lets its sender see this process.
+            data = self._rejected.latest.get(self._key, b"")
+            announcement = decode_or_none(data, LeaderAnnouncement)
+            if data != self._answered and announcement is not None:
+                self._answered = data
+                self._request_from(announcement)
         if self.current is None or self.current == self.latest:
             return False
         self.latest, self.announcement = self.current, decode_or_none(self.current, LeaderAnnouncement)
         if self.announcement is not None:
             self._request_from(self.announcement)
         return True
-
-    def _answer_unauthenticated(self, data: bytes) -> None:
-        """Reply to an announcement with another key or none, so that its sender sees this process."""
-        if data != self._answered and (announcement := decode_or_none(data, LeaderAnnouncement)) is not None:
-            self._answered = data
-            self._request_from(announcement)
 
     def _request_from(self, leader: LeaderAnnouncement) -> None:
         self._store.append(f"{leader.nonce}/{JOIN_REQUESTS}", self._request)

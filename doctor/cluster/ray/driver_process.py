@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
-from doctor.cluster.gather.coordinator import Coordinator
+from doctor.cluster.gather.coordinator import Coordinator, MemberRegistry
 from doctor.cluster.gather.probe_schedule import ProbeSchedule, probe_schedule
 from doctor.cluster.ray.cluster_address import RayUnreachable
 from doctor.cluster.ray.driver_protocol import ClusterLost, CollectedJob, DriverMessage, DriverOrder, StatusLine
@@ -30,7 +30,6 @@ from doctor.cluster.transport.store import KeyValueStore, StoreLost, first_line
 from doctor.collectors.base import Machine
 from doctor.core.capture import to_document
 from doctor.core.decoding import prepared
-from doctor.core.job import Job
 
 LOOK_EVERY = 0.25
 """Seconds between two polls for finished tasks."""
@@ -82,23 +81,25 @@ class RayDriver:
 
     def _coordinate(self, cluster: RayCluster) -> None:
         nodes, run, write_line = cluster.nodes(), new_run(), self._write_line
-        self._report_lost_nodes(cluster.lost())
+        if lost := cluster.lost():
+            names = "" if self._order.discreet else f" ({', '.join(node.text for node in lost[:4])})"
+            count = f"{len(lost)} node{'s' * (len(lost) > 1)}"
+            write_line(f"Ray lost {count}{names} earlier, and nothing has come in the place: not looked at")
         identity = ProcessIdentity(len(nodes), len(nodes), run)  # one beyond the last rank: the driver is not a rank
         secret, rejected = secret_from_environ(os.environ), RejectedMessages()
         store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
-        registry = RayNodeRegistry(cluster, nodes, write_line, discreet=self._order.discreet)
-        nonce, close_at = secrets.token_hex(8), self._order.close_at
+        ended = EndedNodes(cluster, nodes, write_line, discreet=self._order.discreet)
         try:
             schedule = self._schedule(identity)
-            overtime = schedule.overtime if schedule else 0.0
+
             coordinator = Coordinator(
                 store,
                 identity,
-                nonce,
-                close_at=close_at,
+                secrets.token_hex(8),
+                close_at=self._order.close_at,
                 write_line=write_line,
-                registry=registry,
-                overtime=overtime,
+                registry=MemberRegistry([node.host for node in nodes], ended.numbers),
+                overtime=schedule.overtime if schedule else 0.0,
                 rejected=rejected,
             )
             coordinator.open()
@@ -108,7 +109,9 @@ class RayDriver:
             job = coordinator.gather(None, schedule)
             if rejected.warning:
                 write_line(rejected.warning)
-            self._hand_over(job)
+            if not job.ranks:
+                raise RayUnreachable("no node of the cluster answered")
+            self._send(CollectedJob(msgspec.Raw(msgspec.json.encode(to_document(job)))))
             coordinator.announce(0)
             coordinator.dismiss()
         finally:
@@ -117,26 +120,14 @@ class RayDriver:
     def _schedule(self, identity: ProcessIdentity) -> ProbeSchedule | None:
         if self._order.wanted is None:
             return None
-        machine = Machine()
         return probe_schedule(
             self._order.wanted,
             identity.number,
             self._order.timeout,
-            machine,
+            Machine(),
             leads_host=False,
             write_line=self._write_line,
         )
-
-    def _report_lost_nodes(self, nodes: list[RayNode]) -> None:
-        if nodes:
-            names = "" if self._order.discreet else f" ({', '.join(node.text for node in nodes[:4])})"
-            count = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
-            self._write_line(f"Ray lost {count}{names} earlier, and nothing has come in the place: not looked at")
-
-    def _hand_over(self, job: Job) -> None:
-        if not job.ranks:
-            raise RayUnreachable("no node of the cluster answered")
-        self._send(CollectedJob(msgspec.Raw(msgspec.json.encode(to_document(job)))))
 
     def _write_line(self, line: str) -> None:
         self._send(StatusLine(line))
@@ -146,11 +137,10 @@ class RayDriver:
         self._output.flush()
 
 
-class RayNodeRegistry:
-    """Ray's view of the ``nodes`` of a ``cluster``.
+class EndedNodes:
+    """The ``nodes`` of a ``cluster`` whose task has ended.
 
-    See :class:`doctor.cluster.gather.coordinator.MemberRegistry`. ``write_line`` gets one line for each node that has
-    ended; ``discreet``: without its name and the reason.
+    ``write_line`` gets one line for each of them; ``discreet``: without its name and the reason.
     """
 
     def __init__(
@@ -163,12 +153,8 @@ class RayNodeRegistry:
         self._gone: set[int] = set()
         self._look_at = 0.0
 
-    def host_of(self, number: int) -> str:
-        """Return the host name of a node."""
-        return self._nodes[number].host
-
-    def gone(self) -> set[int]:
-        """Return the nodes whose task has ended."""
+    def numbers(self) -> set[int]:
+        """Return their ranks; Ray is asked at most once in :data:`LOOK_EVERY` seconds."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_EVERY
             for number, why in self._cluster.ended().items():

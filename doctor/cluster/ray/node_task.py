@@ -41,7 +41,11 @@ def join_from_node(
     identity = ProcessIdentity(number, world_size, run)
     machine = Machine(environ=given_environ(), directories=directories)
     participant, schedule = start_participant(
-        identity, machine, timeout=timeout, probe_options=probe_options, write_line=_discard_line
+        identity,
+        machine,
+        timeout=timeout,
+        probe_options=probe_options,
+        write_line=lambda line: None,  # the driver reports for all nodes
     )
     rejected = RejectedMessages()
     store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
@@ -70,7 +74,3 @@ def given_environ(proc: Path = Path("/proc")) -> Mapping[str, str]:
     given = {name: value for name, _, value in pairs}
     # A process that sets its title may overwrite its environment (setproctitle without SPT_NOENV).
     return given if any_set(given, BY_NAME["ray"].marks) else dict(os.environ)
-
-
-def _discard_line(line: str) -> None:
-    """Discard a line: the driver reports for all nodes."""

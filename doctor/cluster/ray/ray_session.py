@@ -27,9 +27,6 @@ OVERTIME = 10.0
 LEAVING = 8.0
 """Seconds for a driver that has returned the job to release the nodes and leave the cluster."""
 
-_NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
-"""Otherwise a late call after Ray was left would start a cluster (ray/_private/auto_init_hook.py)."""
-
 
 class RayGatherSession:
     """Gather of all nodes of a cluster, which starts at once.
@@ -56,7 +53,8 @@ class RayGatherSession:
         self._until = time.monotonic() + timeout + OVERTIME
         order = DriverOrder(address, time.monotonic() + timeout, timeout, probe_options, directories, discreet)
         arguments = [msgspec.json.encode(order).decode()]
-        environ = {**os.environ, **_NO_CLUSTER_OF_ITS_OWN}
+        # Otherwise a late call after Ray was left would start a cluster (ray/_private/auto_init_hook.py).
+        environ = {**os.environ, "RAY_ENABLE_AUTO_CONNECT": "0"}
         try:
             # All workers of a Ray job import from the directory of its driver: this one has no modules.
             self._driver = start_python("doctor.cluster.ray.driver_process", arguments, cwd="/", env=environ)

@@ -31,7 +31,7 @@ class ConnectAttempt(NamedTuple):
     port: int
     resolved: tuple[str, ...]
     lookup_error: str | None
-    leads_here: bool
+
     attempts: tuple[Reach, ...]
     rounds: int
     seconds: float
@@ -85,8 +85,7 @@ def _attempt_once(names: Sequence[str], port: int, until: float) -> ConnectAttem
             break
     if not resolved:
         attempts = [Reach(names[0], names[0], port, "unresolved", "master")]
-    here = any(belongs_here(address, own) for address in resolved)
-    return ConnectAttempt(tuple(names), port, tuple(resolved), error, here, tuple(attempts), 1, 0.0)
+    return ConnectAttempt(tuple(names), port, tuple(resolved), error, tuple(attempts), 1, 0.0)
 
 
 def _connect(peer: str, address: str, port: int, own: Addresses, until: float) -> Reach:

@@ -29,10 +29,6 @@ CHUNK = 200
 """Keys that are read in one call."""
 
 
-def _ignore(lost: StoreLost) -> None:
-    return
-
-
 class StoreConnection(KeyValueStore):
     """An optional connection to the other ranks, which may be lost and reopened.
 
@@ -44,7 +40,10 @@ class StoreConnection(KeyValueStore):
     """Whether it can be used."""
 
     def __init__(
-        self, admission_prefix: str, opens: Callable[[], StoreBackend], on_lost: Callable[[StoreLost], None] = _ignore
+        self,
+        admission_prefix: str,
+        opens: Callable[[], StoreBackend],
+        on_lost: Callable[[StoreLost], None] | None = None,
     ) -> None:
         self.admission_prefix = admission_prefix
         self.patience = PATIENCE
@@ -99,7 +98,8 @@ class StoreConnection(KeyValueStore):
             self._lose(time.monotonic())
             if isinstance(lost, UntrustedStore):
                 self._tries = TRIES
-            self._on_lost(lost)
+            if self._on_lost is not None:
+                self._on_lost(lost)
             return otherwise
 
     def get_many(self, names: Sequence[str]) -> dict[str, bytes]:

@@ -82,7 +82,11 @@ class FileStoreBackend:
         with contextlib.suppress(OSError), self._root.opened() as root:
             root.remove(name)
             if root.look(MARK) is not None:
-                _sweep(root)
+                now = root.sample().st_mtime
+                for entry in root.names(hidden=True):
+                    seen = root.look(entry)
+                    if seen and now - seen.st_mtime > STALE_AFTER and entry != MARK and not entry.endswith(KEPT):
+                        root.remove(entry)
 
     def agree(self, name: str, data: bytes) -> bytes:
         """Return the content of the file ``name``: the ``data`` of the first caller.
@@ -104,14 +108,6 @@ class FileStoreBackend:
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
-
-
-def _sweep(root: OpenFolder) -> None:
-    now = root.sample().st_mtime
-    for entry in root.names(hidden=True):
-        seen = root.look(entry)
-        if seen and now - seen.st_mtime > STALE_AFTER and entry != MARK and not entry.endswith(KEPT):
-            root.remove(entry)
 
 
 def _read_entry(box: OpenFolder, entry: str) -> bytes | None:

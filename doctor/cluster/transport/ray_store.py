@@ -76,7 +76,8 @@ class RayStoreBackend:
         """Remove the keys of this run and stale keys of others: GCS outlives every driver."""
         _remove(f"{self._run}/".encode())
         for key in _keys(b""):
-            if _is_stale(key):
+            began = key.partition(b"-")[0]
+            if began.isdigit() and time.time() - int(began) > STALE_AFTER:
                 _remove(key)
 
     def _key(self, name: str) -> bytes:
@@ -110,11 +111,6 @@ def _remove(prefix: bytes) -> None:
 
     with _translate_errors():
         _internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
-
-
-def _is_stale(key: bytes) -> bool:
-    began = key.partition(b"-")[0]
-    return began.isdigit() and time.time() - int(began) > STALE_AFTER
 
 
 @contextlib.contextmanager

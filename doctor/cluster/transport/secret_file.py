@@ -52,12 +52,9 @@ def _key_in(path: Path) -> bytes:
         _require_private(os.fstat(descriptor))
         key = stream.read(MOST + 1).rstrip(b"\r\n")
     if not LEAST <= len(key) <= MOST:
-        raise ValueError(f"a key has {LEAST} to {MOST} bytes; this one has {_size(len(key))}")
+        size = f"more than {MOST}" if len(key) > MOST else len(key)
+        raise ValueError(f"a key has {LEAST} to {MOST} bytes; this one has {size}")
     return key
-
-
-def _size(length: int) -> str:
-    return f"more than {MOST}" if length > MOST else str(length)
 
 
 def _require_private(seen: os.stat_result) -> None:

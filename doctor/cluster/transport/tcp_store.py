@@ -91,12 +91,10 @@ class TCPStoreBackend:
         known = mark if isinstance(mark, int) else 0
         index = (self.get(name) or b"").decode("ascii", "replace")
         tokens = [index[at : at + _TOKEN] for at in range(known * _TOKEN, len(index), _TOKEN)]
-        keys = self._existing([f"{self._prefix}{name}/{token}" for token in tokens])
+        keys = [f"{self._prefix}{name}/{token}" for token in tokens]
+        if keys and not self._open.check(keys):  # reading a key that a damaged index names would block
+            keys = [key for key in keys if self._open.check([key])]
         return [bytes(value) for value in self._open.multi_get(keys)] if keys else [], known + len(tokens)
-
-    def _existing(self, keys: list[str]) -> list[str]:
-        """Return the keys that exist: reading one that a damaged index names would block."""
-        return keys if not keys or self._open.check(keys) else [key for key in keys if self._open.check([key])]
 
     def clear(self, name: str) -> None:
         """Do nothing: a TCPStore ends with the process that hosts it."""

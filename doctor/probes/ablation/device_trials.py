@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,15 +90,13 @@ def try_device(order: DeviceOrder, context: ProbeContext, deadline: ProbeDeadlin
     """Measure unchanged and with each change in turn, twice."""
     changes = [_Change(AGAIN), *_changes(order, context.machine.proc)]
     if len(changes) == 1:
-        what = (
-            "another GPU of its kind, or other processors" if order.on_gpu else "other processors: none of them is free"
-        )
-        return (not_tried("device", what),)
+        on_gpu, on_cpu = "another GPU of its kind, or other processors", "other processors: none of them is free"
+        return (not_tried("device", on_gpu if order.on_gpu else on_cpu),)
     environ = context.machine.environ
     with ExitStack() as stack:
-        children = [TorchChild(environ, change.changes, change.processors) for change in changes]
-        for child in children:
-            stack.callback(child.close)
+        children = [
+            stack.enter_context(closing(TorchChild(environ, change.changes, change.processors))) for change in changes
+        ]
         rounds = [
             [_speed(child, order, change, deadline) for child, change in zip(children, changes, strict=True)]
             for _ in range(ROUNDS)
@@ -130,7 +128,9 @@ def _trials(
 
 def _changes(order: DeviceOrder, proc: Path) -> Iterator[_Change]:
     if not order.on_gpu:
-        found = free_processors(order.pinned, *_two_looks(proc))
+        before = times_of(read_text(proc / "stat") or "")
+        time.sleep(LOOK_SECONDS)
+        found = free_processors(order.pinned, before, times_of(read_text(proc / "stat") or ""))
         if found:
             yield _Change(f"processors {_listed(found)}", _bound(found, order.rank), found)
         return
@@ -154,12 +154,6 @@ def _listed(processors: Sequence[int]) -> str:
 
 Times = Mapping[int, tuple[int, int]]
 """Idle and total ticks of each processor since boot."""
-
-
-def _two_looks(proc: Path) -> tuple[Times, Times]:
-    first = times_of(read_text(proc / "stat") or "")
-    time.sleep(LOOK_SECONDS)
-    return first, times_of(read_text(proc / "stat") or "")
 
 
 def times_of(text: str) -> Times:

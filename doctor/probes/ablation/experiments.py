@@ -11,8 +11,8 @@ from doctor.analysis.device_speed import What, compare_devices
 from doctor.analysis.fabric.bandwidth_suspects import slow_parts
 from doctor.analysis.fabric.group_timings import SMALL, broken_collectives, culprits_of, slow_groups, timed_groups
 from doctor.analysis.fabric.p2p_bandwidth import SlowRail, p2p_bandwidths, slow_neighbours, slow_rails
-from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS, PacketLoss, lossy_parts
-from doctor.analysis.fabric.transfer_matrix import SentSample, bandwidths, sent_samples
+from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS, lossy_parts
+from doctor.analysis.fabric.transfer_matrix import bandwidths, sent_samples
 from doctor.analysis.interface_choice import choice_of
 from doctor.analysis.trial_conclusions import Subject
 from doctor.core.facts import CollectiveFacts, CollectiveResult, PathFacts, ReachFacts
@@ -93,7 +93,14 @@ def trial_requests(job: Job) -> tuple[TrialRequest, ...]:
 
 
 def _every(job: Job) -> Iterator[TrialRequest]:
-    yield from _path_requests("packet", _vanishing(job))
+    vanishing = (
+        _TriedPath(name, sample.peer, sample.address)
+        for paths, identical in job.each(PathFacts)
+        for name in identical.hosts
+        for sample in paths.samples
+        if sample.full_size_arrived is False
+    )
+    yield from _path_requests("packet", vanishing)
     yield from _path_requests("path", _closed(job))
     yield from _slow(job)
     yield from _losing(job)
@@ -121,16 +128,6 @@ def _follows(job: Job, question: TrialRequest, earlier: TrialRequest) -> bool:
     return len(hosts) > 1 and bool(hosts.intersection(earlier.culprits)) and question.subject != "device"
 
 
-def _vanishing(job: Job) -> list[_TriedPath]:
-    return [
-        _TriedPath(name, sample.peer, sample.address)
-        for paths, identical in job.each(PathFacts)
-        for name in identical.hosts
-        for sample in paths.samples
-        if sample.full_size_arrived is False
-    ]
-
-
 def _closed(job: Job) -> list[_TriedPath]:
     """Return paths that no process could open, if the peer has another address."""
     outcomes: dict[_TriedPath, str] = {}
@@ -142,7 +139,8 @@ def _closed(job: Job) -> list[_TriedPath]:
                     outcomes[way] = attempt.outcome
     members = members_by_host(job)
     closed = (way for way, outcome in outcomes.items() if outcome in _CLOSED)
-    return [way for way in closed if _has_another(members, way)]
+    known = [(way, members.get(way.host), members.get(way.peer)) for way in closed]
+    return [way for way, own, peer in known if own and peer and alternative_paths(own, peer, way.address)]
 
 
 def _slow(job: Job) -> Iterator[TrialRequest]:
@@ -168,28 +166,20 @@ def _losing(job: Job) -> Iterator[TrialRequest]:
     # The share of the usual that counts as well is then the share that may be lost.
     usual = 1 / (LOST_SHARE * SLOW_SHARE)
     for lossy in lossy_parts(job, share=LOST_SHARE, least=LEAST_LOST):
-        worst = max(_paths_of(job, lossy), key=_lost_share)
+        # All transfers between its hosts if there are several, else to and from the one.
+        touch = all if len(lossy.hosts) > 1 else any
+        worst = max(
+            (
+                one
+                for one in sent_samples(job)
+                if (one.sample.segments_sent or 0) >= LEAST_SEGMENTS
+                and touch(end in lossy.hosts for end in (one.source, one.sample.peer))
+            ),
+            key=lambda one: (one.sample.segments_retransmitted or 0) / (one.sample.segments_sent or 1),
+        )
         host, peer = worst.source, worst.sample.peer
         address = worst.sample.address or _address_towards(job, host, peer)
         yield TrialRequest("path", host, peer, address, lossy.hosts, usual=usual, lossy=True)
-
-
-def _paths_of(job: Job, lossy: PacketLoss) -> Iterator[SentSample]:
-    """Return all transfers between its hosts if there are several, else to and from the one."""
-    touch = all if len(lossy.hosts) > 1 else any
-    for one in sent_samples(job):
-        is_of = touch(end in lossy.hosts for end in (one.source, one.sample.peer))
-        if is_of and (one.sample.segments_sent or 0) >= LEAST_SEGMENTS:
-            yield one
-
-
-def _lost_share(sending: SentSample) -> float:
-    return (sending.sample.segments_retransmitted or 0) / (sending.sample.segments_sent or 1)
-
-
-def _has_another(members: dict[str, Rank], way: _TriedPath) -> bool:
-    own, peer = members.get(way.host), members.get(way.peer)
-    return own is not None and peer is not None and bool(alternative_paths(own, peer, way.address))
 
 
 def members_by_host(job: Job) -> dict[str, Rank]:
@@ -223,13 +213,15 @@ def _broken(job: Job) -> Iterator[TrialRequest]:
     if broken and broken[0].backend:
         blamed, timing = culprits_of(broken), broken[0]
         others = (rank.number for rank in job.ranks if rank.find(CollectiveFacts) is not None)
-        yield TrialRequest("collective", ranks=_once((*blamed, *others)), backend=timing.backend)
+        ranks = tuple(dict.fromkeys((*blamed, *others)))
+        yield TrialRequest("collective", ranks=ranks, backend=timing.backend)
         return
     for facts, identical in job.each(CollectiveFacts):
         wrong = next((result for result in facts.results if not is_right(result)), None)
         if wrong is not None:
             members = wrong.members or tuple(rank.number for rank in job.ranks)
-            yield TrialRequest("collective", ranks=_once((*identical.ranks, *members)), backend=wrong.backend)
+            ranks = tuple(dict.fromkeys((*identical.ranks, *members)))
+            yield TrialRequest("collective", ranks=ranks, backend=wrong.backend)
             return
 
 
@@ -304,10 +296,8 @@ def _same_places(job: Job, pair: tuple[int, int], usual: float) -> tuple[int, ..
     for rank in job.ranks:
         there.setdefault(rank.host.index, []).append(rank.number)
     own = next(ranks for ranks in there.values() if pair[0] in ranks)
-    places, sent = (
-        [sorted(own).index(rank) for rank in pair],
-        {(one.source, one.target): one for one in p2p_bandwidths(job)},
-    )
+    places = [sorted(own).index(rank) for rank in pair]
+    sent = {(one.source, one.target): one for one in p2p_bandwidths(job)}
     for ranks in there.values():
         source, target = (sorted(ranks)[place] if place < len(ranks) else -1 for place in places)
         one = sent.get((source, target))
@@ -319,9 +309,7 @@ def _same_places(job: Job, pair: tuple[int, int], usual: float) -> tuple[int, ..
 def _backend_of(job: Job, ranks: Iterable[int]) -> str:
     """Return the backend of their messages; empty if there is not exactly one."""
     own = set(ranks)
-    backends = {
-        facts.backend or "" for facts, identical in job.facts(CollectiveFacts) if own.intersection(identical.ranks)
-    }
+    backends = {facts.backend or "" for facts, same in job.facts(CollectiveFacts) if own.intersection(same.ranks)}
     return backends.pop() if len(backends) == 1 else ""
 
 
@@ -346,7 +334,3 @@ def _slow_devices(job: Job) -> Iterator[TrialRequest]:
         if slow.rank not in asked:
             asked.add(slow.rank)
             yield TrialRequest("device", ranks=(slow.rank,), usual=slow.usual, what=slow.what)
-
-
-def _once(ranks: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(ranks))

@@ -57,9 +57,6 @@ class RunTrial(msgspec.Struct, frozen=True, tag="meet"):
     join: JoinGroup
 
 
-GroupOrder = PrepareTrial | RunTrial
-
-
 class GroupTrialOutcome(msgspec.Struct, frozen=True):
     """Result of one rank: bytes per second of the largest messages; ``None`` after a failure, with its ``error``."""
 
@@ -83,9 +80,8 @@ def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbePartic
     asked = [process.rank for process in members]
     variants = variants_for(asked, question.backend, is_small=question.is_small) if len(members) > 1 else ()
     if not variants:
-        yield recording_orders(
-            members, (not_tried("collective", f"no other setting of {question.backend} applies here"),)
-        )
+        reason = f"no other setting of {question.backend} applies here"
+        yield recording_orders(members, (not_tried("collective", reason),))
         return
     usual = question.usual
     if question.controls:
@@ -97,17 +93,14 @@ def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbePartic
     trials = _Trials(question, job, members, usual)
     before = yield from trials.run(None)
     if before.value is not None and before.value >= USUAL_SHARE * (usual or 0.0):
-        yield recording_orders(members, (trials.again(before),))
+        yield recording_orders(members, (trials.record(AGAIN, "", None, before),))
     else:
         yield recording_orders(members, (yield from trials.change(variants, before)))
 
 
 def _members(ranks: Sequence[int], processes: Sequence[ProbeParticipant]) -> list[ProbeParticipant]:
     chosen = set(ranks[:MOST_MEMBERS])
-    return sorted(
-        (process for process in processes if process.number in chosen),
-        key=lambda process: process.number,
-    )
+    return sorted((one for one in processes if one.number in chosen), key=lambda one: one.number)
 
 
 def _usual(
@@ -156,19 +149,16 @@ class _Trials:
         before = [outcome.value for outcome in befores[: len(values)]]
         words, last = f"{variant.name}={variant.value}", outcomes[-1]
         restores = is_improvement(before, values, self._usual)
-        return self._record(words, variant.setting, befores[len(values) - 1].value, last, restores=restores)
+        return self.record(words, variant.setting, befores[len(values) - 1].value, last, restores=restores)
 
-    def again(self, outcome: GroupTrialOutcome) -> Trial:
-        """Return the trial of a group that is healthy without any change."""
-        return self._record(AGAIN, "", None, outcome)
-
-    def _record(
+    def record(
         self, words: str, setting: str, before: float | None, after: GroupTrialOutcome, *, restores: bool = False
     ) -> Trial:
         """Return a trial; of small messages in seconds, else in bytes per second."""
         unit, was, came = "B/s", before, after.value
         if self._small:
-            unit, was, came = "s", _seconds(self._small, before), _seconds(self._small, came)
+            unit = "s"
+            was, came = (self._small / value if value else None for value in (was, came))
         return Trial("collective", words, setting, restores, None, was, came, unit, after.error or None)
 
     def run(
@@ -177,26 +167,21 @@ class _Trials:
         """Run the group in new children with a new store; return the worst result of its ranks."""
         first, experiment = self._assembly.first, variant.experiment if variant else None
         what = f"{variant.name}={variant.value}" if variant else "nothing changed"
-        count = len(self._assembly.processes)
+        tokens = [process.token for process in self._assembly.processes]
         words = (
-            f"why the collective is slow or breaks: {count} {self._which} once more with {what}, "
+            f"why the collective is slow or breaks: {len(tokens)} {self._which} once more with {what}, "
             f"{PREPARE_SECONDS + RUN_SECONDS:.0f} s at most"
         )
-        prepares = {
-            process.token: PrepareTrial(experiment, process.token == first.token)
-            for process in self._assembly.processes
-        }
+        prepares = {token: PrepareTrial(experiment, token == first.token) for token in tokens}
         processes = yield StageOrders.of(prepares, PREPARE_SECONDS, words)
         note = next((process.note for process in processes if process.token == first.token), b"")
         if (port := port_of(note)) is None:
             return GroupTrialOutcome(error="no store for the group could be made")
         joins = self._assembly.join(self._job, port, SET_UP_SECONDS, PATIENCE, pairs=False)
         processes = yield StageOrders.of({token: RunTrial(join) for token, join in joins.items()}, RUN_SECONDS)
-        return _worst([_outcome(process.note) for process in processes if process.token in joins])
-
-
-def _seconds(length: int, value: float | None) -> float | None:
-    return length / value if value else None
+        outcomes = [_outcome(process.note) for process in processes if process.token in joins]
+        broken = next((one for one in outcomes if one.value is None), None)
+        return broken or min(outcomes, key=lambda one: one.value or 0.0, default=GroupTrialOutcome())
 
 
 def _outcome(note: bytes) -> GroupTrialOutcome:
@@ -205,11 +190,6 @@ def _outcome(note: bytes) -> GroupTrialOutcome:
         return msgspec.msgpack.decode(note, type=prepared(GroupTrialOutcome))
     except msgspec.MsgspecError:
         return GroupTrialOutcome()
-
-
-def _worst(outcomes: Sequence[GroupTrialOutcome]) -> GroupTrialOutcome:
-    broken = next((one for one in outcomes if one.value is None), None)
-    return broken or min(outcomes, key=lambda one: one.value or 0.0, default=GroupTrialOutcome())
 
 
 def changes_of(experiment: ExperimentRow | None) -> dict[str, str | None]:
@@ -234,7 +214,7 @@ class GroupTrials:
     def __init__(self) -> None:
         self._child: TorchChild | None = None
 
-    def take_part(self, order: GroupOrder, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
+    def take_part(self, order: PrepareTrial | RunTrial, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Start a child, or use it and end it."""
         limit = deadline.within(deadline.left() - MARGIN)
         return self._prepare(order, context, limit) if isinstance(order, PrepareTrial) else self._meet(order, limit)
@@ -245,9 +225,8 @@ class GroupTrials:
         with suppress(ChildLost, WorkRefused):
             self._child.ask("load", {}, LoadedTorch, limit.left())
             if order.hosts:
-                return StageResult(
-                    {}, b"%d" % self._child.ask("group", OpenStore(PATIENCE), GroupStepResult, limit.left()).port
-                )
+                done = self._child.ask("group", OpenStore(PATIENCE), GroupStepResult, limit.left())
+                return StageResult({}, b"%d" % done.port)
         return StageResult({})
 
     def _meet(self, order: RunTrial, limit: ProbeDeadline) -> StageResult:

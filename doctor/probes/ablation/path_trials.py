@@ -197,18 +197,14 @@ def _trials(
     for way, after in zip(knobs, changed, strict=True):
         trial = _trial(subject, peer, way, before, after, unit)
         restores = is_improvement(before, after, usual)
-        error = trial.error or (None if restores or usual is None else _missed(usual, unit))
+        error = trial.error
+        if error is None and usual is not None and not restores:
+            lossy, slow = f"at most {100 / (USUAL_SHARE * usual):.2g} % are well", f"usual is {usual / 1e6:.3g} MB/s"
+            error = lossy if unit == "segments" else slow
         mended = mended or restores
         yield msgspec.structs.replace(trial, restores=restores, error=error)
     if not mended and unit != "open":
         yield not_tried(subject, OFFLOADS, peer)
-
-
-def _missed(usual: float, unit: str) -> str:
-    """Format the value that it would have to reach."""
-    if unit == "segments":
-        return f"at most {100 / (USUAL_SHARE * usual):.2g} % are well"
-    return f"usual is {usual / 1e6:.3g} MB/s"
 
 
 def _trial(subject: Subject, peer: str, way: AlternativePath, before: _Values, after: _Values, unit: str) -> Trial:

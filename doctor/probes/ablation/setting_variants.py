@@ -6,7 +6,7 @@ Ranks send each other the id of an experiment; each looks up the variable and it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -99,13 +99,11 @@ def variants_for(members: Sequence[Rank], backend: str, *, is_small: bool = Fals
 
     ``is_small``: their messages are small, so that latency counts.
     """
-    every = (
-        _of_nccl(members, is_small)
-        if "nccl" in backend
-        else _interfaces(members, "gloo-interface")
-        if "gloo" in backend
-        else ()
-    )
+    every: Iterable[SettingVariant] = ()
+    if "nccl" in backend:
+        every = _of_nccl(members, is_small)
+    elif "gloo" in backend:
+        every = _interfaces(members, "gloo-interface")
     unset = (variant for variant in every if any(_value(member, variant.name) != variant.value for member in members))
     return tuple(unset)[:MOST_VARIANTS]
 
@@ -116,7 +114,8 @@ def _of_nccl(members: Sequence[Rank], is_small: bool) -> Iterator[SettingVariant
     if len(hosts) < len(members):
         yield _toggled(members, "p2p-off", "p2p-on")
         yield _toggled(members, "shm-off", "shm-on")
-    if len(hosts) > 1 and any(map(_has_rdma, members)):
+    rdma = (facts for member in members if (facts := member.find(RdmaFacts)) is not None)
+    if len(hosts) > 1 and any(map(active_rdma_ports, rdma)):
         yield _toggled(members, "ib-off", "ib-on")
     interfaces = [*_interfaces(members, "nccl-interface")] if len(hosts) > 1 else []
     yield from interfaces[:1]
@@ -134,22 +133,14 @@ def _toggled(members: Sequence[Rank], off: ExperimentId, on: ExperimentId) -> Se
     return variant_of(ExperimentRow(on)) if any(_value(member, variant.name) == "1" for member in members) else variant
 
 
-def _has_rdma(member: Rank) -> bool:
-    rdma = member.find(RdmaFacts)
-    return rdma is not None and bool(active_rdma_ports(rdma))
-
-
 def _interfaces(members: Sequence[Rank], row: ExperimentId) -> Iterator[SettingVariant]:
     """Yield interfaces that all hosts have, and that at least one of them does not use now."""
     common = [name for name in _usable(members[0]) if all(name in _usable(member) for member in members)]
+    choices = [choice_of(member) for member in members]
+    used = [choice.first.interface.name if choice and choice.first else None for choice in choices]
     for name in common:
-        if is_interface_name(name) and not all(_uses(member, name) for member in members):
+        if re.fullmatch(_INTERFACE, name) and any(other != name for other in used):
             yield variant_of(ExperimentRow(row, interface=name))
-
-
-def is_interface_name(name: str) -> bool:
-    """Return whether it can be an argument of an experiment."""
-    return re.fullmatch(_INTERFACE, name) is not None
 
 
 def _usable(member: Rank) -> list[str]:
@@ -161,20 +152,12 @@ def _usable(member: Rank) -> list[str]:
     ]
 
 
-def _uses(member: Rank, name: str) -> bool:
-    choice = choice_of(member)
-    return choice is not None and choice.first is not None and choice.first.interface.name == name
-
-
 def _other_order(members: Sequence[Rank]) -> Iterator[SettingVariant]:
     """Yield the reversed devices if all hosts have as many and none are selected."""
     counts = {len(gpus.gpus) if (gpus := member.find(GpuFacts)) is not None else 0 for member in members}
     count = counts.pop()
-    if (
-        not counts
-        and 1 < count <= MOST_DEVICES
-        and not any(_value(member, "CUDA_VISIBLE_DEVICES") for member in members)
-    ):
+    is_selected = any(_value(member, "CUDA_VISIBLE_DEVICES") for member in members)
+    if not counts and 1 < count <= MOST_DEVICES and not is_selected:
         yield variant_of(ExperimentRow("devices-backwards", devices=count))
 
 

@@ -27,7 +27,7 @@ from doctor.probes.ablation.trial_planner import PATH_SECONDS, path_orders
 from doctor.probes.ablation.trials import ROUNDS, PacketOrder, ReachOrder, RecordTrials, SpeedOrder
 from doctor.probes.authorization import require_peers
 from doctor.probes.bandwidth.schedule import outgoing_connections
-from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.collectives.group_cost import most_sent
 from doctor.probes.collectives.group_steps import ends_of
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES
@@ -44,7 +44,7 @@ OwnOrder = PacketOrder | ReachOrder | SpeedOrder | DeviceOrder | RecordTrials
 """Orders that a process executes by itself, or with one other."""
 
 
-class WhyStage(PlannedStage):
+class WhyStage(Stage):
     """Stage of the trials (:class:`doctor.probes.base.Stage`). One request after the other, so that no trial disturbs
     another."""
 
@@ -63,7 +63,10 @@ class WhyStage(PlannedStage):
             orders = next(plan, None)
             while orders is not None:
                 job, processes = yield orders._replace(words=_words(orders))
-                orders = _sent(plan, processes)
+                try:
+                    orders = plan.send(processes)
+                except StopIteration:
+                    break
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the trial of this process."""
@@ -111,7 +114,13 @@ def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
     if isinstance(task, PrepareTrial):
         return f"{count} processes load torch at once"
     if isinstance(task, DeviceOrder):
-        return f"one child at a time{_copies(task)}"
+        words = "one child at a time"
+        if task.on_gpu:
+            # Unchanged, and with each change, ROUNDS times.
+            children = 1 + bool(task.near) + (task.other is not None)
+            most = in_bytes(ROUNDS * children * 2 * (COPIES + 1) * COPY_BYTES)
+            words += f", at most {most} copied to and from the GPU"
+        return words
     if isinstance(task, PacketOrder):
         # One more than the other paths: packets made smaller on the faulty path, and unchanged ones (try_packets).
         return f"{max(SIZES_AT_ONCE, 2 + len(task.peer.others))} connections at once"
@@ -119,22 +128,6 @@ def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
         ways = 1 + len(task.peer.others)
         return f"{ways} connections at once, at most {in_bytes(ROUNDS * ways * HELLO_BYTES)} in all"
     return "one connection at a time" if isinstance(task, SpeedOrder) else ""
-
-
-def _copies(order: DeviceOrder) -> str:
-    """Format what all children copy to and from a GPU, each :data:`ROUNDS` times: unchanged, and with each change."""
-    if not order.on_gpu:
-        return ""
-    children = 1 + bool(order.near) + (order.other is not None)
-    return f", at most {in_bytes(ROUNDS * children * 2 * (COPIES + 1) * COPY_BYTES)} copied to and from the GPU"
-
-
-def _sent(plan: TrialSequence, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
-    """Return the next orders of a plan after these replies; ``None`` at its end."""
-    try:
-        return plan.send(processes)
-    except StopIteration:
-        return None
 
 
 def _plan_of(question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]) -> TrialSequence:

@@ -38,7 +38,8 @@ PATH_SECONDS = max(PACKET_SECONDS, REACH_SECONDS, MOST_ROUNDS * (1 + MOST_WAYS) 
 
 def path_orders(question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
     """Return orders for a request about a path; ``None`` if the processes of its hosts do not take part."""
-    own, there = (_speaker(processes, name) for name in (question.host, question.peer))
+    speakers = {process.rank.host.name: process for process in reversed(processes) if process.agent}
+    own, there = speakers.get(question.host), speakers.get(question.peer)
     if own is None or there is None or there.port is None or question.address is None:
         return None
     others = alternative_paths(own.rank, there.rank, question.address)
@@ -48,21 +49,11 @@ def path_orders(question: TrialRequest, job: Job, processes: Sequence[ProbeParti
         return _for_packets(question, job, own, peer)
     if not peer.others:
         reason = f"another network: none leads from {question.host} to {question.peer} besides"
-        return recording_orders(
-            (own,), (not_tried("path", reason, question.peer), not_tried("path", OFFLOADS, question.peer))
-        )
-    return _for_connections(question, own, peer) if question.usual is None else _for_speed(question, own, there, peer)
-
-
-def _speaker(processes: Sequence[ProbeParticipant], name: str) -> ProbeParticipant | None:
-    return next(
-        (
-            process
-            for process in processes
-            if process.speaks and process.port is not None and process.rank.host.name == name
-        ),
-        None,
-    )
+        return recording_orders((own,), tuple(not_tried("path", why, question.peer) for why in (reason, OFFLOADS)))
+    if question.usual is not None:
+        return _for_speed(question, own, there, peer)
+    words = f"why {question.host} gets no connection to {peer.name}: {_ways(peer)}, at most {REACH_SECONDS:.0f} s"
+    return StageOrders.of({own.token: ReachOrder(peer)}, REACH_SECONDS, words)
 
 
 def _for_packets(question: TrialRequest, job: Job, own: ProbeParticipant, peer: TrialPeer) -> StageOrders:
@@ -91,20 +82,13 @@ def _smaller_mtu(members: Mapping[str, Rank], hosts: Sequence[str]) -> str:
     return "; ".join(f"{line}  # on {', '.join(names)}" for line, names in lines.items())
 
 
-def _for_connections(question: TrialRequest, own: ProbeParticipant, peer: TrialPeer) -> StageOrders:
-    words = f"why {question.host} gets no connection to {peer.name}: {_ways(peer)}, at most {REACH_SECONDS:.0f} s"
-    return StageOrders.of({own.token: ReachOrder(peer)}, REACH_SECONDS, words)
-
-
 def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbeParticipant, peer: TrialPeer) -> StageOrders:
     """Return an order for each end: the sender connects, because the address is what is tried."""
     ways = (peer.way, *peer.others) * MOST_ROUNDS
     survey = secrets.randbits(64)
-    calls = _schedule(survey, 0, own.word, [_pairing(turn, 1, peer, way, calls=True) for turn, way in enumerate(ways)])
     caller = TrialPeer(question.host, own.port or peer.port, own.word, peer.way, ())
-    waits = _schedule(
-        survey, 1, there.word, [_pairing(turn, 0, caller, way, calls=False) for turn, way in enumerate(ways)]
-    )
+    calls = _schedule(survey, 0, own.word, peer, ways)
+    waits = _schedule(survey, 1, there.word, caller, ways)
     seconds = len(ways) * SPEED_SECONDS
     what = f"packets get lost from {question.host} to" if question.lossy else f"{question.host} sends slowly to"
     words = (
@@ -118,18 +102,12 @@ def _for_speed(question: TrialRequest, own: ProbeParticipant, there: ProbePartic
     return StageOrders.of(orders, seconds, words)
 
 
-def _schedule(survey: int, place: int, word: str, pairings: list[TransferPairing]) -> TransferSchedule:
-    return TransferSchedule(
-        survey,
-        place,
-        word,
-        tuple(pairings),
-        first=0,
-        round_seconds=SPEED_SECONDS,
-        bytes=MOST_BYTES,
-        seconds=FLOW_SECONDS,
+def _schedule(survey: int, place: int, word: str, peer: TrialPeer, ways: Sequence[AlternativePath]) -> TransferSchedule:
+    """Return the transfers with ``peer`` of the caller, at ``place`` 0, or of the host that it calls."""
+    pairings = tuple(
+        TransferPairing(
+            turn, 1 - place, peer.name, way.address, peer.port, peer.word, calls=place == 0, source=way.source
+        )
+        for turn, way in enumerate(ways)
     )
-
-
-def _pairing(turn: int, place: int, peer: TrialPeer, way: AlternativePath, *, calls: bool) -> TransferPairing:
-    return TransferPairing(turn, place, peer.name, way.address, peer.port, peer.word, calls, source=way.source)
+    return TransferSchedule(survey, place, word, pairings, 0, SPEED_SECONDS, MOST_BYTES, FLOW_SECONDS)

@@ -21,10 +21,9 @@ from doctor.core.facts import Section, TransferFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
 from doctor.probes.bandwidth.schedule import TransferSchedule, outgoing_connections
-from doctor.probes.bandwidth.transfer_plan import ROUND_SECONDS, Rounds, budget_of_rounds, transfer_schedules
+from doctor.probes.bandwidth.transfer_plan import ROUND_SECONDS, Rounds, cost_of_rounds, transfer_schedules
 from doctor.probes.bandwidth.transfer_worker import TransferWorker
-from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
-from doctor.probes.reachability.assignments import Agent
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
 from doctor.probes.runtime.deadline import ProbeDeadline
 
@@ -41,7 +40,7 @@ LATE_START = 1.0
 """Maximum delay in seconds between the first and the last host that receives its order."""
 
 
-class TransfersStage(PlannedStage):
+class TransfersStage(Stage):
     """Stage of the transfers (:class:`doctor.probes.base.Stage`).
 
     First all hosts in rounds, then those that look slow, paired with healthy hosts.
@@ -66,9 +65,9 @@ class TransfersStage(PlannedStage):
                 return
             schedules = transfer_schedules(nodes, asked, first=first, confirms=step > 0)
             first += len(asked)
-            budget = budget_of_rounds(asked, confirms=step > 0)
+            seconds, words = cost_of_rounds(asked, confirms=step > 0)
             orders = {tokens[place]: schedule for place, schedule in schedules.items()}
-            job, processes = yield StageOrders.of(orders, budget.seconds + LATE_START, budget.words())
+            job, processes = yield StageOrders.of(orders, seconds + LATE_START, words)
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the transfers of ``order``."""
@@ -82,15 +81,11 @@ class TransfersStage(PlannedStage):
 
 def _in_order(job: Job, processes: Sequence[ProbeParticipant]) -> tuple[list[ProbeNode], list[str]]:
     """Return the hosts in the order that follows the network, and the tokens of their processes."""
-    speakers = {process.host: process for process in processes if process.speaks and process.port is not None}
-    agents = [
-        Agent(process.number, process.host, process.port, process.word)
-        for process in speakers.values()
-        if process.port is not None
-    ]
-    named = {node.name: node for node in nodes_of(job, agents)}
+    agents = {process.token: agent for process in processes if (agent := process.agent)}
+    tokens = {agent.host: token for token, agent in agents.items()}
+    named = {node.name: node for node in nodes_of(job, agents.values())}
     nodes = [named[name] for name in ordered_hosts(named, subnets_of(job))]
-    return nodes, [speakers[node.agent.host].token for node in nodes]
+    return nodes, [tokens[node.agent.host] for node in nodes]
 
 
 def _to_confirm(job: Job, nodes: Sequence[ProbeNode], *, patient: bool) -> Rounds:

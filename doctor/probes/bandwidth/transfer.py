@@ -65,20 +65,16 @@ def send(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline)
     ready = select.poll()
     ready.register(connection, select.POLLIN | select.POLLOUT)
     try:
-        while left and _wants_more(ready, flow):
+        while left:
+            events = ready.poll(flow.left() * 1000)
+            if not events or events[0][1] != select.POLLOUT:
+                break  # a report, the end of the connection, or the end of the time
             left -= connection.send(piece[:left])
     except OSError as error:
         raise ConnectionCut from error
-    report = TransferReport.decode(
-        receive_exactly(connection, REPORT_BYTES, limit.within(FIRST_SECONDS + amount.seconds))
-    )
+    answer = receive_exactly(connection, REPORT_BYTES, limit.within(FIRST_SECONDS + amount.seconds))
+    report = TransferReport.decode(answer)
     return report._replace(waited=max(report.waited, waiting.share()))
-
-
-def _wants_more(ready: select.poll, flow: ProbeDeadline) -> bool:
-    """Wait until more can be sent; ``False`` on a report, the end of the connection, or the end of ``flow``."""
-    events = ready.poll(flow.left() * 1000)
-    return bool(events) and events[0][1] == select.POLLOUT
 
 
 def receive(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline) -> TransferReport:
@@ -93,17 +89,13 @@ def receive(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadli
     try:
         connection.settimeout(max(0.01, limit.left()))
         connection.sendall(report.encode())
-        _await_end(connection, limit.within(FAREWELL_SECONDS))
+        # The sender, which has read the report, resets the connection: a reset here might discard it.
+        ended = select.poll()
+        ended.register(connection, select.POLLRDHUP)
+        ended.poll(limit.left(FAREWELL_SECONDS) * 1000)
     except OSError as error:
         raise ConnectionCut from error
     return report
-
-
-def _await_end(connection: socket.socket, limit: ProbeDeadline) -> None:
-    """Wait until the sender, which has read the report, resets the connection: a reset here might discard it."""
-    ended = select.poll()
-    ended.register(connection, select.POLLRDHUP)
-    ended.poll(limit.left() * 1000)
 
 
 def _arrivals(

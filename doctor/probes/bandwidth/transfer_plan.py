@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from doctor.probes.bandwidth.schedule import TransferPairing, TransferSchedule
 from doctor.probes.bandwidth.transfer import MOST_BYTES, MOST_SECONDS
@@ -18,41 +17,18 @@ healthy pair needs some hundredths of a second, so this is the cost of an absent
 Rounds = Sequence[Sequence[tuple[int, int]]]
 
 
-class TransferBudget(NamedTuple):
-    """``pairs`` in all, ``at_once`` of them in one round."""
-
-    hosts: int
-    rounds: int
-    pairs: int
-    at_once: int
-    confirms: bool = False
-
-    @property
-    def most_bytes(self) -> int:
-        """Of all pairs, both ways, without packet headers."""
-        return 2 * MOST_BYTES * self.pairs
-
-    @property
-    def seconds(self) -> float:
-        """For all rounds."""
-        return self.rounds * ROUND_SECONDS
-
-    def words(self) -> str:
-        """Format as ``bandwidth: 8 hosts in 7 rounds, 4 pairs at once, at most 67 MB each way a pair, 3.8 GB in all and
-        18 s``."""
-        again = " once more, to be sure" if self.confirms else ""
-        return (
-            f"bandwidth{again}: {counted(self.hosts, 'host')} in {counted(self.rounds, 'round')}, "
-            f"{counted(self.at_once, 'pair')} at once, at most {MOST_BYTES / 1e6:.0f} MB each way a pair, "
-            f"{in_bytes(self.most_bytes)} in all and {in_seconds(self.seconds)}"
-        )
-
-
-def budget_of_rounds(rounds: Rounds, *, confirms: bool = False) -> TransferBudget:
-    """Return the maximum cost of ``rounds``."""
+def cost_of_rounds(rounds: Rounds, *, confirms: bool = False) -> tuple[float, str]:
+    """Return the seconds of ``rounds``, at most, and their cost without packet headers, such as ``bandwidth: 8 hosts in
+    7 rounds, 4 pairs at once, at most 67 MB each way a pair, 3.8 GB in all and 18 s``."""
     hosts = {host for pairs in rounds for pair in pairs for host in pair}
     sizes = [len(pairs) for pairs in rounds]
-    return TransferBudget(len(hosts), len(rounds), sum(sizes), max(sizes, default=0), confirms)
+    seconds = len(rounds) * ROUND_SECONDS
+    again = " once more, to be sure" if confirms else ""
+    return seconds, (
+        f"bandwidth{again}: {counted(len(hosts), 'host')} in {counted(len(rounds), 'round')}, "
+        f"{counted(max(sizes, default=0), 'pair')} at once, at most {MOST_BYTES / 1e6:.0f} MB each way a pair, "
+        f"{in_bytes(2 * MOST_BYTES * sum(sizes))} in all and {in_seconds(seconds)}"
+    )
 
 
 def transfer_schedules(

@@ -71,10 +71,7 @@ class TransferWorker:
             pairing = msgspec.structs.replace(pairing, address=address)
         transfer = self._call if pairing.calls else self._await
         flows = {sends: transfer(pairing, end, sends=sends) for sends in (pairing.calls, not pairing.calls)}
-        return self._transfer(pairing, flows[True])
-
-    def _transfer(self, pairing: TransferPairing, flow: _Flow) -> Transfer:
-        report = flow.report
+        flow, report = flows[True], flows[True].report
         return Transfer(
             pairing.peer,
             flow.outcome,

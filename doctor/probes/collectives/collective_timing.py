@@ -7,7 +7,7 @@ time for, so that groups can be compared.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,7 +61,10 @@ class AxisTimer:
         for length in SMALL:
             yield self._timing(length, self._small(length, calls), calls)
         if extent.bytes not in SMALL:
-            yield self._timing(extent.bytes, self._large(extent), 1)
+            message = self._message(extent.bytes)
+            if extent.warm:
+                self._seconds(message, 1)
+            yield self._timing(extent.bytes, [self._seconds(message, 1) for _ in range(extent.repeats)], 1)
 
     def _small(self, length: int, calls: int) -> list[float]:
         """Return the seconds of as many as all ranks have time for."""
@@ -73,12 +76,6 @@ class AxisTimer:
             if _highest(sum(took) * calls, self._device) > SMALL_SECONDS:
                 break
         return took
-
-    def _large(self, extent: TimingExtent) -> list[float]:
-        message = self._message(extent.bytes)
-        if extent.warm:
-            self._seconds(message, 1)
-        return [self._seconds(message, 1) for _ in range(extent.repeats)]
 
     def _timing(self, length: int, took: Sequence[float], calls: int) -> CollectiveTiming:
         backend, axis, ranks = self._members.backend, self._members.axis, self._members.ranks
@@ -97,14 +94,13 @@ class AxisTimer:
         length = min(self._length, self._affordable())
         while length > SCOUT and scout * length / SCOUT * LEAST_REPEATS > SECONDS:
             length //= 2
-        longest = self._warm_worst(length) if length > SCOUT else scout
+        longest = scout
+        if length > SCOUT:
+            self._seconds(self._message(length), 1)
+            longest = self._worst(length)
         if longest > SECONDS:
             return TimingExtent(length)
         return TimingExtent(length, min(MOST_REPEATS, max(LEAST_REPEATS, int(SECONDS / longest))), warm=True)
-
-    def _warm_worst(self, length: int) -> float:
-        self._seconds(self._message(length), 1)
-        return self._worst(length)
 
     def _worst(self, length: int) -> float:
         """Return the seconds of a message on the slowest rank."""
@@ -126,21 +122,19 @@ class AxisTimer:
 
     def _seconds(self, message: torch.Tensor, calls: int) -> float:
         """Return the seconds of one of ``calls`` consecutive calls."""
+        import torch
         import torch.distributed as dist
 
-        wait = _waiter(self._device)
+        def wait() -> None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+
         wait()
         began = time.perf_counter()
         for _ in range(calls):
             dist.all_reduce(message, group=self._members.handle)
         wait()
         return (time.perf_counter() - began) / calls
-
-
-def _waiter(device: torch.device) -> Callable[[], None]:
-    import torch
-
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
 def _highest(value: float, device: torch.device) -> float:

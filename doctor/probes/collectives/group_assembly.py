@@ -46,10 +46,10 @@ class GroupAssembly(NamedTuple):
     def words(self, seconds: float, most_bytes: int) -> str:
         """Format its maximum cost; ``most_bytes``: sent by one rank."""
         axes = ", ".join(f"{course.axis} {course.words}" for course in self.courses)
-        largest, pairs = MOST_BYTES[self.device] >> 20, counted(len(self.processes) // 2, "pair")
-        meet = self.backend != MEASURED and len(self.processes) > 1
-        messages = f", then pair by pair up to {largest} MiB, {pairs} at once" if meet else ""
         count = len(self.processes)
+        largest, pairs = MOST_BYTES[self.device] >> 20, counted(count // 2, "pair")
+        meet = self.backend != MEASURED and count > 1
+        messages = f", then pair by pair up to {largest} MiB, {pairs} at once" if meet else ""
         return (
             f"groups: collectives on {self.backend} of {count} ranks, those of one axis at the same time: "
             f"{axes}{messages}; at most {in_bytes(most_bytes)} a rank and {in_seconds(seconds)}"
@@ -58,13 +58,11 @@ class GroupAssembly(NamedTuple):
     def join(self, job: Job, port: int, seconds: float, patience: float, *, pairs: bool = True) -> dict[str, JoinGroup]:
         """Return the orders of all, by token. ``port``: of the store; ``pairs``: exchange messages, too."""
         addresses = tuple(addresses_of(job, self.first))
-        meets = pairs and self.backend != MEASURED
         partners: tuple[tuple[int, ...], ...] = ()
-        if meets:
+        if pairs and self.backend != MEASURED:
             places = places_on_hosts(job)
-            partners = partners_of(
-                [RankSlot(process.host, places[process.host][process.number]) for process in self.processes]
-            )
+            slots = [RankSlot(process.host, places[process.host][process.number]) for process in self.processes]
+            partners = partners_of(slots)
         numbers = tuple(process.number for process in self.processes)
         ranks = () if numbers == tuple(range(len(numbers))) else numbers
         shares = _shares(self.courses)
@@ -96,12 +94,11 @@ def assemble(
     peer.
     """
     ready = dict(_ready(processes))
-    joining = sorted(
-        (process for process in processes if process.token in ready),
-        key=lambda process: process.number,
-    )
+    joining = sorted((one for one in processes if one.token in ready), key=lambda one: one.number)
     if len(joining) < 2 and not any(one.devices for one in ready.values()):
-        return _left_alone(processes, joining)
+        others = tuple(process.number for process in processes if process not in joining)
+        lone = f"nobody to exchange with: {ranks_in_words(others)} can't load torch"
+        return GroupsNotRun(reason=lone) if others else None
     meshes = {one.mesh for one in ready.values()}
     axes = mesh or (meshes.pop() if len(meshes) == 1 else ())
     world = job.world_size or len(processes)
@@ -120,13 +117,6 @@ def _ready(processes: Sequence[ProbeParticipant]) -> Iterator[tuple[str, TorchCa
         if process.note and process.number not in seen:
             seen.add(process.number)
             yield process.token, msgspec.msgpack.decode(process.note, type=prepared(TorchCapabilities))
-
-
-def _left_alone(processes: Sequence[ProbeParticipant], joining: Sequence[ProbeParticipant]) -> GroupsNotRun | None:
-    others = tuple(process.number for process in processes if process not in joining)
-    return (
-        GroupsNotRun(reason=f"nobody to exchange with: {ranks_in_words(others)} can't load torch") if others else None
-    )
 
 
 def _backend(joining: Sequence[ProbeParticipant], ready: Mapping[str, TorchCapabilities]) -> tuple[str, str]:

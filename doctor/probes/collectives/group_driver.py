@@ -73,10 +73,7 @@ class GroupDriver:
         return self._found
 
     def _set_up(self) -> GroupStepResult:
-        try:
-            done = self._ask(self._order, self._order.seconds + 2 * self._order.patience)
-        except (ChildLost, WorkRefused) as error:
-            done = GroupStepResult(error=str(error))
+        done, _ = self._ask(self._order, self._order.seconds + 2 * self._order.patience)
         if done.error:
             error_words = informative_line(done.error, self._child.lines)
             awaited = done.awaited or self._awaited(error_words, self._order.numbers)
@@ -103,31 +100,22 @@ class GroupDriver:
         return self._deadline.left() < self._step_seconds + LEAVE_SECONDS
 
     def _step(self, step: VerifyCollectives | TimeCollectives) -> GroupStepResult:
-        try:
-            done = self._ask(step, self._step_seconds)
-        except (ChildLost, WorkRefused) as error:
-            done = GroupStepResult(
-                timings=(self._lost(step.axis, informative_line(str(error), self._child.lines)),), error=str(error)
-            )
-        found = self._found
-        self._note(results=(*found.results, *done.results), timings=(*found.timings, *done.timings))
+        done, error = self._ask(step, self._step_seconds)
+        found, timings = self._found, done.timings
+        if error:
+            order, backend = self._order, self._order.backend
+            members = next((share.members for share in order.shares if share.axis == step.axis), order.numbers)
+            awaited = self._awaited(error, members)
+            timings = (CollectiveTiming("collective", backend, 0, None, step.axis, members, 1, error, awaited),)
+        self._note(results=(*found.results, *done.results), timings=(*found.timings, *timings))
         return done
 
     def _met(self) -> GroupStepResult:
         """Exchange messages pair by pair, last: its failure does not affect the other results."""
-        try:
-            done = self._ask(ExchangeMessages(self._is_over), self._step_seconds)
-        except (ChildLost, WorkRefused) as error:
-            done = GroupStepResult(error=informative_line(str(error), self._child.lines))
-        reason = done.error or done.reason or (NO_TIME if done.over else "")
+        done, error = self._ask(ExchangeMessages(self._is_over), self._step_seconds)
+        reason = error or done.error or done.reason or (NO_TIME if done.over else "")
         self._note(exchanges=done.exchanges, exchange_error=reason or None)
         return done
-
-    def _lost(self, axis: str, error: str) -> CollectiveTiming:
-        """Return the timing of a step without a result."""
-        members = next((share.members for share in self._order.shares if share.axis == axis), self._order.numbers)
-        awaited = self._awaited(error, members)
-        return CollectiveTiming("collective", self._order.backend, 0, None, axis, members, 1, error, awaited)
 
     def _awaited(self, error: str, members: tuple[int, ...]) -> tuple[int, ...]:
         """Return the other members if the last output of the child says that it lost them: the watchdog of NCCL ends
@@ -136,14 +124,15 @@ class GroupDriver:
         return tuple(rank for rank in members if rank != own) if LOST.search(error) else ()
 
     def _leave(self, *, broken: bool) -> None:
-        try:
-            self._ask(LeaveGroup(LEAVE_SECONDS, broken), 2 * LEAVE_SECONDS)
-        except (ChildLost, WorkRefused):
-            broken = True
-        if broken:
+        _, error = self._ask(LeaveGroup(LEAVE_SECONDS, broken), 2 * LEAVE_SECONDS)
+        if broken or error:
             self._child.close()
 
     def _ask(
         self, step: JoinGroup | VerifyCollectives | TimeCollectives | ExchangeMessages | LeaveGroup, seconds: float
-    ) -> GroupStepResult:
-        return self._child.ask("group", step, GroupStepResult, self._deadline.left(seconds))
+    ) -> tuple[GroupStepResult, str]:
+        """Return the result of a step, and the most informative error if the child gave none."""
+        try:
+            return self._child.ask("group", step, GroupStepResult, self._deadline.left(seconds)), ""
+        except (ChildLost, WorkRefused) as error:
+            return GroupStepResult(error=str(error)), informative_line(str(error), self._child.lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.probes.base import ProbeParticipant
@@ -45,29 +45,16 @@ def launcher_mesh(environ: Mapping[str, str], world: int) -> tuple[Axis, ...]:
     ACCELERATE_USE_MEGATRON_LM with MEGATRON_LM_TP_DEGREE and _PP_DEGREE (accelerate/utils/launch.py). Other frameworks
     (Megatron-LM, torchtitan, NeMo) use arguments of the script, which are not read.
     """
+    sizes: dict[str, int] = {}
     if environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
-        return _by_accelerate(environ)
-    if environ.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
-        return _by_megatron(environ, world)
-    return ()
-
-
-def _by_accelerate(environ: Mapping[str, str]) -> tuple[Axis, ...]:
-    sizes = {name: _size(environ, f"{_ACCELERATE}{name.upper()}_SIZE") for name in _ACCELERATE_ORDER}
-    if sizes["sp"] > 1 and environ.get(f"{_ACCELERATE}SP_BACKEND", "deepspeed") == "deepspeed":
-        return ()  # DeepSpeed makes these groups itself, and the sizes need not make up the job
+        sizes = {name: _size(environ, f"{_ACCELERATE}{name.upper()}_SIZE") for name in _ACCELERATE_ORDER}
+        if sizes["sp"] > 1 and environ.get(f"{_ACCELERATE}SP_BACKEND", "deepspeed") == "deepspeed":
+            return ()  # DeepSpeed makes these groups itself, and the sizes need not make up the job
+    elif environ.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
+        tensor, pipeline = _size(environ, "MEGATRON_LM_TP_DEGREE"), _size(environ, "MEGATRON_LM_PP_DEGREE")
+        # The order tp-cp-ep-dp-pp of initialize_model_parallel (megatron/core/parallel_state.py), the fastest first.
+        sizes = {"pp": pipeline, "dp": max(1, world // (tensor * pipeline)), "tp": tensor}
     return tuple(Axis(name, size) for name, size in sizes.items() if size > 1)
-
-
-def _by_megatron(environ: Mapping[str, str], world: int) -> tuple[Axis, ...]:
-    """Return the axes with pipeline stages outermost and tensor parallelism innermost.
-
-    That is the order tp-cp-ep-dp-pp of megatron/core/parallel_state.py ``initialize_model_parallel``, whose first name
-    varies fastest.
-    """
-    tensor, pipeline = _size(environ, "MEGATRON_LM_TP_DEGREE"), _size(environ, "MEGATRON_LM_PP_DEGREE")
-    axes = (Axis("pp", pipeline), Axis("dp", max(1, world // (tensor * pipeline))), Axis("tp", tensor))
-    return tuple(axis for axis in axes if axis.size > 1)
 
 
 def _size(environ: Mapping[str, str], name: str) -> int:
@@ -75,16 +62,12 @@ def _size(environ: Mapping[str, str], name: str) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 8 else 1
 
 
-def mesh_text(axes: Iterable[Axis]) -> str:
-    """Format the mesh as ``dp=4,tp=2``."""
-    return ",".join(f"{axis.name}={axis.size}" for axis in axes)
-
-
 def misfit(axes: tuple[Axis, ...], world: int) -> str:
     """Return why a mesh cannot be that of a job of ``world`` ranks; empty if it can."""
     if not axes or ranks_of(axes) == world:
         return ""
-    return f"the mesh {mesh_text(axes)} has {ranks_of(axes)} ranks, the job {world}"
+    mesh = ",".join(f"{axis.name}={axis.size}" for axis in axes)
+    return f"the mesh {mesh} has {ranks_of(axes)} ranks, the job {world}"
 
 
 def axis_groups(axes: tuple[Axis, ...], processes: Sequence[ProbeParticipant]) -> tuple[AxisGroups, ...]:

@@ -67,19 +67,14 @@ class PairExchange:
         """Allocate the messages; return the error, if any."""
         import torch
 
+        room = MOST_BYTES.get(self._device.type, MOST_BYTES["cpu"])
         try:
-            self._piece = torch.zeros(self._room(), dtype=torch.uint8, device=self._device)
+            if self._device.type == "cuda":
+                room = max(FIRST_BYTES, min(room, torch.cuda.mem_get_info(self._device)[0] // MEMORY_SHARE))
+            self._piece = torch.zeros(room, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
             return f"no room for messages: {str(error).splitlines()[0]}"
         return ""
-
-    def _room(self) -> int:
-        import torch
-
-        most = MOST_BYTES.get(self._device.type, MOST_BYTES["cpu"])
-        if self._device.type != "cuda":
-            return most
-        return max(FIRST_BYTES, min(most, torch.cuda.mem_get_info(self._device)[0] // MEMORY_SHARE))
 
     def _all_ready(self, ready: bool) -> bool:
         import torch.distributed as dist
@@ -90,20 +85,16 @@ class PairExchange:
 
     def _exchange(self, turn: int, partner: int) -> None:
         """Measure both ways; the lower place receives first. The smaller buffer limits the messages."""
-        most = min(self._piece.numel(), self._swap_numbers(partner, self._piece.numel()))
+        import torch.distributed as dist
+
+        own, other = self._number(self._piece.numel()), self._number(0)
+        self._run(dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, other, partner))
+        most = min(self._piece.numel(), int(other.item()))
         for receives in (self._place < partner, self._place > partner):
             if receives:
                 self.found.append(self._measure(turn, partner, most))
             else:
                 self._serve(partner)
-
-    def _swap_numbers(self, partner: int, number: int) -> int:
-        """Send ``number`` to the partner and return the one that it sends."""
-        import torch.distributed as dist
-
-        own, other = self._number(number), self._number(0)
-        self._run(dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, other, partner))
-        return int(other.item())
 
     def _serve(self, partner: int) -> None:
         """Send the messages that the partner requests, then the share of time without a processor."""
@@ -120,13 +111,12 @@ class PairExchange:
         length = FIRST_BYTES
         while (took := self._request(partner, length)) < ENOUGH_SECONDS and length < most:
             length = min(length * GROWTH, most)
-        best = (
-            took if took >= ENOUGH_SECONDS else min(took, *(self._request(partner, length) for _ in range(REPEATS - 1)))
-        )
+        if took < ENOUGH_SECONDS:
+            took = min(took, *(self._request(partner, length) for _ in range(REPEATS - 1)))
         own = waiting.share()
         self._send_number(partner, 0)
         waited = max(own, self._receive_number(partner) / 1e6)
-        return Exchange(self._numbers[partner], length, best, turn, round(waited, 3), round_trip)
+        return Exchange(self._numbers[partner], length, took, turn, round(waited, 3), round_trip)
 
     def _request(self, partner: int, length: int) -> float:
         """Request a message, and return the seconds until it has arrived."""

@@ -11,8 +11,8 @@ from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveFacts, Missing, MissingReason, Section
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
-from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
-from doctor.probes.collectives.group_assembly import GroupAssembly, assemble
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
+from doctor.probes.collectives.group_assembly import assemble
 from doctor.probes.collectives.group_cost import most_sent
 from doctor.probes.collectives.group_driver import MOST_AXES, PATIENCE, GroupDriver, seconds_of, set_up_seconds
 from doctor.probes.collectives.group_steps import (
@@ -39,7 +39,7 @@ MARGIN = 1.0
 """Seconds by which a child is killed before the end of the step, so that there is time to report it."""
 
 
-class GroupsStage(PlannedStage):
+class GroupsStage(Stage):
     """Stage of the collectives (:class:`doctor.probes.base.Stage`). All load torch; one creates a store; all join and
     use the group. ``mesh``: the axes of the job, empty if they are to be determined."""
 
@@ -63,13 +63,16 @@ class GroupsStage(PlannedStage):
             yield StageOrders.of({process.token: group for process in known}, OPEN_SECONDS)
         elif group is not None:
             words = (
-                f"groups: one process, rank {group.first.number}, makes a store for {len(group.processes)} to meet at"
+                f"groups: one process, rank {group.first.number}, makes a store for {len(group.processes)} to meet at, "
+                f"nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
             )
-            costs = f"{words}, nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
-            job, processes = yield StageOrders.of({group.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, costs)
+            job, processes = yield StageOrders.of({group.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, words)
             note = next((process.note for process in processes if process.token == group.first.token), b"")
             if (port := port_of(note)) is not None:
-                yield _joins(group, job, port)
+                seconds = seconds_of(group.backend, len(group.courses)) + MARGIN
+                joins = group.join(job, port, set_up_seconds(group.backend), PATIENCE)
+                most = max(map(most_sent, joins.values()))
+                yield StageOrders.of(joins, seconds, group.words(seconds, most))
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the order of this process."""
@@ -84,12 +87,6 @@ class GroupsStage(PlannedStage):
         require_peers(ends_of(task), same_host=True)
         driver = GroupDriver(task, context.torch_child(), deadline.within(deadline.left() - MARGIN))
         return StageResult({CollectiveFacts.key: driver.facts()})
-
-
-def _joins(group: GroupAssembly, job: Job, port: int) -> StageOrders:
-    seconds = seconds_of(group.backend, len(group.courses)) + MARGIN
-    orders = group.join(job, port, set_up_seconds(group.backend), PATIENCE)
-    return StageOrders.of(orders, seconds, group.words(seconds, max(map(most_sent, orders.values()))))
 
 
 def _loaded(task: LoadTorch, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
@@ -109,7 +106,6 @@ def _opened(task: OpenStore, context: ProbeContext, deadline: ProbeDeadline) -> 
     try:
         done = context.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
     except (ChildLost, WorkRefused) as error:
-        return StageResult(
-            {CollectiveFacts.key: CollectiveFacts(error=f"no store for the group could be made: {error}")}
-        )
+        words = f"no store for the group could be made: {error}"
+        return StageResult({CollectiveFacts.key: CollectiveFacts(error=words)})
     return StageResult({}, b"%d" % done.port)

@@ -151,7 +151,11 @@ def _on_gpu(device: torch.device, task: DeviceTask) -> DeviceSpeed:
     # bfloat16 is only emulated before compute capability 8.0 (torch/cuda/__init__.py, is_bf16_supported).
     dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     with torch.cuda.device(device):
-        size = _size_that_fits(torch.cuda.mem_get_info(device)[0])
+        free = torch.cuda.mem_get_info(device)[0]
+        # Three matrices of two-byte numbers, and as much again for the library.
+        size = next((size for size in GPU_SIZES if 12 * size * size <= free), None)
+        if size is None:
+            raise WorkRefused(f"only {free >> 20} MiB of the device's memory are free")
         product = _product(device, size, dtype)
         count = _warm_up(product)
         windows = [_timed(product, count) for _ in range(GPU_WINDOWS)]
@@ -171,14 +175,6 @@ def _on_gpu(device: torch.device, task: DeviceTask) -> DeviceSpeed:
         pinned_to=_pinned_to(),
         confirms=task.confirms,
     )
-
-
-def _size_that_fits(free: int) -> int:
-    """Return the size for three matrices of two-byte numbers, and as much again for the library."""
-    size = next((size for size in GPU_SIZES if 12 * size * size <= free), None)
-    if size is None:
-        raise WorkRefused(f"only {free >> 20} MiB of the device's memory are free")
-    return size
 
 
 def _warm_up(product: Callable[[], object]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
@@ -13,7 +13,7 @@ from doctor.analysis.visible_devices import local_rank_of, processor_asked
 from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing, Section
 from doctor.core.job import Job
-from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES, DeviceTask
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
@@ -42,7 +42,7 @@ class DevicesOrder(msgspec.Struct, frozen=True):
     task: DeviceTask = DeviceTask()
 
 
-class DevicesStage(PlannedStage):
+class DevicesStage(Stage):
     """Stage of the devices (:class:`doctor.probes.base.Stage`).
 
     All ranks measure at the same time, as the job will compute; if one is slow, all ranks of its host measure again,
@@ -94,21 +94,17 @@ def _to_confirm(
     slow_hosts = {process.host for process in processes if process.number in suspects}
     if not slow_hosts:
         return None
-    other_hosts = list(dict.fromkeys(process.host for process in processes if process.host not in slow_hosts))[
-        :USUAL_HOSTS
-    ]
-    chosen = [process for process in processes if process.host in slow_hosts or process.host in other_hosts]
+    other_hosts = list(dict.fromkeys(process.host for process in processes if process.host not in slow_hosts))
+    hosts = slow_hosts.union(other_hosts[:USUAL_HOSTS])
+    chosen = [process for process in processes if process.host in hosts]
     turns: Counter[int] = Counter()
     tasks = []
     for process in chosen:
         wait = TURN * min(turns[process.host], MOST_TURNS)
         turns[process.host] += 1
         tasks.append((process, msgspec.structs.replace(_task(process), confirms=True, pause=pause, wait=wait)))
-    words = (
-        f"devices: {counted(len(suspects), 'rank')} may be slow, {counted(len(chosen), 'rank')} measured again at the "
-        "same time"
-    )
-    return _orders(tasks, words)
+    slow, again = counted(len(suspects), "rank"), counted(len(chosen), "rank")
+    return _orders(tasks, f"devices: {slow} may be slow, {again} measured again at the same time")
 
 
 def _task(process: ProbeParticipant) -> DeviceTask:
@@ -117,16 +113,13 @@ def _task(process: ProbeParticipant) -> DeviceTask:
 
 def _orders(tasks: Sequence[tuple[ProbeParticipant, DeviceTask]], words: str) -> StageOrders | None:
     orders = {process.token: DevicesOrder("measure", task) for process, task in tasks}
-    costs = f"{words}{_copies(tasks)}{in_seconds(MEASURE_SECONDS)}"
-    return StageOrders.of(orders, MEASURE_SECONDS, costs) if orders else None
-
-
-def _copies(tasks: Iterable[tuple[ProbeParticipant, DeviceTask]]) -> str:
-    """Format the copies if there are GPUs: one to warm up before :data:`COPIES`, each way. Seconds follow."""
-    if all(task.processor or process.rank.find(GpuFacts) is None for process, task in tasks):
-        return ", at most "
-    one, both = f"{COPIES + 1} copies of {COPY_BYTES >> 20} MiB to and from its GPU", 2 * (COPIES + 1) * COPY_BYTES
-    return f", and {one}, at most {in_bytes(both)} a rank and "
+    costs = ", at most "
+    if any(not task.processor and process.rank.find(GpuFacts) is not None for process, task in tasks):
+        copies = COPIES + 1  # one to warm up, each way
+        costs = f", and {copies} copies of {COPY_BYTES >> 20} MiB to and from its GPU, at most "
+        costs += f"{in_bytes(2 * copies * COPY_BYTES)} a rank and "
+    words = f"{words}{costs}{in_seconds(MEASURE_SECONDS)}"
+    return StageOrders.of(orders, MEASURE_SECONDS, words) if orders else None
 
 
 def _measure(task: DeviceTask, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import msgspec
+from collections.abc import Iterable, Sequence
 
 from doctor.probes.reachability.assignments import Assignment
+from doctor.probes.reachability.light_probe import MOST_AT_ONCE
 from doctor.probes.reachability.path_probe import ECHOES
 from doctor.probes.responder.wire_format import GREETING_BYTES, LENGTH, TIMES, WELCOME_BYTES
+from doctor.probes.runtime.cost_text import counted
 
 LIMIT_SECONDS = 10.0
 """For all light probes of a job, from the first connection to the last answer."""
@@ -17,35 +17,23 @@ BURSTS = 3
 """Of one path: a second and a third only if the first did not arrive."""
 
 
-class Budget(msgspec.Struct, frozen=True):
-    """Maximum cost of the light probes.
-
-    ``connections``: paths that are tried, again if one fails. ``most_bytes``: data of all hosts, without packet
-    headers. ``seconds``: at most.
-    """
-
-    hosts: int
-    connections: int
-    most_bytes: int
-    seconds: float
-
-    def words(self) -> str:
-        """Format as ``light probes: 8 hosts, 64 connections, at most 3.0 MB in all and 10 s``."""
-        return (
-            f"light probes: {self.hosts} hosts, {self.connections} connections, "
-            f"at most {self.most_bytes / 1e6:.1f} MB in all and {self.seconds:g} s"
-        )
+def cost_text(assignments: Sequence[Assignment]) -> str:
+    """Format as ``light probes: 8 hosts, 64 connections, at most 3.0 MB in all and 10 s; all hosts at once, up to 8
+    connections each``. Connections are paths that are tried, again if one fails."""
+    connections = [len(one.targets) + (one.master is not None) for one in assignments]
+    each = counted(min(max(connections), MOST_AT_ONCE), "connection")
+    return (
+        f"light probes: {len(connections)} hosts, {sum(connections)} connections, "
+        f"at most {most_bytes(assignments) / 1e6:.1f} MB in all and {LIMIT_SECONDS:g} s; "
+        f"all hosts at once, up to {each} each"
+    )
 
 
-def budget_of(assignments: Iterable[Assignment]) -> Budget:
-    """Return the sum of all ``assignments``."""
-    every = tuple(assignments)
-    connections = sum(len(one.targets) + (one.master is not None) for one in every)
-    return Budget(len(every), connections, sum(map(_most_bytes, every)), LIMIT_SECONDS)
-
-
-def _most_bytes(assignment: Assignment) -> int:
-    hello = GREETING_BYTES + WELCOME_BYTES
-    message = LENGTH.size + TIMES.size
-    measured = BURSTS * (hello + message + assignment.burst) + ECHOES * message
-    return sum(measured if target.measured else hello for target in assignment.targets)
+def most_bytes(assignments: Iterable[Assignment]) -> int:
+    """Return the bytes of the data of all hosts, at most, without packet headers."""
+    hello, message = GREETING_BYTES + WELCOME_BYTES, LENGTH.size + TIMES.size
+    return sum(
+        BURSTS * (hello + message + assignment.burst) + ECHOES * message if target.measured else hello
+        for assignment in assignments
+        for target in assignment.targets
+    )

@@ -10,17 +10,16 @@ import msgspec
 from doctor.core.decoding import prepared
 from doctor.core.facts import ReachFacts, Section
 from doctor.core.job import Job
-from doctor.probes.authorization import require_own_master, require_own_port, require_peer
-from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
-from doctor.probes.reachability.assignments import Agent, Assignment
+from doctor.probes.authorization import require_own_master, require_own_port, require_peers
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
+from doctor.probes.reachability.assignments import Assignment
 from doctor.probes.reachability.connection_plan import plan_light
-from doctor.probes.reachability.light_probe import MOST_AT_ONCE, probe_light
-from doctor.probes.reachability.probe_cost import LIMIT_SECONDS, budget_of
-from doctor.probes.runtime.cost_text import counted
+from doctor.probes.reachability.light_probe import probe_light
+from doctor.probes.reachability.probe_cost import LIMIT_SECONDS, cost_text
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 
-class LightStage(PlannedStage):
+class LightStage(Stage):
     """Stage of the light probes (:class:`doctor.probes.base.Stage`). One step: all hosts at the same time."""
 
     name: ClassVar[str] = "light"
@@ -31,24 +30,17 @@ class LightStage(PlannedStage):
 
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Yield assignments for all hosts; none for fewer than two hosts."""
-        speakers = [process for process in processes if process.speaks and process.port is not None]
-        if len(speakers) < 2:
+        agents = {process.token: agent for process in processes if (agent := process.agent)}
+        if len(agents) < 2:
             return
-        agents = [
-            Agent(process.number, process.host, process.port, process.word)
-            for process in speakers
-            if process.port is not None
-        ]
-        assignments = plan_light(job, agents)
-        orders = {process.token: assignment for process, assignment in zip(speakers, assignments, strict=True)}
-        if orders:
-            yield StageOrders.of(orders, LIMIT_SECONDS, _words(assignments))
+        assignments = plan_light(job, agents.values())
+        if orders := dict(zip(agents, assignments, strict=True)):
+            yield StageOrders.of(orders, LIMIT_SECONDS, cost_text(assignments))
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Run the assignment of this host."""
         task = msgspec.msgpack.decode(order, type=prepared(Assignment))
-        for target in task.targets:
-            require_peer(target.address, target.port)
+        require_peers((target.address, target.port) for target in task.targets)
         if task.master is not None:
             require_own_master(task.master.address, task.master.port, context.machine)
         if task.hold_port is not None:
@@ -58,9 +50,3 @@ class LightStage(PlannedStage):
         if found.clock is not None:
             sections[found.clock.key] = found.clock
         return StageResult(sections)
-
-
-def _words(assignments: Sequence[Assignment]) -> str:
-    ways = max(len(one.targets) + (one.master is not None) for one in assignments)
-    each = counted(min(ways, MOST_AT_ONCE), "connection")
-    return f"{budget_of(assignments).words()}; all hosts at once, up to {each} each"

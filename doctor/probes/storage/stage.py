@@ -16,7 +16,7 @@ from doctor.core.decoding import prepared
 from doctor.core.facts import Directory, Section, StorageFacts, StorageSpeedFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_own_directory
-from doctor.probes.base import PlannedStage, ProbeContext, ProbeParticipant, StageOrders, StagePlan, StageResult
+from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.storage.file_probe import COMMAND, MOST_BYTES, ProbeDirectory, WrittenFile, read_files
@@ -51,7 +51,7 @@ class StorageOrder(msgspec.Struct, frozen=True):
     hold: bool = False
 
 
-class StorageStage(PlannedStage):
+class StorageStage(Stage):
     """Stage of the storage (:class:`doctor.probes.base.Stage`).
 
     One process of each host writes a file into each directory; each reads the file of the next host in the same path;
