@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,8 +183,9 @@ def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
             with contextlib.suppress(RendezvousFailed):
                 return _join_duplicate_host(endpoint, identity, torch, until)
         torch.wait(until)
-        client = _bounded(lambda: host_store(listener, max(1.0, until - time.monotonic())), until, endpoint)
-    backend = TCPStoreBackend(client, identity.key, _description(endpoint), survives_coordinator=identity.number != 0)
+        client = _bounded(partial(host_store, listener), until, endpoint)
+    where = f"the store at {endpoint.text}"
+    backend = TCPStoreBackend(client, identity.key, where, survives_coordinator=identity.number != 0)
     # When the job starts, the host's own process uses MASTER_ADDR too.
     found = attempt_connect(endpoint.names, endpoint.port, until=time.monotonic())
     return ConnectedStore(KeyValueStore(backend), ReachFacts(attempts=found.attempts))
@@ -216,34 +218,26 @@ def _join(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
         why, check = failure_sentence(found, spans_hosts=identity.spans_hosts)
         raise RendezvousFailed(why, check, reach)
     torch.wait(until)
-    address = found.open_at
+
     try:
-        client = _bounded(
-            lambda: join_store(address, endpoint.port, max(1.0, until - time.monotonic())), until, endpoint
-        )
+        client = _bounded(partial(join_store, found.open_at, endpoint.port), until, endpoint)
     except RendezvousFailed as error:
         raise RendezvousFailed(error.why, error.check, reach) from None
-    by_agent = endpoint.hosted == "agent"
-    return ConnectedStore(
-        KeyValueStore(TCPStoreBackend(client, identity.key, _description(endpoint), survives_coordinator=by_agent)),
-        reach,
-    )
+    where, by_agent = f"the store at {endpoint.text}", endpoint.hosted == "agent"
+    backend = TCPStoreBackend(client, identity.key, where, survives_coordinator=by_agent)
+    return ConnectedStore(KeyValueStore(backend), reach)
 
 
-def _bounded(make: Callable[[], C10dStore], until: float, endpoint: StoreEndpoint) -> C10dStore:
+def _bounded(make: Callable[[float], C10dStore], until: float, endpoint: StoreEndpoint) -> C10dStore:
     """Create a client in a thread that is abandoned if the listener does not answer."""
     seconds = max(1.0, until - time.monotonic())
     try:
-        return DeadlineWorker().run(make, seconds)
+        return DeadlineWorker().run(partial(make, seconds), seconds)
     except TimeoutError:
         what = "does not answer: it is stopped, waits for a silent name server (NET024), or is no store of torch"
     except (RuntimeError, OSError) as error:
         what = f"is no store of torch that answers ({first_line(error)})"
     raise RendezvousFailed(f"what listens on {endpoint.text} {what}", "ENV008")
-
-
-def _description(endpoint: StoreEndpoint) -> str:
-    return f"the store at {endpoint.text}"
 
 
 def failure_sentence(found: ConnectAttempt, *, spans_hosts: bool) -> tuple[str, str]:

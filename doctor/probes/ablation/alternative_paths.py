@@ -13,7 +13,7 @@ from doctor.analysis.interface_choice import (
     needs_zone,
     network_of,
 )
-from doctor.core.facts import InterfaceFacts
+from doctor.core.facts import Interface, InterfaceFacts
 from doctor.core.job import Rank
 from doctor.core.message_bounds import Mtu, Name, Text
 
@@ -70,12 +70,17 @@ def mtu_between(one: InterfaceEndpoint | None, other: InterfaceEndpoint | None) 
     return min(sizes, default=None)
 
 
+def usable_interfaces(member: Rank) -> list[Interface]:
+    """Return the interfaces of the host that may carry the training."""
+    facts = member.find(InterfaceFacts)
+    every = facts.interfaces if facts else ()
+    return [one for one in every if is_usable(one) and one.kind not in (*CARRIES_NOTHING, "dummy")]
+
+
 def _endpoints(member: Rank) -> list[InterfaceEndpoint]:
-    interfaces = member.find(InterfaceFacts)
     return [
         InterfaceEndpoint(interface, address)
-        for interface in (interfaces.interfaces if interfaces else ())
-        if is_usable(interface) and interface.kind not in CARRIES_NOTHING and interface.kind != "dummy"
+        for interface in usable_interfaces(member)
         for address in interface.addresses
         if not is_loopback(address.address) and not needs_zone(address)
     ]
@@ -95,7 +100,10 @@ def _alternative_path(
         knob, setting = f"other interface {there.interface.name}", _interface_setting(own, peer, here, there)
     elif usual.address.family != there.address.family:
         family = "IPv6" if there.address.family == "inet6" else "IPv4"
-        knob, setting = f"{family} on {there.interface.name}", _family_setting(peer, there)
+        knob, choice = f"{family} on {there.interface.name}", choice_of(peer)
+        setting = _address_setting(peer, there)
+        if choice is None or choice.library == "NCCL":
+            setting = f"export NCCL_SOCKET_FAMILY=AF_{there.address.family.upper()}  # on all hosts"
     else:
         knob, setting = f"another address of {there.interface.name}", _address_setting(peer, there)
     return AlternativePath(f"{knob} ({ends})", setting, there.address.address, source, mtu_between(here, there))
@@ -110,14 +118,6 @@ def _interface_setting(own: Rank, peer: Rank, here: InterfaceEndpoint | None, th
         return f"export NCCL_SOCKET_IFNAME='={names}'  # on all hosts"
     where = f"on {peer.host.name}, and {other} on {own.host.name}" if other else "on all hosts"
     return f"export GLOO_SOCKET_IFNAME={name}  # {where}"
-
-
-def _family_setting(peer: Rank, there: InterfaceEndpoint) -> str:
-    choice = choice_of(peer)
-    if choice is None or choice.library == "NCCL":
-        family = "AF_INET6" if there.address.family == "inet6" else "AF_INET"
-        return f"export NCCL_SOCKET_FAMILY={family}  # on all hosts"
-    return _address_setting(peer, there)
 
 
 def _address_setting(peer: Rank, there: InterfaceEndpoint) -> str:

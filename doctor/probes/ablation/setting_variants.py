@@ -12,9 +12,10 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from doctor.analysis.interface_choice import CARRIES_NOTHING, active_rdma_ports, choice_of, is_usable
-from doctor.core.facts import EnvironmentFacts, GpuFacts, InterfaceFacts, NcclFacts, RdmaFacts
+from doctor.analysis.interface_choice import active_rdma_ports, choice_of
+from doctor.core.facts import EnvironmentFacts, GpuFacts, NcclFacts, RdmaFacts
 from doctor.core.job import Rank
+from doctor.probes.ablation.alternative_paths import usable_interfaces
 
 MOST_VARIANTS = 5
 """Variants per collective: each costs every rank a new process that loads torch."""
@@ -135,21 +136,13 @@ def _toggled(members: Sequence[Rank], off: ExperimentId, on: ExperimentId) -> Se
 
 def _interfaces(members: Sequence[Rank], row: ExperimentId) -> Iterator[SettingVariant]:
     """Yield interfaces that all hosts have, and that at least one of them does not use now."""
-    common = [name for name in _usable(members[0]) if all(name in _usable(member) for member in members)]
+    names = [[one.name for one in usable_interfaces(member)] for member in members]
+    common = [name for name in names[0] if all(name in others for others in names)]
     choices = [choice_of(member) for member in members]
     used = [choice.first.interface.name if choice and choice.first else None for choice in choices]
     for name in common:
         if re.fullmatch(_INTERFACE, name) and any(other != name for other in used):
             yield variant_of(ExperimentRow(row, interface=name))
-
-
-def _usable(member: Rank) -> list[str]:
-    interfaces = member.find(InterfaceFacts)
-    return [
-        one.name
-        for one in (interfaces.interfaces if interfaces else ())
-        if is_usable(one) and one.kind not in CARRIES_NOTHING and one.kind != "dummy"
-    ]
 
 
 def _other_order(members: Sequence[Rank]) -> Iterator[SettingVariant]:

@@ -167,16 +167,13 @@ class ProcessGroupSession:
         keys = [f"{step}/{place}" for place in range(self._order.count)]
         try:
             self._store.set(keys[self._order.place], word)
-            return self._missing(keys, seconds)
+            try:
+                self._store.wait(keys, timedelta(seconds=seconds))
+            except RuntimeError:
+                there = {key for key in keys if self._store.check([key])}
+                return tuple(rank for key, rank in zip(keys, self._numbers, strict=True) if key not in there)
         except RuntimeError:
             return self._numbers[:1]
-
-    def _missing(self, keys: Sequence[str], seconds: float) -> tuple[int, ...]:
-        try:
-            self._store.wait([*keys], timedelta(seconds=seconds))
-        except RuntimeError:
-            there = {key for key in keys if self._store.check([key])}
-            return tuple(rank for key, rank in zip(keys, self._numbers, strict=True) if key not in there)
         return ()
 
     def _lost(self, error: Exception, members: Sequence[int]) -> tuple[int, ...]:

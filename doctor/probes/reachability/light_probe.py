@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from doctor.collectors.base import Machine
-from doctor.collectors.network.master_address import address_elsewhere, own_addresses, resolve, route_to
+from doctor.collectors.network.master_address import (
+    Addresses,
+    address_elsewhere,
+    belongs_here,
+    own_addresses,
+    resolve,
+    route_to,
+)
 from doctor.collectors.network.routes import read_interface_errors
-from doctor.core.facts import Reach, ReachFacts
-from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget
-from doctor.probes.reachability.dns_lookups import AT_ONCE, NameProbe
+from doctor.core.facts import ClockFacts, PathFacts, PathSample, Reach, ReachFacts
+from doctor.core.facts.probe_results import ReachOutcome
+from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget, ProbeTarget
+from doctor.probes.reachability.dns_lookups import AT_ONCE, Lookups, NameProbe
 from doctor.probes.reachability.master_port import try_master_port
 from doctor.probes.reachability.path_probe import PathProbe, PathResult
-from doctor.probes.reachability.results import TargetResult, clock_facts, master_reach, path_facts, peer_reach
 from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.tcp_connect import affordable
@@ -60,6 +68,16 @@ def probe_light(
     return probe.measured(None if before is None or after is None else max(0, after - before))
 
 
+@dataclass
+class _TargetResult:
+    """Results for one target so far. ``address``: the one that was connected to."""
+
+    target: ProbeTarget
+    address: str | None
+    path: PathResult = field(default_factory=PathResult)
+    lookups: Lookups = field(default_factory=Lookups)
+
+
 class _LightProbe:
     """A running probe; results appear in its tables as each step completes."""
 
@@ -69,7 +87,7 @@ class _LightProbe:
         self._own = own_addresses()
         self._paths = PathProbe(deadline, clock)
         self._names = NameProbe(deadline)
-        self._found = [TargetResult(target, target.address) for target in assignment.targets]
+        self._found = [_TargetResult(target, target.address) for target in assignment.targets]
         self._master: list[Reach] = []
 
     def interfaces(self) -> set[str]:
@@ -93,15 +111,15 @@ class _LightProbe:
 
     def measured(self, errors: int | None) -> LightProbeResult:
         """Return the results so far. ``errors``: counted by the interfaces meanwhile."""
-        peers = (peer_reach(found, self._own) for found in self._found)
+        peers = (_peer_reach(found, self._own) for found in self._found)
         attempts = (*self._master, *(reach for reach in peers if reach is not None))
         return LightProbeResult(
             ReachFacts(attempts=attempts),
-            path_facts(self._found, errors),
-            clock_facts(self._assignment, self._found),
+            _path_facts(self._found, errors),
+            _clock_facts(self._assignment, self._found),
         )
 
-    def _try(self, found: TargetResult) -> None:
+    def _try(self, found: _TargetResult) -> None:
         target = found.target
         if found.address is None:
             found.address = address_elsewhere(target.peer, self._deadline.left(RESOLVE_SECONDS), self._own)
@@ -115,11 +133,76 @@ class _LightProbe:
     def _try_master(self, master: MasterTarget) -> None:
         addresses, _, _ = resolve(master.address, self._deadline.left(RESOLVE_SECONDS))
         if not addresses:
-            self._master.append(master_reach(master, master.address, "unresolved", None, {}))
-        attempts = [partial(self._connect_master, master, address) for address in addresses[:MOST_ADDRESSES]]
+            self._master.append(_master_reach(master, master.address, "unresolved", None, {}))
+
+        def connect(address: str) -> None:
+            outcome, seconds = try_master_port(address, master.port, self._deadline, patient=master.held)
+            if outcome is not None:
+                self._master.append(_master_reach(master, address, outcome, seconds, self._own))
+
+        attempts = [partial(connect, address) for address in addresses[:MOST_ADDRESSES]]
         wait_for(start_side_by_side(attempts, len(attempts), self._deadline), self._deadline)
 
-    def _connect_master(self, master: MasterTarget, address: str) -> None:
-        outcome, seconds = try_master_port(address, master.port, self._deadline, patient=master.held)
-        if outcome is not None:
-            self._master.append(master_reach(master, address, outcome, seconds, self._own))
+
+def _master_reach(
+    master: MasterTarget, address: str, outcome: ReachOutcome, seconds: float | None, own: Addresses
+) -> Reach:
+
+    interface, source, _ = route_to((address,), own)
+    return Reach(master.peer, address, master.port, outcome, "master", _rounded(seconds), interface, source)
+
+
+def _peer_reach(found: _TargetResult, own: Addresses) -> Reach | None:
+    """Return the attempt to reach a peer; ``None`` if nothing was learned."""
+    target, address, outcome = found.target, found.address or "", found.path.outcome
+    if outcome is None:
+        return None
+    if outcome == "refused" and belongs_here(address, own):
+        # Nobody has refused but this host itself, which bears the same address.
+        outcome = "stranger"
+    interface, source, _ = route_to((address,), own) if address else (None, None, None)
+    seconds = _rounded(found.path.seconds)
+    return Reach(target.peer, address, target.port, outcome, "peer", seconds, interface, source, target.library)
+
+
+def _path_facts(every: Sequence[_TargetResult], errors: int | None) -> PathFacts:
+
+    samples = tuple(_sample(found) for found in every if found.target.measured)
+    infos = [found.path.info for found in every if found.path.info is not None]
+    return PathFacts(
+        samples=samples,
+        segments_sent=sum(info.sent for info in infos) if infos else None,
+        segments_retransmitted=sum(info.retransmitted for info in infos) if infos else None,
+        interface_errors=errors,
+    )
+
+
+def _sample(found: _TargetResult) -> PathSample:
+    path, lookups = found.path, found.lookups
+    return PathSample(
+        found.target.peer,
+        found.address,
+        round_trip=_rounded(path.round_trip),
+        full_size_arrived=path.full_size_arrived,
+        forward_lookup=lookups.forward,
+        forward_error=lookups.forward_error,
+        reverse_lookup=lookups.reverse,
+        reverse_error=lookups.reverse_error,
+        reverse_address=lookups.reverse_address,
+    )
+
+
+def _clock_facts(assignment: Assignment, every: Sequence[_TargetResult]) -> ClockFacts | None:
+    """Return the clock of this host against that of the reference; ``None`` if that did not answer."""
+    if assignment.reference is None:
+        return ClockFacts(reference=assignment.host)
+    moments = (found.path.moment for found in every if found.target.peer == assignment.reference)
+    best = min((one for one in moments if one is not None), key=lambda moment: moment.round_trip, default=None)
+    if best is None:
+        return None
+    offset, uncertainty = round(-best.ahead, 6), round(best.round_trip / 2, 6)
+    return ClockFacts(reference=assignment.reference, offset=offset, uncertainty=uncertainty)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

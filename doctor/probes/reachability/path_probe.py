@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import socket
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from doctor.core.facts.probe_results import ReachOutcome
 from doctor.probes.reachability.tcp_info import TcpInfo, read_tcp_info
@@ -87,7 +87,11 @@ class PathProbe:
             path.full_size_arrived = self._full_size(connection, address, port, word, burst)
         info = read_tcp_info(connection)
         reset_connection(connection)
-        path.round_trip = _shortest(moments, info)
+        # That of the kernel too: a busy processor lengthens the others.
+        trips = [moment.round_trip for moment in moments]
+        if info is not None and info.round_trip is not None:
+            trips.append(info.round_trip)
+        path.round_trip = min(trips, default=None)
         # What vanished with the large packets counts there and not as loss.
         path.info = None if path.full_size_arrived is False else info
         return path
@@ -114,13 +118,18 @@ class PathProbe:
         if connection is None:
             return PathResult(outcome, seconds), None
         patience = self._deadline.left(GREETING_SECONDS)
-        outcome_of_greeting = _greet(connection, word, ProbeDeadline(patience))
-        if outcome_of_greeting == "open":
-            return PathResult("open", seconds), connection
+        try:
+            answer = send_and_receive(connection, greeting(word), WELCOME_BYTES, ProbeDeadline(patience))
+        except TimeoutError:
+            outcome = "unanswered" if patience >= SILENT_SECONDS else None
+        except ConnectionCut:
+            outcome = "stranger"
+        else:
+            if answer == welcome(word):
+                return PathResult("open", seconds), connection
+            outcome = "stranger"
         reset_connection(connection)
-        return PathResult(
-            None if outcome_of_greeting == "unanswered" and patience < SILENT_SECONDS else outcome_of_greeting, seconds
-        ), None
+        return PathResult(outcome, seconds), None
 
     def _echoes(self, connection: socket) -> list[ClockSample]:
         moments: list[ClockSample] = []
@@ -171,20 +180,3 @@ class PathProbe:
         except ConnectionCut:
             return None
         return True
-
-
-def _shortest(moments: list[ClockSample], info: TcpInfo | None) -> float | None:
-    """Return the shortest round trip, that of the kernel included: a busy processor lengthens the others."""
-    seen = [moment.round_trip for moment in moments]
-    return min([*seen, info.round_trip] if info is not None and info.round_trip is not None else seen, default=None)
-
-
-def _greet(connection: socket, word: str, limit: ProbeDeadline) -> Literal["open", "stranger", "unanswered"]:
-    """Return whether the peer knows the word."""
-    try:
-        answer = send_and_receive(connection, greeting(word), WELCOME_BYTES, limit)
-    except TimeoutError:
-        return "unanswered"
-    except ConnectionCut:
-        return "stranger"
-    return "open" if answer == welcome(word) else "stranger"

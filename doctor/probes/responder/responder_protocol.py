@@ -72,7 +72,12 @@ class ResponderProtocol:
         if self._expects_handshake:
             self.handshake = TransferHandshake.decode(whole)
             return b""
-        return self._open(whole, arrived) if self.greeted else self._greet(whole)
+        if not self.greeted:
+            return self._greet(whole)
+        (self._body,) = LENGTH.unpack(whole)
+        if self._body > LARGEST:
+            raise ProtocolViolation
+        return b"" if self._body else self._times(arrived)
 
     def _greet(self, words: bytes) -> bytes:
         if words == transfer_greeting(self._word):
@@ -82,12 +87,6 @@ class ResponderProtocol:
             raise ProtocolViolation
         self.greeted = True
         return welcome(self._word)
-
-    def _open(self, header: bytes, arrived: float) -> bytes:
-        (self._body,) = LENGTH.unpack(header)
-        if self._body > LARGEST:
-            raise ProtocolViolation
-        return b"" if self._body else self._times(arrived)
 
     def _times(self, arrived: float) -> bytes:
         return TIMES.pack(arrived, self._clock())

@@ -21,18 +21,18 @@ TRY_SECONDS = 1.6
 SILENT_SECONDS = 1.5
 """A shorter time without an answer is inconclusive: one lost packet costs a second."""
 
-_NO_WAY = frozenset(
-    {
-        errno.ENETUNREACH,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.EHOSTDOWN,
-        errno.EADDRNOTAVAIL,
-        errno.EAFNOSUPPORT,
-        errno.EACCES,  # A route of type prohibit.
-        errno.EINVAL,  # A route of type blackhole.
-    }
-)
+_OUTCOMES: dict[int | None, ReachOutcome] = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "stranger",  # The handshake was completed, and then cut off.
+    errno.ENETUNREACH: "unroutable",
+    errno.EHOSTUNREACH: "unroutable",
+    errno.ENETDOWN: "unroutable",
+    errno.EHOSTDOWN: "unroutable",
+    errno.EADDRNOTAVAIL: "unroutable",
+    errno.EAFNOSUPPORT: "unroutable",
+    errno.EACCES: "unroutable",  # A route of type prohibit.
+    errno.EINVAL: "unroutable",  # A route of type blackhole.
+}
 
 _AT_ONCE = struct.pack("ii", 1, 0)
 """Value of SO_LINGER: linger for 0 s."""
@@ -85,22 +85,12 @@ def _connect(
             connection.bind((source, 0))
         connection.connect((address, port))
         return "open", connection
+    except TimeoutError:
+        connection.close()
+        return "silent", None
     except (OSError, OverflowError) as error:
         connection.close()
-        return _outcome(error), None
-
-
-def _outcome(error: OSError | OverflowError) -> ReachOutcome | None:
-    if isinstance(error, TimeoutError):
-        return "silent"
-    if not isinstance(error, OSError):
-        return None
-    if error.errno == errno.ECONNREFUSED:
-        return "refused"
-    if error.errno == errno.ECONNRESET:
-        # A handshake that is refused ends as ECONNREFUSED: this one was completed, and then cut off.
-        return "stranger"
-    return "unroutable" if error.errno in _NO_WAY else None
+        return _OUTCOMES.get(getattr(error, "errno", None)), None
 
 
 def affordable(most: int) -> int:

@@ -80,7 +80,11 @@ class TorchChild:
             if processors:
                 os.sched_setaffinity(0, own)
         self._listen(self._child.stdout, self._answers.put, partial(self._answers.put, None))
-        self._listen(self._child.stderr, self._keep, lambda: None)
+        self._listen(
+            self._child.stderr,
+            lambda line: self._lines.append(line.decode("utf-8", "replace").rstrip()),
+            lambda: None,
+        )
 
     def _listen(self, pipe: IO[bytes] | None, take: Callable[[bytes], None], end: Callable[[], None]) -> None:
         def read() -> None:
@@ -90,9 +94,6 @@ class TorchChild:
             end()
 
         threading.Thread(target=read, name="doctor-child", daemon=True).start()
-
-    def _keep(self, line: bytes) -> None:
-        self._lines.append(line.decode("utf-8", "replace").rstrip())
 
     def ask(self, work: str, argument: object, kind: type[R], seconds: float) -> R:
         """Return the result of ``work`` for ``argument`` (a msgspec Struct or plain data), decoded as ``kind``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -71,13 +71,8 @@ class StorageStage(Stage):
 
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Write, read, read again, remove, write again: the orders of each step that has any."""
-        for plan in (
-            self._plan_writing,
-            self._plan_reading,
-            self._plan_reading_again,
-            self._plan_clearing,
-            self._plan_again,
-        ):
+        reading = (self._plan_reading, self._plan_reading_again)
+        for plan in (self._plan_writing, *reading, self._plan_clearing, self._plan_again):
             if orders := plan(job, [process for process in processes if process.speaks]):
                 job, processes = yield orders
 
@@ -96,8 +91,7 @@ class StorageStage(Stage):
             f"{-(-largest >> 20)} MiB from {_each(len(self._places))} written to {', '.join(sorted(paths)[:4])}"
             " and removed again"
         )
-        tasks: dict[int, _Task] = {host: ("write", places, True) for host, places in self._places.items()}
-        return _orders(processes, tasks, words, WRITE_SECONDS)
+        return _orders(processes, "write", self._places, words, WRITE_SECONDS, hold=True)
 
     def _plan_reading(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         """Read along a ring of the hosts that wrote to the same path."""
@@ -136,8 +130,7 @@ class StorageStage(Stage):
             if reader != writer:
                 addressed = replace(wrote, writer=names.get(writer, ""))
                 tasks[reader] = (*tasks.get(reader, ()), addressed)
-        orders: dict[int, _Task] = {host: ("read", places, False) for host, places in tasks.items()}
-        return _orders(processes, orders, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
+        return _orders(processes, "read", tasks, f"{what}, read by {counted(len(tasks), 'host')}", READ_SECONDS)
 
     def _written(self, job: Job, path: str) -> Iterable[tuple[int, ProbeDirectory]]:
         for local in job.by_host():
@@ -149,7 +142,7 @@ class StorageStage(Stage):
 
     def _plan_clearing(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         words = f"what {counted(len(self._places), 'host')} wrote is removed"
-        return _orders(processes, dict.fromkeys(self._places, _CLEAR), words, CLEAR_SECONDS)
+        return _orders(processes, "clear", dict.fromkeys(self._places, ()), words, CLEAR_SECONDS)
 
     def _plan_again(self, job: Job, processes: Sequence[ProbeParticipant]) -> StageOrders | None:
         """Write again on hosts that were slow somewhere, and on a few others."""
@@ -157,15 +150,11 @@ class StorageStage(Stage):
         for slow in slow_storage(job):
             usual = [host for host, _ in self._written(job, slow.path) if host not in slow.places][:USUAL_HOSTS]
             for host in (*slow.places, *usual):
-                again = [
-                    replace(place, name=f"{place.name}-2")
-                    for place in self._places.get(host, ())
-                    if place.path == slow.path
-                ]
-                tasks[host] = (*tasks.get(host, ()), *again)
+                again = [place for place in self._places.get(host, ()) if place.path == slow.path]
+                renamed = (replace(place, name=f"{place.name}-2") for place in again)
+                tasks[host] = (*tasks.get(host, ()), *renamed)
         words = f"what was slow once more, from {_each(len(tasks))}"
-        orders: dict[int, _Task] = {host: ("write", places, False) for host, places in tasks.items()}
-        return _orders(processes, orders, words, WRITE_SECONDS)
+        return _orders(processes, "write", tasks, words, WRITE_SECONDS)
 
     def take_part(self, order: bytes, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
         """Write, read or remove, in children."""
@@ -221,25 +210,20 @@ def _each(hosts: int) -> str:
     return "1 host" if hosts == 1 else f"each of {hosts} hosts"
 
 
-_Task = tuple[Literal["write", "read", "clear"], tuple[ProbeDirectory, ...], bool]
-_CLEAR: _Task = ("clear", (), False)
-
-
 def _orders(
-    processes: Sequence[ProbeParticipant], tasks: dict[int, _Task], words: str, seconds: float
+    processes: Sequence[ProbeParticipant],
+    act: Literal["write", "read", "clear"],
+    places: Mapping[int, tuple[ProbeDirectory, ...]],
+    words: str,
+    seconds: float,
+    *,
+    hold: bool = False,
 ) -> StageOrders | None:
-    orders = {process.token: StorageOrder(*tasks[process.host]) for process in processes if process.host in tasks}
-    files = [place.size for process in processes for place in tasks.get(process.host, _CLEAR)[1]]
-    return StageOrders.of(orders, seconds, _costs(words, files, seconds)) if orders else None
-
-
-def _costs(words: str, files: Sequence[int], seconds: float) -> str:
-    """Format the cost.
-
-    ``files``: bytes of all that are written or read, each by a child of its own at the same time; none if they are
-    removed, which all hosts do at once.
-    """
-    if not files:
-        return f"storage: {words}, all at once, at most {in_seconds(seconds)}"
-    each = counted(len(files), "file")
-    return f"storage: {words}, {each} at once, at most {in_bytes(sum(files))} in all and {in_seconds(seconds)}"
+    """Return the orders of the hosts with ``places``. Files are written or read each by a child, at the same time."""
+    asked = {process.token: places[process.host] for process in processes if process.host in places}
+    files = [place.size for own in asked.values() for place in own]
+    costs = "all at once, at most"
+    if files:
+        costs = f"{counted(len(files), 'file')} at once, at most {in_bytes(sum(files))} in all and"
+    orders = {token: StorageOrder(act, own, hold) for token, own in asked.items()}
+    return StageOrders.of(orders, seconds, f"storage: {words}, {costs} {in_seconds(seconds)}") if orders else None
