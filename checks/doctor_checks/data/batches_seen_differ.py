@@ -36,8 +36,6 @@ from doctor_checks.data._rank_loaders import (
     peer_loaders,
 )
 
-_CONSEQUENCES = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
-
 
 class _EpochBatches(NamedTuple):
     """The batches that ranks saw of an epoch. ``ended``: the ranks whose loader was exhausted."""
@@ -212,7 +210,7 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         effect="" if is_error else _effect(readers.is_one_job),
         fix=_fix(job, readers, shortest),
         severity=Severity.ERROR if is_error else Severity.INFO,
-        explains=_CONSEQUENCES if is_error else (),
+        explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
 
 

@@ -37,7 +37,6 @@ from doctor_checks.data._rank_loaders import (
     peer_loaders,
 )
 
-_CONSEQUENCES = ("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012")
 _SHARDED = ("fsdp", "deepspeed_stage_3", "model_parallel", "FullyShardedDataParallel")
 """Strategies that gather parameters in every forward pass, so in every evaluation batch too."""
 _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -333,7 +332,7 @@ def _finding(job: Job, ends: _Ends) -> Finding:
         effect="" if is_error else _MILD if ends.is_one_job else _APART,
         fix=f"{how}: {_even(ends.members)}.",
         severity=Severity.ERROR if is_error else Severity.INFO,
-        explains=_CONSEQUENCES if is_error else (),
+        explains=("DATA010", "RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
 
 

@@ -20,7 +20,6 @@ _NAMED_ELSEWHERE = (
 )
 """Messages with the reason of a worker's death: memory, shared memory, open files, a device that does not survive a
 fork."""
-_OTHER_CAUSES = ("MemoryError", "OutOfMemoryError")
 _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
 
 
@@ -69,7 +68,7 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             )
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
-        if kind not in _OTHER_CAUSES:
+        if kind not in ("MemoryError", "OutOfMemoryError"):
             yield finding_from_logs(
                 group,
                 f"a data worker raised {kind}",

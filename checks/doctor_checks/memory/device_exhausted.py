@@ -30,8 +30,6 @@ _FIXES = {
 
 _CONFIDENCE = {"unknown": 0.8}
 
-SYMPTOMS_OF_A_RANK = ("RUN001", "RUN004", "RUN012", "GPU022")
-
 GIB = 1 << 30
 _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True), "forward")
 
@@ -99,7 +97,7 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
                     "holds_most": _holders(snapshot),
                 },
                 confidence=0.8,
-                explains=SYMPTOMS_OF_A_RANK,
+                explains=("RUN001", "RUN004", "RUN012", "GPU022"),
             )
 
 

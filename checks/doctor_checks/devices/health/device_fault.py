@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import (
-    Job,
-    Severity,
-    Verdict,
-    check,
-    event_groups,
-    finding_from_logs,
-    line_of,
-    ranks_in_words,
-)
+from doctor.api import Job, Severity, Verdict, check, event_groups, finding_from_logs, line_of, ranks_in_words
 from doctor.testing import Fails, Passes, logged
 
 

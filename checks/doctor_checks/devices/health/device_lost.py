@@ -31,10 +31,7 @@ def _told(job: Job) -> Iterator[Finding]:
     if is_logged(job, "gpu.lost"):
         return
     for reported in logged_xids(job, {"lost"}):
-        yield reported.finding(_CONSEQUENCES)
-
-
-_CONSEQUENCES = ("GPU002", "GPU010", "GPU013", "GPU021", "GPU022")
+        yield reported.finding(("GPU002", "GPU010", "GPU013", "GPU021", "GPU022"))
 
 
 @check(

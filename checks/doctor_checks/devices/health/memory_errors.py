@@ -13,10 +13,7 @@ from doctor_checks.devices._xid_events import logged_xids, xids_of
 
 def _told(job: Job) -> Iterator[Finding]:
     for reported in logged_xids(job, {"memory"}):
-        yield reported.finding(_CONSEQUENCES)
-
-
-_CONSEQUENCES = ("GPU010", "GPU019", "GPU022")
+        yield reported.finding(("GPU010", "GPU019", "GPU022"))
 
 
 @check(

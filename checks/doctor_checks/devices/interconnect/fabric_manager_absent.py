@@ -36,11 +36,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "NCCL_NVLS_ENABLE=0 does without.",
             severity=Severity.WARNING if _went_on(job, group) else None,
             confidence=0.9 if group.value("stated") else 0.7,
-            explains=_CONSEQUENCES,
+            explains=("GPU013", "GPU018", "GPU021", "GPU022", "GPU023"),
         )
-
-
-_CONSEQUENCES = ("GPU013", "GPU018", "GPU021", "GPU022", "GPU023")
 
 
 def _went_on(job: Job, group: EventGroup) -> bool:

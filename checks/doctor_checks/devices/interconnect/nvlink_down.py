@@ -25,10 +25,7 @@ def _bridged(pairs: int) -> JobBuilder:
 
 def _told(job: Job) -> Iterator[Finding]:
     for reported in logged_xids(job, {"nvlink"}):
-        yield reported.finding(_CONSEQUENCES)
-
-
-_CONSEQUENCES = ("GPU010", "GPU018", "GPU022")
+        yield reported.finding(("GPU010", "GPU018", "GPU022"))
 
 
 @check(

@@ -13,8 +13,6 @@ from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.collective_timings import exchanged
 
-_SHOWN = 8
-
 COMES_WITH_OTHERS = ("out of memory", "busy or unavailable", "is this rank's", "memory are free", "no answer within")
 """Errors that say more of the moment, or of the doctor, than of the device."""
 
@@ -207,7 +205,7 @@ def _slow_messages(near: SlowNeighbour) -> Finding:
         evidence={
             "messages": {
                 f"{one.source} -> {one.target}": f"{one.value / 1e9:.1f} GB/s, usual {typical / 1e9:.1f} GB/s"
-                for one, typical in near.messages[:_SHOWN]
+                for one, typical in near.messages[:8]
             },
             "exclude": [near.host],
         },

@@ -27,21 +27,12 @@ from doctor.api import (
     merge,
     source_of,
 )
-from doctor.facts import (
-    Address,
-    EnvironmentFacts,
-    Interface,
-    InterfaceFacts,
-    MasterFacts,
-    NcclFacts,
-    SoftwareFacts,
-)
+from doctor.facts import Address, EnvironmentFacts, Interface, InterfaceFacts, MasterFacts, NcclFacts, SoftwareFacts
 from doctor.knowledge.interface_syntax import gloo_names, nccl_interface_list, nccl_socket_family
 from doctor.testing import Fails, Passes, healthy, logged
 
 _UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
 _LINK_LOCAL = Interface("eth0", addresses=(Address("inet6", "fe80::5054:ff:fe12:3456", 64),))
-_NO_ADDRESS = Interface("eth1")
 _DOWN = Interface("eth1", up=False, running=False, addresses=(Address("inet", "10.1.0.1", 24),))
 _NO_CARRIER = Interface("eth1", running=False, addresses=(Address("inet", "10.1.0.1", 24),))
 
@@ -141,7 +132,7 @@ _LOST = (
         Fails(
             "Gloo's interface has no address",
             healthy(2, 1)
-            .alter(InterfaceFacts, interfaces=lambda old: (*old, _NO_ADDRESS))
+            .alter(InterfaceFacts, interfaces=lambda old: (*old, Interface("eth1")))
             .environ(GLOO_SOCKET_IFNAME="eth1"),
             ranks=(0, 1),
         ),

@@ -28,8 +28,7 @@ from doctor.testing import Fails, Passes, logged, package_frame, running, stalle
 from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
 from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
 
-_ZERO = "if self.global_rank == 0, line 56"
-_GATHER = user_frame(57, condition=_ZERO)
+_GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
 _SYNC = package_frame("lightning/fabric/utilities/distributed.py", 213, "_sync_ddp")
 _LOG = package_frame("lightning/pytorch/trainer/connectors/logger_connector/result.py", 248, "compute")
 _LOOP = package_frame("lightning/pytorch/loops/fit_loop.py", 486, "on_advance_end")

@@ -6,17 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.logs.root_event import LOST_PEERS, LaterEvents, exceptions, first_trouble, nature_of_exception
-from doctor.api import (
-    EventGroup,
-    Job,
-    Scope,
-    Severity,
-    Verdict,
-    check,
-    finding_from_logs,
-    line_of,
-    ranks_in_words,
-)
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs, line_of, ranks_in_words
 from doctor.testing import Fails, Passes, logged
 
 _RECV = (

@@ -52,7 +52,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     """Exceptions without a rank label, and processes whose end only a launcher reported."""
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
-            yield suspect.finding(_RAS_FIX)
+            yield suspect.finding(
+                "See the end of that rank's log, and on its host `dmesg -T | grep -iE 'killed process|oom|nvrm'`."
+            )
     found = diagnose_stall(job)
     if job.evidence is None or (found and found.kind in ("died", "differ") and found.confidence >= _OWN):
         return
@@ -89,9 +91,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.25,
             symptoms=False,
         )
-
-
-_RAS_FIX = "See the end of that rank's log, and on its host `dmesg -T | grep -iE 'killed process|oom|nvrm'`."
 
 
 def _signals(job: Job) -> tuple[Event, ...]:
@@ -317,7 +316,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
                 "consequences": list(found.ending.consequences[:64]),
                 "others_were_in": _others_were_in(found),
                 **stall_evidence(found),
-                **({"said": own[:_SHOWN]} if own else {}),
+                **({"said": own[:4]} if own else {}),
             },
             fix=_fix(found, found.ending),
             # A lost peer, or a general NCCL error, in a log is a failure without its cause.
@@ -343,9 +342,6 @@ def _certainty(failure: Failure | None) -> float:
 
 _CERTAINTY = {"exit code": 0.6, "SIGKILL": 0.7, "SIGSEGV": 0.85, "SIGBUS": 0.8}
 """Confidence that an error which only names how a process ended is the cause."""
-
-
-_SHOWN = 4
 
 
 def _way(frames: tuple[Frame, ...], most: int = 3) -> list[str]:

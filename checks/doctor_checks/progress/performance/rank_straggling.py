@@ -26,8 +26,6 @@ NEAR = 0.5
 all of it: 1.00 to 1.01 in monitored loops of two ranks on a busy host, with and without accumulation. Medians of
 varying parts do not add up, hence one half."""
 
-NOTHING_TO_COMPARE = "not enough steps yet on ranks that do the same work"
-
 
 def _windows(count: int = 6, first: int = 100, mean: float | None = None, **parts: float) -> StepFacts:
     """``count`` windows of 20 steps with these parts in seconds per step, else those of ``running``.
@@ -185,7 +183,7 @@ def rank_straggling(
         if len(windows) > 1:
             yield from _judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share)
     if not found:
-        yield Skip(NOTHING_TO_COMPARE)
+        yield Skip("not enough steps yet on ranks that do the same work")
 
 
 class _Lag(NamedTuple):
