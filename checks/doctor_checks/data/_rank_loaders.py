@@ -177,8 +177,7 @@ def newest_common_epoch(epochs: Mapping[int, Sequence[LoaderEpoch]]) -> dict[int
 
 def shared_draws_by_position(epochs: Mapping[int, LoaderEpoch]) -> dict[int, float]:
     """By index, the share of the draws of a rank that another rank drew at the same position, as far as known."""
-    known = min((len(epoch.first) for epoch in epochs.values()), default=0)
-    known = min(known, MOST_PLACES)
+    known = min(MOST_PLACES, *(len(epoch.first) for epoch in epochs.values())) if epochs else 0
     if known < LEAST_DRAWN:
         return _shared({data_rank: (epoch.drawn,) for data_rank, epoch in epochs.items() if epoch.drawn is not None})
     return _shared({data_rank: tuple(enumerate(epoch.first[:known])) for data_rank, epoch in epochs.items()})

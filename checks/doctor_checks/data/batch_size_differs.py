@@ -118,7 +118,26 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
     for readers in loaders:
         found, is_certain = _sizes(readers, dynamic_ratio)
         if found.minorities:
-            yield _finding(job, readers, found, Severity.WARNING if is_certain else Severity.INFO)
+            severity = Severity.WARNING if is_certain else Severity.INFO
+            ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
+            sizes = ", ".join(str(group.value) for group in found.minorities[:4])
+            common = found.common.value if found.common else None
+            what = "the batch size" if severity is Severity.WARNING else "the mean batch size"
+            yield Finding(
+                f"{what} of the {readers.name} is {sizes} on {ranks_in_words(ranks)}"
+                + (f", elsewhere {common}" if common is not None else ": split evenly"),
+                ranks=ranks,
+                evidence={"sizes": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
+                fix=advice(
+                    job,
+                    lightning=f"let `{loader_hook(readers.stage)}` give the same `batch_size` on all ranks; after "
+                    "`Tuner.scale_batch_size`, which may end with another result on each rank, broadcast the smallest.",
+                    transformers="`TrainingArguments(per_device_train_batch_size=…)` with the same number on all "
+                    "ranks, and `auto_find_batch_size=False`.",
+                    plain="`DataLoader(..., batch_size=…)` with the same number on all ranks.",
+                ),
+                severity=severity,
+            )
 
 
 def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, bool]:
@@ -128,7 +147,11 @@ def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, b
     configured = {data_rank: reader.loader.batch_size for data_rank, reader in data_ranks.items()}
     if None not in configured.values() and is_certain:
         return split_values(configured), True
-    whole = {data_rank: _whole(reader) for data_rank, reader in data_ranks.items()}
+    # The largest batch seen: smaller ones are the last batches of workers.
+    whole = {
+        data_rank: max((size for epoch in reader.loader.epochs for size in epoch.sizes), default=None)
+        for data_rank, reader in data_ranks.items()
+    }
     if is_certain and None not in whole.values():
         return split_values(whole), True
     means = {data_rank: mean for data_rank, reader in data_ranks.items() if (mean := _mean(reader)) is not None}
@@ -138,35 +161,7 @@ def _sizes(readers: PeerLoaders, dynamic_ratio: float) -> tuple[MajoritySplit, b
     return split_values({} if same else {data_rank: round(mean, 1) for data_rank, mean in means.items()}), False
 
 
-def _whole(reader: RankLoader) -> int | None:
-    """The largest batch seen: smaller ones are the last batches of workers."""
-    sizes = [size for epoch in reader.loader.epochs for size in epoch.sizes]
-    return max(sizes, default=None)
-
-
 def _mean(reader: RankLoader) -> float | None:
     counted = [(epoch.samples, epoch.batches) for epoch in reader.loader.epochs if epoch.samples and epoch.batches]
     samples, batches = (sum(column) for column in zip(*counted, strict=True)) if counted else (0, 0)
     return samples / batches if batches else None
-
-
-def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit, severity: Severity) -> Finding:
-    ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
-    sizes = ", ".join(str(group.value) for group in found.minorities[:4])
-    common = found.common.value if found.common else None
-    what = "the batch size" if severity is Severity.WARNING else "the mean batch size"
-    return Finding(
-        f"{what} of the {readers.name} is {sizes} on {ranks_in_words(ranks)}"
-        + (f", elsewhere {common}" if common is not None else ": split evenly"),
-        ranks=ranks,
-        evidence={"sizes": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
-        fix=advice(
-            job,
-            lightning=f"let `{loader_hook(readers.stage)}` give the same `batch_size` on all ranks; after "
-            "`Tuner.scale_batch_size`, which may end with another result on each rank, broadcast the smallest.",
-            transformers="`TrainingArguments(per_device_train_batch_size=…)` with the same number on all ranks, and "
-            "`auto_find_batch_size=False`.",
-            plain="`DataLoader(..., batch_size=…)` with the same number on all ranks.",
-        ),
-        severity=severity,
-    )

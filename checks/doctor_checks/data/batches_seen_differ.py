@@ -44,6 +44,10 @@ class _EpochBatches(NamedTuple):
     batches: dict[int, int]
     ended: frozenset[int]
 
+    @property
+    def shortest(self) -> int:
+        return min(self.batches[rank] for rank in self.ended)
+
 
 def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", world: int = 3) -> JobBuilder:
     """A job whose ranks saw so many batches of the first epoch, with or without the end of the loader."""
@@ -143,12 +147,12 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
     for readers in readers_known:
         if all(reader.training.joins for reader in readers.members):
             continue
-        differing = next((seen for seen in _epochs(readers) if _differs(seen)), None)
+        # Ranks that are behind the one whose loader was exhausted may still end equally.
+        ended = (seen for seen in _epochs(readers) if seen.ended)
+        differing = next((seen for seen in ended if max(seen.batches.values()) > seen.shortest), None)
         if differing is None:
             continue
-        shortest = min(differing.batches[rank] for rank in differing.ended)
-        odd = _odd(job, differing, shortest)
-        if odd:
+        if odd := _odd(job, differing):
             yield _finding(job, readers, differing, odd)
         else:
             yield Unknown("a loader has ended, and it is not seen yet whether those of most ranks go on", readers.ranks)
@@ -166,19 +170,12 @@ def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:
         yield _EpochBatches(number, batches[number], frozenset(ended.get(number, ())))
 
 
-def _differs(seen: _EpochBatches) -> bool:
-    """Whether a loader was exhausted while another gave more batches; ranks that are behind may still end equally."""
-    if not seen.ended:
-        return False
-    shortest = min(seen.batches[rank] for rank in seen.ended)
-    return any(batches > shortest for batches in seen.batches.values())
-
-
-def _odd(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None:
+def _odd(job: Job, seen: _EpochBatches) -> tuple[int, ...] | None:
     """The minority.
 
     Ranks that are not beyond the shortest and did not end there count like the longer ones in a stuck run; while it
     runs and they are decisive, the result is ``None``."""
+    shortest = seen.shortest
     known = {rank: count for rank, count in seen.batches.items() if rank in seen.ended or count > shortest}
     undecided = set(seen.batches).difference(known)
     longer = min(count for count in known.values() if count > shortest)
@@ -191,7 +188,7 @@ def _odd(job: Job, seen: _EpochBatches, shortest: int) -> tuple[int, ...] | None
 
 
 def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int, ...]) -> Finding:
-    shortest = min(seen.batches[rank] for rank in seen.ended)
+    shortest = seen.shortest
     is_error = readers.stage in TRAINING and readers.is_one_job
     counts = {rank: f"{count} {'in all' if rank in seen.ended else 'so far'}" for rank, count in seen.batches.items()}
     mine = {seen.batches[rank] for rank in odd}
@@ -208,7 +205,17 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
             "goes_with": list(correlates(job, odd)),
         },
         effect="" if is_error else _effect(readers.is_one_job),
-        fix=_fix(job, readers, shortest),
+        fix=advice(
+            job,
+            lightning=f"`Trainer({limit_argument(readers.stage)}={shortest})` ends all ranks together; better, the "
+            f"data set behind `{loader_hook(readers.stage)}` gives all ranks as many samples and drops the rest: "
+            "Lightning parts no iterable data set by itself.",
+            transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together; better, part the stream "
+            "so that all shards are as long.",
+            plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
+            "`with torch.distributed.algorithms.Join([model]):` lets the longer ones go on alone; better, part the "
+            "stream so that all shards are as long.",
+        ),
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
     )
@@ -222,17 +229,3 @@ def _effect(is_one_job: bool) -> str:
 
 def _listed(values: set[int]) -> str:
     return ", ".join(f"{value:,}" for value in sorted(values)[:4]) + (" and others" if len(values) > 4 else "")
-
-
-def _fix(job: Job, readers: PeerLoaders, shortest: int) -> str:
-    return advice(
-        job,
-        lightning=f"`Trainer({limit_argument(readers.stage)}={shortest})` ends all ranks together; better, the data "
-        f"set behind `{loader_hook(readers.stage)}` gives all ranks as many samples and drops the rest: Lightning "
-        "parts no iterable data set by itself.",
-        transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together; better, part the stream so "
-        "that all shards are as long.",
-        plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
-        "`with torch.distributed.algorithms.Join([model]):` lets the longer ones go on alone; better, part the stream "
-        "so that all shards are as long.",
-    )

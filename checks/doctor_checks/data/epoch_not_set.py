@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check, merge
 from doctor.facts import LoaderEpoch, LoaderFacts, Sampler, TrainingFacts
@@ -22,12 +21,6 @@ from doctor_checks.data._rank_loaders import (
 
 _SHUFFLED = (40, 7, 93, 12, 66, 5, 81, 30, 54, 19)
 _OTHERWISE = (12, 93, 5, 40, 30, 7, 54, 66, 19, 81)
-
-
-class _Repeat(NamedTuple):
-    reader: RankLoader
-    first: LoaderEpoch
-    second: LoaderEpoch
 
 
 def _drawn(
@@ -92,9 +85,13 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
         yield Skip("no map-style data set is shuffled")
     compared = False
     for readers in loaders:
-        repeats = [repeat for reader in readers.members if _may_shuffle(reader) for repeat in _repeats(reader)]
-        compared |= any(_newest_two(reader) for reader in readers.members)
-        yield from merge(_finding(job, readers, repeat) for repeat in repeats)
+        pairs = [(reader, pair) for reader in readers.members if (pair := _newest_two(reader))]
+        compared |= bool(pairs)
+        yield from merge(
+            _finding(job, readers, reader, *pair)
+            for reader, pair in pairs
+            if _may_shuffle(reader) and same_order(*pair) and _is_shuffled(reader.loader.sampler, pair[1])
+        )
     if loaders and not compared:
         yield from why_no_draws(job, "fewer than two epochs were drawn so far")
 
@@ -109,12 +106,6 @@ def _newest_two(reader: RankLoader) -> tuple[LoaderEpoch, LoaderEpoch] | None:
     return (known[-2], known[-1]) if len(known) > 1 and known[-2].epoch != known[-1].epoch else None
 
 
-def _repeats(reader: RankLoader) -> Iterator[_Repeat]:
-    pair = _newest_two(reader)
-    if pair is not None and same_order(*pair) and _is_shuffled(reader.loader.sampler, pair[1]):
-        yield _Repeat(reader, *pair)
-
-
 def _is_shuffled(sampler: Sampler | None, epoch: LoaderEpoch) -> bool:
     """An unknown sampler shuffles if it has a seed and draws in no sorted order."""
     if sampler is None or sampler.shuffle is not None:
@@ -123,25 +114,25 @@ def _is_shuffled(sampler: Sampler | None, epoch: LoaderEpoch) -> bool:
     return has_seed and list(epoch.first) != sorted(epoch.first)
 
 
-def _finding(job: Job, readers: PeerLoaders, repeat: _Repeat) -> Finding:
-    sampler = repeat.reader.loader.sampler
+def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEpoch, second: LoaderEpoch) -> Finding:
+    sampler = reader.loader.sampler
     assert sampler is not None
     return Finding(
-        f"{sampler.name} of the {readers.name} shuffles epochs {repeat.first.epoch} and {repeat.second.epoch} alike",
-        ranks=(repeat.reader.rank,),
+        f"{sampler.name} of the {readers.name} shuffles epochs {first.epoch} and {second.epoch} alike",
+        ranks=(reader.rank,),
         evidence={
-            "epochs": [repeat.first.epoch, repeat.second.epoch],
-            "first_indices": list(repeat.second.first[:8]),
+            "epochs": [first.epoch, second.epoch],
+            "first_indices": list(second.first[:8]),
             "sampler": sampler.name,
             "epoch_of_sampler": sampler.epoch,
             "seed": sampler.seed if sampler.seed is not None else sampler.generator_seed,
         },
-        fix=_fix(job, sampler, repeat),
+        fix=_fix(job, sampler, second),
     )
 
 
-def _fix(job: Job, sampler: Sampler, repeat: _Repeat) -> str:
-    if sampler.epoch is not None and sampler.epoch == repeat.second.epoch:
+def _fix(job: Job, sampler: Sampler, epoch: LoaderEpoch) -> str:
+    if sampler.epoch is not None and sampler.epoch == epoch.epoch:
         return (
             f"`{sampler.name}` knows the epoch: use it, `generator.manual_seed(self.seed + self.epoch)` in `__iter__`."
         )

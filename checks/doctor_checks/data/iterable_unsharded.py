@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import NamedTuple
 
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import LoaderEpoch, LoaderFacts, TrainingFacts
@@ -17,13 +16,6 @@ from doctor_checks.data._rank_loaders import (
     loader_hook,
     peer_loaders,
 )
-
-
-class _IdenticalStreams(NamedTuple):
-    """Data-parallel ranks with the same stream; ``epoch`` that shows it, ``None`` if their datasets do."""
-
-    data_ranks: tuple[int, ...]
-    epoch: LoaderEpoch | None
 
 
 def _streams(
@@ -117,9 +109,8 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
 
 def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
     data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _streams_data(reader)}
-    for same in _same(data_ranks):
-        ranks, loader = readers.at(same.data_ranks), readers.data_ranks[same.data_ranks[0]].loader
-        seen = same.epoch is not None
+    for same, epoch in _same(data_ranks):
+        ranks, loader = readers.at(same), readers.data_ranks[same[0]].loader
         own = (
             "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, or "
             "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`, or webdataset's `split_by_node`"
@@ -130,8 +121,8 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
             evidence={
                 "dataset": loader.dataset,
                 "sharded": loader.sharded,
-                "contents": list(same.epoch.contents[:4]) if same.epoch else None,
-                "epoch": same.epoch.epoch if same.epoch else None,
+                "contents": list(epoch.contents[:4]) if epoch else None,
+                "epoch": epoch.epoch if epoch else None,
             },
             fix=advice(
                 job,
@@ -142,7 +133,7 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
                 plain=f"{own}; accelerate's `prepare` does it too.",
             ),
             severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
-            confidence=1.0 if seen else 0.7,
+            confidence=1.0 if epoch else 0.7,
         )
     if unknown := tuple(reader.rank for reader in data_ranks.values() if len(data_ranks) > 1 and not _tells(reader)):
         yield Unknown("fewer than two batches were seen, or nothing in them that can be compared", unknown)
@@ -156,21 +147,18 @@ def _tells(reader: RankLoader) -> bool:
     return any(len(epoch.contents) > 1 for epoch in reader.loader.epochs)
 
 
-def _same(data_ranks: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
-    """Ranks whose first batches are equal one by one and vary.
+def _same(data_ranks: Mapping[int, RankLoader]) -> Iterator[tuple[tuple[int, ...], LoaderEpoch | None]]:
+    """Data-parallel ranks whose first batches are equal one by one and vary, with the epoch that shows it.
 
-    Before any batch, ranks with equal datasets that nothing shards."""
+    Before any batch, ranks with equal datasets that nothing shards, without an epoch."""
     counted = {data_rank: reader for data_rank, reader in data_ranks.items() if _tells(reader)}
     if len(counted) < 2:
-        unparted = {
-            data_rank: one
+        data_sets = {
+            data_rank: (one.loader.dataset, one.loader.fingerprint)
             for data_rank, one in data_ranks.items()
-            if one.loader.sharded is False and not one.loader.epochs
+            if one.loader.sharded is False and not one.loader.epochs and one.loader.fingerprint is not None
         }
-        yield from (
-            _IdenticalStreams(group, None)
-            for group in _grouped({data_rank: _data_set(one) for data_rank, one in unparted.items()})
-        )
+        yield from ((group, None) for group in _grouped(data_sets))
         return
     shared = set.intersection(*({epoch.epoch for epoch in one.loader.epochs} for one in counted.values()))
     for number in sorted(shared, reverse=True)[:1]:
@@ -181,12 +169,7 @@ def _same(data_ranks: Mapping[int, RankLoader]) -> Iterator[_IdenticalStreams]:
         batches = min(len(epoch.contents) for epoch in epochs.values())
         first = {data_rank: epoch.contents[:batches] for data_rank, epoch in epochs.items()}
         keys = {data_rank: contents if len(set(contents)) > 1 else None for data_rank, contents in first.items()}
-        yield from (_IdenticalStreams(group, epochs[group[0]]) for group in _grouped(keys))
-
-
-def _data_set(reader: RankLoader) -> Hashable:
-    loader = reader.loader
-    return (loader.dataset, loader.fingerprint) if loader.fingerprint is not None else None
+        yield from ((group, epochs[group[0]]) for group in _grouped(keys))
 
 
 def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:

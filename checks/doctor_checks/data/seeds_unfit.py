@@ -129,7 +129,8 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
         data_ranks = {
             data_rank: reader for data_rank, reader in readers.data_ranks.items() if _parts_in_disorder(reader)
         }
-        if not _is_one_data_set(data_ranks):
+        parted = [reader.loader for reader in data_ranks.values()]
+        if len(parted) < 2 or any(same_data_set(parted[0], other) is False for other in parted[1:]):
             continue
         found = split_values({data_rank: _seed(reader) for data_rank, reader in data_ranks.items()})
         if found.minorities:
@@ -154,11 +155,6 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
 def _parts_in_disorder(reader: RankLoader) -> bool:
     sampler = reader.loader.sampler
     return sampler is not None and sampler.distributed and sampler.shuffle is not False and not sampler.independent
-
-
-def _is_one_data_set(data_ranks: dict[int, RankLoader]) -> bool:
-    loaders = [reader.loader for reader in data_ranks.values()]
-    return len(loaders) > 1 and all(same_data_set(loaders[0], other) is not False for other in loaders[1:])
 
 
 def _draws_from_the_process(sampler: Sampler) -> bool:

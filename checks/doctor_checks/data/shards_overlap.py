@@ -154,25 +154,21 @@ def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]]
         seen = loader.fingerprint or ("", *epoch.contents[:batches])
         order = epoch.first[:places] or epoch.drawn
         buckets.setdefault((order, loader.dataset, loader.dataset_length, seen), []).append(one)
-    for bucket in list(buckets.values()):
+    for bucket in buckets.values():
         verdicts = {one.data_rank: _read_the_same(bucket[0], one, same_share) for one in bucket[1:]}
         same = [bucket[0], *(one for one in bucket[1:] if verdicts[one.data_rank])]
         loose = [one for one in bucket[1:] if verdicts[one.data_rank] is None]
         unclear += [bucket[0], *loose] if loose and len(same) == 1 else loose
         groups += [same] if len(same) > 1 else []
         alone += bucket if len(bucket) == 1 else []
-    _join(groups, alone, same_share)
-    return [group for group in groups if len(group) > 1], unclear
-
-
-def _join(groups: list[list[_Drawn]], alone: list[_Drawn], same_share: float, most: int = 32) -> None:
-    """Add ranks whose order is partly that of another, compared with the first of ``most`` groups."""
+    # Add ranks whose order is partly that of another, compared with the first of `most` groups.
     for one in alone:
-        near = next((group for group in groups[:most] if _read_the_same(group[0], one, same_share)), None)
+        near = next((group for group in groups[:32] if _read_the_same(group[0], one, same_share)), None)
         if near is not None:
             near.append(one)
         else:
             groups.append([one])
+    return [group for group in groups if len(group) > 1], unclear
 
 
 def _read_the_same(one: _Drawn, other: _Drawn, same_share: float) -> bool | None:

@@ -45,7 +45,11 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
     and change a little with the number of ranks.
     Fix: evaluate on one device, or with a sampler that neither repeats nor drops.
     """
-    loaders = [readers for readers in peer_loaders(job, ("validate", "test")) if any(map(_parts, _loaders(readers)))]
+    loaders = [
+        readers
+        for readers in peer_loaders(job, ("validate", "test"))
+        if any(loader.sampler is not None and loader.sampler.distributed for loader in _loaders(readers))
+    ]
     if not loaders:
         yield Skip("no distributed sampler in a validation or test")
     for readers in loaders:
@@ -78,10 +82,6 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
 
 def _loaders(readers: PeerLoaders) -> Iterator[Loader]:
     return (reader.loader for reader in readers.members)
-
-
-def _parts(loader: Loader) -> bool:
-    return loader.sampler is not None and loader.sampler.distributed
 
 
 def _repeated(loader: Loader) -> int:

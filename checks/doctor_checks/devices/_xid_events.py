@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.visible_devices import GpuSharers, bus_key, shares
+from doctor.analysis.visible_devices import bus_key, shares
 from doctor.api import EventGroup, Finding, Job, LocalRanks, Severity, event_groups, finding_from_logs
 from doctor.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.xid_catalog import ACTIONS, Xid, xid
@@ -62,25 +62,20 @@ def xids_of(local: LocalRanks, kinds: Collection[str]) -> Iterator[XidReport]:
             lines.setdefault((event.code, bus_key(event.device)), []).append(event)
     chosen = [(code, device) for code, device in lines if (xid(code) or UNLISTED).kind in kinds]
     by_bus = {bus_key(share.gpu.bus_id): share for share in shares(local)} if chosen else {}
+    began = log.job_started if log else None
     for code, device in chosen:
-        yield _fold(code, device, lines[code, device], log.job_started if log else None, by_bus.get(device), local)
-
-
-def _fold(
-    code: int, device: str, events: list[KernelEvent], began: float | None, share: GpuSharers | None, local: LocalRanks
-) -> XidReport:
-    last = max(events, key=lambda event: event.time or 0.0)
-    return XidReport(
-        code=code,
-        known=xid(code) or UNLISTED,
-        is_listed=xid(code) is not None,
-        device=last.device or "",
-        gpu=f"GPU {share.gpu.index}" if share else f"the GPU at {last.device or 'an unknown address'}",
-        lines=len(events),
-        last=last,
-        recent=None if began is None or last.time is None else last.time >= began,
-        ranks=share.ranks if share else local.ranks,
-    )
+        share, last = by_bus.get(device), max(lines[code, device], key=lambda event: event.time or 0.0)
+        yield XidReport(
+            code=code,
+            known=xid(code) or UNLISTED,
+            is_listed=xid(code) is not None,
+            device=last.device or "",
+            gpu=f"GPU {share.gpu.index}" if share else f"the GPU at {last.device or 'an unknown address'}",
+            lines=len(lines[code, device]),
+            last=last,
+            recent=None if began is None or last.time is None else last.time >= began,
+            ranks=share.ranks if share else local.ranks,
+        )
 
 
 class LoggedXid(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from doctor.analysis.effective_settings import group_by_value
 from doctor.api import FileFails, FilePasses, Finding, Job, LaunchFile, Severity, Verdict, Violation, check, rule
@@ -119,38 +118,32 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
     rank; or it reads one of two names that contradict each other.
     Fix: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (option:value, commas between, True or False).
     """
-    for values, ranks in group_by_value(
+    for (cuda, general, torch), ranks in group_by_value(
         job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
     ):
-        if values.cuda is not None:
-            yield from _complaints(_CUDA, values.cuda, values.torch, ranks)
-        if values.general is None:
+        if cuda is not None:
+            yield from _complaints(_CUDA, cuda, torch, ranks)
+        if general is None:
             continue
-        if values.torch is not None and within(values.torch, before="2.9"):
-            if values.cuda is None:
+        if torch is not None and within(torch, before="2.9"):
+            if cuda is None:
                 yield Finding(
-                    f"{_GENERAL} is not read by torch {values.torch}: it is from 2.9 on",
+                    f"{_GENERAL} is not read by torch {torch}: it is from 2.9 on",
                     ranks=ranks,
-                    evidence={"value": values.general, "torch": values.torch},
+                    evidence={"value": general, "torch": torch},
                     effect="The allocator runs with its defaults.",
-                    fix=f"export {_CUDA}={values.general}",
+                    fix=f"export {_CUDA}={general}",
                     severity=Severity.INFO,
                 )
             continue
-        yield from _complaints(_GENERAL, values.general, values.torch, ranks)
-        if values.cuda is not None:
-            yield from _contradictions(values.cuda, values.general, ranks)
+        yield from _complaints(_GENERAL, general, torch, ranks)
+        if cuda is not None:
+            yield from _contradictions(cuda, general, ranks)
 
 
-class _Values(NamedTuple):
-    cuda: str | None
-    general: str | None
-    torch: str | None
-
-
-def _values(environment: EnvironmentFacts, software: SoftwareFacts | None) -> _Values:
+def _values(environment: EnvironmentFacts, software: SoftwareFacts | None) -> tuple[str | None, str | None, str | None]:
     torch = software.torch.version if software and software.torch else None
-    return _Values(environment.get(_CUDA), environment.get(_GENERAL), torch)
+    return environment.get(_CUDA), environment.get(_GENERAL), torch
 
 
 def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...]) -> Iterator[Finding]:

@@ -28,8 +28,6 @@ _FIXES = {
     "limit": "Raise what torch.cuda.set_per_process_memory_fraction or the allocator's setting allows.",
 }
 
-_CONFIDENCE = {"unknown": 0.8}
-
 GIB = 1 << 30
 _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True), "forward")
 
@@ -126,6 +124,6 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
         evidence={**numbers_of(first), **held},
         fix=_FIXES.get(first.cause, ""),
         severity=Severity.WARNING if all(one.is_caught for one in found) else None,
-        confidence=_CONFIDENCE.get(first.cause, 0.9) if first.is_certain else 0.5,
+        confidence=(0.8 if first.cause == "unknown" else 0.9) if first.is_certain else 0.5,
         explains=("GPU022",),
     )

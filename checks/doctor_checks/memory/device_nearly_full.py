@@ -35,10 +35,6 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     cases=lambda: (
         Passes("empty GPUs", healthy(hosts=2, per_host=2)),
         Passes(
-            "half full",
-            healthy(per_host=2).gpu(0, memory_used=40 * GIB, processes=(GpuProcess(4242, 40 * GIB, "python"),)),
-        ),
-        Passes(
             "filled by its own rank",
             healthy(per_host=2).gpu(0, memory_used=78 * GIB, processes=(GpuProcess(10_000, 78 * GIB, "python"),)),
             silent=False,
@@ -108,7 +104,7 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
     for rank in watched:
         if rank.number in runs:
             yield from _judge_run(rank, runs[rank.number], used_share)
-    if not any(map(_is_judged, job.ranks)):
+    if not runs and not any(rank.find(GpuFacts) for rank in job.ranks):
         yield Skip("no rank uses a GPU")
     for machine, found in shares_by_machine(job):
         for share in found:
@@ -127,10 +123,6 @@ def _of_run(rank: Rank) -> RunMemoryFacts | None:
     """What the rank's own allocator tells while it trains; newer than what the driver showed, and its own."""
     facts = rank.find(RunMemoryFacts)
     return facts if facts and facts.total and facts.peak_allocated is not None else None
-
-
-def _is_judged(rank: Rank) -> bool:
-    return rank.find(GpuFacts) is not None or _of_run(rank) is not None
 
 
 def _judge_run(rank: Rank, facts: RunMemoryFacts, limit: float) -> Iterator[Finding]:
@@ -179,11 +171,7 @@ def _judge(machine: LocalRanks, share: GpuSharers) -> Finding | Unknown:
     if not foreign and not mine and not (host_ids and gpu.processes is not None):
         reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, and whose memory it is can't be seen from here"
         return Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
-    return _finding(machine, share, foreign, bool(mine and not foreign))
-
-
-def _finding(machine: LocalRanks, share: GpuSharers, foreign: list[GpuProcess], is_own: bool) -> Finding:
-    gpu = share.gpu
+    is_own = bool(mine and not foreign)
     holders = ", ".join(f"{one.name or 'a process'} (pid {one.pid}): {mebibytes(one.memory)}" for one in foreign[:3])
     by = holders or ("its own ranks" if is_own else "no process that the driver shows")
     used = f"{mebibytes(gpu.memory_used)} of {mebibytes(gpu.memory_total)}"

@@ -36,7 +36,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     all_found = exhaustions(job)
     found = tuple(one for one in all_found if one.cause == "fragmented")
     if not found:
-        yield from () if all_found else _pressed(job)
+        for group in event_groups(job, "cuda.pressure") if not all_found else ():
+            yield finding_from_logs(
+                group,
+                "the allocator gave its cache back and tried again: memory is nearly full, or broken up",
+                confidence=0.6,
+                symptoms=False,
+            )
         return
     first = found[0].shortage
     yield finding_from_logs(
@@ -48,17 +54,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         confidence=0.85,
         explains=("MEM011",),
     )
-
-
-def _pressed(job: Job) -> Iterator[Finding]:
-    """Retries that a framework counts, in a run that went on."""
-    for group in event_groups(job, "cuda.pressure"):
-        yield finding_from_logs(
-            group,
-            "the allocator gave its cache back and tried again: memory is nearly full, or broken up",
-            confidence=0.6,
-            symptoms=False,
-        )
 
 
 @check(
@@ -98,15 +93,6 @@ def _pressed(job: Job) -> Iterator[Finding]:
                 "reserved by PyTorch but unallocated."
             ),
             ranks=(1,),
-            severity=Severity.ERROR,
-        ),
-        Fails(
-            "the same message of an old torch",
-            logged(
-                "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 39.59 GiB total capacity; 29.51 "
-                "GiB already allocated; 4.19 MiB free; 37.61 GiB reserved in total by PyTorch) If reserved memory is "
-                ">> allocated memory try setting max_split_size_mb to avoid fragmentation."
-            ),
             severity=Severity.ERROR,
         ),
     ),

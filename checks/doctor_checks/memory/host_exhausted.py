@@ -80,14 +80,6 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 "srun: error: node7: task 3: Killed",
             ),
         ),
-        Passes(
-            "a step that SLURM ends because a task failed",
-            logged(
-                "srun: error: node7: task 1: Exited with exit code 1",
-                "srun: Terminating StepId=42.0",
-                "srun: error: node7: task 0: Killed",
-            ),
-        ),
         Fails(
             "Kubernetes", logged("    Last State:  Terminated", "      Reason:    OOMKilled", "      Exit Code: 137")
         ),
@@ -109,7 +101,7 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
             group,
             "a data worker was killed, nearly always because the host ran out of memory",
             confidence=0.95 if named else 0.8,
-            explains=_CONSEQUENCES,
+            explains=("DATA012",),
         )
     if not named and not workers:
         yield from (
@@ -117,9 +109,6 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
             for group in event_groups(job, "exit.killed")
             if not _has_another_cause(job, group.first)
         )
-
-
-_CONSEQUENCES = ("DATA012",)
 
 
 def _by_name(job: Job, group: EventGroup) -> Finding:
@@ -135,7 +124,7 @@ def _by_name(job: Job, group: EventGroup) -> Finding:
         ranks=group.ranks or _tasks(group) or ended_by_signal(job, "SIGKILL"),
         evidence={name: value for name in ("pid", "command", "step") if (value := group.value(name))},
         confidence=0.95,
-        explains=_CONSEQUENCES,
+        explains=("DATA012",),
     )
 
 
@@ -166,7 +155,7 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
         "host.",
         evidence={"memory_used_percent": used} if used is not None else None,
         confidence=0.8 if used is not None and used >= 90 else 0.5,
-        explains=_CONSEQUENCES,
+        explains=("DATA012",),
     )
 
 

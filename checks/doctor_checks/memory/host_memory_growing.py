@@ -161,6 +161,18 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
         worst = max(growths, key=lambda growth: growth.line.slope)
         ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
         more = f" (with others, {_a_minute(sum(one.line.slope for one in growths))})" if len(growths) > 1 else ""
+        fields = {growth.field for growth in growths}
+        process = (
+            "in the module or a callback, look for lists that grow (training_step outputs, predictions); append "
+            "loss.item() or tensor.detach().cpu() and clear them in on_train_epoch_end"
+            if uses_lightning(job)
+            else "look for lists that grow in the loop: append loss.item(), not the loss; clear them after each epoch"
+        )
+        workers = (
+            "a worker copies each page of Python objects that it only reads, for it counts references in them: hold "
+            "the data set's lists and dictionaries as numpy arrays, torch tensors or Arrow tables; until then fewer "
+            "workers"
+        )
         yield Finding(
             f"{WHO[worst.field]} of rank {worst.rank.number} on {local.name} grow"
             f"{'' if worst.field == 'workers' else 's'} by {_a_minute(worst.line.slope)}{more}: the {mebibytes(free)} "
@@ -172,7 +184,7 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
                 "seconds_left": {"expected": time.expected, "low": time.soonest, "high": time.latest},
                 "batch_at_the_end": _batch_at(worst, time.expected),
             },
-            fix=_fix(job, {growth.field for growth in growths}),
+            fix="; ".join(([process] if "resident" in fields else []) + ([workers] if "workers" in fields else [])),
             explains=("MEM008", "MEM012"),
         )
 
@@ -210,17 +222,3 @@ def _batch_at(growth: _Growth, seconds: float) -> int | None:
 
 def _a_minute(rate: float) -> str:
     return f"{rate * 60 / MIB:.0f} MiB a minute" if rate * 60 >= 10 * MIB else f"{rate * 60 / MIB:.1f} MiB a minute"
-
-
-def _fix(job: Job, fields: set[str]) -> str:
-    process = (
-        "in the module or a callback, look for lists that grow (training_step outputs, predictions); append "
-        "loss.item() or tensor.detach().cpu() and clear them in on_train_epoch_end"
-        if uses_lightning(job)
-        else "look for lists that grow in the loop: append loss.item(), not the loss; clear them after each epoch"
-    )
-    workers = (
-        "a worker copies each page of Python objects that it only reads, for it counts references in them: hold the "
-        "data set's lists and dictionaries as numpy arrays, torch tensors or Arrow tables; until then fewer workers"
-    )
-    return "; ".join(([process] if "resident" in fields else []) + ([workers] if "workers" in fields else []))

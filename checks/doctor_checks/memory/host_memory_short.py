@@ -185,7 +185,7 @@ def _holding(local: LocalRanks) -> _Holding | None:
     children = [child for run in runs for child in run.children]
     return _Holding(
         sum(run.resident or 0 for run in runs),
-        sum(map(_own, children)),
+        sum(child.memory or 0 if child.private is None else child.private for child in children),
         len(children),
         max(spaces, key=lambda space: space.share),
     )
@@ -205,10 +205,6 @@ def _spaces(name: str, host: HostFacts, runs: list[RunMemoryFacts]) -> list[_Spa
     if limit and free is not None:
         spaces.append(_Space(f"the control group on {name}", max(0, limit - free), limit))
     return spaces
-
-
-def _own(child: ChildProcess) -> int:
-    return child.private if child.private is not None else child.memory or 0
 
 
 def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float) -> Iterator[Finding]:

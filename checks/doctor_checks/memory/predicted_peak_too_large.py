@@ -77,7 +77,14 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
     `doctor estimate` shows what each saves.
     """
     # The floor is what a run holds whatever its batch is. Once steps were measured, MEM004 goes by these.
-    floors = [(rank, run) for rank in job.ranks if (run := _beginning(rank))]
+    floors = [
+        (rank, run)
+        for rank in job.ranks
+        if (run := rank.find(RunMemoryFacts))
+        and run.estimated_floor
+        and run.device_free is not None
+        and not run.samples
+    ]
     if not floors and not any(rank.find(EstimateFacts) for rank in job.ranks):
         yield Skip("no rank is before its first step with a floor that is known")
     yield from _judge_floors(floors)
@@ -96,12 +103,6 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
         yield Unknown("which GPU these ranks will use, or how much of it is free, is not known", tuple(unclear))
     for (peak, free), members in groups.items():
         yield _finding(peak, free, members)
-
-
-def _beginning(rank: Rank) -> RunMemoryFacts | None:
-    run = rank.find(RunMemoryFacts)
-    is_known = run is not None and run.estimated_floor is not None and run.device_free is not None
-    return run if run is not None and is_known and not run.samples else None
 
 
 def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from doctor.analysis.stats.outliers import Outlier, outliers
+from doctor.analysis.stats.outliers import outliers
 from doctor.analysis.stats.rank_roles import same_role
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check
@@ -98,7 +98,14 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
     """
     # A fifth more than its peers is where TraceML's memory rule begins; data-parallel rank 0 usually holds a few
     # per cent more (metrics, checkpoints), and a twentieth of the device is what a larger batch would need.
-    roles = [[holder for rank in ranks if (holder := _holder(rank))] for ranks in same_role(job)]
+    roles = [
+        [
+            _RankMemoryTotal(rank, facts, facts.total)
+            for rank in ranks
+            if (facts := rank.find(RunMemoryFacts)) and facts.total and facts.allocated is not None
+        ]
+        for ranks in same_role(job)
+    ]
     if not any(len(role) > 1 for role in roles):
         yield Skip("fewer than two ranks train on GPUs and do the same work")
     for role in roles:
@@ -109,40 +116,33 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
             for outlier in outliers(values, share=share, least=least):
                 if outlier.rank not in said:
                     said.add(outlier.rank)
-                    yield _finding(kind, outlier, role)
+                    own = next(holder for holder in role if holder.rank.number == outlier.rank)
+                    others = [holder for holder in role if holder is not own]
+                    more = outlier.excess > 0
+                    evidence: dict[str, object] = {
+                        field: {"bytes": getattr(own.facts, field), "peers_median_bytes": _median(others, field)}
+                        for field in KINDS
+                    }
+                    evidence["device_bytes"] = own.total
+                    evidence["largest_batch_units"] = {"own": _units(own), "peers_median": _middle(map(_units, others))}
+                    yield Finding(
+                        f"rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} "
+                        f"{KINDS[kind]}, its peers "
+                        f"{mebibytes(int(outlier.typical))}{'' if more else ': it does less than they'}",
+                        ranks=(outlier.rank,),
+                        evidence=evidence,
+                        fix=_FIXES[_cause(kind, own, others)]
+                        if more
+                        else "see whether its batches are smaller than those of its peers",
+                        severity=Severity.WARNING if more else Severity.INFO,
+                        explains=("MEM003", "MEM004", "MEM011"),
+                    )
 
 
 class _RankMemoryTotal(NamedTuple):
     rank: Rank
     facts: RunMemoryFacts
     total: int
-
-
-def _holder(rank: Rank) -> _RankMemoryTotal | None:
-    facts = rank.find(RunMemoryFacts)
-    return _RankMemoryTotal(rank, facts, facts.total) if facts and facts.total and facts.allocated is not None else None
-
-
-def _finding(kind: str, outlier: Outlier, role: list[_RankMemoryTotal]) -> Finding:
-    own = next(holder for holder in role if holder.rank.number == outlier.rank)
-    others = [holder for holder in role if holder is not own]
-    more = outlier.excess > 0
-    evidence: dict[str, object] = {
-        field: {"bytes": getattr(own.facts, field), "peers_median_bytes": _median(others, field)} for field in KINDS
-    }
-    evidence["device_bytes"] = own.total
-    evidence["largest_batch_units"] = {"own": _units(own), "peers_median": _middle(map(_units, others))}
-    return Finding(
-        f"rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} {KINDS[kind]}, its peers "
-        f"{mebibytes(int(outlier.typical))}{'' if more else ': it does less than they'}",
-        ranks=(outlier.rank,),
-        evidence=evidence,
-        fix=_FIXES[_cause(kind, own, others)]
-        if more
-        else "see whether its batches are smaller than those of its peers",
-        severity=Severity.WARNING if more else Severity.INFO,
-        explains=("MEM003", "MEM004", "MEM011"),
-    )
 
 
 def _cause(kind: str, own: _RankMemoryTotal, others: list[_RankMemoryTotal]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import (
-    VisibleDevice,
     devices_of,
     hidden_of_gpus,
     is_foreign,
@@ -70,9 +70,11 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
         if note := hidden_of_gpus(machine, "compute_mode"):
             yield Unknown(note.reason, machine.ranks, note.unhide)
         limited = [share for share in found if share.ranks and share.gpu.compute_mode in LIMITED]
-        sharing = _sharing(machine, devices) if limited else {}
+        # MPS makes one client of its ranks.
+        used = (devices[rank] for rank in machine.members if limited and not _by_mps(rank))
+        clients = Counter(device.gpu.uuid for device in used if device)
         for share in limited:
-            reason = _forbidden(machine, share.gpu, sharing.get(share.gpu.uuid, 1))
+            reason = _forbidden(machine, share.gpu, clients[share.gpu.uuid])
             if reason:
                 yield Finding(
                     f"GPU {share.gpu.index} of {machine.name} is in mode {share.gpu.compute_mode}, and {reason}",
@@ -87,16 +89,6 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
             elif _may_be_taken(machine, share.gpu):
                 reason = f"GPU {share.gpu.index} takes one process, and whether one has it can't be seen from here"
                 yield Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
-
-
-def _sharing(machine: LocalRanks, devices: Mapping[Rank, VisibleDevice | None]) -> dict[str, int]:
-    """How many ranks will open each GPU, by UUID; MPS makes one client of them."""
-    clients: dict[str, int] = {}
-    for rank in machine.members:
-        device = devices[rank]
-        if device and not _by_mps(rank):
-            clients[device.gpu.uuid] = clients.get(device.gpu.uuid, 0) + 1
-    return clients
 
 
 def _by_mps(rank: Rank) -> bool:

@@ -165,7 +165,22 @@ def device_shared(job: Job) -> Iterator[Verdict]:
                 if len({rank.local_rank for rank in ranks}) > 1:
                     yield Unknown(reason, tuple(rank.number for rank in ranks), "check inside one task: nvidia-smi -L")
                 continue
-            yield _finding(machine, device, ranks)
+            wanted = any(_asks_to_share(rank, device) for rank in ranks)
+            numbers = tuple(rank.number for rank in ranks)
+            severity = Severity.ERROR if any(map(uses_nccl, ranks)) and not wanted else Severity.WARNING
+            yield Finding(
+                f"{len(ranks)} ranks use {device.label} of {machine.name}: ranks {', '.join(map(str, numbers))}",
+                ranks=numbers,
+                evidence={
+                    "device": device.uuid,
+                    "gpu_index": device.gpu.index,
+                    "pci_bus_id": device.gpu.bus_id,
+                    "local_ranks": [rank.local_rank for rank in ranks],
+                    "sharing_asked_for": wanted,
+                },
+                severity=severity,
+                explains=("NET027",),
+            )
 
 
 def _unclear(ranks: list[Rank]) -> Iterator[Unknown]:
@@ -197,25 +212,6 @@ def _is_behind_cgroup(rank: Rank) -> bool:
     environment = rank.find(EnvironmentFacts)
     listed = parse_visible_devices(environment.get("CUDA_VISIBLE_DEVICES") if environment else None)
     return has_own_gpus(rank) and (listed.is_by_index or not listed.is_set)
-
-
-def _finding(machine: LocalRanks, device: VisibleDevice, ranks: list[Rank]) -> Finding:
-    wanted = any(_asks_to_share(rank, device) for rank in ranks)
-    numbers = tuple(rank.number for rank in ranks)
-    severity = Severity.ERROR if any(map(uses_nccl, ranks)) and not wanted else Severity.WARNING
-    return Finding(
-        f"{len(ranks)} ranks use {device.label} of {machine.name}: ranks {', '.join(map(str, numbers))}",
-        ranks=numbers,
-        evidence={
-            "device": device.uuid,
-            "gpu_index": device.gpu.index,
-            "pci_bus_id": device.gpu.bus_id,
-            "local_ranks": [rank.local_rank for rank in ranks],
-            "sharing_asked_for": wanted,
-        },
-        severity=severity,
-        explains=("NET027",),
-    )
 
 
 def _asks_to_share(rank: Rank, device: VisibleDevice) -> bool:

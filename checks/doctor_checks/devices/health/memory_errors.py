@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, shares_by_host
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.analysis.visible_devices import hidden_of_gpus, shares_by_host
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, KernelEvent, KernelLogFacts
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor_checks.devices._xid_events import logged_xids, xids_of
@@ -92,7 +92,26 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
             faults = _faults(share.gpu, remapped_rows, retired_pages)
             if faults:
                 sick.add(share.gpu.uuid)
-                yield _finding(local, share, faults)
+                gpu = share.gpu
+                yield Finding(
+                    f"GPU {gpu.index} of {local.name}: {', '.join(faults)}",
+                    ranks=share.ranks or local.ranks,
+                    evidence={
+                        "gpu": gpu.uuid,
+                        "pci_bus_id": gpu.bus_id,
+                        "volatile_uncorrected": gpu.ecc_volatile_uncorrected,
+                        "aggregate_uncorrected": gpu.ecc_aggregate_uncorrected,
+                        "sram_uncorrected": gpu.ecc_sram_uncorrected,
+                        "remapped_rows_uncorrectable": gpu.remapped_uncorrectable,
+                        "remap_pending": gpu.remap_pending,
+                        "remap_failed": gpu.remap_failed,
+                        "retired_pages_pending": gpu.retired_pages_pending,
+                        "recovery_action": gpu.recovery_action,
+                    },
+                    fix="" if share.ranks else "No rank of this job uses it: tell those who run the host.",
+                    severity=None if share.ranks else Severity.INFO,
+                    explains=("GPU010", "GPU019"),
+                )
         if note := hidden_of_gpus(local, "ecc_volatile_uncorrected", "remap_failed", "retired_pages_pending"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         for reported in xids_of(local, {"memory"}):
@@ -119,26 +138,3 @@ def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> list[str]:
         (aggregate >= limit, f"{aggregate} uncorrectable errors in its life, beyond the limit for return"),
     )
     return [words for holds, words in named if holds]
-
-
-def _finding(local: LocalRanks, share: GpuSharers, faults: list[str]) -> Finding:
-    gpu = share.gpu
-    return Finding(
-        f"GPU {gpu.index} of {local.name}: {', '.join(faults)}",
-        ranks=share.ranks or local.ranks,
-        evidence={
-            "gpu": gpu.uuid,
-            "pci_bus_id": gpu.bus_id,
-            "volatile_uncorrected": gpu.ecc_volatile_uncorrected,
-            "aggregate_uncorrected": gpu.ecc_aggregate_uncorrected,
-            "sram_uncorrected": gpu.ecc_sram_uncorrected,
-            "remapped_rows_uncorrectable": gpu.remapped_uncorrectable,
-            "remap_pending": gpu.remap_pending,
-            "remap_failed": gpu.remap_failed,
-            "retired_pages_pending": gpu.retired_pages_pending,
-            "recovery_action": gpu.recovery_action,
-        },
-        fix="" if share.ranks else "No rank of this job uses it: tell those who run the host.",
-        severity=None if share.ranks else Severity.INFO,
-        explains=("GPU010", "GPU019"),
-    )

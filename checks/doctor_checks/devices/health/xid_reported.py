@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import GpuFacts, KernelEvent, KernelLogFacts, MissingReason
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor_checks.devices._xid_events import LoggedXid, XidReport, logged_xids, xids_of
+from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of
 
 OWN = ("hardware", "application", "notice")
 ALL = (*OWN, "memory", "nvlink", "lost")
@@ -21,14 +21,10 @@ def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -
 
 def _told(job: Job) -> Iterator[Finding]:
     for reported in logged_xids(job, OWN):
-        severity = _told_severity(reported)
+        severity = Severity.ERROR if reported.is_listed else Severity.WARNING
+        if reported.known.kind in ("application", "notice"):
+            severity = Severity.INFO
         yield reported.finding(("GPU022",), severity)
-
-
-def _told_severity(reported: LoggedXid) -> Severity:
-    if reported.known.kind in ("application", "notice"):
-        return Severity.INFO
-    return Severity.ERROR if reported.is_listed else Severity.WARNING
 
 
 @check(
@@ -81,12 +77,6 @@ def _told_severity(reported: LoggedXid) -> Severity:
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(109, 500.0), _line(109, 501.0))),
             ranks=(1,),
             severity=Severity.WARNING,
-        ),
-        Fails(
-            "a program that was killed",
-            healthy(per_host=2).alter(KernelLogFacts, events=(_line(45, 500.0, "0000:10:00"),)),
-            ranks=(0,),
-            severity=Severity.INFO,
         ),
         Fails(
             "a code that no table has",

@@ -58,32 +58,24 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
             domains.setdefault(cluster, []).append(local)
     spanning = {cluster: members for cluster, members in domains.items() if len(members) > 1}
     if not spanning:
-        reason = "no two hosts in one NVLink domain"
-        yield Unknown("other ranks not gathered") if _may_span(job) else Skip(reason)
+        may_span = job.ungathered and any(map(_domains, job.by_host()))
+        yield Unknown("other ranks not gathered") if may_span else Skip("no two hosts in one NVLink domain")
     for members in spanning.values():
         for local in members:
             yield from _judge(local)
         yield from _judge_cliques(members)
 
 
-def _may_span(job: Job) -> bool:
-    return bool(job.ungathered) and any(map(_domains, job.by_host()))
-
-
 def _domains(local: LocalRanks) -> set[Domain]:
     """The multi-node NVLink domains of a host. A cluster of zeros is an NVSwitch inside the host."""
     gpus = local.find(GpuFacts)
-    fabrics = [gpu.fabric for gpu in gpus.gpus if gpu.fabric] if gpus and not _is_off(local) else []
+    settings = [nccl.get("NCCL_MNNVL_ENABLE") for rank in local.members[:1] if (nccl := rank.find(NcclFacts))]
+    fabrics = [gpu.fabric for gpu in gpus.gpus if gpu.fabric] if gpus and settings != ["0"] else []
     return {
         (fabric.cluster, fabric.clique)
         for fabric in fabrics
         if fabric.state == "completed" and fabric.cluster and fabric.cluster.strip("0-")
     }
-
-
-def _is_off(local: LocalRanks) -> bool:
-    settings = [nccl.get("NCCL_MNNVL_ENABLE") for rank in local.members[:1] if (nccl := rank.find(NcclFacts))]
-    return settings == ["0"]
 
 
 def _judge(local: LocalRanks) -> Iterator[Verdict]:

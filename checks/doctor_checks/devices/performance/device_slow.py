@@ -240,12 +240,11 @@ def _finding(job: Job, found: list[SlowDevice]) -> Finding:
     worst = min(found, key=lambda slow: slow.value / slow.usual)
     sample, hosts = worst.sample, job.hosts_of((worst.rank,))
     is_gpu = sample.device.startswith("cuda")
-    of_processor = {} if is_gpu else _of_processor(worst)
     evidence: dict[str, object] = {
         "device": f"{sample.device} ({sample.name})",
         "matrix": f"{sample.size} x {sample.size} {sample.dtype}",
         **{_NAMES[slow.what]: f"{_written(slow, slow.value)}, usual {_written(slow, slow.usual)}" for slow in found},
-        **of_processor,
+        **({} if is_gpu else _of_processor(worst)),
         "compared_with_ranks": worst.peers,
         **({"exclude": list(hosts)} if is_gpu else {}),
     }

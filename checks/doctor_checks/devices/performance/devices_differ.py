@@ -116,7 +116,14 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
     """
     jobs = [job, job.expected] if job.expected else [job]
     sizes = {gpu.memory_total for one in jobs for gpu, _ in _used(one) if gpu.memory_total}
-    steps = _memory_steps(sizes, memory_share)
+    # Sizes that differ by less than `share` under one name: settings such as ECC or the driver's own reserve shift the
+    # total a little.
+    steps: dict[int, str] = {}
+    first = 0
+    for size in sorted(sizes):
+        if size > first * (1 + memory_share):
+            first = size
+        steps[size] = mebibytes(first)
     expected = baseline_values(
         job, lambda worked: ((trait, value) for trait, groups in _group(worked, steps).items() for value in groups)
     )
@@ -161,18 +168,6 @@ def _group(job: Job, steps: Mapping[int, str]) -> dict[str, Groups]:
 
 def _used(job: Job) -> Iterator[tuple[Gpu, tuple[int, ...]]]:
     return ((share.gpu, share.ranks) for _, found in shares_by_host(job) for share in found if share.ranks)
-
-
-def _memory_steps(sizes: set[int], share: float) -> dict[int, str]:
-    """Sizes that differ by less than ``share`` under one name: settings such as ECC or the driver's own reserve shift
-    the total a little."""
-    named: dict[int, str] = {}
-    first = 0
-    for size in sorted(sizes):
-        if size > first * (1 + share):
-            first = size
-        named[size] = mebibytes(first)
-    return named
 
 
 def _layout(gpu: Gpu) -> str | None:

@@ -95,7 +95,23 @@ def path_lossy(
     # program asked for (LLDP, spanning tree, foreign VLANs), about one frame a second.
     errors = _Errors(error_share, least_errors_a_second)
     yield from _judge_run(job, retransmitted_share, errors, least_run_segments)
-    yield from _judge_transfers(job, retransmitted_share, least_segments)
+    ranks = {local.name: local.ranks for local in job.by_host()}
+    for lossy in lossy_parts(job, share=retransmitted_share, least=least_segments):
+        own = [rank for host in lossy.hosts for rank in ranks.get(host, ())]
+        blamed = {"exclude": list(lossy.hosts)} if lossy.end in ("host", "sending", "receiving") else {}
+        finding = Finding(
+            f"{_losing(lossy)}: {lossy.share:.1%} of the TCP segments were sent again ({lossy.again:,} of "
+            f"{lossy.sent:,}), in {len(lossy.ways)} of {lossy.of} transfers",
+            ranks=tuple(sorted(own)),
+            evidence={
+                "segments_sent": lossy.sent,
+                "segments_retransmitted": lossy.again,
+                "transfers": list(lossy.ways[:8]),
+                **blamed,
+            },
+            explains=("NET014", "NET027"),
+        )
+        yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
     most = max((sample.segments_sent or 0 for _, sample in sent_samples(job)), default=0)
     probed = False
     for paths, identical in job.each(PathFacts):
@@ -112,26 +128,6 @@ def path_lossy(
             yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
     if most < least_segments and (probed or not any(rank.find(HostUseFacts) for rank in job.ranks)):
         yield Skip(f"at most {most:,} packets were sent: too few to tell what share is lost")
-
-
-def _judge_transfers(job: Job, share: float, least: float) -> Iterator[Finding]:
-    ranks = {local.name: local.ranks for local in job.by_host()}
-    for lossy in lossy_parts(job, share=share, least=least):
-        own = [rank for host in lossy.hosts for rank in ranks.get(host, ())]
-        blamed = {"exclude": list(lossy.hosts)} if lossy.end in ("host", "sending", "receiving") else {}
-        finding = Finding(
-            f"{_losing(lossy)}: {lossy.share:.1%} of the TCP segments were sent again ({lossy.again:,} of "
-            f"{lossy.sent:,}), in {len(lossy.ways)} of {lossy.of} transfers",
-            ranks=tuple(sorted(own)),
-            evidence={
-                "segments_sent": lossy.sent,
-                "segments_retransmitted": lossy.again,
-                "transfers": list(lossy.ways[:8]),
-                **blamed,
-            },
-            explains=("NET014", "NET027"),
-        )
-        yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
 
 
 def _losing(lossy: PacketLoss) -> str:

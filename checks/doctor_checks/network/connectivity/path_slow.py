@@ -171,7 +171,21 @@ def path_slow(
     # Two hosts have nothing to be compared with, but links whose rates are known.
     below = [*_below_interfaces(job, known, interface_share)]
     yield from below
-    yield from _not_measured(job, ranks)
+    failed = unmeasured_pairs(sent_samples(job))
+    for host, ways in failed.hosts:
+        if host in failed.cut_off and is_reachable(job, host):
+            yield Finding(
+                f"slow host {host}: no bytes could be exchanged with it in any round, though it can be reached",
+                ranks=ranks.get(host, ()),
+                evidence={"transfers": list(ways[:_SHOWN]), "failed": len(ways), "exclude": [host]},
+                fix=f"`srun --exclude={host}`; see whether its doctor stood still (a stopped or overloaded process), "
+                "and whether a firewall cuts connections that carry much.",
+            )
+        else:
+            yield Unknown(f"no bandwidth of {host}: {', '.join(ways[:_SHOWN])}", ranks.get(host, ()))
+    for source, sample in failed.ways:
+        both = (*ranks.get(source, ()), *ranks.get(sample.peer, ()))
+        yield Unknown(f"no bandwidth from {source} to {sample.peer}: {sample.outcome}", both)
     blamed = frozenset(host for part in slow.parts if part.kind in WHOLE_HOSTS for host in part.hosts) if slow else ()
     rails = slow_rails(job, least_share=bandwidth_share, least_confidence=least_confidence)
     yield from rail_findings(job, rails, frozenset(blamed))
@@ -289,24 +303,6 @@ def _fix_of_links(slow: SlowMessages) -> str:
         "used at all (see NET019; NET017 where another interface is faster). Where TCP is right: "
         "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, the limit of the instance type or of a shared switch."
     )
-
-
-def _not_measured(job: Job, ranks: Mapping[str, tuple[int, ...]]) -> Iterator[Verdict]:
-    failed = unmeasured_pairs(sent_samples(job))
-    for host, ways in failed.hosts:
-        if host in failed.cut_off and is_reachable(job, host):
-            yield Finding(
-                f"slow host {host}: no bytes could be exchanged with it in any round, though it can be reached",
-                ranks=ranks.get(host, ()),
-                evidence={"transfers": list(ways[:_SHOWN]), "failed": len(ways), "exclude": [host]},
-                fix=f"`srun --exclude={host}`; see whether its doctor stood still (a stopped or overloaded process), "
-                "and whether a firewall cuts connections that carry much.",
-            )
-        else:
-            yield Unknown(f"no bandwidth of {host}: {', '.join(ways[:_SHOWN])}", ranks.get(host, ()))
-    for source, sample in failed.ways:
-        both = (*ranks.get(source, ()), *ranks.get(sample.peer, ()))
-        yield Unknown(f"no bandwidth from {source} to {sample.peer}: {sample.outcome}", both)
 
 
 def _far(

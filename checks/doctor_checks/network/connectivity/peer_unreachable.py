@@ -97,7 +97,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if not is_logged(job, *_MORE_EXACT):
         for group in event_groups(job, "gloo.mesh"):
             yield _logged_finding(job, group)
-        yield from _by_result(job)
+        # An unnamed system call of NCCL failed; nearly all of its system calls are on sockets.
+        for group in event_groups(job, "nccl.result"):
+            early = not set_up_before(job, group.first) and failed_before(job, group.first) is None
+            if early and any("unhandled system error" in event.text for event in group.events):
+                yield finding_from_logs(
+                    group,
+                    "NCCL's first contact with its peers failed, most often for want of an interface or of open ports",
+                    severity=Severity.WARNING,
+                    confidence=0.4,
+                    fix="NCCL_DEBUG=INFO names the call that failed. " + _FIX_TOLD,
+                )
+                return
 
 
 def _logged_finding(job: Job, group: EventGroup) -> Finding:
@@ -124,21 +135,6 @@ def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severit
     if earlier:
         return Severity.WARNING if silent else Severity.INFO
     return Severity.WARNING if all("retrying" in event.text for event in group.events) else None
-
-
-def _by_result(job: Job) -> Iterator[Finding]:
-    """An unnamed system call of NCCL failed; nearly all of its system calls are on sockets."""
-    for group in event_groups(job, "nccl.result"):
-        early = not set_up_before(job, group.first) and failed_before(job, group.first) is None
-        if early and any("unhandled system error" in event.text for event in group.events):
-            yield finding_from_logs(
-                group,
-                "NCCL's first contact with its peers failed, most often for want of an interface or of open ports",
-                severity=Severity.WARNING,
-                confidence=0.4,
-                fix="NCCL_DEBUG=INFO names the call that failed. " + _FIX_TOLD,
-            )
-            return
 
 
 _MORE_EXACT = (

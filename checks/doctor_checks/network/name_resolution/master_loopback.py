@@ -277,23 +277,19 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
         yield _violation(launch, f"{launch.program} for {hosts} hosts looks for its master at {endpoint}")
     elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
-        yield from _judge_default(start, hosts)
-
-
-def _judge_default(start: ProcessLaunch, hosts: int) -> Iterator[Violation]:
-    """Without an address torchrun takes 127.0.0.1, and c10d localhost (torch/distributed/run.py,
-    elastic/rendezvous/c10d_rendezvous_backend.py); without a number for the host that comes first (ENV001)."""
-    launch, command = start.launch, start.launch.command
-    is_static = uses_node_rank(launch)
-    told = rank_of_host(launch) is not None if is_static else option_of(launch, command.rendezvous) == "c10d"
-    if not told:
-        return
-    name = option_name(launch, command.master if is_static else command.host_port)
-    yield _violation(
-        launch,
-        f"{launch.program} for {hosts} hosts without {name}: each looks for its master on itself",
-        None if start.step is not None else Severity.WARNING,
-    )
+        # Without an address torchrun takes 127.0.0.1, and c10d localhost (torch/distributed/run.py,
+        # elastic/rendezvous/c10d_rendezvous_backend.py); without a number for the host that comes first (ENV001).
+        launch, command = start.launch, start.launch.command
+        is_static = uses_node_rank(launch)
+        told = rank_of_host(launch) is not None if is_static else option_of(launch, command.rendezvous) == "c10d"
+        if not told:
+            return
+        name = option_name(launch, command.master if is_static else command.host_port)
+        yield _violation(
+            launch,
+            f"{launch.program} for {hosts} hosts without {name}: each looks for its master on itself",
+            None if start.step is not None else Severity.WARNING,
+        )
 
 
 def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:

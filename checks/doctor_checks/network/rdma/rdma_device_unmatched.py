@@ -13,7 +13,6 @@ from doctor.analysis.interface_choice import (
 )
 from doctor.analysis.logs.event_timeline import set_up_after
 from doctor.api import (
-    EventGroup,
     Finding,
     IdenticalRanks,
     Job,
@@ -29,7 +28,7 @@ from doctor.api import (
     source_of,
 )
 from doctor.facts import NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
-from doctor.knowledge.interface_syntax import NcclList, nccl_device_list
+from doctor.knowledge.interface_syntax import nccl_device_list
 from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
@@ -45,7 +44,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     wanted = [group for group in event_groups(job, "nccl.env.set", by=("env",)) if group.value("env") == "NCCL_IB_HCA"]
     for group in event_groups(job, "nccl.net.ib_none", by=("dev",)):
         if group.value("dev"):
-            yield from _devices_closed(job, group)
+            # Devices that the container lists but cannot open; NCCL continues with the others.
+            if not set_up_after(job, group.events[-1]):
+                yield finding_from_logs(
+                    group,
+                    f"RDMA device {group.value('dev')} is visible to this process, which may not open it",
+                    evidence={"device": group.value("dev")},
+                    severity=Severity.WARNING,
+                    confidence=0.5,
+                    fix="Give the container the devices that NCCL_IB_HCA names, and no others: "
+                    "`--device=/dev/infiniband/uverbs0`, or `export NCCL_IB_HCA='=mlx5_1,mlx5_18'` for those that can "
+                    "be opened (`ibv_devinfo`).",
+                    symptoms=False,
+                )
         elif wanted and "libibverbs" not in group.first.text:
             value = wanted[0].value("value")
             yield finding_from_logs(
@@ -65,22 +76,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 fix="Name the devices that the container or job was given: `show_gids` or `ibv_devinfo` lists them, "
                 "then `export NCCL_IB_HCA='=mlx5_2:1'`; or run with the host's network and /dev/infiniband.",
             )
-
-
-def _devices_closed(job: Job, group: EventGroup) -> Iterator[Finding]:
-    """Devices that the container lists but cannot open; NCCL continues with the others."""
-    if not set_up_after(job, group.events[-1]):
-        yield finding_from_logs(
-            group,
-            f"RDMA device {group.value('dev')} is visible to this process, which may not open it",
-            evidence={"device": group.value("dev")},
-            severity=Severity.WARNING,
-            confidence=0.5,
-            fix="Give the container the devices that NCCL_IB_HCA names, and no others: "
-            "`--device=/dev/infiniband/uverbs0`, or `export NCCL_IB_HCA='=mlx5_1,mlx5_18'` for those that can be "
-            "opened (`ibv_devinfo`).",
-            symptoms=False,
-        )
 
 
 @check(
@@ -122,11 +117,6 @@ def _devices_closed(job: Job, group: EventGroup) -> Iterator[Finding]:
             healthy(2, 1, rdma=1)
             .alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN[:1])
             .environ(NCCL_IB_HCA="mlx5"),
-            ranks=(1,),
-        ),
-        Fails(
-            "the selected port is down",
-            healthy(2, 1, rdma=2).alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN).environ(NCCL_IB_HCA="=mlx5_0"),
             ranks=(1,),
         ),
         Passes(
@@ -182,20 +172,17 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
         active = active_rdma_ports(rdma)
         if loaded_net_plugin(nccl) is not None and not active:
             continue
-        named = _named(nccl_device_list(setting.value), rdma)
+        wanted = nccl_device_list(setting.value)
+        named = [
+            f"{device.name}:{port.number} is {port.state}"
+            for device in rdma.devices
+            for port in device.ports
+            if wanted.selects(device.name, port.number)
+        ]
         if nccl_rdma_ports(nccl, rdma) or (named and not active and not job.is_multi_host):
             continue  # One host without a cable needs no RDMA.
         found.append(_finding(setting, named, [one.name for one in active], identical))
     yield from merge(found)
-
-
-def _named(wanted: NcclList, rdma: RdmaFacts) -> list[str]:
-    return [
-        f"{device.name}:{port.number} is {port.state}"
-        for device in rdma.devices
-        for port in device.ports
-        if wanted.selects(device.name, port.number)
-    ]
 
 
 def _finding(setting: Setting, named: list[str], active: list[str], identical: IdenticalRanks) -> Finding:

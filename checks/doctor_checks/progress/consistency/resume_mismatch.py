@@ -88,17 +88,6 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             ranks=(),
             confidence=0.95,
         )
-    yield from _shards(job)
-    yield from _steps(job)
-
-
-_SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
-"""Messages about one tensor of a checkpoint: another model, or another sharding."""
-_OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
-_REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
-
-
-def _shards(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, *_SIZES):
         of_shards = tuple(one for one in group.events if _is_of_shard(one))
         if of_shards:
@@ -111,6 +100,13 @@ def _shards(job: Job) -> Iterator[Finding]:
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
                 confidence=0.75,
             )
+    yield from _steps(job)
+
+
+_SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
+"""Messages about one tensor of a checkpoint: another model, or another sharding."""
+_OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
+_REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _is_of_shard(event: Event) -> bool:

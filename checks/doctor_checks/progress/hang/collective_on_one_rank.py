@@ -144,11 +144,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
-            "a gather that depends on the data, by dumps",
-            with_call(stalled(1, 2), (1,), "all_gather", user_frame(57)).drop(ProgressFacts, reason="no such evidence"),
-            ranks=(1,),
-        ),
-        Fails(
             "one rank passes over a batch",
             stalled(1, 3)
             .alter(RecorderFacts, collectives=_with_flag)

@@ -262,11 +262,6 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ranks=(3,),
         ),
         Fails(
-            "one rank is gone, and the others wait",
-            stalled().alter(ProgressFacts, ranks=(1,), state="gone"),
-            ranks=(1,),
-        ),
-        Fails(
             "the same error on all ranks",
             with_failure(running(1, 3), (0, 1, 2), "TypeError", "no such argument", _STEP),
             ranks=(0, 1, 2),
