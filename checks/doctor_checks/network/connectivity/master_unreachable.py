@@ -52,7 +52,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     strangers = {event.value("port") for event in events_of_kinds(job, "torch.store.stranger")}
     groups: dict[str, list[Event]] = {}
     for event in events_of_kinds(job, *_SILENT, "torch.store.connect_fail"):
-        if _counts(event) and not set_up_after(job, event):
+        is_timeout = event.kind == "torch.store.validate" and event.value("what") == "timed out"
+        is_error = event.kind != "torch.store.validate" and event.value("errno") not in _MEANT_WELL
+        if (is_timeout or is_error) and not set_up_after(job, event):
             groups.setdefault(event.value("port") or event.value("port2") or "", []).append(event)
     for port, events in groups.items():
         if port not in strangers:
@@ -60,12 +62,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, *_OLD):
         if not set_up_after(job, group.events[-1]) and not set_up_before(job, group.first):
             yield _logged_finding(job, group, None)
-
-
-def _counts(event: Event) -> bool:
-    if event.kind == "torch.store.validate":
-        return event.value("what") == "timed out"
-    return event.value("errno") not in _MEANT_WELL
 
 
 def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:

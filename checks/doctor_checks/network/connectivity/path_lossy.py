@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
 from doctor.analysis.fabric.transfer_matrix import sent_samples
 from doctor.analysis.trial_conclusions import with_trials
-from doctor.api import Finding, IdenticalRanks, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostUseFacts, InterfaceFacts, PathFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor.testing.host_transfers import between, received_by, touching, transferred
@@ -93,8 +92,7 @@ def path_lossy(
     """
     # A run sends no packets of the doctor's own, so what else the host does must not weigh. An interface drops what no
     # program asked for (LLDP, spanning tree, foreign VLANs), about one frame a second.
-    errors = _Errors(error_share, least_errors_a_second)
-    yield from _judge_run(job, retransmitted_share, errors, least_run_segments)
+    yield from _judge_run(job, retransmitted_share, error_share, least_errors_a_second, least_run_segments)
     ranks = {local.name: local.ranks for local in job.by_host()}
     for lossy in lossy_parts(job, share=retransmitted_share, least=least_segments):
         own = [rank for host in lossy.hosts for rank in ranks.get(host, ())]
@@ -121,8 +119,11 @@ def path_lossy(
             note = paths.why_hidden("segments_sent")
             yield Unknown(note.reason if note else "the counters of TCP and of the interfaces", identical.ranks)
             continue
-        if (paths.segments_sent or 0) >= least_segments:
-            yield from _lost(paths, identical, retransmitted_share)
+        sent, again = paths.segments_sent or 0, paths.segments_retransmitted or 0
+        if sent >= least_segments and again / sent > retransmitted_share:
+            share = f"{again / sent:.1%} of its TCP segments again ({again:,} of {sent:,})"
+            text = f"{', '.join(identical.hosts)} sent {share}"
+            yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
         if (paths.interface_errors or 0) > error_share * max(paths.segments_sent or 0, least_segments):
             text = f"the interfaces of {', '.join(identical.hosts)} counted {paths.interface_errors:,} errors meanwhile"
             yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
@@ -141,18 +142,7 @@ def _losing(lossy: PacketLoss) -> str:
     }[lossy.end]
 
 
-class _Errors(NamedTuple):
-    """How many errors of interfaces are too many: more than a share of the segments sent, and than so many a second."""
-
-    share: float
-    a_second: float
-
-    def are_too_many(self, count: int, use: HostUseFacts) -> bool:
-        """Whether ``count`` of them are."""
-        return count > max(self.share * (use.segments or 0), self.a_second * use.seconds)
-
-
-def _judge_run(job: Job, share: float, limit: _Errors, least: float) -> Iterator[Verdict]:
+def _judge_run(job: Job, share: float, error_share: float, errors_a_second: float, least: float) -> Iterator[Verdict]:
     watched = [
         (local, use) for local in job.by_host() if (use := local.find(HostUseFacts)) and use.segments is not None
     ]
@@ -168,7 +158,7 @@ def _judge_run(job: Job, share: float, limit: _Errors, least: float) -> Iterator
         if again / sent > share:
             text = f"{local.name} sent {again / sent:.1%} of its TCP segments again ({again:,} of {sent:,}) in this run"
             yield _finding_of_run(local, use, text, errors)
-        elif limit.are_too_many(sum(errors.values()), use):
+        elif sum(errors.values()) > max(error_share * (use.segments or 0), errors_a_second * use.seconds):
             names = ", ".join(f"{name}: {count:,}" for name, count in errors.items())
             text = f"interfaces of {local.name} counted errors or drops in this run ({names})"
             yield _finding_of_run(local, use, text, errors)
@@ -193,13 +183,6 @@ def _finding_of_run(local: LocalRanks, use: HostUseFacts, text: str, errors: dic
         },
         explains=("RUN013",),
     )
-
-
-def _lost(paths: PathFacts, identical: IdenticalRanks, share: float) -> Iterator[Finding]:
-    sent, again = paths.segments_sent or 0, paths.segments_retransmitted or 0
-    if again / sent > share:
-        text = f"{', '.join(identical.hosts)} sent {again / sent:.1%} of its TCP segments again ({again:,} of {sent:,})"
-        yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
 
 
 def _evidence(paths: PathFacts) -> dict[str, object]:

@@ -37,17 +37,15 @@ _LEAST_PATHS = 3
 _SHOWN = 8
 
 
-def _nobody(_one: int, _other: int) -> bool:
-    return False
-
-
 def _trips(
-    hosts: int, far: Callable[[int, int], bool] = _nobody, times: float = 30.0, job: JobBuilder | None = None
+    hosts: int, far: Callable[[int, int], bool] | None = None, times: float = 30.0, job: JobBuilder | None = None
 ) -> JobBuilder:
     sketch = job or healthy(hosts, 1)
     for own in range(hosts):
         samples = tuple(
-            PathSample(f"node{peer}", round_trip=100e-6 * (times if far(own, peer) else 1.0) + 1e-6 * (peer % 3))
+            PathSample(
+                f"node{peer}", round_trip=100e-6 * (times if far and far(own, peer) else 1.0) + 1e-6 * (peer % 3)
+            )
             for peer in range(hosts)
             if peer != own
         )

@@ -323,10 +323,6 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
             yield Unknown(f"{way.first} knows no address of {way.second}", ranks.get(way.first, ()))
 
 
-_CONSEQUENCES = ("NET014", "NET015", "NET027")
-"""What can't reach one another exchanges nothing."""
-
-
 class _DialedPath(NamedTuple):
     """From one host to another, at the address that ``library`` would dial."""
 
@@ -347,7 +343,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
     every = [MeasuredPath(first, second, 0.0) for first, second in words]
     failing = [path for path in every if words[path.first, path.second] in FAILURES]
     which = " at the addresses of Gloo" if severity is Severity.WARNING else ""
-    explains = _CONSEQUENCES if severity is Severity.ERROR else ()
+    explains = ("NET014", "NET015", "NET027") if severity is Severity.ERROR else ()
     names = {name for path in every for name in path.pair}
     if len(failing) == len(every) and len(names) > 2:
         yield Finding(
@@ -360,14 +356,13 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
         return
     hosts, rest = take_hosts(every, failing, share=0.5)
     for host, paths in hosts:
-        evidence = {"pairs": _words(paths, words), "tried": sum(host in path.pair for path in every)}
         yield Finding(
             f"{host} cannot be reached from, or cannot reach, {len({path.pair for path in paths})} hosts{which}",
             ranks=ranks.get(host, ()),
             severity=severity,
             explains=explains,
             hosts=(host,),
-            evidence=evidence,
+            evidence={"pairs": _words(paths, words), "tried": sum(host in path.pair for path in every)},
         )
     if rest:
         apart = {name for path in rest for name in path.pair}

@@ -19,7 +19,7 @@ from doctor.api import (
     merge,
     rule,
 )
-from doctor.facts import EnvironmentFacts, Interface, InterfaceFacts
+from doctor.facts import EnvironmentFacts, InterfaceFacts
 from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax, parse_nccl_list
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
@@ -115,18 +115,13 @@ def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
 
 
 def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identical: IdenticalRanks) -> Finding:
-    meant = _meant(value, interfaces) if interfaces else ()
+    # The interfaces that NCCL would have taken for this value, of those that are worth taking.
+    good = good_interfaces(interfaces) if interfaces else ()
+    meant = tuple(one for one in good if parse_nccl_list(value).selects(one.name)) or good
     fix = f"`export GLOO_SOCKET_IFNAME={meant[0].name}`" if meant else ""
     return Finding(
         summary, ranks=identical.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix
     )
-
-
-def _meant(value: str, interfaces: InterfaceFacts) -> tuple[Interface, ...]:
-    """The interfaces that NCCL would have taken for this value, of those that are worth taking."""
-    wanted = parse_nccl_list(value)
-    good = good_interfaces(interfaces)
-    return tuple(one for one in good if wanted.selects(one.name)) or good
 
 
 @rule(

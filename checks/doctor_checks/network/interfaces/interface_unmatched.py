@@ -81,7 +81,7 @@ def interface_unmatched(job: Job) -> Iterator[Verdict]:
     """
     found: list[Finding] = []
     for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, EnvironmentFacts)):
-        found += [*_nccl(interfaces, identical), *_gloo(interfaces, identical), *_tensor_pipe(interfaces, identical)]
+        found += [*_nccl(interfaces, identical), *_by_environment(interfaces, identical)]
     yield from merge(found)
 
 
@@ -115,27 +115,23 @@ def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
     return ""
 
 
-def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+def _by_environment(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     environment = identical.find(EnvironmentFacts)
-    value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
-    if value is None or looks_like_nccl_syntax(value):
+    if environment is None:
         return
+    value = environment.get("GLOO_SOCKET_IFNAME") or ""
     absent = [name for name in gloo_names(value) if interfaces.named(name) is None]
-    if absent and not any(_is_nccl_entry(name, interfaces) for name in absent):
+    if absent and not looks_like_nccl_syntax(value) and not any(_is_nccl_entry(name, interfaces) for name in absent):
         yield _missing("GLOO_SOCKET_IFNAME", value, absent, interfaces, identical)
+    value = environment.get("TP_SOCKET_IFNAME") or ""
+    if value and interfaces.named(value) is None:
+        yield _missing("TP_SOCKET_IFNAME", value, [value], interfaces, identical)
 
 
 def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
     """Whether NCCL would have understood the entry: a prefix, or a name and a port. That is another finding."""
     plain = name.partition(":")[0]
     return bool(plain) and any(one.name.startswith(plain) for one in interfaces.interfaces)
-
-
-def _tensor_pipe(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    environment = identical.find(EnvironmentFacts)
-    value = environment.get("TP_SOCKET_IFNAME") if environment else None
-    if value and interfaces.named(value) is None:
-        yield _missing("TP_SOCKET_IFNAME", value, [value], interfaces, identical)
 
 
 def _missing(

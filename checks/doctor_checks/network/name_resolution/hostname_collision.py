@@ -46,12 +46,13 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
     ranks = {local.hosts[0].index: local.ranks for local in job.by_host()}
     for name, hosts in by_name.items():
         blamed = tuple(rank for host in hosts for rank in ranks[host.index])
-        unidentified = [host for host in hosts if not (host.boot_id or host.machine_id)]
-        if unidentified:
+        machines = {host.boot_id or host.machine_id for host in hosts}
+        if not all(machines):
             yield Unknown(f"{name} shows neither its boot id nor its machine id", blamed, "mount /proc and /etc")
-        elif len({host.boot_id or host.machine_id for host in hosts}) > 1:
+        elif len(machines) > 1:
             identities = [f"boot {host.boot_id}, machine {host.machine_id}" for host in hosts]
-            count = len({host.boot_id or host.machine_id for host in hosts})
             yield Finding(
-                f"{count} machines are called {name}", ranks=blamed, evidence={"name": name, "machines": identities[:8]}
+                f"{len(machines)} machines are called {name}",
+                ranks=blamed,
+                evidence={"name": name, "machines": identities[:8]},
             )

@@ -174,7 +174,8 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
     advertised = {rank.host.machine for identical in by_name for rank in identical.members}
     groups: dict[Severity, list[tuple[NameLookup, IdenticalRanks]]] = {}
     for name, identical in sick:
-        severity = _severity(job.is_multi_host, len(advertised), _goes_by_name(identical))
+        severity = Severity.ERROR if len(advertised) > 1 and _goes_by_name(identical) else Severity.WARNING
+        severity = severity if job.is_multi_host else Severity.INFO
         groups.setdefault(severity, []).append((name, identical))
     for severity, hosts in groups.items():
         first, members = hosts[0]
@@ -193,12 +194,6 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
 def _goes_by_name(identical: IdenticalRanks) -> bool:
     environment = identical.find(EnvironmentFacts)
     return environment is not None and not gloo_names(environment.get("GLOO_SOCKET_IFNAME"))
-
-
-def _severity(multi_host: bool, advertised: int, by_name: bool) -> Severity:
-    if not multi_host:
-        return Severity.INFO
-    return Severity.ERROR if by_name and advertised >= 2 else Severity.WARNING
 
 
 def _fix(name: str, interfaces: InterfaceFacts | None) -> str:

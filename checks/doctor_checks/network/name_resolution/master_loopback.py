@@ -155,9 +155,7 @@ def _shares_host(rank: Rank, first: Rank | None, multi_host: bool) -> bool | Non
     if not multi_host:
         return True
     launch = rank.find(LaunchFacts)
-    if launch is None or launch.node_rank is None:
-        return None
-    return launch.node_rank == 0
+    return None if launch is None or launch.node_rank is None else launch.node_rank == 0
 
 
 def _shares_network(one: Rank, other: Rank) -> bool:

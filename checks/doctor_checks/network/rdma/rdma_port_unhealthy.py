@@ -44,16 +44,13 @@ SHOWN = 4
 
 
 def _port(sketch: JobBuilder, host: str, device: str, **changes: object) -> JobBuilder:
-    def change(devices: tuple[RdmaDevice, ...]) -> tuple[RdmaDevice, ...]:
-        return tuple(_changed(one, changes) if one.name == device else one for one in devices)
+    def change(one: RdmaDevice) -> RdmaDevice:
+        values = {name: getattr(one.ports[0], name) for name in RdmaPort.__struct_fields__} | changes
+        return RdmaDevice(one.name, (RdmaPort(**values),), one.board, has_uverbs=one.has_uverbs)
 
-    return sketch.alter(RdmaFacts, hosts=(host,), devices=change)
-
-
-def _changed(device: RdmaDevice, changes: dict[str, object]) -> RdmaDevice:
-    (port,) = device.ports
-    values = {name: getattr(port, name) for name in port.__struct_fields__} | changes
-    return RdmaDevice(device.name, (RdmaPort(**values),), device.board, has_uverbs=device.has_uverbs)
+    return sketch.alter(
+        RdmaFacts, hosts=(host,), devices=lambda old: tuple(change(one) if one.name == device else one for one in old)
+    )
 
 
 def _cards(rate: float, board: str) -> JobBuilder:
@@ -93,7 +90,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         states = {*group.values("status"), *group.values("status2")}
         lists = [group.value("list") or "" for group in event_groups(job, "nccl.net.ib_using", by=("list",))]
         is_infiniband = bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
-        if RETRIES_EXCEEDED in states and (has_worked(job, group.first) or is_infiniband):
+        # Status 12 is IBV_WC_RETRY_EXC_ERR, 5 is IBV_WC_WR_FLUSH_ERR (libibverbs/verbs.h).
+        if "12" in states and (has_worked(job, group.first) or is_infiniband):
             # Transfers that went well before, or ports between which no address can be wrong.
             yield finding_from_logs(
                 group,
@@ -106,7 +104,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 "(22) rides out short losses.",
                 explains=("NET021",),
             )
-        elif states == {FLUSHED}:
+        elif states == {"5"}:
             yield finding_from_logs(
                 group,
                 "RDMA transfers were flushed (work completion status 5): the connection had failed before, on one of "
@@ -131,12 +129,6 @@ def _by_port(job: Job) -> Iterator[Finding]:
                 confidence=0.85,
                 explains=("NET021",),
             )
-
-
-FLUSHED = "5"
-"""IBV_WC_WR_FLUSH_ERR."""
-RETRIES_EXCEEDED = "12"
-"""IBV_WC_RETRY_EXC_ERR (libibverbs/verbs.h)."""
 
 
 @check(
@@ -234,7 +226,8 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
     state INIT needs a subnet manager; leave the port out meanwhile: `export NCCL_IB_HCA='^<device>'` on all hosts.
     """
     seen = list(_ports(job))
-    yield from _down(seen, baseline_values(job, _states))
+    states = baseline_values(job, lambda worked: ((one.hardware, one.port.state == "ACTIVE") for one in _ports(worked)))
+    yield from _down(seen, states)
     yield from _slow(seen, baseline_values(job, _rates))
     for paths, identical in job.each(PathFacts):
         if paths.rdma_errors:
@@ -270,10 +263,6 @@ def _ports(job: Job) -> Iterator[_ObservedRdmaPort]:
         for device in rdma.devices if rdma else ():
             for port in device.ports:
                 yield _ObservedRdmaPort(local.hosts[0], local.ranks, device, port, device.name in named)
-
-
-def _states(worked: Job) -> Iterator[tuple[Hashable, bool]]:
-    return ((one.hardware, one.port.state == "ACTIVE") for one in _ports(worked))
 
 
 def _rates(worked: Job) -> Iterator[tuple[Hashable, float]]:

@@ -133,17 +133,14 @@ def rdma_unused(job: Job) -> Iterator[Verdict]:
     if not job.is_multi_host:
         yield Skip("one host")
         return
-    if not all(_has_active_ports(rank.find(RdmaFacts)) for local in job.by_host() for rank in local.members[:1]):
+    firsts = (local.members[0].find(RdmaFacts) for local in job.by_host())
+    if not all(rdma is not None and _active(rdma) for rdma in firsts):
         return
     found = []
     for nccl, rdma, identical in job.each(NcclFacts, RdmaFacts, also=(SoftwareFacts, GpuFacts, TrainerFacts)):
         if nccl_matters(identical):
             found += [one for one in (_by_setting(nccl, rdma, identical), _by_system(nccl, rdma, identical)) if one][:1]
     yield from merge(found)
-
-
-def _has_active_ports(rdma: RdmaFacts | None) -> bool:
-    return rdma is not None and _active(rdma) > 0
 
 
 def _active(rdma: RdmaFacts) -> int:
