@@ -108,7 +108,9 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
     what = first[0].first or NonFinite(int(step), "loss")
     where = f" of {what.name}" if what.name else ""
     finite = sum(seen.first is None for seen in others)
-    rest = "on all others it is finite" if finite == len(others) else f"elsewhere it came {_later(others, step)} later"
+    batches = int(min(seen.step for seen in others) - step) if finite < len(others) else 0
+    later = "one batch" if batches == 1 else f"{batches:,} batches"
+    rest = f"elsewhere it came {later} later" if batches else "on all others it is finite"
     anomaly = "Trainer(detect_anomaly=True)" if uses_lightning(job) else "torch.autograd.set_detect_anomaly(True)"
     return Finding(
         f"the {what.what}{where} is {what.value or 'not finite'} on {ranks_in_words(ranks)} since batch {int(step):,}; "
@@ -128,8 +130,3 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
             "of this rank fail too, suspect its GPU (GPU009, GPU010)"
         ),
     )
-
-
-def _later(others: list[_RankLosses], step: float) -> str:
-    batches = int(min(seen.step for seen in others) - step)
-    return "one batch" if batches == 1 else f"{batches:,} batches"

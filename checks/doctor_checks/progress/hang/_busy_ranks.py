@@ -58,7 +58,10 @@ def busy_while_others_waited(evidence: LogEvidence) -> BusyRank | None:
     raised = (one for one in evidence.of(EXCEPTION) if nature_of_exception(one) == "timeout")
     waits = (*evidence.of(*_TIMEOUTS), *raised)
     firsts = tuple(one for one in evidence.of(EXCEPTION) if any(frame.function in _FIRST for frame in one.frames))
-    found = [*_by_bars(evidence, waits, firsts), *_by_first(waits, firsts), *_by_messages(evidence, waits)]
+    found = [*_by_bars(evidence, waits, firsts), *_by_messages(evidence, waits)]
+    if waits and firsts:
+        events, text = (*firsts[:1], *waits[:2]), "the work that all others wait for"
+        found.append(BusyRank("working", text, events, 0, None, _limit(waits), 0.7))
     return max(found, key=lambda busy: busy.confidence, default=None)
 
 
@@ -97,13 +100,6 @@ def _confidence(seconds: float, before: float, limit: float | None, waits: bool,
         return 0.7 if any(REACHED * one <= seconds + before for one in limits) else 0.0
     # No rank reported a wait, but the bar stopped at a default timeout.
     return 0.4 if any(abs(seconds - one) <= AT * one for one in LIMITS) else 0.0
-
-
-def _by_first(waits: tuple[Event, ...], firsts: tuple[Event, ...]) -> Iterable[BusyRank]:
-    if waits and firsts:
-        yield BusyRank(
-            "working", "the work that all others wait for", (*firsts[:1], *waits[:2]), 0, None, _limit(waits), 0.7
-        )
 
 
 def _by_messages(evidence: LogEvidence, waits: tuple[Event, ...]) -> Iterable[BusyRank]:

@@ -10,18 +10,8 @@ from doctor.analysis.logs.root_event import LOST_PEERS, TIMED_OUT, exceptions, n
 from doctor.api import EventGroup, Job
 from doctor.facts import Event, Failure, LogEvidence
 
-_SIGNAL, _TERMINATE, _WHAT, _ASSERTION, _HEAP, _NOT_STARTED = (
-    "end.signal",
-    "end.terminate",
-    "end.what",
-    "end.assertion",
-    "end.heap",
-    "end.not_started",
-)
-_WORKER = "dl.bus"
-_CAUSES = (_ASSERTION, _HEAP, _TERMINATE)
+_CAUSES = ("end.assertion", "end.heap", "end.terminate")
 """Messages that give the reason of an abort; the shell reports only that it happened."""
-_OF_STEPS = ("mark.step", "mark.end")
 _NEAR = 10
 """Lines after a terminate message within which C++ prints the exception."""
 
@@ -43,9 +33,11 @@ def native_crashes(job: Job) -> NativeCrash | None:
         return None
     reporters = ("slurm.task_exit", "mpi.peer_exit", "elastic.", "python.fatal")
     reported = {(one.file, one.line) for one in evidence.of(*reporters)}
-    ends = [one for one in evidence.of(*_CAUSES, _SIGNAL, _NOT_STARTED) if (one.file, one.line) not in reported]
+    ends = [
+        one for one in evidence.of(*_CAUSES, "end.signal", "end.not_started") if (one.file, one.line) not in reported
+    ]
     # A bus error has a check of its own: /dev/shm is full.
-    ends += [one for one in evidence.of(_WORKER) if one.value("what") != "bus error"]
+    ends += [one for one in evidence.of("dl.bus") if one.value("what") != "bus error"]
     fatal = [one for one in ends if not _is_outlived(evidence, one) and not _is_consequence(evidence, one)]
     if not fatal:
         return None
@@ -56,19 +48,18 @@ def native_crashes(job: Job) -> NativeCrash | None:
 
 
 def _is_outlived(evidence: LogEvidence, end: Event) -> bool:
-    later = (
-        one for one in (*evidence.marks, *evidence.of("run.ended_well")) if one.kind in (*_OF_STEPS, "run.ended_well")
-    )
+    steps = (one for one in evidence.marks if one.kind in ("mark.step", "mark.end"))
+    later = (*steps, *evidence.of("run.ended_well"))
     return any(one.file == end.file and one.line > end.line for one in later)
 
 
 def _is_consequence(evidence: LogEvidence, end: Event) -> bool:
     """Whether a process aborted itself because its peers were lost or late; a crash never is a consequence."""
-    if end.kind == _TERMINATE:
+    if end.kind == "end.terminate":
         thrown = end.value("type") or ""
         kind = "RuntimeError" if thrown.startswith(("c10::", "torch::", "gloo::")) else thrown
         return nature_of(Failure(kind, _what(evidence, end))) != "own" or _lost_before(evidence)
-    return end.kind == _SIGNAL and end.value("what") == "Aborted" and _lost_before(evidence)
+    return end.kind == "end.signal" and end.value("what") == "Aborted" and _lost_before(evidence)
 
 
 def _lost_before(evidence: LogEvidence) -> bool:
@@ -81,22 +72,22 @@ def _what(evidence: LogEvidence, end: Event) -> str:
 
 
 def _whats(evidence: LogEvidence, end: Event) -> Iterator[Event]:
-    return (one for one in evidence.of(_WHAT) if one.file == end.file and 0 <= one.line - end.line <= _NEAR)
+    return (one for one in evidence.of("end.what") if one.file == end.file and 0 <= one.line - end.line <= _NEAR)
 
 
 def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
-    if end.kind == _NOT_STARTED:
+    if end.kind == "end.not_started":
         return f"never began: {end.text}", _FIX_OF_START
-    if end.kind == _WORKER:
+    if end.kind == "dl.bus":
         return f"lost a data loader worker: {end.value('what')}", _FIX_OF_CRASH
-    if end.kind == _TERMINATE:
+    if end.kind == "end.terminate":
         what = _what(evidence, end)
         thrown = end.value("type")
         return f"aborted: {thrown or end.text}{f': {what}' if what else ''}", _FIX_OF_ABORT
-    if end.kind == _ASSERTION:
+    if end.kind == "end.assertion":
         place = f"{end.value('file')}:{end.value('line')}"
         return f"aborted: assertion {end.value('condition')} failed at {place}", _FIX_OF_ABORT
-    if end.kind == _HEAP:
+    if end.kind == "end.heap":
         return f"aborted: {end.value('what')}", _FIX_OF_ABORT
     return f"crashed: {end.value('what')}", _FIX_OF_CRASH
 

@@ -110,11 +110,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(0,),
         ),
         Fails(
-            "self.log(sync_dist=True) that only one rank made, at the end of the epoch",
-            with_call(stalled(), (1,), "barrier", _SYNC, _LOG, _LOOP, input_sizes=(), output_sizes=()),
-            ranks=(1,),
-        ),
-        Fails(
             "trainer.save_checkpoint() in a function of rank 0",
             with_call(stalled(1, 3), (0,), "barrier", _SAVE, user_frame(70, "save"), _RANK_ZERO, user_frame(71)),
             ranks=(0,),

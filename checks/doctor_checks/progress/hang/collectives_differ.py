@@ -80,11 +80,6 @@ def _over_gloo(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
     )
 
 
-def _of_operation(ranks: tuple[int, ...], world: int, operation: str) -> JobBuilder:
-    sketch = with_call(stalled(1, world), range(world), "all_reduce", user_frame(50))
-    return with_call(sketch, ranks, operation, user_frame(50))
-
-
 def _logged_mismatch(rank: int, shape: str, *, number: str = "SequenceNumber=38, ") -> str:
     return f"[rank{rank}]:[I ProcessGroupWrapper.cpp:587] [{_call_of(rank, shape, '] Running', number)}"
 
@@ -252,11 +247,6 @@ _BATCHES = (
         Fails("one rank of four gives another type", _of_size((3,), 4, size=10, kind="Double"), ranks=(3,)),
         Fails("one rank of three calls in another order", _other_order(3), ranks=(0,)),
         Fails("two ranks: neither is the odd one", _other_order(2), ranks=(0, 1)),
-        Fails(
-            "one rank broadcasts where the others reduce",
-            _of_operation((1,), 3, "broadcast"),
-            ranks=(1,),
-        ),
         Fails(
             "integers among floats, which the back end adds up without an error",
             with_call(running(1, 3), (1,), "all_reduce", user_frame(50), ago=1, types=("Int",)),

@@ -248,11 +248,6 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ranks=(1,),
         ),
         Fails("sys.exit(0) on one rank alone", with_failure(stalled(), (1,), "SystemExit", "0"), ranks=(1,)),
-        Fails(
-            "sys.exit(0) on one rank alone, which the other loses",
-            with_failure(with_failure(running(), (0,), "RuntimeError", _CLOSED, at=0.2), (1,), "SystemExit", "0"),
-            ranks=(1,),
-        ),
         Fails("sys.exit(1) on all ranks", with_failure(running(), (0, 1), "SystemExit", "1"), ranks=(0, 1)),
         Fails(
             "one rank is gone",
