@@ -52,7 +52,6 @@ def storage_findings(
 
 
 def _untried(job: Job) -> Iterator[Unknown]:
-    """Hosts without a measurement."""
     for local in job.by_host():
         missing = local.hosts[0].missing(StorageSpeedFacts)
         if missing is not None and missing.is_breakage:
@@ -63,7 +62,6 @@ def _untried(job: Job) -> Iterator[Unknown]:
 
 
 def _unwritten(job: Job) -> Iterator[Finding]:
-    """Directories to which nothing could be written."""
     found: dict[tuple[str, str, str], list[LocalRanks]] = {}
     for local, trial in failed_trials(job):
         if trial.role in ROLES and not (trial.error or "").startswith(UNTRIED):
@@ -81,7 +79,6 @@ def _unwritten(job: Job) -> Iterator[Finding]:
 
 
 def _unread(job: Job) -> Iterator[Finding]:
-    """Hosts on which reading a file of another host did not end in time."""
     for local, reading in silent_readings(job):
         yield Finding(
             f"the directory {reading.path} does not answer on {local.name}: reading a file written by "
@@ -96,7 +93,6 @@ def _unread(job: Job) -> Iterator[Finding]:
 def _unshared(
     job: Job, hosts: Mapping[int, LocalRanks], severity_of: Callable[[LocalRanks], Severity]
 ) -> Iterator[Finding]:
-    """Directories that hosts do not share, by the files of other hosts that they did not see."""
     for split in split_directories(job):
         faulty = [hosts[place] for place in split.places]
         if not faulty:
@@ -126,7 +122,6 @@ def _split_evidence(split: SplitDirectory, hosts: Mapping[int, LocalRanks]) -> d
 
 
 def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[SlowStorage]) -> Iterator[Finding]:
-    """Directories that are slow on some hosts, or on all."""
     for one in slow:
         faulty = [hosts[place] for place in one.places]
         usual = "" if one.usual is None else f", on the other hosts {one.usual:.2g} s"
@@ -151,7 +146,6 @@ def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[
 
 
 def _exclude(job: Job, faulty: Sequence[LocalRanks]) -> dict[str, object]:
-    """The hosts to exclude, unless all hosts are faulty."""
     some = len(faulty) < len(job.hosts)
     return {"exclude": [host.name for local in faulty for host in local.hosts]} if some else {}
 

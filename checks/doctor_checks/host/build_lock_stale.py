@@ -81,7 +81,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _seconds(group: EventGroup) -> float:
-    """The longest wait that the messages state, in seconds."""
     return max((float(value) for name in ("seconds", "seconds2") for value in group.values(name)), default=0.0)
 
 

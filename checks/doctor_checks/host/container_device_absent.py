@@ -139,7 +139,6 @@ def _is_contained(local: LocalRanks) -> bool:
 
 
 def _missing(job: Job, local: LocalRanks) -> Iterator[tuple[str, str, Severity]]:
-    """What is missing, why it is needed, and how bad that is."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
     if drivers is None or gpus is None or not gpus.gpus or all(map(on_processor, local.members)):
         return

@@ -87,7 +87,6 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
 
 
 def _room(local: LocalRanks) -> int | None:
-    """How many more processes the pids cgroup of the host allows; ``None`` without one."""
     host = local.find(HostFacts)
     if host is None or host.pids_limit is None or host.pids_used is None:
         return None

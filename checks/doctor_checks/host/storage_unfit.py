@@ -230,7 +230,6 @@ def _failed_to_write(job: Job) -> Iterator[Finding]:
 
 
 def _said_of(path: str | None, failure: Failure) -> str | None:
-    """What is wrong with the directory ``path``, by an error that came in writing to it."""
     return next(
         (
             meaning

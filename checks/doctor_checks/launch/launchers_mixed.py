@@ -48,7 +48,6 @@ MOST_DEVICES = 16
 
 
 def _variables_missing(job: Job) -> Iterator[Finding]:
-    """Torch looks for variables that its launcher would have set."""
     for group in event_groups(job, "torch.env_missing"):
         missing = ", ".join(group.values("var"))
         yield finding_from_logs(
@@ -299,7 +298,6 @@ asks for RANK as well and raises (accelerate/state.py)."""
 
 
 def _is_read(identical: IdenticalRanks) -> bool:
-    """Whether a library that goes by these variables is installed, or may be."""
     software = identical.find(SoftwareFacts)
     return software is None or any(software.version(name) for name in LAUNCH_READERS)
 
@@ -505,7 +503,6 @@ def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 
 def _count(start: ProcessLaunch) -> int | None:
-    """How many launchers are started in all."""
     if start.step is not None:
         each = start.step.tasks_per_node
         return start.step.tasks if each is not None and each > 1 else None

@@ -54,7 +54,6 @@ def _of_refusals(job: Job) -> Iterator[Finding]:
 
 
 def _of_strangers(job: Job) -> Iterator[Finding]:
-    """Where the store should be, something answers that is none."""
     events = [event for event in events_of_kinds(job, "torch.store.stranger") if not set_up_after(job, event)]
     if events:
         group = EventGroup(events[0].kind, tuple(events))
@@ -191,7 +190,6 @@ def master_port_busy(job: Job) -> Iterator[Verdict]:
 
 
 def _that_hosts(launch: LaunchFacts, identical: IdenticalRanks) -> Rank | None:
-    """The process that will host the store: rank 0, or a lone process that has no rank yet."""
     if launch.rank not in (0, None):
         return None
     return identical.members[0]
@@ -220,7 +218,6 @@ def _judge(job: Job, master: MasterFacts, listener: Listener, hosting: Rank) -> 
 
 
 def _own_pids(job: Job, hosting: Rank) -> set[int]:
-    """The processes of this job on that host: while it runs, its own rank 0 listens."""
     members = job.by_host()[hosting.host.index].members
     return {process.pid for rank in members if (process := rank.find(ProcessFacts)) is not None}
 

@@ -35,7 +35,6 @@ MOST_FINDINGS = 8
 
 
 def _by_count(job: Job) -> Iterator[Finding]:
-    """The store counts the processes that connect to it."""
     for group in event_groups(job, "torch.store.clients", by=("got", "want")):
         got, want = parse_count(group.value("got")), parse_count(group.value("want"))
         if got is not None and want is not None and got < want:
@@ -74,7 +73,6 @@ def _by_barrier(job: Job) -> Iterator[Finding]:
 
 
 def _barriers(job: Job) -> Iterator[EventGroup]:
-    """The messages about one barrier."""
     groups: dict[str, list[Event]] = {}
     for event in events_of_kinds(job, "torch.store.barrier_wait", "torch.store.barrier_timeout"):
         groups.setdefault(event.value("key") or "", []).append(event)
@@ -125,7 +123,6 @@ def _by_members(job: Job) -> Iterator[Finding]:
 
 
 def _ends_there(job: Job, event: Event) -> bool:
-    """Whether nothing of a run follows, and not many lines of anything."""
     if set_up_after(job, event) or failed_before(job, event):
         return False
     files = job.evidence.files if job.evidence else ()

@@ -86,7 +86,6 @@ def _claimed(rank: Rank) -> int:
 
 
 def _is_counted(rank: Rank) -> bool:
-    """Whether srun or mpirun started this process and gave it a number."""
     launch = rank.find(LaunchFacts)
     return launch is not None and direct_launch(launch) is not None
 
@@ -217,7 +216,6 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
 
 
 def _judge_settings(file: ShellFile) -> Iterator[Violation]:
-    """Variables that srun hands on to every task."""
     own = {setting.name for setting in file.settings if setting.for_task}
     steps = [start for start in starts_of(file) if start.step is not None and not start.is_agent]
     if not any((start.step.tasks or 1) > 1 for start in steps if start.step is not None):

@@ -74,7 +74,6 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
 
 
 def _is_start(job: Job, event: Event) -> bool:
-    """Whether the hosts were still about to meet."""
     if any(word in event.text for word in _LATE_WORDS) or set_up_before(job, event):
         return False
     return event.kind == "elastic.rdzv_connect" or "RendezvousConnectionError" in event.text

@@ -239,7 +239,6 @@ def _sees_a_part(seat: LocalRankGpus, launch: LaunchFacts) -> bool:
 
 
 def _visible(identical: IdenticalRanks) -> int | None:
-    """The GPUs that a task sees: by the driver, else by the length of CUDA_VISIBLE_DEVICES."""
     if (seen := visible_to(identical)) is not None:
         return seen.size
     environment = identical.find(EnvironmentFacts)

@@ -224,7 +224,6 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
 
 
 def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """What is wrong, the plainest first; the rest follows from it."""
     yield from _judge_words(launch, identical)
     yield from _judge_numbers(launch, identical)
     yield from _judge_step(launch, identical)

@@ -67,7 +67,6 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
 
 
 def _allocation() -> JobBuilder:
-    """What sbatch --ntasks=4 gives a batch script."""
     return healthy(hosts=1, per_host=1).launched(
         SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_LOCALID="0"
     )

@@ -90,7 +90,6 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
 
 
 def _to_collect(job: Job) -> str:
-    """What makes the next run tell more."""
     buffer = recorder_switch(job, 20_000)
     return (
         "Run again with `export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH "

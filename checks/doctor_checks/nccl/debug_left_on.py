@@ -39,7 +39,6 @@ _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
 
 
 def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> JobBuilder:
-    """A watched job under DETAIL with torch 2.13 whose model is in a wrapper of this name, after ``seen`` batches."""
     sketch = running(1, 3, gpus=gpus).environ(TORCH_DISTRIBUTED_DEBUG="DETAIL").alter(SoftwareFacts, torch=_TORCH_213)
     return sketch.alter(TrainingFacts, strategy=strategy).alter(StepFacts, seen=seen)
 

@@ -143,7 +143,6 @@ def _findings(job: Job) -> Iterator[Finding]:
 
 
 def _by_launch(members: Iterable[Rank]) -> dict[tuple[str | None, bool], list[int]]:
-    """Ranks by their launcher and whether it started several of them."""
     groups: dict[tuple[str | None, bool], list[int]] = {}
     for rank in members:
         launch = rank.find(LaunchFacts)
@@ -153,7 +152,6 @@ def _by_launch(members: Iterable[Rank]) -> dict[tuple[str | None, bool], list[in
 
 
 def _value(environment: EnvironmentFacts, *names: str) -> tuple[str, str] | None:
-    """The first of ``names`` that is set, and its value as torch takes it."""
     for name in names:
         value = environment.get(name)
         if value is not None:

@@ -191,6 +191,5 @@ def _shown(value: object) -> str:
 
 
 def _origins(job: Job, name: str) -> list[str]:
-    """Where the values come from, each place once."""
     places = (setting for nccl, _ in job.each(NcclFacts) if (setting := nccl.setting(name)))
     return list(dict.fromkeys(f"{one.source}:{one.line}" if one.line else one.source for one in places))[:8]

@@ -87,7 +87,6 @@ def _timeout(trainer: TrainerFacts | None, software: SoftwareFacts | None, *, nc
 
 
 def _seconds(text: str) -> int | None:
-    """``7200``, ``7200.0``, ``02:00:00`` or ``1 day, 0:00:00`` in seconds."""
     if re.fullmatch(r"\d+(\.\d*)?", text):
         return int(float(text))
     match = re.fullmatch(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?", text)

@@ -59,7 +59,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _by_ranks(job: Job) -> Iterator[Finding]:
-    """Releases that ranks of one log name in their errors and settings."""
     releases: dict[int, str] = {}
     events = [event for group in event_groups(job, "torch.nccl.error", "torch.nccl.env_dump") for event in group.events]
     for event in events:

@@ -167,7 +167,6 @@ def _for_gpus(gpus: GpuFacts, version: str) -> Iterator[tuple[str, str]]:
 
 
 def _spans_hosts(gpu: Gpu) -> bool:
-    """Whether the GPU belongs to an NVLink domain of several hosts: its cluster's identity is not all zero."""
     cluster = gpu.fabric.cluster if gpu.fabric else None
     return bool(cluster and cluster.strip("0-"))
 

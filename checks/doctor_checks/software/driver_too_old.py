@@ -26,7 +26,6 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy
 def _drivers(
     driver: str, supports: str | None, torch_cuda: str | None = "12.8", compat: str | None = None
 ) -> JobBuilder:
-    """The second host with this driver, which supports that CUDA."""
     return (
         healthy(hosts=2)
         .alter(SoftwareFacts, ranks=(2, 3), torch=TorchBuild("2.8.0", cuda=torch_cuda))

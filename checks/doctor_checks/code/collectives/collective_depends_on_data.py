@@ -75,7 +75,6 @@ def _condition(script: Script, call: ast.Call, word: str) -> tuple[ast.stmt, ast
 
 
 def _before(outer: ast.AST, inner: ast.AST) -> Iterator[ast.If]:
-    """``if mask.sum() == 0: return`` above it in the same block."""
     block = getattr(outer, "body", None)
     if not isinstance(block, list) or inner not in block:
         return

@@ -124,7 +124,6 @@ def _is_of_all(script: Script, handler: ast.ExceptHandler) -> bool:
 
 
 def _trains(script: Script, tried: ast.Try) -> bool:
-    """Whether the tried block trains: loops, steps, a fit."""
     words = ("fit", "train", "backward", "step", "training_step", "forward")
     for part in tried.body:
         if any(True for _ in script.inside(part, ast.For)):

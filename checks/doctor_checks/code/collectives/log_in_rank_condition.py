@@ -77,7 +77,6 @@ _ZERO = ("self.global_rank == 0", "self.trainer.is_global_zero", "trainer.is_glo
 
 
 def _edits(script: Script, call: ast.Call, condition: RankCondition) -> tuple[Edit, ...]:
-    """A fix for rank 0 if the file monitors nothing."""
     if condition.test not in _ZERO or "monitor" in script.text:
         return ()
     return (SetArgument(location_of(call), "rank_zero_only", "True"),)

@@ -70,7 +70,6 @@ _FETCHES = frozenset({"snapshot_download", "urlretrieve", "extractall", "downloa
 
 
 def _is_long(script: Script, call: ast.Call) -> bool:
-    """Downloads, archives, and ``dataset.map(function)`` over data of unknown size."""
     bare = last_name(call.func)
     if bare in _FETCHES:
         return True

@@ -135,7 +135,6 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
 
 
 def _logged(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """Names and values of one call."""
     first = script.argument(call, "name", 0) or script.argument(call, "dictionary", 0)
     value = script.argument(call, "value", 1)
     if script.name(call.func).endswith("log") and first is not None and value is not None:
@@ -176,7 +175,6 @@ def _is_computed(node: ast.expr) -> bool:
 
 
 def _is_stored(node: ast.expr) -> bool:
-    """``self.metrics``, which may hold metric objects."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 

@@ -61,7 +61,6 @@ _BY_SOME = frozenset({"save_state", "load_state", "init_process_group"})
 
 
 def _is_of_one_device(script: Script, call: ast.Call) -> bool:
-    """A Trainer of the file with one device and no strategy."""
     if not script.name(call.func).startswith(("lightning.pytorch.Trainer().", "lightning.fabric.Fabric().")):
         return False
     owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
@@ -100,7 +99,6 @@ def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violati
 
 
 def _words(script: Script, one: CollectiveCall) -> str:
-    """``dist.all_reduce``, or ``evaluate (it does all_gather)``."""
     if one.word == "sync_dist":
         return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
     name = script.text_of(one.call.func, 40)

@@ -60,7 +60,6 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
 
 
 def _reads_ranks(script: Script) -> bool:
-    """Whether the script reads its rank from a launcher's variables."""
     for one in script.all(ast.Subscript):
         if (
             isinstance(one.ctx, ast.Load)
@@ -158,7 +157,6 @@ def _of_interface(write: _Write) -> Violation | None:
 
 
 def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
-    """``init_method="tcp://10.1.1.20:23456"``."""
     method = script.argument(call, "init_method", 1)
     text = script.value(method) if method is not None else None
     found = _TCP.match(text) if isinstance(text, str) else None

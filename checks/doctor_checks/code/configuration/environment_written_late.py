@@ -95,7 +95,6 @@ def _reader(variable: str) -> _VariableReader | None:
 
 
 def _written(script: Script) -> Iterator[tuple[ast.stmt, str]]:
-    """``os.environ[…] = …`` and the like, with the name of the variable."""
     for statement in script.all(ast.Assign):
         for target in statement.targets:
             if isinstance(target, ast.Subscript) and script.name(target.value) == "os.environ":
@@ -141,7 +140,6 @@ def _is_apart(script: Script, call: ast.Call, at: ast.stmt) -> bool:
 
 
 def _same_block(outer: ast.AST, inner: ast.AST, at: ast.stmt, script: Script) -> bool:
-    """Whether ``at`` and ``inner`` are in one block of ``outer``, its test included."""
     if inner is getattr(outer, "test", None):
         return True
     above = (at, *script.around(at))
@@ -156,8 +154,6 @@ _CHILDREN_STARTED = ("subprocess.", "torch.multiprocessing.", "multiprocessing."
 
 
 def _is_for_later(script: Script, at: ast.stmt) -> bool:
-    """Whether later code starts processes, which get the variable, or communicators, for which NCCL reads some
-    variables again."""
     scope = script.function_of(at)
     return any(
         script.name(call.func).startswith((*_CHILDREN_STARTED, "torch.distributed.new_group"))

@@ -109,7 +109,6 @@ def _is_gone(removed: str | None, release: str | None) -> bool:
 
 
 def _gone(at: ast.AST, words: str, known: ArgumentInfo | None, release: str | None) -> Iterator[_Complaint]:
-    """A use of something known, if the release lacks it."""
     if known is not None and _is_gone(known.removed, release):
         yield _Complaint(at, words, known.removed or "", known.replacement)
 
@@ -139,7 +138,6 @@ def _of_trainer(script: Script, call: ast.Call, release: str | None) -> Iterator
 
 
 def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.AST]]:
-    """Keyword arguments, also those of an unpacked dictionary literal."""
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield keyword.arg, keyword.value, keyword
@@ -156,7 +154,6 @@ def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.
 def _of_value(
     script: Script, call: ast.Call, name: str, value: ast.expr, at: ast.AST, release: str | None
 ) -> Iterator[_Complaint]:
-    """Outdated values of arguments that still exist."""
     written = value.value if isinstance(value, ast.Constant) else UNKNOWN
     words = f"Trainer({name}={script.text_of(value, 24)})"
     edits = trainer_edits(script, call, name, value) if isinstance(at, ast.keyword) else ()
@@ -208,13 +205,11 @@ def _of_module(owner: ast.ClassDef, release: str | None) -> Iterator[_Complaint]
 
 
 def _required(method: ast.FunctionDef) -> list[str]:
-    """Parameters without a default."""
     places = [*method.args.posonlyargs, *method.args.args]
     return [one.arg for one in places[: len(places) - len(method.args.defaults)]]
 
 
 def _is_guarded(script: Script, node: ast.AST) -> bool:
-    """Whether the script checks the release, or handles a failure."""
     inner = node
     for outer in script.around(node):
         if isinstance(outer, ast.Try) and (inner in outer.body or inner in outer.handlers):

@@ -79,7 +79,6 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
 
 
 def _collating(script: Script) -> Iterator[FunctionNode | ast.Lambda]:
-    """Functions that a loader gets as collate_fn, or that are named like one."""
     found: dict[ast.AST, None] = {}
     for call in script.calls(*LOADERS):
         given = script.argument(call, "collate_fn", 6)
@@ -130,7 +129,6 @@ def _is_batch(node: ast.expr, batch: str) -> bool:
 
 
 def _goes_on(script: Script, statement: ast.stmt, loop: ast.For) -> bool:
-    """``if …: continue`` in a loop over the samples that collects them."""
     return (
         isinstance(statement, ast.If)
         and not statement.orelse

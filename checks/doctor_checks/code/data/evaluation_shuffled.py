@@ -80,7 +80,6 @@ def _effect(script: Script, call: ast.Call) -> str:
 
 
 def _samplers(script: Script) -> Iterator[Violation]:
-    """Samplers of an evaluation without an explicit ``shuffle``."""
     for call in script.calls(SAMPLER):
         name = target_name(script, call)
         data = script.argument(call, "dataset", 0)

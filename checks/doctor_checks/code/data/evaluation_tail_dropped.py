@@ -86,7 +86,6 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
 
 
 def _is_made_up_for(script: Script) -> bool:
-    """Whether the samples that a sampler drops are evaluated separately, as a subset."""
     subsets = (script.argument(call, "dataset", 0) for call in script.calls("torch.utils.data.Subset"))
     return any(one is not None and evaluates(script.text_of(one)) for one in subsets)
 

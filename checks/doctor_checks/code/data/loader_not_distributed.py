@@ -89,7 +89,6 @@ def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> boo
 
 
 def _gives_all(script: Script, loader: LoaderCall) -> bool:
-    """Whether it has no sampler, no stream, and no rank-specific data."""
     call = loader.call
     if script.is_open(call) or any(
         script.argument(call, name, place) is not None for name, place in (("sampler", 3), ("batch_sampler", 4))

@@ -73,7 +73,6 @@ def _workers(script: Script, given: ast.expr) -> _Workers | None:
 
 
 def _default_of(script: Script, name: str) -> int | None:
-    """The default of the command line's option of that name."""
     for call in script.method_calls("add_argument"):
         flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         if any(flag.lstrip("-").replace("-", "_") == name for flag in flags):
@@ -99,7 +98,6 @@ def _ranks_of_host(script: Script) -> int:
 
 
 def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -> Iterator[Violation]:
-    """Each rank of a host starts a worker for every core."""
     shown = several_ranks(script)
     if shown is None or runs_alone(script, call):
         return

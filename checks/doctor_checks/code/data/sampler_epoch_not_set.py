@@ -96,7 +96,6 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
 
 
 def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
-    """The arguments of the function of a loop for the parameter that it iterates over."""
     function = script.function_of(loop.node)
     if function is None or not isinstance(loop.source, ast.Name):
         return

@@ -79,7 +79,6 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
 
 
 def _number(node: ast.expr | None) -> int | None:
-    """A literal number in the call."""
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 

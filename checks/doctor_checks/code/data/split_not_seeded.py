@@ -116,7 +116,6 @@ def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | 
 
 
 def _is_shared(script: Script, call: ast.Call) -> bool:
-    """Whether the result is broadcast to all ranks."""
     names = _names_of(script, call.args[0] if _in_place(call) and call.args else call)
     for sent in script.method_calls("broadcast", "broadcast_object_list"):
         if any(isinstance(part, ast.Name) and part.id in names for one in sent.args for part in ast.walk(one)):
@@ -125,7 +124,6 @@ def _is_shared(script: Script, call: ast.Call) -> bool:
 
 
 def _parts_data(script: Script, call: ast.Call) -> bool:
-    """Whether the result selects the samples of a subset."""
     kept = call.args[0] if _in_place(call) and call.args else call
     names = _names_of(script, kept)
     for subset in script.calls(*_SUBSETS):
@@ -155,7 +153,6 @@ def _sliced_from(script: Script, name: ast.Name, names: set[str]) -> bool:
 
 
 def _seeding(script: Script) -> Iterator[ast.Call]:
-    """Calls that seed: of torch, a framework, or a function named like one."""
     for call in script.all(ast.Call):
         called = last_name(call.func)
         if _SEEDS.search(called) and "get" not in called and "initial_seed" not in called:
@@ -163,12 +160,10 @@ def _seeding(script: Script) -> Iterator[ast.Call]:
 
 
 def _comes_first(script: Script, seed: ast.Call, draw: ast.Call) -> bool:
-    """Whether it may run before: above in the same function, or in any other."""
     return script.function_of(seed) is not script.function_of(draw) or seed.lineno <= draw.lineno
 
 
 def _own_seed(script: Script, seeds: list[ast.Call]) -> ast.Call | None:
-    """The rank-specific seed, if every seed depends on the rank."""
     own = [
         one
         for one in seeds

@@ -114,7 +114,6 @@ def _fed_loaders(script: Script, owner: ast.ClassDef) -> Iterator[ast.Call]:
 
 
 def _reads_by_itself(script: Script, owner: ast.ClassDef, reads: ast.FunctionDef) -> bool:
-    """A finite stream over files or a list that is not partitioned."""
     bases = (base for one in owner.bases if (base := script.class_definition(one)) not in (None, owner))
     words = {word for one in (owner, *filter(None, bases)) for part in ast.walk(one) for word in _words(part)}
     if any(_PARTS.search(word) or _DRAWS.match(word) for word in words):
@@ -134,7 +133,6 @@ def _words(node: ast.AST) -> Iterator[str]:
 
 
 def _is_whole(source: ast.expr) -> bool:
-    """``for line in self.lines``, ``for i in range(len(self.samples))``."""
     if isinstance(source, ast.Call) and isinstance(source.func, ast.Name):
         if source.func.id == "range":
             return any(isinstance(one, ast.Attribute) for one in ast.walk(source))

@@ -54,7 +54,6 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
 
 def _names_one(script: Script, call: ast.Call) -> bool:
-    """``device_ids=[gpu]``: a single device."""
     devices = script.argument(call, "device_ids", 1)
     return isinstance(devices, ast.List) and len(devices.elts) == 1 and not isinstance(devices.elts[0], ast.Starred)
 

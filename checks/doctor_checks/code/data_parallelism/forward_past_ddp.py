@@ -56,7 +56,6 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
 
 
 def _training(script: Script, call: ast.Call) -> ast.AST | None:
-    """The training loop around a call with gradients, or the function that is one step."""
     for outer in script.around(call):
         if isinstance(outer, ast.With):
             if any(word in script.text_of(item.context_expr) for item in outer.items for word in _WITHOUT):
@@ -77,7 +76,6 @@ _METHODS = ("forward", "compute_loss", "loss", "get_loss", "training_step", "tra
 
 
 def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str:
-    """The wrapper that ``model.module(x)`` bypasses, as written."""
     target = call.func
     if isinstance(target, ast.Attribute) and target.attr in _METHODS:
         target = target.value
@@ -93,7 +91,6 @@ def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str
 
 
 def _is_renamed(script: Script, wrap: ast.Call) -> bool:
-    """``ddp_model = DDP(model)``: the bare model keeps its name."""
     statement = script.parent(wrap)
     if not wrap.args or not isinstance(statement, ast.Assign):
         return False
@@ -118,7 +115,6 @@ def _unwrapped(script: Script, call: ast.Call, wraps: list[ast.Call]) -> str:
 
 
 def _is_given_again(script: Script, name: ast.expr, wrap: ast.Call) -> bool:
-    """Whether the former name is reassigned later: ``model = ddp_model``."""
     scope = script.function_of(wrap) or script.tree
     own = ast.unparse(name)
     return any(

@@ -110,7 +110,6 @@ _FIXES = {
 
 
 def _backward(script: Script, loop: Loop) -> ast.Call | None:
-    """The backward pass of every iteration of a loop."""
     for call in script.inside(loop.node, ast.Call):
         # An engine of DeepSpeed decides itself when to average.
         is_engine = "engine" in script.text_of(call.func)
@@ -139,7 +138,6 @@ def _is_optimizer_step(call: ast.Call) -> bool:
 
 
 def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
-    """``(step + 1) % n == 0`` around a step of the optimizer."""
     inner: ast.AST = call
     for outer in script.around(call):
         if outer is loop.node:
@@ -158,7 +156,6 @@ def _is_every_nth(script: Script, test: ast.expr) -> bool:
 
 
 def _after(script: Script, loop: Loop) -> str | None:
-    """A loop over micro-batches with the optimizer step after it."""
     if "micro" not in script.text_of(loop.node.iter).lower() and "accum" not in script.text_of(loop.node.iter).lower():
         return None
     parent = script.parent(loop.node)

@@ -48,7 +48,6 @@ def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
 
 
 def _taken_from(script: Script, made: ast.Call) -> Iterator[ast.Call]:
-    """``model.parameters()`` of an optimizer, also through a name."""
     groups = [made.args[0]]
     if isinstance(made.args[0], ast.Name):
         groups = list(script.values_of(made.args[0]))
@@ -66,7 +65,6 @@ def _model(taken: ast.Call) -> ast.expr:
 
 
 def _replaces(script: Script, wrap: ast.Call, taken: ast.Call, made: ast.Call) -> bool:
-    """Whether a wrapper replaces parameters that were taken before, on the same path of the same function."""
     if ast.unparse(wrap.args[0]) != ast.unparse(_model(taken)) or wrap.lineno <= taken.lineno:
         return False
     if script.function_of(wrap) is not script.function_of(taken):
@@ -86,14 +84,12 @@ def _apart(script: Script, one: ast.AST, other: ast.AST) -> bool:
 
 
 def _branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
-    """The name of the block of a statement that holds a node."""
     chain = {node, *script.around(node)}
     blocks = ("body", "orelse", "handlers", "finalbody")
     return next((name for name in blocks if not chain.isdisjoint(getattr(outer, name, ()))), "")
 
 
 def _made_again(script: Script, made: ast.Call, wrap: ast.Call) -> bool:
-    """Whether the optimizer of that name is created again after the wrapper."""
     statement = script.statement_of(made)
     if made.lineno > wrap.lineno or not isinstance(statement, ast.Assign):
         return False

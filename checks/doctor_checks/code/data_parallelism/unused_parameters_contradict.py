@@ -71,7 +71,6 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
 
 
 def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
-    """Calls that enable the search, and how."""
     for call in script.calls(DDP, *_KWARGS, *_STRATEGIES):
         if script.value(script.argument(call, "find_unused_parameters")) is True:
             yield call, "find_unused_parameters=True"
@@ -85,7 +84,6 @@ def _searches(script: Script) -> Iterator[tuple[ast.Call, str]]:
 
 
 def _reentrant(script: Script) -> ast.Call | None:
-    """The first call with reentrant activation checkpointing."""
     for call in script.calls(*_CHECKPOINT):
         chosen = script.argument(call, "use_reentrant")
         if not script.is_open(call) and (chosen is None or script.value(chosen) is True):
@@ -144,7 +142,6 @@ def _parts(script: Script) -> Iterator[Violation]:
 
 
 def _alternates(script: Script, step: ast.FunctionDef) -> bool:
-    """Whether a step uses several optimizers with one backward pass each."""
     passes = [one for one in script.inside(step, ast.Call) if script.text_of(one.func) == "self.manual_backward"]
     taken = [
         one

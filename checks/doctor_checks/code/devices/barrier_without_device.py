@@ -70,7 +70,6 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
 
 
 def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
-    """A fix if a variable of the same function is named like the local rank."""
     for name in ("local_rank",):
         scope = script.scope_of(call, name)
         if scope is not None and len(scope.names[name]) == 1 and scope.node is script.function_of(call):

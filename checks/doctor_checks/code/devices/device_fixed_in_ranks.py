@@ -76,7 +76,6 @@ def _spreads_one_model(script: Script) -> bool:
 
 
 def _moves_to_first(script: Script, call: ast.Call) -> str:
-    """``x.to("cuda:0")``, ``x.cuda(0)``, ``set_device(0)``, ``device_ids=[0]``."""
     bare = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     name = script.name(call.func)
     if bare in _MOVES and call.args and _is_first(call.args[0]):
@@ -118,7 +117,6 @@ def _is_device_of_all(script: Script, call: ast.Call) -> bool:
 
 
 def _is_first_device(script: Script, call: ast.Call) -> bool:
-    """``"cuda:0"``, ``"cuda", 0``, ``"cuda:0" if torch.cuda.is_available() else "cpu"``."""
     named = call.args[0]
     if isinstance(named, ast.IfExp):
         named = named.body
@@ -128,7 +126,6 @@ def _is_first_device(script: Script, call: ast.Call) -> bool:
 
 
 def _early(script: Script) -> Iterator[Violation]:
-    """CUDA calls before ``set_device`` in the same block."""
     for sets in script.calls("torch.cuda.set_device"):
         function = script.function_of(sets)
         if not sets.args or _is_first(sets.args[0]):
@@ -155,7 +152,6 @@ def _is_current_device(script: Script, call: ast.Call) -> bool:
 
 
 def _is_same_block(script: Script, one: ast.AST, other: ast.AST, function: FunctionNode | None) -> bool:
-    """Whether both always run, one after the other."""
     body = (function or script.tree).body
     return script.statement_of(one) in body and script.statement_of(other) in body
 

@@ -62,7 +62,6 @@ _OBJECTS_TRAVEL = tuple(
 
 
 def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
-    """A fix if a variable of the same function holds LOCAL_RANK already."""
     scope = script.scope_of(call, "local_rank")
     given = scope.names["local_rank"] if scope is not None else []
     before = given[0] if len(given) == 1 else None

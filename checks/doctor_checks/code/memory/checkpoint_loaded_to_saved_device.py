@@ -120,14 +120,12 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
 
 
 def _words_of_path(script: Script, call: ast.Call) -> str:
-    """The path as written, and the values of its name."""
     if not call.args:
         return ""
     return " ".join(script.text_of(one, 200) for one in (call.args[0], *script.values_of(call.args[0])))
 
 
 def _saved_here(script: Script, call: ast.Call) -> bool:
-    """Whether this rank saved the file itself, in the same function."""
     path = ast.unparse(call.args[0]) if call.args else ""
     return any(
         len(one.args) > 1
@@ -156,7 +154,6 @@ def _goes_into_state(script: Script, call: ast.Call) -> bool:
 
 
 def _copies(script: Script, node: ast.expr) -> bool:
-    """Whether an expression, or a part of it by name, is the argument of ``load_state_dict``."""
     parent = script.parent(node)
     while isinstance(parent, ast.Subscript) and parent.value is node:
         node, parent = parent, script.parent(parent)
@@ -171,7 +168,6 @@ def _copies(script: Script, node: ast.expr) -> bool:
 
 
 def _is_scalar(script: Script, node: ast.expr) -> bool:
-    """``checkpoint["epoch"]``, ``"optimizer" in checkpoint``, ``del checkpoint``."""
     parent = script.parent(node)
     if isinstance(parent, ast.Subscript) and parent.value is node:
         return script.value(parent.slice) in _SCALARS

@@ -111,7 +111,6 @@ def _steps_without(script: Script) -> Iterator[Violation]:
 
 
 def _untrained(script: Script, loop: ast.For) -> Iterator[Violation]:
-    """Models of an optimizer that run only without gradients in the loop."""
     for call in script.inside(loop, ast.Call):
         where = _off(script, call) if isinstance(call.func, ast.Name) else None
         if where is None or not isinstance(call.func, ast.Name):
@@ -134,7 +133,6 @@ def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Violation
 
 
 def _optimized(script: Script, scope: ast.AST, name: str) -> ast.Call | None:
-    """The optimizer that takes ``name.parameters()``."""
     for call in script.inside(scope, ast.Call):
         if not script.name(call.func).startswith("torch.optim."):
             continue
@@ -165,7 +163,6 @@ def _learns_elsewhere(script: Script, scope: ast.AST, name: str) -> bool:
 
 
 def _is_freezing(script: Script, node: ast.AST) -> bool:
-    """``for p in model.parameters(): p.requires_grad = False``."""
     loop = script.nearest(node, ast.For)
     return (
         loop is not None and any(one in ast.walk(loop.iter) for one in (node,)) and "requires_grad" in ast.unparse(loop)
@@ -189,7 +186,6 @@ def _untrained_parts(script: Script, owner: ast.ClassDef) -> Iterator[Violation]
 
 
 def _parts(owner: ast.ClassDef) -> set[str]:
-    """Attributes of ``self`` that ``__init__`` sets to the result of a call."""
     start = next(hooks(owner, "__init__"), None)
     return {
         ast.unparse(target)

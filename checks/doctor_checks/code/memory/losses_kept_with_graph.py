@@ -93,7 +93,6 @@ def _passed_back(script: Script, body: ast.For | ast.While | FunctionNode) -> fr
 
 
 def _names_in(node: ast.expr) -> set[str]:
-    """``loss``, and ``loss`` of ``scaler.scale(loss)`` and ``(loss / steps)``."""
     if isinstance(node, ast.Name):
         return {node.id}
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
@@ -104,7 +103,6 @@ def _names_in(node: ast.expr) -> set[str]:
 
 
 def _returned(script: Script, step: ast.FunctionDef) -> frozenset[str]:
-    """Names of the losses that ``training_step`` returns."""
     found: set[str] = set()
     for one in script.inside(step, ast.Return):
         value = one.value
@@ -168,7 +166,6 @@ def _without_gradients(script: Script, node: ast.AST) -> bool:
 
 
 def _outlives(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
-    """Whether the container exists before the step and is not reset in it."""
     while isinstance(keeper, ast.Subscript):
         keeper = keeper.value
     if not isinstance(keeper, (ast.Name, ast.Attribute)):
@@ -182,7 +179,6 @@ def _outlives(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
 
 
 def _is_bounded(script: Script, keeper: ast.Name) -> bool:
-    """A bounded deque, or an object of unknown type."""
     values = script.values_of(keeper)
     return any(isinstance(one, ast.Call) and script.text_of(one.func).endswith("deque") for one in values) or not values
 

@@ -74,7 +74,6 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
 
 
 def _run_by_workers(script: Script, loader: ast.Call) -> Iterator[tuple[FunctionNode, str]]:
-    """``__getitem__`` of the data set and the collate function, if they are in this file."""
     data = script.argument(loader, "dataset", 0)
     owner = script.class_definition(data) if data is not None else None
     for name in ("__getitem__", "__iter__") if owner is not None else ():
@@ -118,7 +117,6 @@ def _first_use(script: Script, function: FunctionNode) -> ast.Call | None:
 
 
 def _used_before(script: Script, call: ast.AST) -> ast.Call | None:
-    """The first CUDA call before a line, in the same function or in the module itself."""
     scope = script.function_of(call)
     line = getattr(call, "lineno", 0)
     for one in script.all(ast.Call):

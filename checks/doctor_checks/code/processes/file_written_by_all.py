@@ -144,7 +144,6 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
 
 
 def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Calls that write, and their paths."""
     for name, (argument, place) in _WRITERS.items():
         for call in script.calls(name):
             if (where := script.argument(call, argument, place)) is not None:
@@ -176,7 +175,6 @@ def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None)
 
 
 def _handed_in(script: Script, name: str, function: FunctionNode | None) -> Iterator[ast.expr]:
-    """The arguments for a parameter in this file."""
     names = [one.arg for one in function.args.args] if function is not None else []
     if function is None or name not in names:
         return

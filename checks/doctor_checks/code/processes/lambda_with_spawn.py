@@ -82,7 +82,6 @@ def _handed(script: Script, call: ast.Call, function: str, place: int, arguments
 
 
 def _started_by(script: Script, call: ast.Call, default: object) -> object:
-    """The start method of ``mp.Process`` and of ``context.Process``."""
     name = script.name(call.func).removesuffix(".Process")
     if name in _MULTIPROCESSING:
         return default
@@ -91,7 +90,6 @@ def _started_by(script: Script, call: ast.Call, default: object) -> object:
 
 
 def _method(script: Script, node: ast.expr) -> object:
-    """``"spawn"``, or ``get_context("spawn")``."""
     for value in script.values_of(node):
         if isinstance(value, ast.Call) and script.name(value.func).endswith("multiprocessing.get_context"):
             return script.value(script.argument(value, "method", 0))
