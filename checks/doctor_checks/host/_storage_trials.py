@@ -8,7 +8,6 @@ from doctor.analysis.storage_speed import (
     NO_ANSWER,
     UNTRIED,
     SlowStorage,
-    SplitDirectory,
     failed_trials,
     hosts_at,
     silent_readings,
@@ -44,14 +43,6 @@ def storage_findings(
     ``slow``: from :func:`doctor.analysis.storage_speed.slow_storage`; ``severity_of``: the severity for a host whose
     checkpoint directory is not shared."""
     hosts = hosts_at(job)
-    yield from _untried(job)
-    yield from _unwritten(job)
-    yield from _unread(job)
-    yield from _unshared(job, hosts, severity_of)
-    yield from _slow_directories(job, hosts, slow)
-
-
-def _untried(job: Job) -> Iterator[Unknown]:
     for local in job.by_host():
         missing = local.hosts[0].missing(StorageSpeedFacts)
         if missing is not None and missing.is_breakage:
@@ -59,6 +50,10 @@ def _untried(job: Job) -> Iterator[Unknown]:
     for local, trial in failed_trials(job):
         if (trial.error or "").startswith(UNTRIED):
             yield Unknown(f"{trial.path} was not measured: {trial.error}", local.ranks)
+    yield from _unwritten(job)
+    yield from _unread(job)
+    yield from _unshared(job, hosts, severity_of)
+    yield from _slow_directories(job, hosts, slow)
 
 
 def _unwritten(job: Job) -> Iterator[Finding]:
@@ -104,21 +99,19 @@ def _unshared(
             + " not see one another's files",
             ranks=_ranks(faulty),
             severity=max(map(severity_of, faulty), key=lambda severity: severity.weight),
-            evidence=_split_evidence(split, hosts),
+            evidence={
+                "path": split.path,
+                "hosts_that_share": [
+                    [hosts[place].name for place in group[:_SHOWN]] for group in split.groups[:_SHOWN]
+                ],
+                "not_seen": {
+                    f"{reader} reads {one.writer}": one.error or one.outcome for reader, one in split.readings[:_SHOWN]
+                },
+            },
             fix=f"on {_names(faulty)}: findmnt -T {split.path}: mount there what the other hosts have"
             if some_share
             else "name a directory on a file system that all hosts mount (NFS, Lustre, GPFS …)",
         )
-
-
-def _split_evidence(split: SplitDirectory, hosts: Mapping[int, LocalRanks]) -> dict[str, object]:
-    return {
-        "path": split.path,
-        "hosts_that_share": [[hosts[place].name for place in group[:_SHOWN]] for group in split.groups[:_SHOWN]],
-        "not_seen": {
-            f"{reader} reads {one.writer}": one.error or one.outcome for reader, one in split.readings[:_SHOWN]
-        },
-    }
 
 
 def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[SlowStorage]) -> Iterator[Finding]:

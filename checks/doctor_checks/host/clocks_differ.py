@@ -69,7 +69,14 @@ def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
         reason = "one host: nothing to compare its clock with"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
         return
-    for clocks in _by_reference(job).values():
+    # Clocks against one reference each: that of a reference which has one itself stands for it, step by step.
+    measured = {local.name: facts for local in job.by_host() if (facts := local.find(ClockFacts)) is not None}
+    groups: dict[str, list[_Clock]] = {}
+    for local in job.by_host():
+        if local.name in measured:
+            reference, offset, uncertainty = _follow(local.name, measured)
+            groups.setdefault(reference, []).append(_Clock(offset, uncertainty, local))
+    for clocks in groups.values():
         yield from _compare(sorted(clocks, key=lambda clock: clock.offset), apart_seconds)
 
 
@@ -79,17 +86,6 @@ class _Clock(NamedTuple):
     offset: float
     uncertainty: float
     local: LocalRanks
-
-
-def _by_reference(job: Job) -> dict[str, list[_Clock]]:
-    """Clocks against one reference each: that of a reference which has one itself stands for it, step by step."""
-    measured = {local.name: facts for local in job.by_host() if (facts := local.find(ClockFacts)) is not None}
-    groups: dict[str, list[_Clock]] = {}
-    for local in job.by_host():
-        if local.name in measured:
-            reference, offset, uncertainty = _follow(local.name, measured)
-            groups.setdefault(reference, []).append(_Clock(offset, uncertainty, local))
-    return groups
 
 
 def _follow(name: str, measured: Mapping[str, ClockFacts]) -> tuple[str, float, float]:

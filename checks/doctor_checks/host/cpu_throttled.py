@@ -92,18 +92,9 @@ def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: flo
     """
     # 25 % of the periods is where kubernetes-mixin's CPUThrottlingHigh alert stands; 600 periods are a minute.
     hosts = [(local, facts) for local in job.by_host() if (facts := local.find(HostFacts)) is not None]
-    yield from _throttled(hosts, throttled_share, least_periods)
-    yield from _small_quota(hosts)
-    yield from _slow_governor(hosts)
-
-
-Hosts = list[tuple[LocalRanks, HostFacts]]
-
-
-def _throttled(hosts: Hosts, limit: float, least_periods: float) -> Iterator[Verdict]:
     periods = {local: _periods(local, facts) for local, facts in hosts}
     shares = {local: throttled / count for local, (count, throttled) in periods.items() if count >= least_periods}
-    held = [local for local, share in shares.items() if share > limit]
+    held = [local for local, share in shares.items() if share > throttled_share]
     if held:
         worst = max(held, key=lambda local: shares[local])
         yield Finding(
@@ -112,6 +103,11 @@ def _throttled(hosts: Hosts, limit: float, least_periods: float) -> Iterator[Ver
             evidence={"throttled_share": {local.name: round(shares[local], 3) for local in held[:SHOWN]}},
             explains=("RUN003", "RUN005"),
         )
+    yield from _small_quota(hosts)
+    yield from _slow_governor(hosts)
+
+
+Hosts = list[tuple[LocalRanks, HostFacts]]
 
 
 def _periods(local: LocalRanks, host: HostFacts) -> tuple[int, int]:

@@ -209,7 +209,8 @@ def _goes_on(job: Job, event: Event) -> bool:
             ),
         ),
         Passes(
-            "a shell in a task from which ranks are started by hand", _lone_step().launched(RANK="1", WORLD_SIZE="2")
+            "a shell in a task from which ranks are started by hand",
+            healthy(hosts=1, per_host=1).by_srun().launched(RANK="1", WORLD_SIZE="2"),
         ),
         Passes(
             "Lightning on several hosts without a launcher: NODE_RANK and the master are exported",
@@ -433,10 +434,6 @@ def _torchrun_under_srun(tasks_per_node: str, tasks: str) -> JobBuilder:
     return healthy(hosts=2, per_host=2).launched(
         SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS=tasks, SLURM_NTASKS=tasks, SLURM_STEP_TASKS_PER_NODE=tasks_per_node
     )
-
-
-def _lone_step() -> JobBuilder:
-    return healthy(hosts=1, per_host=1).by_srun()
 
 
 _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gres=gpu:8")

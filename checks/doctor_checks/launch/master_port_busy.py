@@ -58,7 +58,10 @@ def _of_strangers(job: Job) -> Iterator[Finding]:
     if events:
         group = EventGroup(events[0].kind, tuple(events))
         where = f"{group.value('host')}:{group.value('port')}" if group.value("host") else "the master's port"
-        speaks = _first_letters(group.value("got") or "0")
+        # The four bytes that were read in place of a number, where they are letters: HTTP, SSH-.
+        number = int((group.value("got") or "0")[:20])
+        letters = number.to_bytes(9, "little").rstrip(b"\0")
+        speaks = letters.decode("ascii") if letters.isascii() and letters.decode("ascii").isprintable() else ""
         yield finding_from_logs(
             group,
             f"what answers at {where} is no store of torch" + (f": it says {speaks!r}" if speaks else ""),
@@ -69,13 +72,6 @@ def _of_strangers(job: Job) -> Iterator[Finding]:
             "that leads to the host of rank 0 itself.",
             explains=("NET006", "ENV015"),
         )
-
-
-def _first_letters(text: str) -> str:
-    """The four bytes that were read in place of a number, where they are letters: HTTP, SSH-."""
-    number = int(text[:20])
-    letters = number.to_bytes(9, "little").rstrip(b"\0")
-    return letters.decode("ascii") if letters.isascii() and letters.decode("ascii").isprintable() else ""
 
 
 def _refusals(job: Job) -> Iterator[EventGroup]:
@@ -339,7 +335,18 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
     `torchrun --standalone`, which takes a free one.
     """
     if isinstance(file, ShellFile):
-        yield from _judge_script(file)
+        before: list[ProcessLaunch] = []
+        for start in starts_of(file):
+            port = _fixed_port(start)
+            if port is None or (hosts_of(start.launch) or 1) > 1:
+                continue
+            line = start.launch.place.line
+            before = [one for one in before if not _waits(file, one.launch.place.line, line)]
+            why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
+            if why:
+                yield Violation(start.launch.place, f"port {port} is fixed, and {why}", evidence=(("port", port),))
+            if start.launch.in_background:
+                before.append(start)
     elif isinstance(file, Manifest):
         for job in file.workloads:
             yield from _judge_pods(job)
@@ -357,21 +364,6 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
             severity=Severity.INFO,
             evidence=(("gpus", max(gpus)),),
         )
-
-
-def _judge_script(file: ShellFile) -> Iterator[Violation]:
-    before: list[ProcessLaunch] = []
-    for start in starts_of(file):
-        port = _fixed_port(start)
-        if port is None or (hosts_of(start.launch) or 1) > 1:
-            continue
-        line = start.launch.place.line
-        before = [one for one in before if not _waits(file, one.launch.place.line, line)]
-        why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
-        if why:
-            yield Violation(start.launch.place, f"port {port} is fixed, and {why}", evidence=(("port", port),))
-        if start.launch.in_background:
-            before.append(start)
 
 
 def _fixed_port(start: ProcessLaunch) -> str | None:

@@ -224,15 +224,6 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
 
 
 def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    yield from _judge_words(launch, identical)
-    yield from _judge_numbers(launch, identical)
-    yield from _judge_step(launch, identical)
-    yield from _judge_trainer(launch, identical)
-    yield from _judge_batch(job, launch, identical)
-    yield from _judge_world(launch, identical)
-
-
-def _judge_words(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     names = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
     for name in names:
         if launch.get(name) is not None and launch_number(launch, name) is None:
@@ -242,6 +233,36 @@ def _judge_words(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Fin
                 evidence={name: launch.get(name)},
                 fix=f"`unset {name}`: srun and sbatch set it themselves; request tasks by --ntasks.",
             )
+    yield from _judge_numbers(launch, identical)
+    yield from _judge_step(launch, identical)
+    yield from _judge_trainer(launch, identical)
+    # The script itself has SLURM_PROCID=0 from sbatch; a shell of salloc has none
+    slurm = identical.find(SlurmFacts)
+    batch = "SLURM_PROCID" in launch.filled or (slurm is not None and slurm.batch)
+    tasks = launch_number(launch, "SLURM_NTASKS")
+    if batch and tasks and slurm_step(launch) is None and starts_tasks_unlaunched(job, launch):
+        yield Finding(
+            f"a batch script of {tasks} tasks starts 1 process: {tasks - 1} of its ranks will never exist",
+            ranks=identical.ranks,
+            evidence=_slurm_variables(launch),
+            effect="SLURM runs the script once, on the first node; only srun starts the other tasks.",
+            fix="`srun python train.py` in the script in place of `python train.py`.",
+        )
+    # Without --ntasks-per-node Lightning has nothing to compare; it starts with the tasks that are there
+    trainer, step = identical.find(TrainerFacts), slurm_step(launch)
+    if trainer is None or trainer.devices is None or step is None or not is_lightning_slurm(launch):
+        return
+    nodes = trainer.node_count or step.nodes or 1
+    if step.size is None or step.size == trainer.devices * nodes or "SLURM_NTASKS_PER_NODE" in launch.filled:
+        return
+    yield Finding(
+        f"the Trainer is told devices={trainer.devices} on {nodes} {'host' if nodes == 1 else 'hosts'}, "
+        f"but the step runs {step.size} {'task' if step.size == 1 else 'tasks'}",
+        ranks=identical.ranks,
+        evidence={"devices": trainer.devices, "num_nodes": nodes, **_slurm_variables(launch)},
+        effect="Lightning trains with the tasks that exist and deals out the data as if there were others.",
+        fix=f"`#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
+    )
 
 
 def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
@@ -298,39 +319,6 @@ def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
                 effect="Lightning ends with a ValueError before training starts.",
                 fix=f"`#SBATCH {option}={asked}`, or {argument}={given} in the Trainer.",
             )
-
-
-def _judge_world(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """Without --ntasks-per-node Lightning has nothing to compare; it starts with the tasks that are there."""
-    trainer, step = identical.find(TrainerFacts), slurm_step(launch)
-    if trainer is None or trainer.devices is None or step is None or not is_lightning_slurm(launch):
-        return
-    nodes = trainer.node_count or step.nodes or 1
-    if step.size is None or step.size == trainer.devices * nodes or "SLURM_NTASKS_PER_NODE" in launch.filled:
-        return
-    yield Finding(
-        f"the Trainer is told devices={trainer.devices} on {nodes} {'host' if nodes == 1 else 'hosts'}, "
-        f"but the step runs {step.size} {'task' if step.size == 1 else 'tasks'}",
-        ranks=identical.ranks,
-        evidence={"devices": trainer.devices, "num_nodes": nodes, **_slurm_variables(launch)},
-        effect="Lightning trains with the tasks that exist and deals out the data as if there were others.",
-        fix=f"`#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
-    )
-
-
-def _judge_batch(job: Job, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """The script itself has SLURM_PROCID=0 from sbatch; a shell of salloc has none."""
-    slurm = identical.find(SlurmFacts)
-    batch = "SLURM_PROCID" in launch.filled or (slurm is not None and slurm.batch)
-    tasks = launch_number(launch, "SLURM_NTASKS")
-    if batch and tasks and slurm_step(launch) is None and starts_tasks_unlaunched(job, launch):
-        yield Finding(
-            f"a batch script of {tasks} tasks starts 1 process: {tasks - 1} of its ranks will never exist",
-            ranks=identical.ranks,
-            evidence=_slurm_variables(launch),
-            effect="SLURM runs the script once, on the first node; only srun starts the other tasks.",
-            fix="`srun python train.py` in the script in place of `python train.py`.",
-        )
 
 
 def _slurm_variables(launch: LaunchFacts) -> dict[str, object]:
@@ -455,18 +443,6 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
     Fix: request one task for each GPU and start by `srun python train.py`; with torchrun, one task for each host and
     `--nnodes=$SLURM_NNODES`.
     """
-    yield from _late_headers(file)
-    if file.allocation is None:
-        return
-    for start in starts_of(file):
-        if start.step is not None and not start.is_part:
-            found = _too_many_hosts(
-                file.allocation, start.step, start.outer.place if start.outer else SourceLocation(1)
-            )
-            yield from found or _judge_agent(start, start.step) or _judge_launched_trainer(start, start.step)
-
-
-def _late_headers(file: ShellFile) -> Iterator[Violation]:
     for line, options in file.late_headers.items():
         asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]
         if asked:
@@ -477,6 +453,14 @@ def _late_headers(file: ShellFile) -> Iterator[Violation]:
                 severity=Severity.WARNING,
                 evidence=(("options", asked),),
             )
+    if file.allocation is None:
+        return
+    for start in starts_of(file):
+        if start.step is not None and not start.is_part:
+            found = _too_many_hosts(
+                file.allocation, start.step, start.outer.place if start.outer else SourceLocation(1)
+            )
+            yield from found or _judge_agent(start, start.step) or _judge_launched_trainer(start, start.step)
 
 
 def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) -> list[Violation]:
@@ -527,10 +511,6 @@ def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Viol
                     evidence=((f"trainer.{name}", asked), (option, given)),
                 )
             ]
-    return _too_few_gpus(start, step)
-
-
-def _too_few_gpus(start: ProcessLaunch, step: Allocation) -> list[Violation]:
     tasks, gpus = step.tasks_per_node, step.gpus_per_node
     if not tasks or not gpus or tasks <= gpus or tasks % gpus or step.number("ntasks-per-node") is None:
         return []

@@ -77,23 +77,17 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     text = " ".join(event.text for event in events).lower()
     found = next(((word, meaning) for word, meaning in MEANINGS if word in text), None)
     result, meaning = found or ("no result named", "the lines before it may tell")
+    buffer = recorder_switch(job, 20_000)
     return finding_from_logs(
         EventGroup(events[0].kind, events),
         f"NCCL failed ({result}), and nothing in the evidence says why: {meaning}",
         ranks=(),
         evidence={"result": result, "may_mean": meaning},
         confidence=0.35,
-        fix=_to_collect(job),
-        explains=() if failed_before(job, events[0]) or _is_of_a_peer(events) else ("RUN004",),
-        symptoms=False,
-    )
-
-
-def _to_collect(job: Job) -> str:
-    buffer = recorder_switch(job, 20_000)
-    return (
-        "Run again with `export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH "
+        fix="Run again with `export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH "
         "NCCL_DEBUG_FILE=nccl.%h.%p.log` on all ranks and give the files to `doctor diagnose`: the first WARN line "
         f"of the first rank that has one names the call that failed. For a hang or a time-out, also {buffer} and "
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1. `dmesg -T | grep -iE 'xid|oom|mlx5'` of that host, from the same minute."
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1. `dmesg -T | grep -iE 'xid|oom|mlx5'` of that host, from the same minute.",
+        explains=() if failed_before(job, events[0]) or _is_of_a_peer(events) else ("RUN004",),
+        symptoms=False,
     )

@@ -116,7 +116,14 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
         cost = _cost(stated)
         if cost:
             yield _finding(stated, cost)
-    yield from _everything_logged(job)
+    for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
+        if subsystems:
+            yield Finding(
+                f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes lines",
+                ranks=ranks,
+                evidence={"NCCL_DEBUG_SUBSYS": subsystems},
+                fix="unset NCCL_DEBUG_SUBSYS; export NCCL_DEBUG=WARN",
+            )
     yield from _detail(job)
 
 
@@ -150,17 +157,6 @@ def _finding(stated: EffectiveSetting, cost: str) -> Finding:
 
 _LOUD = {"ALL", "COLL", "CALL", "PROXY"}
 """Subsystems that write a line for every collective or transfer."""
-
-
-def _everything_logged(job: Job) -> Iterator[Finding]:
-    for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
-        if subsystems:
-            yield Finding(
-                f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes lines",
-                ranks=ranks,
-                evidence={"NCCL_DEBUG_SUBSYS": subsystems},
-                fix="unset NCCL_DEBUG_SUBSYS; export NCCL_DEBUG=WARN",
-            )
 
 
 def _loud_subsystems(nccl: NcclFacts) -> str | None:

@@ -160,17 +160,7 @@ def _value(environment: EnvironmentFacts, *names: str) -> tuple[str, str] | None
 
 
 def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None) -> Iterator[_Gap]:
-    yield from _recorder(environment, torch)
-    yield from _dump(environment, torch)
-    blocking = _value(environment, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
-    if blocking and blocking[1] == "1":
-        why = f"{blocking[0]}=1: wait() raises at the timeout, and no rank writes a dump"
-        yield _Gap(why, f"unset {blocking[0]}", is_silent=False)
-    yield from _error_handling(environment, torch, launcher)
-
-
-def _recorder(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
-    """FlightRecorder.hpp: 2,000 entries by default from torch 2.11 on, none before."""
+    # FlightRecorder.hpp: 2,000 entries by default from torch 2.11 on, none before.
     size = _value(environment, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     off_by_default = within(torch or "", before="2.11")
     fix = "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000"
@@ -178,6 +168,12 @@ def _recorder(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap
         yield _Gap(f"{size[0]}=0 turns the flight recorder off", fix, is_default=off_by_default)
     elif size is None and off_by_default:
         yield _Gap(f"the flight recorder is off by default in torch {torch}", fix, is_default=True)
+    yield from _dump(environment, torch)
+    blocking = _value(environment, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+    if blocking and blocking[1] == "1":
+        why = f"{blocking[0]}=1: wait() raises at the timeout, and no rank writes a dump"
+        yield _Gap(why, f"unset {blocking[0]}", is_silent=False)
+    yield from _error_handling(environment, torch, launcher)
 
 
 _NO_DUMP = "no dump is written at the time-out"

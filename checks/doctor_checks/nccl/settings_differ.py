@@ -121,7 +121,19 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
         else:
             yield from _differences(job, name, found)
     for (ranks, severity), settings in unlike.items():
-        yield _unexpected(job, ranks, severity, settings)
+        # Most often one script or one file brings all of them.
+        rows = tuple(found.unlike(name, _shown) for name, found in settings)
+        deviation = BaselineDeviation(rows, all(found.drifted for _, found in settings))
+        yield deviation.finding(
+            ranks,
+            {
+                "values": {name: describe(found) for name, found in settings},
+                "origins": {name: _origins(job, name) for name, _ in settings},
+                "goes_with": list(correlates(job, ranks)),
+            },
+            severity=severity,
+            explains=tuple(found for name, _ in settings for found in _CONSEQUENCES.get(name, ())),
+        )
 
 
 def _value(name: str, nccl: NcclFacts) -> str | None:
@@ -163,23 +175,6 @@ def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]
 def _severity(name: str) -> Severity | None:
     info = known_variable(name)
     return None if info is not None and info.peers == "agree" else Severity.WARNING
-
-
-def _unexpected(
-    job: Job, ranks: tuple[int, ...], severity: Severity | None, settings: list[tuple[str, MajoritySplit]]
-) -> Finding:
-    """All settings of these ranks that are not as expected: most often one script or one file brings them all."""
-    rows = tuple(found.unlike(name, _shown) for name, found in settings)
-    return BaselineDeviation(rows, all(found.drifted for _, found in settings)).finding(
-        ranks,
-        {
-            "values": {name: describe(found) for name, found in settings},
-            "origins": {name: _origins(job, name) for name, _ in settings},
-            "goes_with": list(correlates(job, ranks)),
-        },
-        severity=severity,
-        explains=tuple(found for name, _ in settings for found in _CONSEQUENCES.get(name, ())),
-    )
 
 
 _CONSEQUENCES = {"NCCL_IB_GID_INDEX": ("NET021",), "NCCL_SOCKET_FAMILY": ("NET016",)}

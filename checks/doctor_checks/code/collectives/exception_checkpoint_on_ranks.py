@@ -39,15 +39,6 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
     Fix: save on a schedule instead: ModelCheckpoint(every_n_train_steps=500, save_last=True), and let the error end the
     job; the launcher ends the other ranks.
     """
-    yield from _callbacks(script)
-    yield from _hooks(script)
-    yield from _handlers(script)
-
-
-_NAME = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
-
-
-def _callbacks(script: Script) -> Iterator[Violation]:
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
         trainers = [one for one in _trainers(script, call) if trains_on_several(script, one)]
         if trainers:
@@ -57,6 +48,11 @@ def _callbacks(script: Script) -> Iterator[Violation]:
                 "that fails saves together with ranks that are elsewhere, and its error is hidden behind a time-out",
                 evidence=(("trainer_at_line", trainers[0].lineno),),
             )
+    yield from _hooks(script)
+    yield from _handlers(script)
+
+
+_NAME = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
 
 
 def _trainers(script: Script, callback: ast.Call) -> list[ast.Call]:

@@ -117,7 +117,17 @@ def _is_asked_before(script: Script, at: ast.AST, name: str) -> bool:
 
 def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
     if write.name in _INTERFACES:
-        return _of_interface(write)
+        value = write.value.strip()
+        if not value or value.startswith("^") or value == "all" or any(sign in value for sign in "*{"):
+            return None
+        what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
+        return Violation(
+            write.at,
+            f'{write.name}="{value}" in the script: a host whose {what} bears another name can\'t join',
+            fix=f"set {write.name} in the environment of the cluster, or leave out what must not be used: "
+            f"{write.name}=^lo,docker0",
+            confidence=0.8,
+        )
     if write.name == _PORT and write.value.isdigit() and write.value != "0":
         return _of_port(write, given and not starts)
     if write.name == _ADDRESS and write.value and given and not starts:
@@ -139,20 +149,6 @@ def _of_port(write: _Write, given: bool) -> Violation:
         fix='os.environ.setdefault("MASTER_PORT", str(port)), the port from a socket bound to port 0 before the ranks '
         "start",
         severity=Severity.INFO,
-    )
-
-
-def _of_interface(write: _Write) -> Violation | None:
-    value = write.value.strip()
-    if not value or value.startswith("^") or value == "all" or any(sign in value for sign in "*{"):
-        return None
-    what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
-    return Violation(
-        write.at,
-        f'{write.name}="{value}" in the script: a host whose {what} bears another name can\'t join',
-        fix=f"set {write.name} in the environment of the cluster, or leave out what must not be used: "
-        f"{write.name}=^lo,docker0",
-        confidence=0.8,
     )
 
 

@@ -115,26 +115,30 @@ def _gone(at: ast.AST, words: str, known: ArgumentInfo | None, release: str | No
 
 def _complaints(script: Script, release: str | None) -> Iterator[_Complaint]:
     for call in script.calls(TRAINER):
-        yield from _of_trainer(script, call, release)
+        for name, value, at in _given(script, call):
+            known = trainer_argument(name)
+            place = at if isinstance(at, ast.keyword) else None
+            if known is not None and _is_gone(known.removed, release):
+                edits = trainer_edits(script, call, name, value) if place else ()
+                yield _Complaint(
+                    at, f"Trainer({name}={script.text_of(value, 24)})", known.removed or "", known.replacement, edits
+                )
+            elif known is not None and known.since and release is not None and is_older(release, known.since):
+                yield _Complaint(at, f"Trainer({name}=)", f"since {known.since}", f"Lightning {known.since} or newer")
+            else:
+                yield from _of_value(script, call, name, value, at, release)
     yield from _of_methods(script, release)
-    yield from _of_imports(script, release)
+    for node in script.all(ast.ImportFrom):
+        if not node.module or node.level or node.module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
+            continue
+        module = node.module.replace("pytorch_lightning", "lightning.pytorch", 1) + "."
+        if not module.startswith(_PACKAGE):
+            continue
+        for one in node.names:
+            path = (module + one.name).removeprefix(_PACKAGE)
+            yield from _gone(node, f"{node.module}.{one.name}", lightning_import(path), release)
     for owner in lightning_modules(script):
         yield from _of_module(owner, release)
-
-
-def _of_trainer(script: Script, call: ast.Call, release: str | None) -> Iterator[_Complaint]:
-    for name, value, at in _given(script, call):
-        known = trainer_argument(name)
-        place = at if isinstance(at, ast.keyword) else None
-        if known is not None and _is_gone(known.removed, release):
-            edits = trainer_edits(script, call, name, value) if place else ()
-            yield _Complaint(
-                at, f"Trainer({name}={script.text_of(value, 24)})", known.removed or "", known.replacement, edits
-            )
-        elif known is not None and known.since and release is not None and is_older(release, known.since):
-            yield _Complaint(at, f"Trainer({name}=)", f"since {known.since}", f"Lightning {known.since} or newer")
-        else:
-            yield from _of_value(script, call, name, value, at, release)
 
 
 def _given(script: Script, call: ast.Call) -> Iterator[tuple[str, ast.expr, ast.AST]]:
@@ -175,18 +179,6 @@ def _of_methods(script: Script, release: str | None) -> Iterator[_Complaint]:
         if name.startswith(TRAINER):
             method = name.rpartition(".")[2]
             yield from _gone(call, f"Trainer.{method}", trainer_method(method), release)
-
-
-def _of_imports(script: Script, release: str | None) -> Iterator[_Complaint]:
-    for node in script.all(ast.ImportFrom):
-        if not node.module or node.level or node.module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
-            continue
-        module = node.module.replace("pytorch_lightning", "lightning.pytorch", 1) + "."
-        if not module.startswith(_PACKAGE):
-            continue
-        for one in node.names:
-            path = (module + one.name).removeprefix(_PACKAGE)
-            yield from _gone(node, f"{node.module}.{one.name}", lightning_import(path), release)
 
 
 def _of_module(owner: ast.ClassDef, release: str | None) -> Iterator[_Complaint]:

@@ -60,7 +60,15 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
     """
     if several_ranks(script) is None or is_test(script):
         return
-    looked_at = _looked_at(script)
+    # Loaders of which only a few batches are used: there the shuffle draws a sample
+    taken = [call.args[0] for call in script.all(ast.Call) if last_name(call) in ("next", "islice") and call.args]
+    left = [loop.iter for loop in script.all(ast.For) if next(script.inside(loop, ast.Break), None) is not None]
+    sources = [unwrapped(one) for one in (*taken, *left)]
+    looked_at = {
+        one.id if isinstance(one, ast.Name) else one.attr
+        for one in sources
+        if isinstance(one, (ast.Name, ast.Attribute))
+    }
     for loader in loaders(script):
         shuffled = script.argument(loader.call, "shuffle", 2)
         if loader.evaluates and script.value(shuffled) is True and loader.name not in looked_at:
@@ -70,16 +78,6 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
                 f"{loader.title} shuffles the evaluation: {_effect(script, loader.call)}",
                 edits=(SetArgument(location_of(loader.call), "shuffle", "False"),) if named else (),
             )
-    yield from _samplers(script)
-
-
-def _effect(script: Script, call: ast.Call) -> str:
-    if belongs_to_lightning(script, call):
-        return "the Trainer's distributed sampler then repeats other samples in each epoch"
-    return "the order of its results is another one on each rank"
-
-
-def _samplers(script: Script) -> Iterator[Violation]:
     for call in script.calls(SAMPLER):
         name = target_name(script, call)
         data = script.argument(call, "dataset", 0)
@@ -95,16 +93,10 @@ def _samplers(script: Script) -> Iterator[Violation]:
             )
 
 
-def _looked_at(script: Script) -> set[str]:
-    """Loaders of which only a few batches are used: there the shuffle draws a sample."""
-    taken = [call.args[0] for call in script.all(ast.Call) if last_name(call) in ("next", "islice") and call.args]
-    left = [loop.iter for loop in script.all(ast.For) if next(script.inside(loop, ast.Break), None) is not None]
-    sources = [unwrapped(one) for one in (*taken, *left)]
-    return {
-        one.id if isinstance(one, ast.Name) else one.attr
-        for one in sources
-        if isinstance(one, (ast.Name, ast.Attribute))
-    }
+def _effect(script: Script, call: ast.Call) -> str:
+    if belongs_to_lightning(script, call):
+        return "the Trainer's distributed sampler then repeats other samples in each epoch"
+    return "the order of its results is another one on each rank"
 
 
 def _script(loader: str, before: str = "pass") -> str:

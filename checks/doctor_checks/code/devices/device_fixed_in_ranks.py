@@ -51,7 +51,22 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     shown = several_ranks(script)
     if shown is None or simulates_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
         return
-    yield from _early(script)
+    for sets in script.calls("torch.cuda.set_device"):
+        function = script.function_of(sets)
+        if not sets.args or _is_first(sets.args[0]):
+            continue
+        for call in script.method_calls("cuda", "to"):
+            if (
+                call.lineno < sets.lineno
+                and script.function_of(call) is function
+                and _is_current_device(script, call)
+                and _is_same_block(script, call, sets, function)
+            ):
+                yield Violation(
+                    call,
+                    f"{script.text_of(call)} goes to the first GPU: the rank gets its own in line {sets.lineno}",
+                    fix=f"{script.text_of(sets)} before it",
+                )
     for node in script.all(ast.Call):
         words = _moves_to_first(script, node) or _made_on_first(script, node)
         if words and is_run_by_all(script, node) and not runs_alone(script, node):
@@ -123,25 +138,6 @@ def _is_first_device(script: Script, call: ast.Call) -> bool:
     if isinstance(named, ast.Constant) and named.value == "cuda":
         return script.value(script.argument(call, "index", 1)) == 0
     return isinstance(named, ast.Constant) and named.value == "cuda:0"
-
-
-def _early(script: Script) -> Iterator[Violation]:
-    for sets in script.calls("torch.cuda.set_device"):
-        function = script.function_of(sets)
-        if not sets.args or _is_first(sets.args[0]):
-            continue
-        for call in script.method_calls("cuda", "to"):
-            if (
-                call.lineno < sets.lineno
-                and script.function_of(call) is function
-                and _is_current_device(script, call)
-                and _is_same_block(script, call, sets, function)
-            ):
-                yield Violation(
-                    call,
-                    f"{script.text_of(call)} goes to the first GPU: the rank gets its own in line {sets.lineno}",
-                    fix=f"{script.text_of(sets)} before it",
-                )
 
 
 def _is_current_device(script: Script, call: ast.Call) -> bool:

@@ -55,7 +55,15 @@ def _step_around(script: Script, call: ast.Call) -> str:
                 return ""
             return f"line {outer.lineno} loops over them" if _has_own_backward(script, outer) else ""
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return _of_a_function(script, outer)
+            owner = script.class_of(outer)
+            if outer.name in _STEPS and script.derives(owner, MODULE, CALLBACK):
+                return f"{outer.name} is a hook of each batch"
+            if outer.name in _STEPS_OF_OTHERS and script.derives(owner, "transformers.TrainerCallback"):
+                return f"{outer.name} is called for each batch"
+            if not has_backward(script, outer) or not _steps(script, outer) or _loops_inside(script, outer):
+                return ""
+            looped = next((one for one in calls_of(script, outer) if script.nearest(one, ast.For, ast.While)), None)
+            return f"{outer.name} is one, called in the loop of line {looped.lineno}" if looped is not None else ""
     return ""
 
 
@@ -88,18 +96,6 @@ def _has_own_backward(script: Script, loop: ast.For | ast.While) -> bool:
 
 def _loops_inside(script: Script, function: ast.AST) -> bool:
     return any(has_backward(script, one) for kind in (ast.For, ast.While) for one in script.inside(function, kind))
-
-
-def _of_a_function(script: Script, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    owner = script.class_of(function)
-    if function.name in _STEPS and script.derives(owner, MODULE, CALLBACK):
-        return f"{function.name} is a hook of each batch"
-    if function.name in _STEPS_OF_OTHERS and script.derives(owner, "transformers.TrainerCallback"):
-        return f"{function.name} is called for each batch"
-    if not has_backward(script, function) or not _steps(script, function) or _loops_inside(script, function):
-        return ""
-    looped = next((one for one in calls_of(script, function) if script.nearest(one, ast.For, ast.While)), None)
-    return f"{function.name} is one, called in the loop of line {looped.lineno}" if looped is not None else ""
 
 
 _EACH_STEP = """\

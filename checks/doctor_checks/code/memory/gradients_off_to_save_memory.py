@@ -48,7 +48,17 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
     Fix: checkpoint(encoder, x, use_reentrant=False) saves the memory and trains it; what is not to be trained is frozen
     with requires_grad_(False) and left out of the optimizer.
     """
-    yield from _backward_without(script)
+    for call in script.method_calls("backward", "manual_backward"):
+        where = _off(script, call)
+        if not isinstance(where, ast.With) or not isinstance(call.func, ast.Attribute):
+            continue
+        made = call.func.value if not call.args else call.args[0]
+        if isinstance(made, ast.Name) and _is_made_in(script, made, where):
+            yield Violation(
+                call,
+                f"{made.id} is made without gradients (line {where.lineno}), and has none to pass back",
+                fix="the forward pass without torch.no_grad()",
+            )
     yield from _steps_without(script)
     for loop in loops(script):
         if loop.trains:
@@ -73,20 +83,6 @@ def _off(script: Script, node: ast.AST) -> ast.AST | None:
 
 def _called(script: Script, node: ast.expr) -> str:
     return script.name(node.func) if isinstance(node, ast.Call) else script.name(node)
-
-
-def _backward_without(script: Script) -> Iterator[Violation]:
-    for call in script.method_calls("backward", "manual_backward"):
-        where = _off(script, call)
-        if not isinstance(where, ast.With) or not isinstance(call.func, ast.Attribute):
-            continue
-        made = call.func.value if not call.args else call.args[0]
-        if isinstance(made, ast.Name) and _is_made_in(script, made, where):
-            yield Violation(
-                call,
-                f"{made.id} is made without gradients (line {where.lineno}), and has none to pass back",
-                fix="the forward pass without torch.no_grad()",
-            )
 
 
 def _is_made_in(script: Script, name: ast.Name, where: ast.With) -> bool:
