@@ -390,7 +390,9 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
     number = launch_number(launch, name) if name else None
     if name is None or number is None:
         return
-    if number > 0 and _has_no_other_hosts(launch, identical, number):
+    # Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR
+    asked = _hosts_asked(identical)
+    if number > 0 and (number >= asked if asked is not None else "MASTER_ADDR" not in launch.filled):
         yield Finding(
             f"{name}={number} is set, and nothing else says that there are several hosts",
             ranks=identical.ranks,
@@ -407,12 +409,6 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
             effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8'.",
             fix="`unset NODE_RANK`, or upgrade Lightning.",
         )
-
-
-def _has_no_other_hosts(launch: LaunchFacts, identical: IdenticalRanks, number: int) -> bool:
-    """Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR."""
-    asked = _hosts_asked(identical)
-    return number >= asked if asked is not None else "MASTER_ADDR" not in launch.filled
 
 
 def _hosts_asked(identical: IdenticalRanks) -> int | None:

@@ -120,7 +120,8 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
     Fix: put `srun` before the command; with torchrun in a job with --ntasks-per-node=1.
     """
     job = file.allocation
-    if job is None or _reaches_others(file):
+    programs = (one for launch in file.launches for one in launch.chain())
+    if job is None or any(one.starts_tasks or one.program == "other" for one in programs):
         return
     starts = list(starts_of(file))
     for start in starts:
@@ -128,11 +129,6 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
             yield from _judge_agent(start, job)
     if not any(start.is_agent for start in starts):
         yield from islice((found for start in starts for found in _judge_python(start.launch, job)), 1)
-
-
-def _reaches_others(file: ShellFile) -> bool:
-    programs = (one for launch in file.launches for one in launch.chain())
-    return any(one.starts_tasks or one.program == "other" for one in programs)
 
 
 def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:

@@ -158,7 +158,10 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
         unused = by_nvlink and off is None and all(link.path == "nvlink" for link in gpus.links)
         yield shm, "shared memory", Severity.INFO if unused else None
     nvls = _switch(nccl, "NCCL_NVLS_ENABLE", 0)
-    if nvls and _has_nvls(gpus):
+    # NVLS needs an NVSwitch, Hopper or later, and more than two GPUs (NCCL src/transport/nvls.cc).
+    switched = [gpu for gpu in gpus.gpus if any(link.active and link.remote == "switch" for link in gpu.nvlinks or ())]
+    recent = [gpu for gpu in switched if (gpu.compute_capability or "").partition(".")[0] in ("9", "10")]
+    if nvls and len(recent) > 2:
         by_vendor = any(setting.name.startswith("NCCL_FASTRAK_") for setting in nccl.settings)
         yield nvls, "NVLink SHARP (NVLS)", Severity.INFO if by_vendor else None
 
@@ -184,13 +187,6 @@ def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:
 def _nearest_level(nccl: NcclFacts) -> Setting | None:
     setting = nccl.setting("NCCL_P2P_LEVEL")
     return setting if setting and setting.value in ("LOC", "0") else None
-
-
-def _has_nvls(gpus: GpuFacts) -> bool:
-    """NVLS needs an NVSwitch, Hopper or later, and more than two GPUs (NCCL src/transport/nvls.cc)."""
-    switched = [gpu for gpu in gpus.gpus if any(link.active and link.remote == "switch" for link in gpu.nvlinks or ())]
-    recent = [gpu for gpu in switched if (gpu.compute_capability or "").partition(".")[0] in ("9", "10")]
-    return len(recent) > 2
 
 
 def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tuple[int, ...]) -> Finding:
