@@ -165,7 +165,6 @@ loader = DataLoader(
 )
 L.Trainer(devices=2).fit(model, loader)
 """
-
 _LOOP = """\
 class Collator:
     def collate_fn(self, samples):

@@ -129,7 +129,6 @@ class Scans(pl.LightningDataModule):
 
 trainer = pl.Trainer(accelerator="gpu", devices=4, strategy="ddp")
 """
-
 _FUNCTION = """\
 def get_val_loader(folder, options):
     images = Images(folder)

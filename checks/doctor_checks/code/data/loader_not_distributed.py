@@ -51,10 +51,6 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             _script("DataLoader(Images(f'part-{rank}', transform), batch_size=64, shuffle=True)"),
         ),
         passes("prepared by accelerate", _ACCELERATE),
-        passes(
-            "a subset by rank",
-            _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
-        ),
         passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
         passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),
@@ -162,7 +158,6 @@ def train(net, loader):
 if __name__ == "__main__":
     main(None)
 """
-
 _FSDP = """\
 from torchvision import datasets
 
@@ -178,7 +173,6 @@ def fit():
 
 fit()
 """
-
 _DEEPSPEED = """\
 import deepspeed
 
@@ -193,7 +187,6 @@ def main(args):
 
 main(parse())
 """
-
 _BRANCHES = """\
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -212,7 +205,6 @@ def main(args, model):
 
 main(*load())
 """
-
 _ACCELERATE = """\
 from torch.nn.parallel import DistributedDataParallel
 

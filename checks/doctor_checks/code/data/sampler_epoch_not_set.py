@@ -149,7 +149,6 @@ for epoch in range(10):
     for step, batch in enumerate(loader):
         net(batch).sum().backward()
 """
-
 _METHODS = """\
 import torch
 
@@ -168,7 +167,6 @@ class Trainer:
             self.run(self.loader)
             self.run(self.extra)
 """
-
 _EACH = """\
 import torch
 from torch.utils.data.distributed import DistributedSampler
@@ -179,7 +177,6 @@ for epoch in range(3):
     for batch in loader:
         model(batch).backward()
 """
-
 _FUNCTIONS = """\
 import torch
 from torch.utils.data.distributed import DistributedSampler
@@ -201,7 +198,6 @@ def main(args):
     for epoch in range(args.epochs):
         train_epoch(model, train_loader, optimizer)
 """
-
 _BRANCH = """\
 import torch
 from torch.utils.data import RandomSampler

@@ -214,7 +214,6 @@ class Data(L.LightningDataModule):
 
 trainer = L.Trainer(devices=2, strategy="ddp")
 """
-
 _SPAWNED = """\
 import torch
 from torch.utils.data import random_split

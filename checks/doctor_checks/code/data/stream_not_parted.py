@@ -203,7 +203,6 @@ def main(documents, model):
     for batch in loader:
         model(batch).mean().backward()
 """
-
 _PARTED = """\
 import itertools
 import torch
@@ -220,7 +219,6 @@ class Lines(IterableDataset):
 dist.init_process_group("nccl")
 loader = DataLoader(Lines(), batch_size=8, num_workers=4)
 """
-
 _AROUND = """\
 import torch
 from torch.utils.data import IterableDataset
@@ -235,7 +233,6 @@ class Tokenised(IterableDataset):
 
 loader = DataLoader(Tokenised(build(), tokenizer), num_workers=4)
 """
-
 _HUB = """\
 import torch
 from datasets import load_dataset

@@ -59,12 +59,6 @@ _STEPS = frozenset({"step"})
             _script("loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            print(loss)"),
         ),
         passes(
-            "a schedule that goes on now and then",
-            _script(
-                "loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            scheduler.step()"
-            ),
-        ),
-        passes(
             "accelerate does it",
             _ACCELERATE.replace(
                 "accelerator.backward(loss)  # !",
@@ -191,7 +185,6 @@ for step, batch in enumerate(loader):
         scheduler.step()
         optimizer.zero_grad()
 """
-
 _MICRO = """\
 model = torch.nn.parallel.DistributedDataParallel(build())
 optimizer = torch.optim.AdamW(model.parameters())

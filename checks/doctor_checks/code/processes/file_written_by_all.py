@@ -51,10 +51,6 @@ _OWN = re.compile(
             "results as JSON",
             _script("with open(OUT + '/results.json', 'w') as file:  # !\n        json.dump({'epoch': epoch}, file)"),
         ),
-        fails(
-            "the best one",
-            _script("if loss < best:\n        torch.save({'model': model.state_dict()}, f'{OUT}/best.pth')  # !"),
-        ),
         fails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
         fails("in ranks that the script starts", _SPAWNED),
         fails("a path that the caller hands in", _HANDED),
@@ -64,10 +60,6 @@ _OWN = re.compile(
         ),
         passes("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
         passes("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
-        passes(
-            "a folder for each rank",
-            _script("torch.save(model, os.path.join(mine, 'last.pt'))", "mine = f'{OUT}/{dist.get_rank()}'"),
-        ),
         passes(
             "in a function that rank 0 calls",
             _script("if rank == 0: save(model)", "def save(model):\n    torch.save(model, 'last.pt')"),
@@ -223,7 +215,6 @@ def main(rank, world_size):
 if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
 """
-
 _HANDED = """\
 import json
 
@@ -238,7 +229,6 @@ def main(name):
 
 main("bert")
 """
-
 _ACCELERATE = """\
 accelerator = Accelerator()
 model, loader = accelerator.prepare(model, loader)
@@ -248,7 +238,6 @@ if accelerator.is_main_process:
     with open("done.txt", "w") as file:
         file.write("done")
 """
-
 _BY_DEVICE = """\
 class Trainer:
     def __init__(self, model, gpu_id):
@@ -266,7 +255,6 @@ class Trainer:
 trainer = Trainer(build(), 0)
 trainer.train()
 """
-
 _EVOLVED = """\
 if int(os.environ["RANK"]) != -1:
     assert not opt.evolve, "one process"
@@ -277,8 +265,6 @@ else:
     with open("population.yaml", "w") as file:
         file.write(str(opt))
 """
-
-
 _LEFT = """\
 torch.distributed.init_process_group("nccl")
 for image in images:
@@ -287,7 +273,6 @@ for image in images:
         continue
     torch.save(annotate(image), path)
 """
-
 _CACHED = """\
 import pickle
 
