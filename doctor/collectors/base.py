@@ -139,8 +139,7 @@ def read_int(path: Path) -> int | None:
 
 
 def parse_int(text: str | None) -> int | None:
-    """Return the decimal integer in ``text``, or ``None``; also for more than 18 digits, which no counter of the kernel
-    has."""
+    """Return the decimal integer in ``text``, or ``None``; also for more than 18 digits."""
     if text is None or len(text.strip()) > 18:
         return None
     try:

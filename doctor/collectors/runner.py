@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -35,10 +36,7 @@ def collect_facts(
     timeout: float = math.inf,
     announce: Callable[[str], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Return the outcome of the collectors of ``keys``, each within ``timeout`` seconds.
-
-    A collector whose module cannot be imported counts as failed.
-    """
+    """Return the outcome of the collectors of ``keys``, each within ``timeout`` seconds."""
     collectors: list[Collector] = []
     broken: dict[str, Outcome] = {}
     for key in keys:
@@ -62,7 +60,11 @@ def collect_sections(
     """
     started = time.monotonic()
     outcomes: dict[str, Outcome] = {}
-    threads = [(collector, _start(collector, machine, outcomes)) for collector in collectors]
+
+    def work(collector: Collector) -> None:
+        outcomes[collector.key] = run_collector(collector, machine)
+
+    threads = [(one, start_thread(f"doctor-{one.key}", partial(work, one))) for one in collectors]
     _wait(threads, started, announce)
     for collector, thread in threads:
         thread.join(max(0.0, started + collector.deadline - time.monotonic()))
@@ -80,13 +82,6 @@ def _wait(
     if slow and announce is not None:
         most = max(collector.deadline for collector in slow)
         announce(f"still reading {', '.join(collector.key for collector in slow)} (at most {most:g} s)")
-
-
-def _start(collector: Collector, machine: Machine, outcomes: dict[str, Outcome]) -> threading.Thread:
-    def work() -> None:
-        outcomes[collector.key] = run_collector(collector, machine)
-
-    return start_thread(f"doctor-{collector.key}", work)
 
 
 def run_collector(collector: Collector, machine: Machine, *, here: bool = False) -> Outcome:

@@ -177,10 +177,7 @@ def name_of(path: Path) -> str:
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield given files and those in given folders, each once, and whether it was given itself.
-
-    Folders are sorted; hidden files and links to folders are skipped.
-    """
+    """Yield each file once, and whether it was given itself; not hidden ones in folders, nor links to folders."""
     seen: set[str] = set()
     for path in paths:
         for file, named in _files_of(path):

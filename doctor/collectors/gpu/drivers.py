@@ -95,19 +95,15 @@ def _services(machine: Machine) -> Iterator[Service]:
     names = {read_text(folder / "comm") for folder in process_folders(machine.proc)}
     # Only where process 1 can be read are the processes of other users visible at all (hidepid of proc(5)).
     complete = is_initial(machine.proc, "pid", INITIAL_PID_NAMESPACE) and bool(read_text(machine.proc / "1/comm"))
-    installed = _package_versions(machine.etc)
+    # The upstream versions of the packages in the list of dpkg; other package managers have none.
+    text = read_text(machine.etc.parent / "var/lib/dpkg/status", _STATUS_LIMIT) or ""
+    pattern = r"^Package: (nvidia-(?:fabricmanager|imex|persistenced)\S*)\n(?:.+\n)*?Version: (?:\d+:)?([0-9.]+)"
+    stanzas = re.finditer(pattern, text, re.MULTILINE)
+    installed = {stanza[1]: stanza[2] for stanza in stanzas if "deinstall" not in stanza[0]}
     for service, (process, package) in SERVICES.items():
         running = True if process[:15] in names else False if complete else None
         versions = [version for name, version in installed.items() if name == package or name.startswith(package + "-")]
         yield Service(service, running, versions[0] if len(set(versions)) == 1 else None)
-
-
-def _package_versions(etc: Path) -> dict[str, str]:
-    """Return upstream versions of the driver packages from the list of dpkg; empty with other package managers."""
-    text = read_text(etc.parent / "var/lib/dpkg/status", _STATUS_LIMIT) or ""
-    pattern = r"^Package: (nvidia-(?:fabricmanager|imex|persistenced)\S*)\n(?:.+\n)*?Version: (?:\d+:)?([0-9.]+)"
-    stanzas = re.finditer(pattern, text, re.MULTILINE)
-    return {stanza[1]: stanza[2] for stanza in stanzas if "deinstall" not in stanza[0]}
 
 
 def _imex_channels(machine: Machine) -> int | None:

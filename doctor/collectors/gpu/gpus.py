@@ -136,15 +136,12 @@ def _activity(ask: Ask) -> dict[str, Any]:
 def _settings(ask: Ask) -> dict[str, Any]:
     mode = ask("compute_mode", "nvmlDeviceGetComputeMode")
     mig = ask("mig", "nvmlDeviceGetMigMode")
+    persistence = ask("persistence", "nvmlDeviceGetPersistenceMode")
     return {
         "compute_mode": None if mode is None else COMPUTE_MODES.get(mode, f"mode-{mode}"),
-        "persistence": _flag(ask("persistence", "nvmlDeviceGetPersistenceMode")),
-        "mig": _flag(mig[0]) if mig else None,
+        "persistence": None if persistence is None else bool(persistence),
+        "mig": bool(mig[0]) if mig else None,
     }
-
-
-def _flag(value: int | None) -> bool | None:
-    return None if value is None else bool(value)
 
 
 def _mig_handles(nvml: Nvml, handle: Any, ask: Ask) -> tuple[Any, ...]:

@@ -45,6 +45,7 @@ def read_memory_errors(nvml: Nvml, handle: Any, index: int) -> dict[str, Any]:
 
     mode = ask("ecc", "nvmlDeviceGetEccMode")
     pending = ask("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus")
+    rows = ask("remap_failed", "nvmlDeviceGetRemappedRows")
     return {
         "ecc": bool(mode[0]) if mode else None,
         "ecc_volatile_uncorrected": ask(
@@ -55,7 +56,10 @@ def read_memory_errors(nvml: Nvml, handle: Any, index: int) -> dict[str, Any]:
         ),
         "retired_pages_pending": None if pending is None else bool(pending),
         **_sram(nvml, handle, index),
-        **_rows(ask("remap_failed", "nvmlDeviceGetRemappedRows")),
+        "remapped_correctable": rows[0] if rows else None,
+        "remapped_uncorrectable": rows[1] if rows else None,
+        "remap_pending": bool(rows[2]) if rows else None,
+        "remap_failed": bool(rows[3]) if rows else None,
     }
 
 
@@ -72,18 +76,6 @@ def _sram(nvml: Nvml, handle: Any, index: int) -> dict[str, Any]:
     return {
         "ecc_sram_uncorrected": status.aggregateUncParity + status.aggregateUncSecDed,
         "ecc_sram_threshold_exceeded": bool(status.bThresholdExceeded),
-    }
-
-
-def _rows(rows: Any) -> dict[str, Any]:
-    if not rows:
-        return {}
-    correctable, uncorrectable, pending, failed = rows
-    return {
-        "remapped_correctable": correctable,
-        "remapped_uncorrectable": uncorrectable,
-        "remap_pending": bool(pending),
-        "remap_failed": bool(failed),
     }
 
 

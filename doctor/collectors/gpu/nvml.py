@@ -97,10 +97,7 @@ def require_library(machine: Machine) -> None:
 
 
 def start_nvml() -> Nvml:
-    """Return initialized NVML.
-
-    Raises :class:`NotPresent` without a loaded driver and :class:`NotVisible` if it refuses.
-    """
+    """Return initialized NVML. Raises ``NotPresent`` without a loaded driver, ``NotVisible`` if it refuses."""
     import pynvml
 
     nvml = Nvml(pynvml)

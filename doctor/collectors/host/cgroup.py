@@ -36,51 +36,38 @@ class CgroupLimits:
     hidden: tuple[HiddenField, ...] = ()
 
 
-@dataclass(frozen=True)
-class Grant:
-    """Limit of one controller in one group."""
-
-    limit: float
-    folder: Path
-
-
 def read_cgroup(machine: Machine) -> CgroupLimits:
     """Return the limits of this process; limits of groups that are not mounted here are in ``hidden``."""
-    cpu, cpu_folders = _tightest(machine, "cpu")
-    memory, memory_folders = _tightest(machine, "memory")
-    pids, pids_folders = _tightest(machine, "pids")
-    folder = cpu.folder if cpu else next(iter(cpu_folders), None)
-    counts = _table(folder / "cpu.stat") if folder else {}
+    cpu, cpu_folder = _tightest(machine, "cpu")
+    memory, memory_folder = _tightest(machine, "memory")
+    pids, pids_folder = _tightest(machine, "pids")
+    counts = _table(cpu_folder / "cpu.stat") if cpu_folder else {}
+    folders = {"cpu_quota": cpu_folder, "memory_limit": memory_folder, "pids_limit": pids_folder}
     return CgroupLimits(
-        cpu_quota=cpu.limit if cpu else None,
+        cpu_quota=cpu,
         cpu_periods=counts.get("nr_periods"),
         cpu_throttled=counts.get("nr_throttled"),
-        memory_limit=int(memory.limit) if memory else None,
-        memory_used=_memory_used(memory.folder) if memory else None,
-        pids_limit=int(pids.limit) if pids else None,
-        pids_used=read_int(pids.folder / "pids.current") if pids else None,
+        memory_limit=None if memory is None else int(memory),
+        memory_used=_memory_used(memory_folder) if memory_folder and memory is not None else None,
+        pids_limit=None if pids is None else int(pids),
+        pids_used=read_int(pids_folder / "pids.current") if pids_folder and pids is not None else None,
         hidden=tuple(
             HiddenField(field, "the control group of this process is not visible here", _UNHIDE)
-            for field, folders in (
-                ("cpu_quota", cpu_folders),
-                ("memory_limit", memory_folders),
-                ("pids_limit", pids_folders),
-            )
-            if not folders
+            for field, folder in folders.items()
+            if folder is None
         ),
     )
 
 
-def _tightest(machine: Machine, controller: str) -> tuple[Grant | None, list[Path]]:
-    """Return the lowest limit of ``controller``, and the folders that were read, that of the process first."""
+def _tightest(machine: Machine, controller: str) -> tuple[float | None, Path | None]:
+    """Return the lowest limit of ``controller`` and its folder; without a limit, the folder of the process."""
     version, folders = _folders(machine, controller)
-    grants = [Grant(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
-    return min(grants, key=lambda grant: grant.limit, default=None), folders
+    limits = [(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
+    return min(limits, key=lambda entry: entry[0], default=(None, next(iter(folders), None)))
 
 
 def _folders(machine: Machine, controller: str) -> tuple[int, list[Path]]:
-    """Return the version that has ``controller`` and its folders, from the group of this process up to the mounted
-    root."""
+    """Return the version that has ``controller``, and the folders from the own group up to the mounted root."""
     groups = list(_own_groups(machine))
     mounts = read_mounts(machine)
     for version, kind, name in ((1, "cgroup", controller), (2, "cgroup2", "")):
@@ -142,5 +129,4 @@ def _memory_used(folder: Path) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Return the lines of a name and a number."""
     return {row[0]: value for row in read_rows(path) if len(row) == 2 and (value := parse_int(row[1])) is not None}

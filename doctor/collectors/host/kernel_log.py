@@ -47,10 +47,7 @@ def collect_kernel_log(machine: Machine) -> KernelLogFacts:
 
 
 def _read(path: Path) -> str:
-    """Return the ring buffer without blocking: each read returns one record, until none is left.
-
-    See Documentation/ABI/testing/dev-kmsg of the kernel.
-    """
+    """Return the ring buffer without blocking, one record per read (Documentation/ABI/testing/dev-kmsg)."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError as error:
@@ -138,8 +135,7 @@ def job_started(machine: Machine) -> float | None:
 
 
 def _stat(folder: Path) -> tuple[str, int | None, int | None]:
-    """Return name, parent and start (clock ticks since boot) of a process; the name may hold blanks and parentheses
-    (proc(5))."""
+    """Return name (which may hold blanks and parentheses), parent, and start in clock ticks since boot."""
     head, _, tail = (read_text(folder / "stat") or "").rpartition(")")
     fields = tail.split()
     if len(fields) < 20:

@@ -88,7 +88,6 @@ def _port_type(data: bytes) -> int | None:
 
 
 def _extended(data: bytes) -> Iterator[int]:
-    """Return the offsets of the extended capabilities."""
     at, seen = _EXTENDED_START, set[int]()
     while _EXTENDED_START <= at <= len(data) - 8 and at not in seen and _word(data, at) not in (0, 0xFFFF):
         seen.add(at)

@@ -39,10 +39,7 @@ def collect_host(machine: Machine) -> HostFacts:
 
 
 def own_addresses() -> list[str]:
-    """Return addresses that a peer could look up, at most :data:`REVERSED`, IPv4 first.
-
-    Loopback, link-local addresses and those of container bridges are excluded.
-    """
+    """Return addresses that a peer could look up, at most :data:`REVERSED`, IPv4 first."""
     try:
         seen = seen_interfaces()
     except OSError:
@@ -65,6 +62,8 @@ def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> Host
     clock = read_clock()
     access_control, access_hidden = read_access_control(machine)
     proc = machine.proc
+    words = (read_text(proc / "sys" / "net" / "ipv4" / "ip_local_port_range") or "").split()
+    ports = [number for word in words if (number := parse_int(word)) is not None]
     return HostFacts(
         hostname=hostname,
         fqdn=own.fqdn,
@@ -93,7 +92,7 @@ def read_host(machine: Machine, hostname: str, addresses: Iterable[str]) -> Host
         nccl_shm_bytes=shared.left_bytes,
         pids_limit=groups.pids_limit,
         pids_used=groups.pids_used,
-        port_range=_port_range(machine),
+        port_range=(ports[0], ports[1]) if len(ports) == 2 else None,
         unprivileged_port_start=read_int(proc / "sys" / "net" / "ipv4" / "ip_unprivileged_port_start"),
         iommu_groups=count_iommu_groups(machine),
         iommu_setting=read_iommu_setting(machine),
@@ -121,9 +120,3 @@ def _frequency(machine: Machine, name: str) -> str | None:
     """Return the value of all processors, separated by commas if they differ."""
     folders = (machine.sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq")
     return ",".join(sorted({text for folder in folders if (text := read_text(folder / name))})) or None
-
-
-def _port_range(machine: Machine) -> tuple[int, int] | None:
-    rows = read_rows(machine.proc / "sys" / "net" / "ipv4" / "ip_local_port_range")
-    numbers = [number for row in rows for word in row if (number := parse_int(word)) is not None]
-    return (numbers[0], numbers[1]) if len(numbers) == 2 else None

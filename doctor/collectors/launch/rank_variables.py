@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from doctor.collectors.base import parse_int
-from doctor.collectors.launch.trainer_variables import device_count
+from doctor.collectors.base import first_known, parse_int
+from doctor.collectors.launch.trainer_variables import device_count, json_list
 from doctor.core.facts import Claim
 from doctor.knowledge.launcher_index import COUNTED, PLAIN_MARKS, STEP, function_of
 from doctor.knowledge.launchers import ENVIRONMENT, FIRST_SPECIAL_STEP, LAUNCHERS, Launcher
@@ -21,8 +20,7 @@ RANK_VARIABLES = tuple(dict.fromkeys(("RANK", "LOCAL_RANK", *(counts.rank for _,
 
 def whole_number(environ: Environ, *names: str) -> int | None:
     """Return the first of ``names`` that holds an integer, parsed as Python and so torch does."""
-    numbers = (parse_int(environ.get(name)) for name in names)
-    return next((number for number in numbers if number is not None), None)
+    return first_known(*(parse_int(environ.get(name)) for name in names))
 
 
 def claim_from(row: Launcher, environ: Environ) -> Claim | None:
@@ -38,11 +36,7 @@ def claim_from(row: Launcher, environ: Environ) -> Claim | None:
 
 
 def task_counts(text: str) -> list[tuple[int, int]] | None:
-    """Parse ``4(x2),3``: pairs of the tasks per node and the number of consecutive nodes, here 4 on two nodes, 3 on
-    one.
-
-    ``None`` if the text has another form (SLURM_TASKS_PER_NODE in srun(1)).
-    """
+    """Parse ``4(x2),3`` (SLURM_TASKS_PER_NODE) as pairs of tasks per node and number of consecutive nodes."""
     counts: list[tuple[int, int]] = []
     for part in text.split(",") if text else []:
         tasks, repeated, nodes = part.partition("(x")
@@ -83,7 +77,7 @@ def sagemaker_claim(row: Launcher, environ: Environ) -> Claim | None:
     """Return the claim of SageMaker about this host: its index in SM_HOSTS (sagemaker-training-toolkit)."""
     if not any_set(environ, row.marks):
         return None
-    hosts = _texts(environ.get("SM_HOSTS", ""))
+    hosts = [entry for entry in json_list(environ.get("SM_HOSTS", "")) if isinstance(entry, str)]
     current = environ.get("SM_CURRENT_HOST")
     return _claim_of_nodes(
         row,
@@ -168,14 +162,6 @@ def _claim_of_nodes(row: Launcher, *, node_rank: int | None, node_count: int | N
     world = node_count * processes if node_count is not None and processes is not None else None
     world = world if world is not None and abs(world) < 1 << 63 else None
     return Claim(row.claim, None, world, None, processes, node_rank, node_count)
-
-
-def _texts(text: str) -> list[str]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    return [entry for entry in found if isinstance(entry, str)] if isinstance(found, list) else []
 
 
 def any_set(environ: Environ, names: Iterable[str]) -> bool:

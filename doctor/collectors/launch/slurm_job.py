@@ -50,10 +50,7 @@ class ScontrolResult(NamedTuple):
 
 @collector(SlurmFacts)
 def collect_slurm(machine: Machine) -> SlurmFacts:
-    """Collect the facts of the job, from the environment if scontrol does not answer.
-
-    Raises ``NotPresent`` outside SLURM.
-    """
+    """Collect the job, from the environment if scontrol does not answer. Raises ``NotPresent`` outside SLURM."""
     environ = machine.environ
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     if not job_id:
@@ -75,26 +72,19 @@ def ask_scontrol(environ: Environ, job_id: str, limit: float = LIMIT) -> Scontro
             {}, "scontrol is not on PATH", f"mount SLURM's commands and munge's socket here, or run {unhide}"
         )
     try:
-        code, output, errors = _run([program, "show", "job", job_id], environ, limit)
-    except subprocess.TimeoutExpired:
-        return ScontrolResult({}, f"scontrol gave no answer within {limit:g} s", unhide)
-    except (OSError, ValueError) as error:
-        return ScontrolResult({}, f"scontrol could not be run: {error}", unhide)
-    if code != 0:
-        words = readable(mask_text(errors.strip().partition("\n")[0]))[:200]
-        return ScontrolResult({}, f"scontrol ended with code {code}: {words}", unhide)
-    record = read_record(output, job_id)
-    return ScontrolResult(record) if record else ScontrolResult({}, "scontrol printed no record of the job", unhide)
-
-
-def _run(command: list[str], environ: Environ, limit: float) -> tuple[int, str, str]:
-    process = start_child(command, stderr=subprocess.PIPE, env={**environ, "LC_ALL": "C"})
-    try:
+        command = [program, "show", "job", job_id]
+        process = start_child(command, stderr=subprocess.PIPE, env={**environ, "LC_ALL": "C"})
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         abandon_child(process)
-        raise
-    return process.returncode, _text(output), _text(errors)
+        return ScontrolResult({}, f"scontrol gave no answer within {limit:g} s", unhide)
+    except (OSError, ValueError) as error:
+        return ScontrolResult({}, f"scontrol could not be run: {error}", unhide)
+    if process.returncode != 0:
+        words = readable(mask_text(_text(errors).strip().partition("\n")[0]))[:200]
+        return ScontrolResult({}, f"scontrol ended with code {process.returncode}: {words}", unhide)
+    record = read_record(_text(output), job_id)
+    return ScontrolResult(record) if record else ScontrolResult({}, "scontrol printed no record of the job", unhide)
 
 
 def _text(output: bytes) -> str:
@@ -159,11 +149,7 @@ def read_duration(text: str | None) -> int | None:
 
 
 def gpu_count(text: str | None) -> int | None:
-    """Return the GPUs in a request: ``gres:gpu:2``, ``gres/gpu:a100:4,gres/gpu:v100:1``, ``a100:2``, ``2``; 1 without a
-    number.
-
-    ``None`` if the text names none.
-    """
+    """Return the GPUs in a request: ``gres/gpu:a100:4,gres/gpu:v100:1``, ``a100:2``, ``2``; 1 without a number."""
     if not text:
         return None
     plain = re.fullmatch(r"(?:[^:,=/]+:)?(\d{1,6})", text, re.ASCII)

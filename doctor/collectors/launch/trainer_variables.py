@@ -57,19 +57,20 @@ def device_count(text: str | None) -> int | None:
     """
     text = (text or "").strip()
     if text.startswith("["):
-        return _listed(text)
+        return len(json_list(text)) or None
     if "," not in text:
         return _positive(text)
     numbers = [parse_int(part) for part in text.split(",") if part.strip()]
     return len(numbers) if numbers and None not in numbers and -1 not in numbers else None
 
 
-def _listed(text: str) -> int | None:
+def json_list(text: str) -> list[object]:
+    """Return the entries of a list in JSON; none for other text."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return len(entries) if isinstance(entries, list) and entries else None
+        return []
+    return entries if isinstance(entries, list) else []
 
 
 def _positive(text: str | None) -> int | None:

@@ -164,8 +164,7 @@ class Topology:
 
 
 class _RefusedXml(Exception):
-    """The document has a document type declaration, which files of NCCL never have and which could expand without
-    limit."""
+    """The document has a document type declaration, which could expand without limit."""
 
 
 def parse_topology(data: bytes) -> Topology:

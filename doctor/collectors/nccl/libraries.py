@@ -88,8 +88,7 @@ class NcclSearch:
         ]
 
     def _version(self, path: Path, origin: str) -> str | None:
-        """Return the version from the name of the link target, from the wheel if only one owns the file, else from its
-        text."""
+        """Return the version by the name of the link target, else by the only wheel that owns it, else by its text."""
         match = _NUMBERED.fullmatch(path.resolve().name)
         if match:
             return match[1]

@@ -32,10 +32,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class TimedLookup(Generic[Answer]):
-    """A call in a thread, repeated if it took long: the shorter time counts.
-
-    ``wait`` returns the answer or the error, and the seconds.
-    """
+    """A call in a thread, repeated if it took long: the shorter time counts."""
 
     call: Callable[[], Answer]
     started: float = field(default_factory=time.monotonic)

@@ -13,7 +13,6 @@ CARRIERS = frozenset({"bond", "vlan", "bridge", "other"})
 _CONTAINER_BRIDGE = re.compile(
     r"docker(\d|_gwbridge)|br-[0-9a-f]{12}$|cni|cbr|lxdbr|lxcbr|podman|nerdctl|kube-bridge|weave"
 )
-_VIRTUAL_BRIDGE = re.compile(r"virbr")
 _TUNNEL_NAME = re.compile(r"tun|tap|wg|tailscale|zt|flannel|vxlan|gre|ipip|sit|tunl|cali|ppp|cilium_vxlan|genev")
 
 # Hardware types of include/uapi/linux/if_arp.h.
@@ -64,7 +63,7 @@ def kind_of(folder: Path | None, name: str, driver: str | None) -> str:
 def _named_bridge(name: str) -> str:
     if _CONTAINER_BRIDGE.match(name):
         return "container-bridge"
-    return "virtual-bridge" if _VIRTUAL_BRIDGE.match(name) else "bridge"
+    return "virtual-bridge" if name.startswith("virbr") else "bridge"
 
 
 def _by_name(name: str) -> str:

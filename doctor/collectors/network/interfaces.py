@@ -46,14 +46,6 @@ class KernelInterface:
     index: int | None = None
 
 
-@dataclass(frozen=True)
-class InterfaceTree:
-    """/sys/class/net and the names in it that belong to this network namespace."""
-
-    folder: Path
-    names: frozenset[str]
-
-
 @collector(InterfaceFacts)
 def collect_interfaces(machine: Machine) -> InterfaceFacts:
     """Collect the interfaces of this network namespace; :class:`NotVisible` if the kernel lists none."""
@@ -80,31 +72,27 @@ def read_interfaces(machine: Machine, seen: Mapping[str, KernelInterface]) -> In
         for name, index in indices.items()
         if name in seen and None not in (seen[name].index, index) and seen[name].index != index
     }
-    tree = InterfaceTree(folder, frozenset(indices) - foreign)
-    sent, again = read_segments(machine)
-    return InterfaceFacts(
-        interfaces=tuple(_interface(tree, name, seen.get(name, KernelInterface())) for name in names),
-        routes=read_routes(machine),
-        segments_sent=sent,
-        segments_retransmitted=again,
-        hidden=_hidden(machine, [name for name in names if name not in tree.names]),
-    )
-
-
-def _hidden(machine: Machine, unknown: list[str]) -> tuple[HiddenField, ...]:
+    folders = {name: folder / name for name in indices if name not in foreign}
     notes = []
-    if unknown:
+    if unknown := [name for name in names if name not in folders]:
         reason = f"{machine.sys}/class/net does not describe {', '.join(unknown)}: their kind is guessed by name"
         notes.append(HiddenField("interfaces", reason, "mount sysfs inside the network namespace"))
     if read_text(machine.proc / "net" / "route") is None:
         notes.append(HiddenField("routes", f"{machine.proc}/net/route cannot be read"))
-    return tuple(notes)
+    sent, again = read_segments(machine)
+    return InterfaceFacts(
+        interfaces=tuple(_interface(folders, name, seen.get(name, KernelInterface())) for name in names),
+        routes=read_routes(machine),
+        segments_sent=sent,
+        segments_retransmitted=again,
+        hidden=tuple(notes),
+    )
 
 
-def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interface:
-    """Return one interface; what is neither seen nor in ``tree`` is ``None``, or guessed by name (its kind)."""
-    described = name in tree.names
-    folder = tree.folder / name if described else Path(os.devnull)
+def _interface(folders: Mapping[str, Path], name: str, seen: KernelInterface) -> Interface:
+    """Return one interface; what neither ``seen`` nor its folder shows is ``None``, or guessed by name (its kind)."""
+    described = name in folders
+    folder = folders.get(name, Path(os.devnull))
     if seen.flags is not None:
         up, running = bool(seen.flags & _IFF_UP), bool(seen.flags & _IFF_RUNNING)
     else:
@@ -126,7 +114,7 @@ def _interface(tree: InterfaceTree, name: str, seen: KernelInterface) -> Interfa
         mtu=seen.mtu if seen.mtu is not None else read_int(folder / "mtu"),
         speed=next((speed for speed in speeds if speed > 0), None),
         addresses=seen.addresses,
-        physical=_is_physical(tree, name, kind) if described else kind in ("ethernet", "infiniband", "wireless"),
+        physical=_is_physical(folders, name, kind) if described else kind in ("ethernet", "infiniband", "wireless"),
         driver=driver,
         pci=pci_address(folder / "device"),
         numa_node=numa_node(folder / "device"),
@@ -142,15 +130,15 @@ def _hexadecimal(path: Path) -> int | None:
         return None
 
 
-def _is_physical(tree: InterfaceTree, name: str, kind: str, depth: int = 4) -> bool:
+def _is_physical(folders: Mapping[str, Path], name: str, kind: str, depth: int = 4) -> bool:
     """Return whether it is a device, or a bond, VLAN or ordinary bridge above one."""
-    folder = tree.folder / name
+    folder = folders[name]
     if (folder / "device").exists():
         return True
     if kind not in CARRIERS or depth == 0:
         return False
-    lower = [below for below in lower_interfaces(folder) if below in tree.names]
-    return any(_is_physical(tree, below, kind_of(tree.folder / below, below, None), depth - 1) for below in lower)
+    lower = [below for below in lower_interfaces(folder) if below in folders]
+    return any(_is_physical(folders, below, kind_of(folders[below], below, None), depth - 1) for below in lower)
 
 
 def seen_interfaces() -> dict[str, KernelInterface]:

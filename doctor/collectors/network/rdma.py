@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -140,13 +141,7 @@ def _verbs_library(machine: Machine) -> bool:
     folders = [folder for folder in machine.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders += [*_LIBRARY_FOLDERS, *(f"{top}/{os.uname().machine}-linux-gnu" for top in ("/lib", "/usr/lib"))]
     files = [f"{folder}/{name}" for folder in folders for name in ("libibverbs.so", "libibverbs.so.1")]
-    return any((root / path.lstrip("/")).exists() for path in [*files, *_cached(machine.etc / "ld.so.cache")])
-
-
-def _cached(cache: Path) -> list[str]:
-    """Return the paths of the library in the cache of the loader, a table of strings that end with a zero byte."""
-    try:
-        data = cache.read_bytes()
-    except OSError:
-        return []
-    return [os.fsdecode(path) for path in _LIBRARY.findall(data)]
+    with contextlib.suppress(OSError):
+        # The cache of the loader is a table of strings that end with a zero byte.
+        files += map(os.fsdecode, _LIBRARY.findall((machine.etc / "ld.so.cache").read_bytes()))
+    return any((root / path.lstrip("/")).exists() for path in files)

@@ -33,15 +33,6 @@ class ElfError(ValueError):
 
 
 @dataclass(frozen=True)
-class ElfSegment:
-    """A loadable part: its position in memory and in the file."""
-
-    address: int
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
 class ElfSectionHeader:
     """A section of the file; ``link`` is the number of the section that it refers to."""
 
@@ -66,8 +57,6 @@ class ElfLibrary:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Layout of the fields that are read, by ELF class (32 or 64 bit)."""
-
     word: str
     header: str
     program: str
@@ -126,7 +115,7 @@ class ElfFile:
         segments, dynamic = self._segments()
         if dynamic is None:
             raise ElfError("no dynamic section")
-        entries = list(self._dynamic(dynamic))
+        entries = list(self._dynamic(*dynamic[1:]))
         table = next((value for tag, value in entries if tag == DT_STRTAB), None)
         start = _file_offset(table, segments) if table is not None else 0
 
@@ -174,24 +163,25 @@ class ElfFile:
                 return pattern.search(self.read(header.offset, header.size))
         return None
 
-    def _segments(self) -> tuple[list[ElfSegment], ElfSegment | None]:
+    def _segments(self) -> tuple[list[tuple[int, int, int]], tuple[int, int, int] | None]:
+        """Return address, offset in the file and size of the loadable parts, and those of the dynamic section."""
         kind, offset, address, size, step = self.layout.program_fields
         table = self.read(self._program_table, step * self._programs)
-        loads: list[ElfSegment] = []
+        loads: list[tuple[int, int, int]] = []
         dynamic = None
         for number in range(self._programs):
             row = struct.unpack_from(self.layout.program, table, step * number)
-            segment = ElfSegment(row[address], row[offset], row[size])
+            segment = (row[address], row[offset], row[size])
             if row[kind] == PT_LOAD:
                 loads.append(segment)
             elif row[kind] == PT_DYNAMIC:
                 dynamic = segment
         return loads, dynamic
 
-    def _dynamic(self, segment: ElfSegment) -> Iterator[tuple[int, int]]:
+    def _dynamic(self, offset: int, length: int) -> Iterator[tuple[int, int]]:
         entry = f"<{self.layout.word}{self.layout.word}"
         size = struct.calcsize(entry)
-        data = self.read(segment.offset, min(segment.size, MAX_TABLE) // size * size)
+        data = self.read(offset, min(length, MAX_TABLE) // size * size)
         for tag, value in struct.iter_unpack(entry, data):
             if tag == DT_NULL:
                 return
@@ -236,10 +226,10 @@ def machine_of(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def _file_offset(address: int, segments: list[ElfSegment]) -> int:
-    for segment in segments:
-        if segment.address <= address < segment.address + segment.size:
-            return address - segment.address + segment.offset
+def _file_offset(address: int, segments: list[tuple[int, int, int]]) -> int:
+    for start, offset, size in segments:
+        if start <= address < start + size:
+            return address - start + offset
     raise ElfError("an address lies outside of the file")
 
 

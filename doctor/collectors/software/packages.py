@@ -98,18 +98,14 @@ def find_distributions(paths: Iterable[str]) -> dict[str, Distribution]:
     """Return the relevant distributions on a sys.path; of several with one name the first, as in Python."""
     found: dict[str, Distribution] = {}
     for path in dict.fromkeys(paths):
-        for distribution in _in_folder(Path(path or ".")):
-            found.setdefault(distribution.name, distribution)
+        folder = Path(path or ".")
+        for entry in listed(folder):
+            # A name that starts with "~" is what an interrupted pip leaves behind.
+            if entry.endswith((".dist-info", ".egg-info")) and not entry.startswith("~"):
+                distribution = _distribution(folder / entry)
+                if distribution is not None:
+                    found.setdefault(distribution.name, distribution)
     return found
-
-
-def _in_folder(folder: Path) -> Iterator[Distribution]:
-    for entry in listed(folder):
-        # A name that starts with "~" is what an interrupted pip leaves behind.
-        if entry.endswith((".dist-info", ".egg-info")) and not entry.startswith("~"):
-            distribution = _distribution(folder / entry)
-            if distribution is not None:
-                yield distribution
 
 
 def _distribution(metadata: Path) -> Distribution | None:

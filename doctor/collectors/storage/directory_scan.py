@@ -39,7 +39,11 @@ def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
             record["error"] = "not a directory"
         else:
             record["writable"] = os.access(nearest, os.W_OK | os.X_OK)
-        record.update(_sizes(nearest))
+        sizes = os.statvfs(nearest)
+        record["total"] = sizes.f_blocks * sizes.f_frsize
+        record["free"] = sizes.f_bavail * sizes.f_frsize
+        # Some file systems count no inodes.
+        record["free_inodes"] = sizes.f_favail if sizes.f_files else None
         if scan and record["exists"]:
             record["locks"] = list(_locks(folder))
     except OSError as error:
@@ -61,16 +65,6 @@ def _is_present(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
-
-
-def _sizes(folder: Path) -> DirectoryRecord:
-    """Return bytes; inodes only if the file system counts them (some report none at all)."""
-    sizes = os.statvfs(folder)
-    return {
-        "total": sizes.f_blocks * sizes.f_frsize,
-        "free": sizes.f_bavail * sizes.f_frsize,
-        "free_inodes": sizes.f_favail if sizes.f_files else None,
-    }
 
 
 def _locks(folder: Path) -> Iterator[DirectoryRecord]:

@@ -96,11 +96,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def local_path(url: str) -> str | None:
-    """Return the path of ``url`` on this host; ``None`` for another file system.
-
-    Such as ``s3://bucket/runs``, ``memory://runs``, ``simplecache::gs://…``, by the rule of fsspec (fsspec/utils.py,
-    get_protocol).
-    """
+    """Return the path of ``url`` on this host; ``None`` for another file system (fsspec/utils.py, get_protocol)."""
     protocol, *rest = _PROTOCOL.split(url, maxsplit=1)
     if not rest:
         return url

@@ -6,7 +6,7 @@ than any machine has, and C code that does not return cannot be interrupted othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,31 +33,33 @@ def read_dumps(paths: Iterable[Path], jobs: int = 2) -> tuple[list[RecorderDump]
     files = list(dict.fromkeys(map(Path, paths)))
     failed: list[tuple[Path, str]] = []
     loaded: dict[Path, RecorderFacts] = {}
+    by_rank: dict[int, list[Path]] = {}
     for path, outcome in zip(files, load_files(files, jobs), strict=True):
+        rank = parse_name(path.name).rank
+        rank = rank_in_name(path) if rank is None else rank
         if isinstance(outcome, str):
             failed.append((path, outcome))
-        elif _rank_of(path) is None:
+        elif rank is None:
             failed.append((path, "its name does not tell the rank"))
         else:
             loaded[path] = outcome
-    chosen, skipped = _chosen(loaded)
+            by_rank.setdefault(rank, []).append(path)
+    chosen, skipped = _chosen(loaded, by_rank)
     hosts = hosts_in(loaded)
     dumps = [RecorderDump(rank, loaded[path], hosts.get(path)) for rank, path in sorted(chosen.items())]
     return dumps, sorted([*failed, *skipped])
 
 
-def _rank_of(path: Path) -> int | None:
-    rank = parse_name(path.name).rank
-    return rank if rank is not None else rank_in_name(path)
-
-
-def _chosen(loaded: Mapping[Path, RecorderFacts]) -> tuple[dict[int, Path], list[tuple[Path, str]]]:
+def _chosen(
+    loaded: Mapping[Path, RecorderFacts], by_rank: Mapping[int, Sequence[Path]]
+) -> tuple[dict[int, Path], list[tuple[Path, str]]]:
     """Return the newest dump of each rank, and the reasons to skip the others."""
-    by_rank: dict[int, list[Path]] = {}
-    for path in loaded:
-        if (rank := _rank_of(path)) is not None:
-            by_rank.setdefault(rank, []).append(path)
     progress = {path: _progress(facts) for path, facts in loaded.items()}
+    # JSON has no stacks.
+    detail = {
+        path: sum(bool(entry.frames) for entry in facts.collectives) - len(facts.hidden)
+        for path, facts in loaded.items()
+    }
     run = None
     if any(len({path.parent for path in paths}) > 1 for paths in by_rank.values()):
         run = max(loaded, key=lambda path: (progress[path], str(path))).parent
@@ -71,7 +73,7 @@ def _chosen(loaded: Mapping[Path, RecorderFacts]) -> tuple[dict[int, Path], list
             ]
         if not own:
             continue
-        best = chosen[rank] = max(own, key=lambda path: (progress[path], _detail(loaded[path]), path.name))
+        best = chosen[rank] = max(own, key=lambda path: (progress[path], detail[path], path.name))
         for path in own:
             if path != best and progress[path] == progress[best]:
                 skipped.append((path, f"the same dump of rank {rank} as {best.name}"))
@@ -85,11 +87,6 @@ def _progress(facts: RecorderFacts) -> tuple[float, int, int]:
     ended = sum(entry.retired or entry.state == "completed" for entry in facts.collectives)
     newest = max((entry.at or 0.0 for entry in facts.collectives), default=0.0)
     return (newest, sum(group.enqueued or 0 for group in facts.groups), ended)
-
-
-def _detail(facts: RecorderFacts) -> int:
-    """Return a measure of the detail in a dump; JSON has no stacks."""
-    return sum(bool(entry.frames) for entry in facts.collectives) - len(facts.hidden)
 
 
 def world_size_in(dumps: Iterable[RecorderDump]) -> int | None:

@@ -55,11 +55,7 @@ def looks_like_dump(head: bytes) -> bool:
 
 
 def load_values(data: bytes) -> LoadedDump:
-    """Decode a dump in pickle or JSON.
-
-    Raises:
-        UnusableError: it is hostile, truncated before any useful value, or not a dump.
-    """
+    """Decode a dump in pickle or JSON. Raises :class:`UnusableError` if it is hostile, truncated or not a dump."""
     loaded = _load_json(data) if _is_json(data) else _load_pickle(data)
     values = {"entries": loaded.values} if isinstance(loaded.values, list) else loaded.values
     if not isinstance(values, dict) or not _KEYS.intersection(key for key in values if isinstance(key, str)):

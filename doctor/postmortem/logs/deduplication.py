@@ -18,14 +18,6 @@ _HEAD = 200
 _LEVEL = b" NCCL INFO "
 
 
-class RepeatCount(NamedTuple):
-    """Repetitions of an NCCL line: the part before the level (its process), cue, and count."""
-
-    head: bytes
-    cue: int
-    times: int
-
-
 class RepeatedInfoLines:
     """Counts the lines of processes at NCCL's level INFO, by cue."""
 
@@ -48,10 +40,10 @@ class RepeatedInfoLines:
             often = often and count > OFTEN
         return often
 
-    def take(self) -> Iterator[RepeatCount]:
-        """Return the lines that were not read, and reset the counts."""
+    def take(self) -> Iterator[tuple[bytes, int, int]]:
+        """Return the head (before the level), cue and number of lines that were not read; reset the counts."""
         counts, self._counts = self._counts, {}
-        return (RepeatCount(head, cue, count - OFTEN) for (head, cue), count in counts.items() if count > OFTEN)
+        return ((head, cue, count - OFTEN) for (head, cue), count in counts.items() if count > OFTEN)
 
 
 class RepeatedLines:

@@ -58,10 +58,7 @@ class ElasticTables:
         return self._open.keys()
 
     def read(self, origin: LineOrigin, body: str, line: int) -> tuple[LineOrigin, str] | None:
-        """Process a line.
-
-        If it belongs to the traceback of an entry, return the process of that entry and the line as it wrote it.
-        """
+        """Process a line; for one in the traceback of an entry, return its process and the line as it wrote it."""
         if body.startswith(CUES):
             self._begin(origin, body)
             return None

@@ -60,10 +60,7 @@ def _utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _encoding(head: bytes) -> tuple[str, int]:
-    """Return the encoding of a stream and the length of its byte order mark.
-
-    PowerShell's ``>`` and ``Tee-Object`` write UTF-16.
-    """
+    """Return the encoding (PowerShell's ``>`` writes UTF-16) and the length of the byte order mark."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding, len(mark)

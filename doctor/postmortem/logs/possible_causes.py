@@ -29,8 +29,11 @@ class Possibilities:
 
     def without(self, line: str, number: int) -> str:
         """Return the line up to such a list; ``""`` for an entry of one."""
-        if self._last is not None and number != self._last and self._is_entry(line, number):
-            return ""
+        if self._last is not None and number != self._last:
+            if self._left > 0 and number - self._last <= MOST_LINES and _ENTRY.match(line):
+                self._last, self._left = number, self._left - 1
+                return ""
+            self._last = None
         heading = _HEADING.search(line) if any(cue in line for cue in CUES) else None
         if heading is None:
             return line
@@ -39,11 +42,3 @@ class Possibilities:
             return line
         self._last, self._left = number, MOST_LINES
         return line[: heading.start()].rstrip()
-
-    def _is_entry(self, line: str, number: int) -> bool:
-        near = self._left > 0 and self._last is not None and number - self._last <= MOST_LINES
-        if not near or not _ENTRY.match(line):
-            self._last = None
-            return False
-        self._last, self._left = number, self._left - 1
-        return True

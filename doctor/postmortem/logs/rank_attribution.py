@@ -35,10 +35,7 @@ class AttributedOrigin(NamedTuple):
 
 
 def rank_of_name(name: str) -> tuple[int | None, int | None]:
-    """Return the rank and the local rank in the path of a log, if they are unambiguous.
-
-    Examples: ``rank_3.log``, ``local-rank2.err``, and the paths of torchrun ``--log-dir``.
-    """
+    """Return rank and local rank if a path has one: ``rank_3.log``, ``local-rank2.err``, torchrun ``--log-dir``."""
     path = name.replace("\\", "/").lower()
     if found := _ATTEMPT.search(path):
         return None, int(found["local"])

@@ -8,7 +8,7 @@ counters in the same messages; :mod:`doctor.knowledge.log_patterns` has the word
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -104,8 +104,11 @@ _GONE, _TIMEOUT = "gone", "DistBackendError"
 
 def _failures(evidence: LogEvidence) -> dict[int, Failure]:
     raised = _raised(evidence)
-    timeouts = _timeouts(evidence)
     exits = _exits(evidence)
+    timeouts: dict[int, tuple[int, Failure]] = {}
+    for number, event in enumerate(evidence.events):
+        if event.kind == WATCHDOG and (timed_out := rank_of(event)) is not None:
+            timeouts.setdefault(timed_out, (number, Failure(_TIMEOUT, event.text, event.at)))
     found: dict[int, Failure] = {}
     for rank in {*raised, *timeouts, *exits}:
         candidates = [one for one in (raised.get(rank), timeouts.get(rank)) if one is not None]
@@ -114,10 +117,7 @@ def _failures(evidence: LogEvidence) -> dict[int, Failure]:
 
 
 def _raised(evidence: LogEvidence) -> dict[int, tuple[int, Failure]]:
-    """Return the exception that ended each rank: the first of the last chain it did not survive.
-
-    The failure of a rank comes with its index in the order of events.
-    """
+    """Return the exception that ended each rank, the first of its last chain, with its index in the events."""
     order = {id(event): number for number, event in enumerate(evidence.events)}
     aftermath = LaterEvents(evidence)
     by_rank: dict[int, list[Event]] = {}
@@ -126,14 +126,6 @@ def _raised(evidence: LogEvidence) -> dict[int, tuple[int, Failure]]:
             by_rank.setdefault(event.rank, []).append(event)
     chosen = {rank: cause_in_chain(events) for rank, events in by_rank.items()}
     return {rank: (order[id(event)], failure_of(event)) for rank, event in chosen.items()}
-
-
-def _timeouts(evidence: LogEvidence) -> dict[int, tuple[int, Failure]]:
-    found: dict[int, tuple[int, Failure]] = {}
-    for number, event in enumerate(evidence.events):
-        if event.kind == WATCHDOG and (rank := rank_of(event)) is not None:
-            found.setdefault(rank, (number, Failure(_TIMEOUT, event.text, event.at)))
-    return found
 
 
 def _exits(evidence: LogEvidence) -> dict[int, Failure]:
@@ -248,10 +240,7 @@ def _calls(evidence: LogEvidence) -> dict[int, RecorderFacts]:
 
 
 def _shared_numbers(evidence: LogEvidence) -> frozenset[str]:
-    """Return the group numbers that are the same on all ranks: ranks within are global ranks.
-
-    Other numbers may denote a different group on each rank.
-    """
+    """Return the group numbers with one meaning on all ranks: ranks within the group are global ranks."""
     pairs: dict[str, list[tuple[int, int]]] = {}
     for event in evidence.of(*_WATCHDOG_KINDS):
         label, rank = _label(event), event.rank
@@ -260,8 +249,7 @@ def _shared_numbers(evidence: LogEvidence) -> frozenset[str]:
     return frozenset(number for number, found in pairs.items() if all(inner == rank for inner, rank in found))
 
 
-def _recorder(rank: int, events: Iterable[Event], shared: frozenset[str]) -> RecorderFacts:
-    events = list(events)
+def _recorder(rank: int, events: Sequence[Event], shared: frozenset[str]) -> RecorderFacts:
     by_sequence = {
         event.value("seq") or event.value("work"): _label(event) for event in events if event.kind in _COUNTERS[:2]
     }

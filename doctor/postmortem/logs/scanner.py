@@ -51,13 +51,7 @@ LONG_TRACEBACK = 400
 
 
 def read_log(path: Path, name: str, budget: ReadBudget | None = None) -> tuple[list[Event], LogFile]:
-    """Read a log, compressed or not; return its events and description, which name it ``name``.
-
-    Bytes that are appended during the read are ignored.
-
-    Raises:
-        UnusableError: it cannot be opened.
-    """
+    """Return the events and the description of a log, compressed or not. Raises :class:`UnusableError`."""
     try:
         with TimedFile(path) as stream:
             size, modified = stream.status.st_size, stream.status.st_mtime
@@ -70,10 +64,7 @@ def read_log(path: Path, name: str, budget: ReadBudget | None = None) -> tuple[l
 def read_stream(
     stream: Readable, size: int, name: str, modified: float | None = None, deadline: ReadDeadline = NO_DEADLINE
 ) -> tuple[list[Event], LogFile]:
-    """Read the first ``size`` bytes of an open log, last written at ``modified`` (Unix time).
-
-    ``LogFile.cut`` describes what was not read by the ``deadline``.
-    """
+    """Read the first ``size`` bytes of an open log, last written at ``modified`` (Unix time)."""
     pieces = Unpacked(stream, size, deadline)
     scan = _LogScan(name, modified, deadline)
     scan.read(pieces)
@@ -178,22 +169,19 @@ class _LogScan:
             if kept.origin.tag != elastic_table.TAG or _essence(kept) not in own
         ]
         lines = self._number - self._ended
-        ranks = tuple(sorted(self._ranks()))
-        recognized = min(self._recognized, lines)
-        file = LogFile(self._name, lines, self._bytes, self._first_at, self._last_at, ranks, cut, recognized)
-        raised = {event.line for event in events if event.kind in ("python.exception", "python.fatal")}
-        found = (mark for mark in self._marks.events(self._name, self._processes) if mark.line not in raised)
-        return sorted([*events, *found], key=lambda event: event.line), file
-
-    def _ranks(self) -> set[int]:
-        """Return the ranks that logged a line, without those only named by a launcher."""
+        # Ranks that logged a line, without those only named by a launcher.
         stored = (
             (kept.origin, kept.weak_rank)
             for kept in self._store
             if kept.origin.tag != elastic_table.TAG and not kept.kind.startswith(_OF_OTHERS)
         )
-        ranks = (self._processes.of(*one).rank for one in (*self._noticed, *stored))
-        return {rank for rank in ranks if rank is not None}
+        logged = {self._processes.of(*one).rank for one in (*self._noticed, *stored)}
+        ranks = tuple(sorted(rank for rank in logged if rank is not None))
+        recognized = min(self._recognized, lines)
+        file = LogFile(self._name, lines, self._bytes, self._first_at, self._last_at, ranks, cut, recognized)
+        raised = {event.line for event in events if event.kind in ("python.exception", "python.fatal")}
+        found = (mark for mark in self._marks.events(self._name, self._processes) if mark.line not in raised)
+        return sorted([*events, *found], key=lambda event: event.line), file
 
     def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
         for piece in pieces:
@@ -201,7 +189,6 @@ class _LogScan:
             yield piece
 
     def _sample(self, block: bytes, most: int) -> None:
-        """Infer the style of prefixes from some lines, and record their processes and times."""
         lines = [text_of(_first_part(line)) for line in block[: most * 400].split(b"\n", most)[:most] if line.strip()]
         if len(lines) >= SAMPLED_LATER // 3 or most == SAMPLED:
             self._style = style_of(parse_line(line, self._calendar).text for line in lines)
@@ -244,7 +231,10 @@ class _LogScan:
             else:
                 break
             self._number += block.count(b"\n", position, start)
-            end = _line_end(block, start, size, returns)
+            end = block.find(b"\n", start)
+            end = size if end < 0 else end
+            back = block.find(b"\r", start, end) if returns else -1
+            end = end if back < 0 else back
             cues: dict[int, int] = {}
             while hits and hits[0][1] < end:
                 cue, place = hits.popleft()
@@ -332,7 +322,6 @@ class _LogScan:
             self._number = now
 
     def _is_of_others(self, block: bytes, start: int) -> bool:
-        """Return whether a line is of no process with an unfinished traceback or table."""
         waiting = (*self._tracebacks.waiting, *self._tables.waiting)
         heads = tuple(self._heads.get(origin, b"") for origin in waiting)
         if block.startswith(heads, start):
@@ -488,10 +477,3 @@ def _line_head(block: bytes, start: int) -> bytes:
     if line == 0 and start > _FAR:
         return b""
     return _first_part(block[line : min(line + _HEAD, start)])
-
-
-def _line_end(block: bytes, start: int, size: int, returns: bool) -> int:
-    end = block.find(b"\n", start)
-    end = size if end < 0 else end
-    back = block.find(b"\r", start, end) if returns else -1
-    return end if back < 0 else back

@@ -5,6 +5,7 @@ Timestamps without a zone are read as UTC: only the order within a job matters, 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import re
@@ -32,7 +33,11 @@ class Calendar:
     """
 
     def __init__(self, modified: float | None = None) -> None:
-        self._last = _moment(modified)
+        self._last: datetime.datetime | None = None
+        if modified is not None:
+            # The day after, because the writer's zone may be ahead of UTC.
+            with contextlib.suppress(OverflowError, OSError, ValueError):
+                self._last = datetime.datetime.fromtimestamp(modified + 86400, datetime.timezone.utc)
         self._year = 1970
 
     def dated(self, text: str) -> float | None:
@@ -67,16 +72,6 @@ class Calendar:
         if self._year == 1970:
             self._year = year
         return _with_clock(day_start, clock)
-
-
-def _moment(modified: float | None) -> datetime.datetime | None:
-    """Return the day after a time, because the writer's zone may be ahead of UTC."""
-    if modified is None:
-        return None
-    try:
-        return datetime.datetime.fromtimestamp(modified + 86400, datetime.timezone.utc)
-    except (OverflowError, OSError, ValueError):
-        return None
 
 
 @functools.lru_cache(maxsize=256)

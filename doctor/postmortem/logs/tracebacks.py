@@ -101,10 +101,7 @@ _INSTALLED = re.compile(
 
 
 def is_user_code(file: str) -> bool:
-    """Return whether a file is neither of the standard library nor of an installed package.
-
-    Cells of a notebook and ``python -c`` are user code.
-    """
+    """Return whether a file is user code, also a cell of a notebook or ``python -c``, and not installed."""
     if file.startswith("<"):
         return not file.startswith("<frozen")
     return not _INSTALLED.search(file)
@@ -214,17 +211,13 @@ class Tracebacks:
         stream.framed = False
         if stream.state == "message":
             self._message(origin, stream, text, record)
-        elif stream.state in ("fatal", "dying"):
-            self._fatal(origin, stream, text)
-        return False
-
-    def _fatal(self, origin: LineOrigin, stream: _TracebackState, text: str) -> None:
-        """Process a line between faulthandler's stacks; that of the current thread counts."""
-        if text.startswith("Current thread ") and stream.found is not None:
-            stream.state = "dying"
+        elif stream.state in ("fatal", "dying") and text.startswith("Current thread ") and stream.found is not None:
+            stream.state = "dying"  # of faulthandler's stacks, that of the current thread counts
             stream.found.drop_frames()
         elif stream.state == "dying":
-            self._leave(origin, stream)
+            stream.state = ""
+            self.waiting.discard(origin)
+        return False
 
     @staticmethod
     def _is_stack(stream: _TracebackState, text: str, record: bool) -> bool:
@@ -280,20 +273,14 @@ class Tracebacks:
         self.waiting.add(origin)
 
     def _message(self, origin: LineOrigin, stream: _TracebackState, text: str, record: bool) -> None:
-        """Process a line after the end of a traceback: part of the message, or the end of it.
-
-        A chain may continue after an empty line.
-        """
+        """Process a line after a traceback: part of the message or its end. A chain may follow an empty line."""
         stream.lines += 1
         stream.plain += text[:1] not in (" ", "\t")
         if record or stream.lines > MOST_LINES or stream.plain > MOST_PLAIN or _ENDS_MESSAGE.match(text):
-            self._leave(origin, stream)
+            stream.state = ""
+            self.waiting.discard(origin)
         elif text.strip() and stream.found is not None and not stream.linked:
             stream.found.add_message(text)
-
-    def _leave(self, origin: LineOrigin, stream: _TracebackState) -> None:
-        stream.state = ""
-        self.waiting.discard(origin)
 
     def _stream(self, origin: LineOrigin) -> _TracebackState:
         stream = self._streams.get(origin)

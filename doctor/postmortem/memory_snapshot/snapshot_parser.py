@@ -92,11 +92,7 @@ def main(path: str) -> None:
 
 
 def load_snapshot(path: Path) -> MemorySnapshotFacts:
-    """Read a snapshot file in this process.
-
-    Raises:
-        UnusableError: it cannot be opened, is too large, imports something, is truncated, or is not a snapshot.
-    """
+    """Read a snapshot file in this process. Raises :class:`UnusableError` if it is not a readable snapshot."""
     try:
         with path.open("rb") as stream:
             found = load_plain(stream, limit=LARGEST)
@@ -106,11 +102,7 @@ def load_snapshot(path: Path) -> MemorySnapshotFacts:
 
 
 def parse_snapshot(found: object, name: str = "") -> MemorySnapshotFacts:
-    """Parse a snapshot that has been unpickled.
-
-    Raises:
-        UnusableError: it is not a snapshot.
-    """
+    """Parse a snapshot that has been unpickled. Raises :class:`UnusableError` if it is not a snapshot."""
     whole = {"segments": found} if isinstance(found, list) else found
     if not isinstance(whole, dict) or not isinstance(whole.get("segments"), (list, tuple)):
         raise UnusableError("it is a pickle, but no memory snapshot: it has no segments")

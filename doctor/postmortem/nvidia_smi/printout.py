@@ -55,10 +55,7 @@ _UNSHOWN = {
 
 
 def looks_like_nvidia_smi(head: str) -> bool:
-    """Return whether ``head``, the beginning of a text, is mostly output of nvidia-smi.
-
-    The log of a job that printed the table once is a log.
-    """
+    """Return whether the beginning of a text is mostly output of nvidia-smi, not a log that contains some."""
     if not any(reader.is_marked(head) for reader in _READERS) and not _LOST.search(head):
         return False
     lines = [line[:LONGEST] for line in head.splitlines()[:2000] if line.strip()]

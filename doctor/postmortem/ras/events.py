@@ -52,16 +52,13 @@ def with_progress(events: Iterable[Event]) -> list[Event]:
         key: object = (event.kind, event.text, event.file, event.line)
         if event.kind == "ras.counts_differ":
             key = (event.kind, *(event.value(name) for name in ("communicator", "member", "ranks", "operation")))
-        kept[key] = _after(event, kept.pop(key, None))
+        before = kept.pop(key, None)
+        if event.kind == "ras.counts_differ" and before is not None:
+            same = all(event.value(name) == before.value(name) for name in ("launched", "most"))
+            values = {**dict(event.values), "stuck": "yes" if same else "no"}
+            event = msgspec.structs.replace(event, values=tuple(values.items()), count=before.count + 1)
+        kept[key] = event
     return list(kept.values())
-
-
-def _after(event: Event, before: Event | None) -> Event:
-    if event.kind != "ras.counts_differ" or before is None:
-        return event
-    same = all(event.value(name) == before.value(name) for name in ("launched", "most"))
-    values = tuple((name, value) for name, value in event.values if name != "stuck")
-    return msgspec.structs.replace(event, values=(*values, ("stuck", "yes" if same else "no")), count=before.count + 1)
 
 
 class _ResponseEvents:

@@ -286,10 +286,8 @@ class _RasTextResponse:
         """Process the state of several ranks; the next lines list them if they are few."""
         kind, value = self._several = _state(found)
         if kind == "launched" and isinstance(value, int):
-            ranks = int(found["ranks"][:7])
-            self._counts.append(
-                RasLaggingRanks(None, ranks, RasProcess(), self._operation, value, 0, line.strip(), number)
-            )
+            ranks, process = int(found["ranks"][:7]), RasProcess()
+            self._counts.append(RasLaggingRanks(None, ranks, process, self._operation, value, 0, line.strip(), number))
 
     def _rank(self, found: re.Match[str], line: str, number: int) -> None:
         if self._one is None:

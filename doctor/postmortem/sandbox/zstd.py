@@ -22,11 +22,7 @@ class ZstdDataError(Exception):
 
 
 def unpack(take: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Decompress all frames. ``take(most)`` returns the next bytes of the archive.
-
-    Raises:
-        ZstdDataError: the archive is damaged or truncated, or no decompressor is installed.
-    """
+    """Decompress all frames; ``take(most)`` returns the next bytes. Raises :class:`ZstdDataError`."""
     module = _module()
     if module is None:
         raise ZstdDataError("it is packed with zstd, which the Python package backports.zstd unpacks")

@@ -42,10 +42,7 @@ MOST_READ = 400
 
 
 class CueBudget:
-    """The remaining lines of one log that may be read because of each cue.
-
-    ``active``: cues with remaining lines; ``spent``: the others.
-    """
+    """Limits the lines read because of each cue: ``active`` cues have lines left, ``spent`` ones have none."""
 
     def __init__(self, cues: Iterable[int]) -> None:
         self.active = set(cues)

@@ -109,8 +109,6 @@ _DENIED = re.compile(
 )
 """Words after an end that negate it: "training complete: False", "job finished: FAILED", "ended prematurely"."""
 
-_NONE: tuple[str, dict[str, str], str] = ("", {}, "")
-
 # RE2 searches a line 10 to 100 times as fast as re does, and most lines are not marks.
 _ANY = linear("|".join(loose(one.pattern) for one in (_LEVEL, _RAISED, _ENDED_BADLY, _WEAK, _NAN, _ENDED)))
 _MAY_HAVE_ENDED = linear(loose(_ENDED.pattern))
@@ -132,15 +130,12 @@ class Marks:
         ``whole``: the line with its prefixes, because "step 3:" may be taken for one.
         """
         marks = ((*_mark_of(text, parsed.mild), text) for text in _beginnings(parsed, whole))
-        kind, values, text = next((mark for mark in marks if mark[0]), _NONE)
-        if not kind:
-            return False
-        mark = _Mark(kind, text[:LONGEST], line, parsed, values)
-        if kind == END:
-            self._end(mark)
-        else:
-            self._error(mark)
-        return True
+        for kind, values, text in marks:
+            if kind:
+                store = self._end if kind == END else self._error
+                store(_Mark(kind, text[:LONGEST], line, parsed, values))
+                return True
+        return False
 
     def read_step(self, parsed: PrefixedLine, whole: str, line: int) -> bool:
         """Process a line that may count steps; return whether it does."""
