@@ -397,7 +397,7 @@ def build_job(
     of_hosts = frozenset(key for key, section in SECTIONS.items() if section.level == "host")
     of_ranks = SECTIONS.keys() - of_hosts
     for member in sorted(members, key=lambda member: member.rank):
-        shared = {key: pool.one(value) for key, value in member.sections.items()}
+        shared = pool.share(member.sections)
         own = {key: value for key, value in shared.items() if key in of_hosts}
         host = _host_of(own, hosts, member.host)
         ranks.append(Rank(member.rank, host, {key: value for key, value in shared.items() if key in of_ranks}))
@@ -422,15 +422,18 @@ class _SectionPool:
 
     def __init__(self) -> None:
         self._by_value: dict[object, Section | Missing] = {}
-        self._by_identity: dict[int, tuple[Section | Missing, Section | Missing]] = {}
+        self._by_identity: dict[int, Section | Missing] = {}
+        self._originals: list[Section | Missing] = []
 
-    def one(self, value: Section | Missing) -> Section | Missing:
-        known = self._by_identity.get(id(value))
-        if known is None:
-            # The original is kept next to its replacement, because an id is unique only while its object exists.
-            known = (value, self._by_value.setdefault((type(value), value), value))
-            self._by_identity[id(value)] = known
-        return known[1]
+    def share(self, sections: Sections) -> Sections:
+        known = self._by_identity
+        return {key: known.get(id(value)) or self._add(value) for key, value in sections.items()}
+
+    def _add(self, value: Section | Missing) -> Section | Missing:
+        self._originals.append(value)  # because an id is unique only while its object exists
+        shared = self._by_value.setdefault((type(value), value), value)
+        self._by_identity[id(value)] = shared
+        return shared
 
 
 def _host_of(

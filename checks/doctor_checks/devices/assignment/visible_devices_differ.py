@@ -114,6 +114,8 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
         reason = "no host with GPUs and several ranks"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
     for local in hosts:
+        if len({id(rank.find(EnvironmentFacts)) for rank in local.members}) == 1:
+            continue
         views: dict[View, list[Rank]] = {}
         # Equal environments are one object: most hosts have one.
         known: dict[int, View] = {}
