@@ -44,6 +44,8 @@ _UNCOUNTED = tuple(
 )
 """Marks of ranks of launchers that neither a count nor a claim identifies, such as jsrun."""
 _RECOGNIZED_BY_COUNT = tuple((row, count) for row, count in COUNTED if row.recognized_by == "counts")
+_DIRECT_MARKS = frozenset(("SLURM_STEP_ID", *(count.mark for _, count in _RECOGNIZED_BY_COUNT)))
+"""The variables of which srun or mpirun sets one for every process that it starts."""
 _STARTED_DIRECTLY = {
     row.title: tuple((other, count) for other, count in COUNTED if other.title == row.title and not count.by_agent)
     for row, _ in COUNTED
@@ -150,6 +152,8 @@ class DirectLaunch(NamedTuple):
 
 def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
     """How srun or mpirun started this rank directly, one process per rank; ``None`` if neither did."""
+    if _DIRECT_MARKS.isdisjoint(launch.values):
+        return None
     counting = _counting_launcher(launch)
     if counting is not None:
         return _by_mpi(launch, counting.title)

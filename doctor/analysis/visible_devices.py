@@ -343,11 +343,16 @@ def local_rank_of(rank: Process) -> int | None:
 
 def device_of(rank: Rank) -> VisibleDevice | None:
     """The device that a rank uses according to its run, else that of its local rank, else the only one."""
-    return None if on_processor(rank) else _gpu_device_of(rank)
+    return None if on_processor(rank) else cuda_device_of(rank)
+
+
+DEVICE_SECTIONS = (EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)
+"""The sections besides those of the host and the launch that decide which device a rank uses."""
 
 
 @once_per_rank
-def _gpu_device_of(rank: Process) -> VisibleDevice | None:
+def cuda_device_of(rank: Process) -> VisibleDevice | None:
+    """:func:`device_of` of a rank that does not compute on the CPU."""
     seen, training = visible_to(rank), rank.find(TrainingFacts)
     if seen is None:
         return None
@@ -427,7 +432,7 @@ def _identity(rank: Rank, gpu: Gpu) -> str:
 
 def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
     launch, training = rank.find(LaunchFacts), rank.find(TrainingFacts)
-    device = _gpu_device_of(rank) if training or (launch and launch.running_together) else None
+    device = cuda_device_of(rank) if training or (launch and launch.running_together) else None
     if device and not training:
         return (device.gpu,)
     visible = visible_to(rank)
@@ -523,10 +528,10 @@ def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
     The GPU of a rank that is known from a log only is unknown, though a table of its host may show all GPUs."""
     if job not in _DEVICES:
         found: dict[Rank, VisibleDevice | None] = {}
-        for _, same in job.each(GpuFacts, also=(EnvironmentFacts, SoftwareFacts, TrainerFacts, TrainingFacts)):
+        for _, same in job.each(GpuFacts, also=DEVICE_SECTIONS):
             seen = any(same.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
             if seen and on_processor(same) is None:
-                found.update((rank, _gpu_device_of(rank)) for rank in same.members)
+                found.update((rank, cuda_device_of(rank)) for rank in same.members)
         _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
     return _DEVICES[job]
 

@@ -164,10 +164,10 @@ class LocalRanks:
 
     def find(self, section: type[S]) -> S | None:
         """A section of the host; for a machine, of its first host that has it."""
-        for host in self.hosts:
-            if (found := host.find(section)) is not None:
-                return found
-        return None
+        first = self.hosts[0].sections.get(section.key)
+        if isinstance(first, section):
+            return first
+        return next((found for host in self.hosts[1:] if (found := host.find(section)) is not None), None)
 
 
 class Facts(Generic[S]):

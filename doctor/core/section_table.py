@@ -37,7 +37,7 @@ def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
 
     @wraps(function)
     def remembered(ranks: Ranks) -> T:
-        memo = ranks.members[0].memo if isinstance(ranks, IdenticalRanks) else ranks.memo
+        memo = ranks.memo
         result: T = memo.get(function, _NOT_COMPUTED)
         if result is _NOT_COMPUTED:
             result = memo[function] = function(ranks)
@@ -49,10 +49,11 @@ def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
 class IdenticalRanks:
     """Ranks for which the requested sections are the same objects."""
 
-    __slots__ = ("_ranks", "members")
+    __slots__ = ("_ranks", "members", "memo")
 
     def __init__(self, members: tuple[Rank, ...]) -> None:
         self.members = members
+        self.memo = members[0].memo
         self._ranks: tuple[int, ...] | None = None
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.visible_devices import gpu_of, on_processor
+from doctor.analysis.visible_devices import DEVICE_SECTIONS, cuda_device_of, gpu_of, on_processor
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, JobBuilder, Passes, healthy
@@ -52,20 +52,25 @@ def architecture_unsupported(job: Job) -> Iterator[Verdict]:
     """
     unsupported: dict[tuple[str, str], list[Rank]] = {}
     unread: list[int] = []
-    for rank in job.ranks:
-        software, gpu = rank.find(SoftwareFacts), gpu_of(rank)
-        if software is None or software.torch is None or not software.torch.cuda or gpu is None:
+    for software, _, identical in job.each(SoftwareFacts, GpuFacts, also=DEVICE_SECTIONS):
+        torch = software.torch
+        if torch is None or not torch.cuda or on_processor(identical):
             continue
-        if software.torch.architectures is None or gpu.compute_capability is None:
-            unread.append(rank.number)
-        elif not _runs_on(gpu.compute_capability, software.torch.architectures):
-            unsupported.setdefault((gpu.compute_capability, software.torch.version), []).append(rank)
+        for rank in identical.members:
+            device = cuda_device_of(rank)
+            if device is None:
+                continue
+            capability = device.gpu.compute_capability
+            if torch.architectures is None or capability is None:
+                unread.append(rank.number)
+            elif not _runs_on(capability, torch.architectures):
+                unsupported.setdefault((capability, torch.version), []).append(rank)
     for (capability, _), ranks in unsupported.items():
         yield _finding(capability, ranks)
     if unread:
         yield Unknown(
             "the architectures of this torch or of the GPU could not be read",
-            tuple(unread),
+            tuple(sorted(unread)),
             'python -c "import torch; print(torch.cuda.get_arch_list())"',
         )
     elif not unsupported and all(map(_needs_none, job.ranks)):
@@ -116,7 +121,7 @@ def _finding(capability: str, members: list[Rank]) -> Finding:
     return Finding(
         f"torch {torch.version if torch else ''} has no code for sm_{capability.replace('.', '')}"
         f" ({gpu.name if gpu else 'GPU'})",
-        ranks=tuple(rank.number for rank in members),
+        ranks=tuple(sorted(rank.number for rank in members)),
         evidence={
             "compute_capability": capability,
             "gpu": gpu.name if gpu else None,

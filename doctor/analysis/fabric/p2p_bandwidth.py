@@ -123,9 +123,10 @@ def slow_rails(job: Job, *, least_share: float, least_confidence: float) -> tupl
 
 def rails(job: Job) -> Iterator[Rail]:
     """The rails with enough messages to compare."""
-    locations = _rank_locations(job)
+    bandwidths = p2p_bandwidths(job)
+    locations = _rank_locations(job) if bandwidths else {}
     by_place: dict[int, list[P2PBandwidth]] = {}
-    for one in p2p_bandwidths(job):
+    for one in bandwidths:
         source, target = locations.get(one.source), locations.get(one.target)
         if source is None or target is None or source.place != target.place:
             continue
@@ -148,10 +149,11 @@ def _bandwidths(ranks: Sequence[int], names: Iterable[str], sent: Iterable[P2PBa
 
 def slow_neighbours(job: Job, *, least_share: float, least_confidence: float) -> Iterator[SlowNeighbour]:
     """Ranks that are slow within their hosts, if enough other hosts have the same pair of devices."""
-    locations = _rank_locations(job)
+    bandwidths = p2p_bandwidths(job)
+    locations = _rank_locations(job) if bandwidths else {}
     inside: dict[int, list[P2PBandwidth]] = {}
     same: dict[tuple[Hashable, Hashable], dict[int, list[float]]] = {}
-    for one in p2p_bandwidths(job):
+    for one in bandwidths:
         source, target = locations.get(one.source), locations.get(one.target)
         if source and target and source.host == target.host:
             inside.setdefault(source.host, []).append(one)
