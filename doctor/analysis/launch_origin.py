@@ -22,6 +22,7 @@ from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
 from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
+from doctor.core.text import number_runs
 from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, LOCAL_RANKS, PARENTS
 from doctor.knowledge.launchers import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS, LAUNCHERS, Launcher, ProcessCount
 
@@ -156,21 +157,18 @@ def direct_launch(launch: LaunchFacts) -> DirectLaunch | None:
         return None
     counting = _counting_launcher(launch)
     if counting is not None:
-        return _by_mpi(launch, counting.title)
+        for row, count in _STARTED_DIRECTLY.get(counting.title, ()):
+            if count.mark in launch.filled:
+                most = launch_number(launch, row.local_world_size[0]) if row.local_world_size else None
+                given = _rank_and_size(launch, count)
+                return DirectLaunch(counting.title, *given, count.rank, count.sizes[0], most)
+        return None
     step = slurm_step(launch)
     if step is None or inner_launcher(launch):
         return None
     size_name = "SLURM_NTASKS" if "SLURM_NTASKS" in launch.filled else "SLURM_STEP_NUM_TASKS"
     size = launch_number(launch, size_name)
     return DirectLaunch("srun", step.task, size, "SLURM_PROCID", size_name, step.most_per_node)
-
-
-def _by_mpi(launch: LaunchFacts, program: str) -> DirectLaunch | None:
-    for row, count in _STARTED_DIRECTLY.get(program, ()):
-        if count.mark in launch.filled:
-            most = launch_number(launch, row.local_world_size[0]) if row.local_world_size else None
-            return DirectLaunch(program, *_rank_and_size(launch, count), count.rank, count.sizes[0], most)
-    return None
 
 
 def is_left_alone(launch: LaunchFacts) -> bool:
@@ -298,9 +296,9 @@ def devices_asked(process: Rank | IdenticalRanks) -> int | None:
 def ranks_in_words(ranks: tuple[int, ...], most: int = 8) -> str:
     """Ranks as text with folded ranges: ``rank 3``, ``ranks 0-7, 9 and 4 more``."""
     ordered = sorted(set(ranks))
-    runs = [list(run) for _, run in groupby(enumerate(ordered), key=lambda item: item[1] - item[0])]
-    words = [f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs]
-    left = sum(len(run) for run in runs[most:])
+    runs = number_runs(ordered)
+    words = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    left = sum(last - first + 1 for first, last in runs[most:])
     return f"rank{'' if len(ordered) == 1 else 's'} " + ", ".join(words[:most]) + (f" and {left} more" if left else "")
 
 

@@ -107,10 +107,7 @@ def split_directories(job: Job) -> Iterator[SplitDirectory]:
     """The directories whose files some hosts do not see."""
     for path in (path for path, whole in shared_paths(job).items() if not whole):
         looks = visibility_tests(job, path)
-        groups = _PlaceGroups({place for look in looks for place in (look.reader, look.writer)})
-        for look in looks:
-            if look.seen:
-                groups.join(look.reader, look.writer)
+        groups = _sharing_groups(looks)
         missed = tuple(
             (local.name, one)
             for local, facts in _measured(job)
@@ -119,8 +116,8 @@ def split_directories(job: Job) -> Iterator[SplitDirectory]:
         )
         faulty = _faulty_hosts(looks)
         alone = tuple((place,) for place in faulty)
-        sharing = tuple(kept for group in groups.all if (kept := tuple(one for one in group if one not in faulty)))
-        yield SplitDirectory(path, faulty or sum(groups.all[1:], ()), (*sharing, *alone), missed)
+        sharing = tuple(kept for group in groups if (kept := tuple(one for one in group if one not in faulty)))
+        yield SplitDirectory(path, faulty or sum(groups[1:], ()), (*sharing, *alone), missed)
 
 
 def visibility_tests(job: Job, path: str) -> list[_VisibilityTest]:
@@ -158,20 +155,16 @@ def _faulty_hosts(looks: Sequence[_VisibilityTest]) -> tuple[int, ...]:
     return tuple(sorted(faulty))
 
 
-class _PlaceGroups:
-    def __init__(self, places: set[int]) -> None:
-        self._of = {place: {place} for place in places}
-
-    def join(self, one: int, other: int) -> None:
-        if self._of[one] is not self._of[other]:
-            self._of[one] |= self._of[other]
-            for place in self._of[one]:
-                self._of[place] = self._of[one]
-
-    @property
-    def all(self) -> tuple[tuple[int, ...], ...]:
-        groups = {id(group): tuple(sorted(group)) for group in self._of.values()}
-        return tuple(sorted(groups.values(), key=lambda group: (-len(group), group)))
+def _sharing_groups(looks: Sequence[_VisibilityTest]) -> list[tuple[int, ...]]:
+    """Hosts that see one another's files, the largest group first."""
+    group_of = {place: {place} for look in looks for place in (look.reader, look.writer)}
+    for look in looks:
+        group, other = group_of[look.reader], group_of[look.writer]
+        if look.seen and group is not other:
+            group |= other
+            group_of.update(dict.fromkeys(other, group))
+    groups = {id(group): tuple(sorted(group)) for group in group_of.values()}
+    return sorted(groups.values(), key=lambda group: (-len(group), group))
 
 
 def slow_storage(

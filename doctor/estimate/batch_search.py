@@ -98,7 +98,11 @@ class _Search:
             return max(1, min(aim, exceeds - 1))
         if self._same_side >= STUBBORN:
             return (fits + exceeds) // 2
-        return self._between(fits, exceeds)
+        low, high = self.points[fits], self.points[exceeds]
+        aim = fits + int((self._limit - low) * (exceeds - fits) / (high - low))
+        if self._last_fitted is False:  # peaks rise in steps, and guesses from above converge slowly
+            aim -= int(aim * self._slack / 2)
+        return max(fits + 1, min(aim, exceeds - 1))
 
     def _upwards(self, fits: int) -> int:
         slope = self._slope(sorted(self.points)[-2:])
@@ -106,13 +110,6 @@ class _Search:
             return fits * 2 if len(self.points) == 1 else fits * 4
         aim = fits + int((self._limit - self.points[fits]) / slope)
         return max(fits + 1, min(aim, fits * FARTHEST))
-
-    def _between(self, fits: int, exceeds: int) -> int:
-        low, high = self.points[fits], self.points[exceeds]
-        aim = fits + int((self._limit - low) * (exceeds - fits) / (high - low))
-        if self._last_fitted is False:  # peaks rise in steps, and guesses from above converge slowly
-            aim -= int(aim * self._slack / 2)
-        return max(fits + 1, min(aim, exceeds - 1))
 
     def _slope(self, batches: list[int]) -> float:
         if len(batches) < 2:

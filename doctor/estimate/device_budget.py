@@ -98,7 +98,11 @@ def _captured_budget(job: Job, devices: int) -> DeviceBudget:
     if not gpus:
         return DeviceBudget(host=host)
     tightest = min(gpus, key=lambda gpu: (gpu.memory_total or 0) - _held(gpu))
-    notes = _notes(gpus, devices, tightest)
+    notes: tuple[str, ...] = ()
+    if len(gpus) < devices:
+        notes += (f"the capture shows {len(gpus)} GPUs, the job has {devices} a node",)
+    if len(gpus) > 1 and len({(gpu.memory_total, _held(gpu) >> 28) for gpu in gpus}) > 1:
+        notes += (f"the GPUs of the capture differ: GPU {tightest.index} has the least memory left and counts",)
     if tightest.mig and tightest.mig_devices:
         slices = [one.memory for one in tightest.mig_devices if one.memory]
         memory = min(slices, default=tightest.memory_total)
@@ -117,12 +121,3 @@ def _held(gpu: Gpu) -> int:
     if gpu.memory_free is not None and gpu.memory_total is not None:
         return max(0, gpu.memory_total - gpu.memory_free)
     return gpu.memory_used or 0
-
-
-def _notes(gpus: list[Gpu], devices: int, tightest: Gpu) -> tuple[str, ...]:
-    notes = []
-    if len(gpus) < devices:
-        notes.append(f"the capture shows {len(gpus)} GPUs, the job has {devices} a node")
-    if len(gpus) > 1 and len({(gpu.memory_total, _held(gpu) >> 28) for gpu in gpus}) > 1:
-        notes.append(f"the GPUs of the capture differ: GPU {tightest.index} has the least memory left and counts")
-    return tuple(notes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,23 +33,12 @@ Trace = Callable[[TrainingPlan], TracedStep]
 ProgressReport = Callable[[str], None]
 
 
-class TimeBudget(NamedTuple):
-    """``seconds`` from ``started`` on, by the clock ``now``."""
-
-    started: float
-    seconds: float
-    now: Callable[[], float] = time.monotonic
-
-    def is_up(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is over."""
-        return self.now() - self.started >= share * self.seconds
-
-
 class TraceCache:
     """Traces each plan once, until the time is up. ``refused``: why plans could not be traced."""
 
-    def __init__(self, trace: Trace, clock: TimeBudget, tell: ProgressReport) -> None:
-        self._trace, self._clock, self._tell = trace, clock, tell
+    def __init__(self, trace: Trace, seconds: float, now: Callable[[], float], tell: ProgressReport) -> None:
+        self._trace, self._seconds, self._now, self._tell = trace, seconds, now, tell
+        self.started = now()
         self._known: dict[TrainingPlan, TracedStep] = {}
         self.refused: list[str] = []
         self.ran_out = False
@@ -65,19 +53,22 @@ class TraceCache:
     def __call__(self, plan: TrainingPlan, share: float = 1.0) -> TracedStep | None:
         """Return the trace of ``plan``, or ``None`` if that share of the time is up, or it can't be traced."""
         if plan not in self._known:
-            if self._clock.is_up(share):
+            if self._is_up(share):
                 self.ran_out = True
                 return None
             self._tell(_words_of(plan))
             try:
                 self._known[plan] = self._trace(plan)
             except UnusableError as error:
-                if self._clock.is_up():
+                if self._is_up():
                     self.ran_out = True
                 else:
                     self.refused.append(str(error).rstrip("."))
                 return None
         return self._known[plan]
+
+    def _is_up(self, share: float = 1.0) -> bool:
+        return self._now() - self.started >= share * self._seconds
 
 
 def _words_of(plan: TrainingPlan) -> str:
@@ -101,14 +92,13 @@ def estimate_of(
     Raises:
         UnusableError: the job itself can't be traced.
     """
-    started = now()
-    tracing = TraceCache(trace, TimeBudget(started, seconds, now), tell)
+    tracing = TraceCache(trace, seconds, now, tell)
     tell(_words_of(plan))
     first = tracing.first(plan)
     if not plan.batch_size and first.batch_size:
         plan = replace(plan, batch_size=first.batch_size)
     estimate = _EstimateRun(tracing, budget, first, plan).estimate(loading)
-    return replace(estimate, seconds=round(now() - started, 1))
+    return replace(estimate, seconds=round(now() - tracing.started, 1))
 
 
 class _EstimateRun:

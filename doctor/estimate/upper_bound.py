@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import ExitStack
 
 from torch._subclasses import fake_tensor
 from torch.nn import Module
@@ -32,24 +32,19 @@ STATES = 2
 """States of AdamW per parameter, of the same size: a bound for every optimizer of torch.optim but LBFGS."""
 
 
-class ModuleCoverage:
+class ModuleCoverage(ExitStack):
     """Records which modules with own parameters ran: a context manager around the steps."""
 
     def __init__(self, module: Module) -> None:
+        super().__init__()
         self._leaves = [each for each in module.modules() if any(True for _ in each.parameters(recurse=False))]
         self._ran: set[Module] = set()
-        self._hooks: list[Any] = []
 
     def __enter__(self) -> ModuleCoverage:
         """Register the hooks."""
         for each in self._leaves:
-            self._hooks.append(each.register_forward_hook(lambda module, *_: self._ran.add(module)))
+            self.callback(each.register_forward_hook(lambda module, *_: self._ran.add(module)).remove)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
 
     @property
     def share(self) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from doctor.analysis.stats.outliers import PeerValues, outliers
-from doctor.core.facts import CollectiveFacts, CollectiveTiming
+from doctor.core.facts import CollectiveFacts
 from doctor.core.job import Job
 
 SMALL = 4096
@@ -57,21 +57,17 @@ def timed_groups(job: Job) -> tuple[TimedGroup, ...]:
     """Every timed collective by group: the median of the members in each turn, and the best turn."""
     found: dict[Key, list[list[float]]] = {}
     for facts, same in job.each(CollectiveFacts):
-        for key, turns in _turns(facts.timings).items():
+        own: dict[Key, list[float]] = {}
+        for one in facts.timings:
+            if one.seconds is not None and len(one.members) > 1:
+                own.setdefault((one.axis, one.operation, one.backend, one.bytes, one.members), []).append(one.seconds)
+        for key, turns in own.items():
             by_turn = found.setdefault(key, [])
             by_turn.extend([] for _ in range(len(turns) - len(by_turn)))
             for values, seconds in zip(by_turn, turns, strict=False):
                 values.extend([seconds] * len(same.ranks))
     medians = {key: [median(seconds) for seconds in turns] for key, turns in found.items()}
     return tuple(TimedGroup(*key, min(turns), max(turns), len(turns)) for key, turns in medians.items())
-
-
-def _turns(timings: Iterable[CollectiveTiming]) -> Mapping[Key, list[float]]:
-    turns: dict[Key, list[float]] = {}
-    for one in timings:
-        if one.seconds is not None and len(one.members) > 1:
-            turns.setdefault((one.axis, one.operation, one.backend, one.bytes, one.members), []).append(one.seconds)
-    return turns
 
 
 def slow_groups(groups: Iterable[TimedGroup], *, times: float, least: float, sigmas: float) -> tuple[SlowGroup, ...]:

@@ -77,13 +77,23 @@ def lossy_parts(job: Job, *, share: float, least: float) -> tuple[PacketLoss, ..
         end, hosts = _explaining(ways, left)
         own = [way for way in left if _has(way, end, hosts)]
         left = [way for way in left if way not in own]
-        found.append(_lossy(end, hosts, own, sum(_has(way, end, hosts) for way in ways)))
+        sent, again = sum(way.sent for way in own), sum(way.again for way in own)
+        named = tuple(f"{way.source} -> {way.target}: {way.again:,} of {way.sent:,}" for way in own)
+        of = sum(_has(way, end, hosts) for way in ways)
+        times = sum(way.calm if end == "link" else way.times for way in own)
+        found.append(PacketLoss(end, hosts, sent, again, named, of, times))
     return tuple(one for one in found if one.sent >= least and one.times >= LEAST_TRANSFERS)
 
 
 def _loss_paths(job: Job, share: float) -> list[_LossPath]:
     """All transfers between two hosts, except those with a queue that overflowed."""
-    idle = _round_trips(job)
+    idle = {
+        (host.name, sample.peer): sample.round_trip
+        for host in job.hosts
+        if (paths := host.find(PathFacts)) is not None
+        for sample in paths.samples
+        if sample.round_trip is not None
+    }
     sums: dict[tuple[str, str], list[int]] = {}
     times: Counter[tuple[str, str]] = Counter()
     calm: Counter[tuple[str, str]] = Counter()
@@ -102,16 +112,6 @@ def _loss_paths(job: Job, share: float) -> list[_LossPath]:
     return [
         _LossPath(*way, sent, again, times[way], calm[way], again > share * sent) for way, (sent, again) in sums.items()
     ]
-
-
-def _round_trips(job: Job) -> dict[tuple[str, str], float]:
-    return {
-        (host.name, sample.peer): sample.round_trip
-        for host in job.hosts
-        if (paths := host.find(PathFacts)) is not None
-        for sample in paths.samples
-        if sample.round_trip is not None
-    }
 
 
 def _explaining(ways: Sequence[_LossPath], left: Sequence[_LossPath]) -> tuple[End, tuple[str, ...]]:
@@ -140,9 +140,3 @@ def _by_part(ways: Sequence[_LossPath]) -> Counter[tuple[End, str]]:
 
 def _has(way: _LossPath, end: End, hosts: Sequence[str]) -> bool:
     return end == "all" or touches(end, frozenset(hosts), way.source, way.target)
-
-
-def _lossy(end: End, hosts: tuple[str, ...], own: Sequence[_LossPath], of: int) -> PacketLoss:
-    named = tuple(f"{way.source} -> {way.target}: {way.again:,} of {way.sent:,}" for way in own)
-    sent, again = sum(way.sent for way in own), sum(way.again for way in own)
-    return PacketLoss(end, hosts, sent, again, named, of, sum(way.calm if end == "link" else way.times for way in own))

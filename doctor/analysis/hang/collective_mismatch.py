@@ -116,8 +116,12 @@ def divergences(states: JobState) -> Iterator[Divergence]:
     """The divergence of every group with waiting ranks; the group with most ranks first."""
     groups = {group for one in states.ranks.values() for group in one.pending}
     for group in sorted(groups, key=lambda name: (-len(states.members.get(name, ())), name)):
-        if (found := _divergence(states, group)) is not None:
-            yield found
+        rows = _rows(states, group)
+        history = _CallSiteHistory(rows)
+        origin, aspect = _origin(_shared(rows), history)
+        if origin is not None:
+            following = _usual_next(history, origin.sequence, rows.get(origin.sequence - 1, {}))
+            yield Divergence(group, origin.sequence, aspect, _variants(origin, history), following)
 
 
 def mismatches(states: JobState) -> Iterator[Divergence]:
@@ -175,19 +179,6 @@ def _mismatch(row: _SequenceRow) -> Aspect | None:
         return None
     aspect = _hard_aspect(row)
     return aspect if aspect != "operation" else None
-
-
-def _divergence(states: JobState, group: str) -> Divergence | None:
-    rows = _rows(states, group)
-    shared = _shared(rows)
-    if not shared:
-        return None
-    history = _CallSiteHistory(rows)
-    origin, aspect = _origin(shared, history)
-    if origin is None:
-        return None
-    following = _usual_next(history, origin.sequence, rows.get(origin.sequence - 1, {}))
-    return Divergence(group, origin.sequence, aspect, _variants(origin, history), following)
 
 
 def _rows(states: JobState, group: str) -> Mapping[int, Mapping[int, Collective]]:

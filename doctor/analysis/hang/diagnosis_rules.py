@@ -112,8 +112,7 @@ def _hang(states: JobState) -> Diagnosis | None:
 
 
 def _stopped(states: JobState) -> Diagnosis | None:
-    stopped = tuple(rank for rank, one in states.ranks.items() if one.state == "stopped")
-    return Diagnosis(states, "unresponsive", stopped, 0.95) if stopped and _is_awaited(states, stopped) else None
+    return _unresponsive(states, [rank for rank, one in states.ranks.items() if one.state == "stopped"], 0.95)
 
 
 def _loader_ended(states: JobState) -> Diagnosis | None:
@@ -133,12 +132,13 @@ def _loader_ended_by_calls(states: JobState) -> Diagnosis | None:
 
 def _silent(states: JobState) -> Diagnosis | None:
     silent = [rank for rank, one in states.ranks.items() if one.state == "silent" and not one.stack_wait]
-    ranks = tuple(sorted((*silent, *states.unseen)))
-    return Diagnosis(states, "unresponsive", ranks, 0.85) if ranks and _is_awaited(states, ranks) else None
+    return _unresponsive(states, sorted((*silent, *states.unseen)), 0.85)
 
 
-def _is_awaited(states: JobState, ranks: Iterable[int]) -> bool:
-    return bool({*states.stuck, *states.waiting}.difference(ranks))
+def _unresponsive(states: JobState, ranks: list[int], confidence: float) -> Diagnosis | None:
+    """The diagnosis of these ranks, if there are any and others wait."""
+    is_awaited = bool({*states.stuck, *states.waiting}.difference(ranks))
+    return Diagnosis(states, "unresponsive", tuple(ranks), confidence) if ranks and is_awaited else None
 
 
 def _behind(states: JobState) -> Diagnosis | None:

@@ -149,20 +149,17 @@ class FullyShardedV2(SingleDevice):
     def _done(self, unit: ShardingUnit, _: object = None) -> None:
         """End the unit's backward pass: free whole parameters and gradients, allocate the shards' gradients."""
         if any(each.grad is not None for each in unit.trained):
-            self._reduce(unit)
+            self.recorder.mark((each.grad for each in unit.trained), "gradients")
+            self._release(unit)
+            taken = self.recorder.ledger.allocate(sum(each.nbytes for each in unit.trained), "communication")
+            for each in unit.trained:
+                each.grad = None
+            self._shard_gradients(unit)
+            self._drop_reduced()
+            self._reduced = [taken]
+            unit.is_reduced = True
         if not unit.is_root or unit.is_reduced:
             self._release(unit)
-
-    def _reduce(self, unit: ShardingUnit) -> None:
-        self.recorder.mark((each.grad for each in unit.trained), "gradients")
-        self._release(unit)
-        taken = self.recorder.ledger.allocate(sum(each.nbytes for each in unit.trained), "communication")
-        for each in unit.trained:
-            each.grad = None
-        self._shard_gradients(unit)
-        self._drop_reduced()
-        self._reduced = [taken]
-        unit.is_reduced = True
 
     def _drop_reduced(self) -> None:
         for key in self._reduced:

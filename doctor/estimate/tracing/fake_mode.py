@@ -89,22 +89,20 @@ class FakeDeviceMode:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Create all tensors as fake ones, and patch what needs a GPU."""
-        with ExitStack() as patches:
-            for owner, name, value in self._patches():
-                patches.enter_context(_patched(owner, name, value))
-            patches.enter_context(self.mode)
-            yield
-
-    def _patches(self) -> tuple[tuple[Any, str, object], ...]:
         from torch.cuda.amp import common
 
-        return (
+        patches: tuple[tuple[Any, str, object], ...] = (
             (torch.Tensor, "_make_subclass", staticmethod(_shown_as_meta(torch.Tensor._make_subclass))),
             (Module, "_apply", _apply_anew),
             # autocast disables itself without a GPU
             (common, "amp_definitely_not_available", lambda: False),
             *((torch.cuda, name, lambda *_, answer=answer, **__: answer) for name, answer in _ANSWERS.items()),
         )
+        with ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(_patched(*patch))
+            stack.enter_context(self.mode)
+            yield
 
     def on_device(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor of the same shape and strides with its own storage on the device."""

@@ -94,22 +94,18 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
 
     def run(self) -> None:
         """Run the steps, which the recorder records."""
-        self._batch = self._placed_batch()
+        batch = resized(self._made.batch, self.plan.batch_size)
+        if self.plan.batch_size and samples_in(self._made.batch) == 0:
+            self.notes = (*self.notes, "the batch has no common first dimension: its size is the factory's")
+        dtype = low_dtype(self.plan) if self.plan.strategy.startswith("deepspeed") else true_dtype(self.plan)
+        self._batch = map_tensors(batch, lambda tensor: self._fakes.on_device(tensor, dtype))
+        self._recorder.mark(tensors_in(self._batch), "batch")
         for _ in range(STEPS):
             for number in range(min(self.plan.accumulate, MICRO_BATCHES)):
                 self._micro_batch(number)
             self._step()
             gc.collect()
         self._recorder.ledger.enter("between steps")
-
-    def _placed_batch(self) -> Any:
-        batch = resized(self._made.batch, self.plan.batch_size)
-        if self.plan.batch_size and samples_in(self._made.batch) == 0:
-            self.notes = (*self.notes, "the batch has no common first dimension: its size is the factory's")
-        dtype = low_dtype(self.plan) if self.plan.strategy.startswith("deepspeed") else true_dtype(self.plan)
-        placed = map_tensors(batch, lambda tensor: self._fakes.on_device(tensor, dtype))
-        self._recorder.mark(tensors_in(placed), "batch")
-        return placed
 
     def _micro_batch(self, number: int) -> None:
         self._recorder.ledger.enter("forward")
