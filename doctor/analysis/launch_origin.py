@@ -274,7 +274,6 @@ def _silent_hosts(job: Job, blocks: list[int]) -> dict[int, str]:
 
 
 def _node_list(job: Job) -> tuple[tuple[str, ...], bool]:
-    """The hosts that the scheduler allocated, and whether ranks follow the order of the list."""
     for rank in job.ranks:
         launch, slurm = rank.find(LaunchFacts), rank.find(SlurmFacts)
         direct = direct_launch(launch) if launch else None

@@ -342,7 +342,7 @@ def local_rank_of(rank: Process) -> int | None:
 
 
 def device_of(rank: Rank) -> VisibleDevice | None:
-    """The device that a rank uses according to its run, else that of its local rank, else the only one."""
+    """The device that a rank uses according to its run, else that of its local rank, or the only one."""
     return None if on_processor(rank) else cuda_device_of(rank)
 
 

@@ -93,7 +93,7 @@ class MemoryBreakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One training step of one rank, run on fake tensors. ``parts``: at the peak, of torch's allocator.
+    """One training step of one rank, run on fake tensors. ``parts``: without ``rounding``, ``context`` and ``others``.
 
     ``reserved``: the peak in bytes that the caching allocator would reserve. ``batch_size``: samples; 0 if the batch
     has no common first dimension. ``bound``: why this is an upper bound; empty for a traced step. ``notes``:

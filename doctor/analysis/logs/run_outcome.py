@@ -150,13 +150,9 @@ def _why_unknown(evidence: LogEvidence, errors: list[Event]) -> str:
     if steps:
         last = max(steps, key=lambda one: (one.at or 0.0, one.line))
         return f"the log stops at {step_in_words(last)}, without an error and without an orderly end"
-    if not any(file.recognized for file in evidence.files):
-        return f"no training output was recognized in {_counted(lines, 'line')}"
-    return f"no training step and no orderly end in {_counted(lines, 'line')}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    is_training = any(file.recognized for file in evidence.files)
+    missing = "no training step and no orderly end" if is_training else "no training output was recognized"
+    return f"{missing} in {lines} line{'' if lines == 1 else 's'}"
 
 
 def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event]:
@@ -166,20 +162,17 @@ def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event
     places |= {(one.file, one.line) for one in evidence.events if one.kind in kinds}
     aftermath = LaterEvents(evidence)
     found: dict[Place, Event] = {}
-    for one in (*_trouble(evidence, aftermath), *evidence.marks):
+    for one in (*(one for one in evidence.events if _is_trouble(one, aftermath)), *evidence.marks):
         if one.kind not in (STEP, END) and (one.file, one.line) not in places:
             found.setdefault((one.file, one.line), one)
     order = {file.path: number for number, file in enumerate(evidence.files)}
     return sorted(found.values(), key=lambda one: (order.get(one.file, 0), one.line))
 
 
-def _trouble(evidence: LogEvidence, aftermath: LaterEvents) -> Iterator[Event]:
-    for one in evidence.events:
-        if one.kind not in _TROUBLE and not one.kind.startswith(tuple(kind for kind in _TROUBLE if kind.endswith("."))):
-            continue
-        if one.kind in (EXCEPTION, CRASH) and (nature_of_exception(one) == "outside" or aftermath.outlived(one)):
-            continue
-        yield one
+def _is_trouble(one: Event, aftermath: LaterEvents) -> bool:
+    if one.kind in (EXCEPTION, CRASH):
+        return nature_of_exception(one) != "outside" and not aftermath.outlived(one)
+    return one.kind in _TROUBLE or one.kind.startswith(tuple(kind for kind in _TROUBLE if kind.endswith(".")))
 
 
 def _shown(errors: list[Event]) -> tuple[QuotedLine, ...]:

@@ -132,7 +132,6 @@ def _module_of(trainer: Any) -> Module | None:
 
 
 def _loader_of(trainer: Any, module: Module) -> Any:
-    """Return the loader of Transformers' Trainer, of a Lightning Trainer's data module, or of the module."""
     for owner, name in ((trainer, "get_train_dataloader"), (trainer, "datamodule"), (module, "train_dataloader")):
         found = getattr(owner, name, None)
         loader = found() if callable(found) and not _is_loader(found) else found

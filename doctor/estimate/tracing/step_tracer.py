@@ -33,7 +33,6 @@ from doctor.estimate.upper_bound import ModuleCoverage, bounded, is_of_fakes
 
 
 def _by_cudnn(recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[str]:
-    """Return notes on memory of cuDNN that only a GPU can show."""
     if recorder.convolves:
         yield (
             "of the workspaces that cuDNN takes for convolutions one copy of a weight's gradient is counted; "
