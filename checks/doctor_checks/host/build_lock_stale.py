@@ -226,9 +226,8 @@ def _batons(storage: StorageFacts | None) -> Iterator[BuildLock]:
 
 def _waits(rank: Rank) -> bool:
     software = rank.find(SoftwareFacts)
-    if software is None:
-        return True
-    return software.torch is not None and is_older(software.torch.version, ADVISORY_SINCE) is not False
+    torch = software.torch if software else None
+    return software is None or (torch is not None and is_older(torch.version, ADVISORY_SINCE) is not False)
 
 
 def _finding(lock: BuildLock, ranks: tuple[int, ...]) -> Finding:

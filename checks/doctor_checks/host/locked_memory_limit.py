@@ -126,12 +126,11 @@ def _talks_over_rdma(rank: Rank) -> bool:
 
 
 def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:
-    ranks = tuple(rank.number for rank in members)
-    roots = tuple(rank.number for rank in members if _may_be_exempt(rank))
+    roots = [rank for rank in members if _may_be_exempt(rank)]
     if roots:
         reason = f"these processes of root may lock {_size(soft)} unless they have CAP_IPC_LOCK, which was not seen"
-        yield Unknown(reason, roots, "grep CapEff /proc/self/status; capsh --decode=…")
-    if ranks := tuple(rank for rank in ranks if rank not in set(roots)):
+        yield Unknown(reason, tuple(rank.number for rank in roots), "grep CapEff /proc/self/status; capsh --decode=…")
+    if ranks := tuple(rank.number for rank in members if rank not in roots):
         yield Finding(
             f"only {_size(soft)} of memory may be locked for RDMA; NCCL needs {_size(int(needed))} and more",
             ranks=ranks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
@@ -77,20 +77,15 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
                 and not (process.user_id == 0 and process.namespace("user") in (None, INITIAL_USER_NAMESPACE))
             ):
                 low.setdefault(("ulimit -u", limit.soft, needed), []).append(rank.number)
-        room = _room(local)
-        if room is not None and room < needed:
-            low.setdefault(("pids cgroup", room, needed), []).extend(local.ranks)
+        host = local.find(HostFacts)
+        if host is not None and host.pids_limit is not None and host.pids_used is not None:
+            room = max(0, host.pids_limit - host.pids_used)
+            if room < needed:
+                low.setdefault(("pids cgroup", room, needed), []).extend(local.ranks)
     for (kind, room, needed), ranks in low.items():
         yield _finding(kind, room, needed, tuple(ranks))
     if unread:
         yield Unknown("the limit of processes could not be read", tuple(unread), "ulimit -u in the job's shell")
-
-
-def _room(local: LocalRanks) -> int | None:
-    host = local.find(HostFacts)
-    if host is None or host.pids_limit is None or host.pids_used is None:
-        return None
-    return max(0, host.pids_limit - host.pids_used)
 
 
 def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Finding:

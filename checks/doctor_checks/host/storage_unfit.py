@@ -185,8 +185,9 @@ def storage_unfit(
             if folder.role not in ROLES:
                 continue
             least = checkpoint_bytes if folder.role == "checkpoint" else dump_bytes
-            if unseen := _why_unseen(folder):
-                yield Unknown(unseen, local.ranks, f"ls -ld {_quoted(folder.path)}; df -h {_quoted(folder.path)}")
+            if folder.exists is None and folder.error and not _hangs(folder):
+                unseen, path = f"{folder.path} could not be looked at: {folder.error}", _quoted(folder.path)
+                yield Unknown(unseen, local.ranks, f"ls -ld {path}; df -h {path}")
             for words, severity in _faults(job, local, folder, least, tried):
                 key = (folder.role, folder.path, words, severity)
                 found.setdefault(key, []).extend(local.ranks)
@@ -253,12 +254,6 @@ def _scattered(job: Job) -> Iterator[Finding]:
 def _writes_whole(strategy: str | None) -> bool:
     """Whether rank 0 alone writes checkpoints under this strategy of a run, by its name or the wrapper's class."""
     return (strategy or "").lower().startswith(("ddp", "distributeddataparallel", "auto", "single"))
-
-
-def _why_unseen(folder: Directory) -> str | None:
-    if folder.exists is None and folder.error and not _hangs(folder):
-        return f"{folder.path} could not be looked at: {folder.error}"
-    return None
 
 
 def _hangs(folder: Directory) -> bool:

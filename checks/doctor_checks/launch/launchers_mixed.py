@@ -391,39 +391,29 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
     if name is None or number is None:
         return
     # Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR
-    asked = _hosts_asked(identical)
+    trainer = identical.find(TrainerFacts)
+    asked = trainer.node_count if trainer else None
     if number > 0 and (number >= asked if asked is not None else "MASTER_ADDR" not in launch.filled):
         yield Finding(
             f"{name}={number} is set, and nothing else says that there are several hosts",
             ranks=identical.ranks,
             severity=None if _is_read(identical) else Severity.INFO,
-            evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": _hosts_asked(identical)},
+            evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": asked},
             effect=f"Lightning numbers its ranks as those of host {number}: no process is rank 0, and all wait for it.",
             fix=f"`unset {name}`; in a job of several hosts export MASTER_ADDR and MASTER_PORT too and set num_nodes.",
         )
-    elif name == "NODE_RANK" and _waits_for_any(identical):
+        return
+    software = identical.find(SoftwareFacts)
+    lightning = (software.version("pytorch-lightning") or software.version("lightning")) if software else None
+    release = release_of(lightning)
+    if name == "NODE_RANK" and release is not None and release[:2] < LAST_THAT_WAITS:
         yield Finding(
             f"NODE_RANK={number} is set: this Lightning (before 1.2) then waits for processes that nobody starts",
             ranks=identical.ranks,
-            evidence={name: number, "lightning": _lightning(identical)},
+            evidence={name: number, "lightning": lightning},
             effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8'.",
             fix="`unset NODE_RANK`, or upgrade Lightning.",
         )
-
-
-def _hosts_asked(identical: IdenticalRanks) -> int | None:
-    trainer = identical.find(TrainerFacts)
-    return trainer.node_count if trainer else None
-
-
-def _lightning(identical: IdenticalRanks) -> str | None:
-    software = identical.find(SoftwareFacts)
-    return (software.version("pytorch-lightning") or software.version("lightning")) if software else None
-
-
-def _waits_for_any(identical: IdenticalRanks) -> bool:
-    release = release_of(_lightning(identical))
-    return release is not None and release[:2] < LAST_THAT_WAITS
 
 
 def _torchrun_under_srun(tasks_per_node: str, tasks: str) -> JobBuilder:
@@ -488,9 +478,11 @@ def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
         count = _count(start) if start.is_agent and start.outer is not None else None
         if count is not None and count > 1 and _repeats(start, count):
             assert start.outer is not None
+            hosts = hosts_of(start.launch) or 1
+            where = f"once on each of {hosts} hosts" if hosts > 1 else "once a host"
             yield Violation(
                 start.launch.place,
-                f"{start.outer.program} starts {count} times {start.launch.program}, {_agents(start)}",
+                f"{start.outer.program} starts {count} times {start.launch.program}, which is to run {where}",
                 evidence=(("tasks", count), ("processes_each", processes_of(start.launch))),
             )
 
@@ -513,8 +505,3 @@ def _repeats(start: ProcessLaunch, count: int) -> bool:
     if launch.command.has_config:
         return (processes_of(launch) or 1) > 1
     return hosts is not None and hosts != count and (processes_of(launch) or 2) > 1
-
-
-def _agents(start: ProcessLaunch) -> str:
-    hosts = hosts_of(start.launch)
-    return f"which is to run once on each of {hosts} hosts" if (hosts or 1) > 1 else "which is to run once a host"

@@ -129,9 +129,6 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
         )
 
 
-MOST = 65535
-
-
 @rule(
     check=master_port_invalid,
     reads=LaunchFile,
@@ -173,4 +170,4 @@ def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 
 def _is_port(text: str) -> bool:
-    return text.isdigit() and int(text) <= MOST
+    return text.isdigit() and int(text) <= 65535

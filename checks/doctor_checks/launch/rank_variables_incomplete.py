@@ -74,7 +74,12 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
     MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
     """
     incomplete = [(launch, identical) for launch, identical in job.each(LaunchFacts) if not _is_complete(launch.filled)]
-    yield from merge(one for launch, identical in incomplete for one in _judge(launch, identical))
+    yield from merge(
+        finding
+        for launch, identical in incomplete
+        for judge in (_judge_numbers, _judge_missing)
+        for finding in judge(launch, identical)
+    )
     if incomplete:
         yield from merge(_judge_local_ranks(job))
 
@@ -85,12 +90,8 @@ def _is_complete(values: Mapping[str, str]) -> bool:
     return values.keys() >= COMPLETE and numbers.isdecimal() and len(numbers) <= LONGEST_NUMBER
 
 
-def _judge(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    yield from _judge_numbers(launch.filled, identical)
-    yield from _judge_missing(launch, launch.filled, identical)
-
-
-def _judge_numbers(values: Mapping[str, str], identical: IdenticalRanks) -> Iterator[Finding]:
+def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    values = launch.filled
     odd = [name for name in NUMBERS if not (text := values.get(name, "0")).isdecimal() or len(text) > LONGEST_NUMBER]
     wrong = {name: values[name] for name in odd if whole_number(values[name]) is None}
     if wrong:
@@ -105,7 +106,8 @@ def _judge_numbers(values: Mapping[str, str], identical: IdenticalRanks) -> Iter
         )
 
 
-def _judge_missing(launch: LaunchFacts, values: Mapping[str, str], identical: IdenticalRanks) -> Iterator[Finding]:
+def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    values = launch.filled
     missing = [name for name in NEEDED if name not in values]
     if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
         return

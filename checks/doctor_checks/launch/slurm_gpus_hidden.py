@@ -11,7 +11,6 @@ from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
-    Rank,
     Scope,
     Severity,
     Skip,
@@ -248,10 +247,9 @@ def _visible(identical: IdenticalRanks) -> int | None:
 
 def _bound(launch: LaunchFacts, identical: IdenticalRanks) -> bool:
     """Whether SLURM gives each task GPUs of its own; --tres-per-task does so too when it names GPUs."""
-    rank: Rank = identical.members[0]
     if (launch.get("SLURM_GPU_BIND") or "").lower() == "none":
         return False
-    return bound_per_task(rank) or "gpu" in (launch.get("SLURM_TRES_PER_TASK") or "")
+    return bound_per_task(identical.members[0]) or "gpu" in (launch.get("SLURM_TRES_PER_TASK") or "")
 
 
 def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]) -> Finding:

@@ -113,8 +113,7 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
     Fix: unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and export NCCL_DEBUG=WARN.
     """
     for stated in effective_settings(job):
-        cost = _cost(stated)
-        if cost:
+        if cost := _cost(stated):
             yield _finding(stated, cost)
     for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
         if subsystems:

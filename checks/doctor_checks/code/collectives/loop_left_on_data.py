@@ -72,8 +72,9 @@ def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.C
     test, why = asked
     after = statement.lineno if isinstance(statement, ast.Continue) else 0
     missed = [call for call in script.inside(loop, ast.Call) if call in calls and call.lineno > after]
-    if not missed or any(_is_under(script, call, test) for call in missed):
-        return None
+    branch = script.parent(test)
+    if not missed or any(one is branch for call in missed for one in script.around(call)):
+        return None  # A collective in the branch that leaves: ranks may agree there.
     word = "skips the rest of the step" if isinstance(statement, ast.Continue) else "ends the loop"
     return _hit(script, statement, f"`{script.text_of(test)}` (line {test.lineno})", word, missed[0], why)
 
@@ -110,12 +111,6 @@ def _no_batch(loop: ast.AST | None, test: ast.expr) -> str:
         if (is_none or (is_empty and isinstance(one.ops[0], ast.Eq))) and read & own:
             return "data"
     return ""
-
-
-def _is_under(script: Script, call: ast.Call, test: ast.expr) -> bool:
-    """A collective in the branch that leaves: ranks may agree there."""
-    branch = script.parent(test)
-    return any(one is branch for one in script.around(call))
 
 
 def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> Iterator[Violation]:

@@ -94,7 +94,7 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
     ranks = several_ranks(script)
     if ranks is None or _copies(script, ranks):
         return
-    seeds = list(_seeding(script))
+    seeds = [call for call in script.all(ast.Call) if _is_seeding(last_name(call.func))]
     for call, argument in _draws(script):
         if _is_shared(script, call):
             continue
@@ -152,11 +152,8 @@ def _sliced_from(script: Script, name: ast.Name, names: set[str]) -> bool:
     return any(isinstance(part, ast.Name) and part.id in names for part in parts)
 
 
-def _seeding(script: Script) -> Iterator[ast.Call]:
-    for call in script.all(ast.Call):
-        called = last_name(call.func)
-        if _SEEDS.search(called) and "get" not in called and "initial_seed" not in called:
-            yield call
+def _is_seeding(called: str) -> bool:
+    return bool(_SEEDS.search(called)) and "get" not in called and "initial_seed" not in called
 
 
 def _comes_first(script: Script, seed: ast.Call, draw: ast.Call) -> bool:
