@@ -100,9 +100,10 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
         ranks=tuple(rank.number for claimants in doubled.values() for rank in claimants),
         evidence={
             "claims": [
-                {"rank": _claimed(rank), "host": rank.host.name, "pid": _pid(rank)}
+                {"rank": _claimed(rank), "host": rank.host.name, "pid": process.pid if process else None}
                 for claimants in list(doubled.values())[:8]
                 for rank in claimants
+                for process in (rank.find(ProcessFacts),)
             ],
             "ranks_claimed_twice": len(doubled),
         },
@@ -118,11 +119,6 @@ def _fix(homes: list[str], claimants: list[Rank]) -> str:
         "Under srun or mpirun do not export RANK once for all: set it in the command that is started, for example "
         "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`; stop a left-over process of an earlier run."
     )
-
-
-def _pid(rank: Rank) -> int | None:
-    process = rank.find(ProcessFacts)
-    return process.pid if process else None
 
 
 _TWO = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")

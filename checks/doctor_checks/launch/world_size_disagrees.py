@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import direct_launch, launch_number
 from doctor.api import (
     FileFails,
     FilePasses,
     Finding,
-    Group,
     IdenticalRanks,
     Job,
     LaunchFile,
@@ -101,7 +100,12 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
     parted = split(job, LaunchFacts, lambda launch: launch.world_size)
     stated = [group for group in parted.minorities if group.value is not None]
     if len(stated) > MOST_FINDINGS:
-        yield _scattered(stated, describe(parted))
+        ranks = tuple(sorted(rank for group in stated for rank in group.ranks))
+        yield Finding(
+            f"{ranks_in_words(ranks)} expect {len(stated)} different sizes of the world: {describe(parted)}",
+            ranks=ranks,
+            evidence={"sizes": len(stated), "groups": describe(parted)},
+        )
         return
     for group in stated:
         common = parted.common.value if parted.common else None
@@ -119,15 +123,6 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
                 "along_with": list(along),
             },
         )
-
-
-def _scattered(groups: Sequence[Group[int]], words: str) -> Finding:
-    ranks = tuple(sorted(rank for group in groups for rank in group.ranks))
-    return Finding(
-        f"{ranks_in_words(ranks)} expect {len(groups)} different sizes of the world: {words}",
-        ranks=ranks,
-        evidence={"sizes": len(groups), "groups": words},
-    )
 
 
 def _judge_launcher(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:

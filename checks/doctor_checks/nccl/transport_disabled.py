@@ -170,8 +170,7 @@ def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
     """Where no GPU is seen (login node, batch script, no driver) the switch still reaches the machine that trains. Most
     machines have nothing that NVLS could use."""
     where = "on any machine with several GPUs (none is seen here)"
-    off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
-    if off:
+    if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
         yield off, f"peer-to-peer {where}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
         yield shm, f"shared memory {where}", None

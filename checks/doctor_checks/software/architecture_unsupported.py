@@ -92,17 +92,14 @@ class _Code(NamedTuple):
     only: str
 
 
-def _parse(architectures: Iterable[str]) -> list[_Code]:
-    found = (re.fullmatch(r"(?:(sm|compute)_)?(\d+)(\d)([af]?)", name) for name in architectures)
-    return [_Code(match[1] or "sm", int(match[2]), int(match[3]), match[4]) for match in found if match]
-
-
 def _runs_on(capability: str, architectures: Iterable[str]) -> bool:
     """Machine code runs on its own generation from its own minor number on; PTX on everything newer; code marked ``a``
     on its GPU alone, ``f`` on its generation (CUDA programming guide, "application compatibility")."""
     major, _, minor = capability.partition(".")
     gpu = (int(major), int(minor or 0))
-    return any(_fits(gpu, code) for code in _parse(architectures))
+    found = (re.fullmatch(r"(?:(sm|compute)_)?(\d+)(\d)([af]?)", name) for name in architectures)
+    codes = (_Code(match[1] or "sm", int(match[2]), int(match[3]), match[4]) for match in found if match)
+    return any(_fits(gpu, code) for code in codes)
 
 
 def _fits(gpu: tuple[int, int], code: _Code) -> bool:

@@ -40,7 +40,10 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
     job; the launcher ends the other ranks.
     """
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
-        trainers = [one for one in _trainers(script, call) if trains_on_several(script, one)]
+        every = list(script.calls("lightning.pytorch.Trainer"))
+        near = [one for one in every if script.function_of(one) is script.function_of(call)]
+        # Where a callback is made on its own, any Trainer of the file may get it.
+        trainers = [one for one in near or every if trains_on_several(script, one)]
         if trainers:
             yield Violation(
                 call,
@@ -53,13 +56,6 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
 
 
 _NAME = "lightning.pytorch.callbacks.OnExceptionCheckpoint"
-
-
-def _trainers(script: Script, callback: ast.Call) -> list[ast.Call]:
-    """The Trainers in the same function, or else those of the file, where a callback is made on its own."""
-    every = list(script.calls("lightning.pytorch.Trainer"))
-    near = [one for one in every if script.function_of(one) is script.function_of(callback)]
-    return near or every
 
 
 def _hooks(script: Script) -> Iterator[Violation]:

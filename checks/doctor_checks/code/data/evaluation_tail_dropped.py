@@ -64,9 +64,11 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
         if not loader.evaluates or _is_whole(script, loader.call):
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
+            size = script.value(script.argument(loader.call, "batch_size", 1))
+            batch = f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
             yield Violation(
                 loader.call,
-                f"{loader.title} leaves out up to {_batch(script, loader.call)} on each rank (drop_last=True), and "
+                f"{loader.title} leaves out up to {batch} on each rank (drop_last=True), and "
                 "what it measures depends on the number of ranks",
             )
     for call in script.calls(SAMPLER):
@@ -75,7 +77,15 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
         if True not in purposes or False in purposes or _is_made_up_for(script):
             continue
         if script.value(script.argument(call, "drop_last", 5)) is True:
-            yield _of_sampler(call, target_name(script, call))
+            name = target_name(script, call) or "DistributedSampler"
+            yield Violation(
+                call,
+                f"{name} (line {call.lineno}) leaves out up to one sample for each other rank (drop_last=True), and "
+                "what it measures depends on the number of ranks",
+                fix="evaluate the rest by itself: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; "
+                "without drop_last=True as many samples count twice",
+                severity=Severity.INFO,
+            )
 
 
 def _is_whole(script: Script, loader: ast.Call) -> bool:
@@ -88,22 +98,6 @@ def _is_whole(script: Script, loader: ast.Call) -> bool:
 def _is_made_up_for(script: Script) -> bool:
     subsets = (script.argument(call, "dataset", 0) for call in script.calls("torch.utils.data.Subset"))
     return any(one is not None and evaluates(script.text_of(one)) for one in subsets)
-
-
-def _batch(script: Script, loader: ast.Call) -> str:
-    size = script.value(script.argument(loader, "batch_size", 1))
-    return f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
-
-
-def _of_sampler(call: ast.Call, name: str) -> Violation:
-    return Violation(
-        call,
-        f"{name or 'DistributedSampler'} (line {call.lineno}) leaves out up to one sample for each other rank "
-        "(drop_last=True), and what it measures depends on the number of ranks",
-        fix="evaluate the rest by itself: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; without "
-        "drop_last=True as many samples count twice",
-        severity=Severity.INFO,
-    )
 
 
 def _script(loader: str, before: str = "pass") -> str:

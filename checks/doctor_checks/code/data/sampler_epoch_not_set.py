@@ -48,15 +48,10 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
         return
     trained = [loop for loop in loops(script) if loop.trains]
     for call in script.calls(SAMPLER):
-        if _shuffles(script, call) and evaluates(target_name(script, call)) is not True:
+        given = script.argument(call, "shuffle", 3)
+        shuffles = not script.is_open(call) and (given is None or script.value(given) is True)
+        if shuffles and evaluates(target_name(script, call)) is not True:
             yield from _hits(script, call, trained)
-
-
-def _shuffles(script: Script, sampler: ast.Call) -> bool:
-    given = script.argument(sampler, "shuffle", 3)
-    if script.is_open(sampler):
-        return False
-    return given is None or script.value(given) is True
 
 
 def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Violation]:

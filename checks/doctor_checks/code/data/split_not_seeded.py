@@ -103,7 +103,12 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
             before = [one for one in seeds if _comes_first(script, one, call)]
             own = _own_seed(script, before)
             if not before or own is not None:
-                yield _hit(script, call, own)
+                why = f"from a seed of this rank's own (line {own.lineno})" if own is not None else "without a seed"
+                yield Violation(
+                    call,
+                    f"{script.text_of(call.func)} is drawn {why}: each rank has another split, and trains on what "
+                    "others validate on",
+                )
 
 
 def _draws(script: Script) -> Iterator[tuple[ast.Call, tuple[str, int | None] | None]]:
@@ -173,14 +178,6 @@ def _copies(script: Script, ranks: ast.Call) -> bool:
     """Whether a Trainer copies its process, with the drawn numbers, to the ranks."""
     strategy = script.value(script.argument(ranks, "strategy"))
     return isinstance(strategy, str) and any(word in strategy for word in _COPIED)
-
-
-def _hit(script: Script, call: ast.Call, own: ast.Call | None) -> Violation:
-    drawn = script.text_of(call.func)
-    why = (
-        f"is drawn from a seed of this rank's own (line {own.lineno})" if own is not None else "is drawn without a seed"
-    )
-    return Violation(call, f"{drawn} {why}: each rank has another split, and trains on what others validate on")
 
 
 def _script(body: str) -> str:

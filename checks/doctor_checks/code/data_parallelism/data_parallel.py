@@ -49,20 +49,18 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             continue
         if _names_one(script, call) or runs_alone(script, call):
             continue
-        if (shown is not None and _is_in_ranks(script, call, shown)) or not (shown is not None or offered):
+        if shown is None:
+            certain = not offered
+        else:  # beside the call that starts the ranks, and not in a branch that may be for one process
+            together = script.function_of(call) is script.function_of(shown)
+            certain = together and script.nearest(call, ast.If, ast.IfExp) is None
+        if certain:
             yield _hit(script, call, shown)
 
 
 def _names_one(script: Script, call: ast.Call) -> bool:
     devices = script.argument(call, "device_ids", 1)
     return isinstance(devices, ast.List) and len(devices.elts) == 1 and not isinstance(devices.elts[0], ast.Starred)
-
-
-def _is_in_ranks(script: Script, call: ast.Call, shown: ast.Call) -> bool:
-    """Whether ranks certainly run it: beside the call that starts them, and not in a branch that may be for one
-    process."""
-    together = script.function_of(call) is script.function_of(shown)
-    return together and script.nearest(call, ast.If, ast.IfExp) is None
 
 
 def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:

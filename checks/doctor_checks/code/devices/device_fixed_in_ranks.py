@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
 from doctor.lint.python.reachable_functions import is_run_by_all
-from doctor.lint.python.script import UNKNOWN, FunctionNode
+from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import DDP, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -53,14 +53,15 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
         return
     for sets in script.calls("torch.cuda.set_device"):
         function = script.function_of(sets)
-        if not sets.args or _is_first(sets.args[0]):
+        body = (function or script.tree).body
+        if not sets.args or _is_first(sets.args[0]) or script.statement_of(sets) not in body:
             continue
         for call in script.method_calls("cuda", "to"):
             if (
                 call.lineno < sets.lineno
                 and script.function_of(call) is function
                 and _is_current_device(script, call)
-                and _is_same_block(script, call, sets, function)
+                and script.statement_of(call) in body
             ):
                 yield Violation(
                     call,
@@ -145,11 +146,6 @@ def _is_current_device(script: Script, call: ast.Call) -> bool:
     if bare == "cuda":
         return not call.args and not call.keywords
     return bool(call.args) and script.value(call.args[0]) == "cuda"
-
-
-def _is_same_block(script: Script, one: ast.AST, other: ast.AST, function: FunctionNode | None) -> bool:
-    body = (function or script.tree).body
-    return script.statement_of(one) in body and script.statement_of(other) in body
 
 
 _FIXED_DEVICE = """\

@@ -107,7 +107,8 @@ def _source(script: Script, call: ast.Call) -> str:
 def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     """Whether the file shows that this is a checkpoint, by its path, its name or its use; data saved with torch.save is
     usually on the CPU."""
-    path = _words_of_path(script, call)
+    sources = (call.args[0], *script.values_of(call.args[0])) if call.args else ()
+    path = " ".join(script.text_of(one, 200) for one in sources)
     if _HELD_ON_CPU.search(path) or _OF_A_RANK.search(path) or "BytesIO" in path or _saved_here(script, call):
         return False
     if _goes_into_state(script, call):
@@ -117,12 +118,6 @@ def _is_checkpoint(script: Script, call: ast.Call) -> bool:
     if _DATA.search(given) or _HELD_ON_CPU.search(given):
         return False
     return bool(_CHECKPOINT.search(given) or (_CHECKPOINT.search(path) and not _DATA.search(path)))
-
-
-def _words_of_path(script: Script, call: ast.Call) -> str:
-    if not call.args:
-        return ""
-    return " ".join(script.text_of(one, 200) for one in (call.args[0], *script.values_of(call.args[0])))
 
 
 def _saved_here(script: Script, call: ast.Call) -> bool:

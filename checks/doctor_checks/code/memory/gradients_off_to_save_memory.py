@@ -160,9 +160,7 @@ def _learns_elsewhere(script: Script, scope: ast.AST, name: str) -> bool:
 
 def _is_freezing(script: Script, node: ast.AST) -> bool:
     loop = script.nearest(node, ast.For)
-    return (
-        loop is not None and any(one in ast.walk(loop.iter) for one in (node,)) and "requires_grad" in ast.unparse(loop)
-    )
+    return loop is not None and node in ast.walk(loop.iter) and "requires_grad" in ast.unparse(loop)
 
 
 def _untrained_parts(script: Script, owner: ast.ClassDef) -> Iterator[Violation]:
