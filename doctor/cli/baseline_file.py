@@ -15,9 +15,6 @@ def load_baseline(path: Path) -> Job:
 
     Other files of the folder are skipped, but not an unreadable capture: the ranks of the baseline that disagree about
     a value could then look unanimous.
-
-    Raises:
-        UnusableError: there is no capture, or one of them is not valid.
     """
     inputs = read_inputs([path])
     for file in inputs.files:

@@ -18,11 +18,7 @@ from doctor.postmortem.inputs import kind_of, read_inputs
 
 
 def difference(before: Path, after: Path) -> list[Difference]:
-    """Return what changed, the most likely causes of trouble first.
-
-    Raises:
-        UnusableError: one of them is not readable, or they are of different kinds.
-    """
+    """Return what changed, the most likely causes of trouble first."""
     # Path.is_file raises if a parent folder is not accessible.
     kinds = [os.path.isfile(path) and kind_of(path) == "report" for path in (before, after)]  # noqa: PTH113
     if all(kinds):
@@ -34,11 +30,7 @@ def difference(before: Path, after: Path) -> list[Difference]:
 
 
 def read_report(path: Path) -> Report:
-    """Read the report in a file.
-
-    Raises:
-        UnusableError: the file is not readable, malformed, or of another schema.
-    """
+    """Read a report; raises ``UnusableError`` if it is not readable, malformed, or of another schema."""
     try:
         if path.stat().st_size > FILE_LIMIT:
             raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")

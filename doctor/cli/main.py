@@ -61,8 +61,6 @@ _ELSEWHERE: dict[str, str] = {"estimate": "doctor.cli.estimate", "lint": "doctor
 
 
 class _LazyCommands(click.Group):
-    """The commands of this module and of :data:`_ELSEWHERE`."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})
 
@@ -375,8 +373,6 @@ class _SingleProcess:
 
 
 class _ProbeRequest(NamedTuple):
-    """Options ``--probe``, ``--mesh`` and ``--why``."""
-
     probe: Probe | None = None
     mesh: tuple[Axis, ...] = ()
     why: bool = False
@@ -385,21 +381,18 @@ class _ProbeRequest(NamedTuple):
 def _probe_request(probe: Probe | None, mesh: str, *, why: bool) -> _ProbeRequest:
     if why and probe in ("none", "light"):
         raise click.UsageError(f"--why measures again, and --probe {probe} does not measure: leave --probe out.")
-    request = _ProbeRequest("full" if why else probe, _parsed_mesh(mesh), why)
-    if request.mesh and request.probe != "full":
+    axes: tuple[Axis, ...] = ()
+    if mesh:
+        from doctor.probes.collectives.mesh import parse_mesh
+
+        try:
+            axes = parse_mesh(mesh)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--mesh") from None
+    probe = "full" if why else probe
+    if axes and probe != "full":
         raise click.UsageError("--mesh is for --probe full.")
-    return request
-
-
-def _parsed_mesh(text: str) -> tuple[Axis, ...]:
-    if not text:
-        return ()
-    from doctor.probes.collectives.mesh import parse_mesh
-
-    try:
-        return parse_mesh(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--mesh") from None
+    return _ProbeRequest(probe, axes, why)
 
 
 def _gather_options(group: str | None, **gathering: Any) -> GatherOptions:

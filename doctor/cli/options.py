@@ -41,11 +41,7 @@ class CommonOptions(NamedTuple):
     def settings(self, *, commands: bool = False) -> Settings:
         """Return the settings of the file that applies, overridden by these options.
 
-        ``commands``: the output of commands that collectors run is kept.
-
-        Raises:
-            UnusableError: a settings file is not valid.
-        """
+        ``commands``: the output of commands that collectors run is kept."""
         from doctor.core.settings import read_settings
         from doctor.session import with_command_line
 

@@ -72,11 +72,7 @@ def rendered(report: Report, form: str, job: Job | None = None) -> str:
 
 
 def write(text: str, output: Path | None) -> None:
-    """Write to stdout or, atomically, to a file.
-
-    Raises:
-        UnusableError: the output is not writable.
-    """
+    """Write to stdout or, atomically, to a file; raises ``UnusableError`` if it is not writable."""
     if output is None:
         _print(text)
         return
@@ -90,10 +86,7 @@ def keep_capture(data: bytes, output: Path | None, name: str | None, group: int 
     """Write a capture to stdout or to a file that only this user, or the ``group``, may read.
 
     With a ``name``, ``output`` is the folder in which the file of that name is written; links are not followed.
-
-    Raises:
-        UnusableError: the output is not writable.
-    """
+    Raises as :func:`write`."""
     owners = TrustedOwners.here(group)
     if output is None:
         _print(data.decode())

@@ -77,7 +77,6 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
 
 
 def _overview(report: Report) -> Iterator[str]:
-    """Return what the inputs show of a run whose outcome is unclear, and what to collect next."""
     reading = evidence_overview_of(report)
     if reading is None:
         return
@@ -92,7 +91,6 @@ def _overview(report: Report) -> Iterator[str]:
 
 
 def _lines(one: CheckFinding) -> list[str]:
-    """Return the evidence, quoted lines first."""
     evidence = one.finding.evidence
     ordered = {name: evidence[name] for name in sorted(evidence, key=lambda name: name != "said")}
     return [" ".join(line.split())[:_LONGEST] for line in evidence_lines(ordered)]
@@ -110,7 +108,6 @@ def _fenced(lines: Iterable[str], kind: str = "text") -> str:
 
 
 def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[str, list[str]]]:
-    """Return the title of each fold, and its parts, of which the last ones can be left out."""
     if rest := _lines(story.primary)[SHOWN:] if story.primary else []:
         yield "Further evidence", [_fenced(rest)]
     if ways := to_collect(report) if report.primary is None else []:

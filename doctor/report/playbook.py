@@ -43,11 +43,7 @@ class PlaybookPage(msgspec.Struct, frozen=True):
 
 
 def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
-    """Return the page of an id or a name, in the playbook or among ``more``.
-
-    Raises:
-        UnusableError: there is none; names similar ones.
-    """
+    """Return the page of an id or a name, in the playbook or among ``more``; ``UnusableError`` names similar ones."""
     from doctor.core.settings import suggestion
 
     pages = [*all_pages(), *more]

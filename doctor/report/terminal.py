@@ -184,7 +184,6 @@ def _indent(console: Console) -> int:
 
 
 def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
-    """Return the headline of a post-mortem report: what happened first."""
     story = narrative_of(report)
     sentence = Text(f"\n{headline(report)}", style=f"bold {VERDICT_COLORS[report.verdict]}")
     reading = evidence_overview_of(report)
@@ -207,7 +206,6 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
 
 
 def _read(reading: EvidenceOverview) -> Iterable[RenderableType]:
-    """Return what the inputs show of a run whose outcome is unclear, and what to collect next."""
     yield from (Text(fact, style="dim") for fact in reading.facts)
     yield from map(_quoted, reading.lines)
     if reading.more > 0:

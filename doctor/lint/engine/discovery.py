@@ -144,11 +144,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def read_text(target: LintTarget) -> SourceText:
-    """The text of a file.
-
-    Raises:
-        UnreadableFile: it cannot be read.
-    """
+    """The text of a file; raises :class:`UnreadableFile` if it cannot be read."""
     most = MOST_BYTES[target.kind]
     try:
         with _opened(target.path) as stream:

@@ -40,11 +40,7 @@ class LintRequest:
 
 
 def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
-    """The results of all files, in the given order and by name.
-
-    Raises:
-        UnusableError: none of them can be read.
-    """
+    """The results of all files; raises ``UnusableError`` if none of them can be read."""
 
     def lost(root: Path, why: str) -> list[LintTarget]:
         return [LintTarget(root, str(root), "unknown", root, why)]
@@ -169,7 +165,6 @@ def _result(
 
 
 def _crash(numbers: Sequence[int], verdicts: Iterable[FileResult]) -> str | None:
-    """The first file on which one of the rules raised, and the number of others."""
     crashes = [
         f"in {one.target.shown}: {one.crashes[number]}"
         for one in verdicts

@@ -94,7 +94,6 @@ class Suppressions:
     def _why(
         self, comment: SuppressionComment, judged: Collection[str], known: Mapping[str, str]
     ) -> tuple[str, str] | None:
-        """The summary and the fix."""
         if not comment.names:
             return "the ignore names no rule, and does not count", "Name it: `# doctor: ignore[CODE003] why`."
         for name in comment.names:

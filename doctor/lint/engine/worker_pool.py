@@ -30,8 +30,6 @@ def processors() -> int:
 
 @dataclass
 class _PoolWorker:
-    """A child, its current piece, and the deadline."""
-
     process: int
     pipe: Connection
     piece: int | None = None
@@ -115,7 +113,6 @@ class _WorkerPool(Generic[T, R]):
         worker.pipe.send(worker.piece)
 
     def _receive(self) -> None:
-        """Receive results until the next deadline."""
         busy = {worker.pipe: worker for worker in self._workers if worker.piece is not None}
         timeout = min(worker.until for worker in busy.values()) - time.monotonic()
         for pipe in wait(list(busy), max(timeout, 0.0)):

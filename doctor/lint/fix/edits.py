@@ -17,11 +17,7 @@ MISSING = "--fix and --diff need LibCST, which is not installed: pip install 'ra
 
 
 def require_libcst() -> None:
-    """Fail with one sentence if LibCST is missing.
-
-    Raises:
-        UnusableError: LibCST is not installed, or cannot be loaded.
-    """
+    """Raise ``UnusableError`` if LibCST is not installed, or cannot be loaded."""
     try:
         import doctor.lint.fix.rewriter  # noqa: F401
     except ImportError:
@@ -42,11 +38,7 @@ def _lines(text: str) -> list[str]:
 def fixed_text(text: str, wishes: Sequence[Sequence[Edit]]) -> tuple[str, tuple[int, ...]]:
     """The text with the edits of each violation, all or none of them, and the indices of the fixed ones.
 
-    The text is unchanged if the result would not be valid Python.
-
-    Raises:
-        UnusableError: LibCST is not installed.
-    """
+    The text is unchanged if the result would not be valid Python."""
     require_libcst()
     import libcst
 
@@ -74,11 +66,6 @@ def why_untouched(path: Path, root: Path) -> str | None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file atomically and keep its mode.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace a file atomically and keep its mode."""
     path = Path(os.path.realpath(path))
-    mode = path.stat().st_mode & 0o7777
-    replace_whole(path, content, mode)
+    replace_whole(path, content, path.stat().st_mode & 0o7777)

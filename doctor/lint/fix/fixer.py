@@ -42,11 +42,7 @@ class _RewrittenFile:
 
 
 def patches_for(verdicts: Sequence[FileResult], asked: LintRequest) -> FixOutcome:
-    """What ``--fix`` would do in its first round.
-
-    Raises:
-        UnusableError: LibCST is not installed.
-    """
+    """What ``--fix`` would do in its first round."""
     mended = FixOutcome()
     for verdict, new in _rewritten(verdicts, asked):
         if new.count:
@@ -58,11 +54,7 @@ def patches_for(verdicts: Sequence[FileResult], asked: LintRequest) -> FixOutcom
 
 
 def apply_fixes(verdicts: Sequence[FileResult], asked: LintRequest) -> tuple[list[FileResult], FixOutcome]:
-    """Write all fixes and lint those files again, until nothing is left to fix.
-
-    Raises:
-        UnusableError: LibCST is not installed.
-    """
+    """Write all fixes and lint those files again, until nothing is left to fix."""
     current, mended = list(verdicts), FixOutcome()
     for _ in range(MOST_ROUNDS):
         written = _round(current, asked, mended)

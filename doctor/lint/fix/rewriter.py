@@ -79,8 +79,6 @@ class _NodeIndex:
 
 
 class _EditPlan:
-    """The accepted edits by node."""
-
     def __init__(self, nodes: _NodeIndex) -> None:
         self._nodes = nodes
         self._claims: set[tuple[cst.CSTNode, str]] = set()
@@ -89,7 +87,6 @@ class _EditPlan:
         self.steps: dict[cst.CSTNode, list[Edit]] = {}
 
     def add(self, edits: Sequence[Edit]) -> bool:
-        """Accept a wish; false if one of its edits is impossible."""
         targets = [(edit, self._target(edit)) for edit in edits]
         if not targets or any(node is None or not self._is_free(edit, node) for edit, node in targets):
             return False

@@ -40,7 +40,6 @@ def trainer_edits(script: Script, call: ast.Call, name: str, value: ast.expr) ->
 
 
 def _of_value(script: Script, call: ast.Call, name: str, value: ast.expr) -> tuple[Edit, ...]:
-    """Literal values that are spelled differently today."""
     written = value.value if isinstance(value, ast.Constant) else None
     if name == "strategy" and written in _SAME_STRATEGY:
         return (SetArgument(location_of(call), name, f'"{_SAME_STRATEGY[str(written)]}"'),)

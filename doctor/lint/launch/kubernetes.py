@@ -154,7 +154,6 @@ _KINDS: dict[str, Callable[[YamlNode, Given], Iterator[Role]]] = {
 
 
 def _count(node: YamlNode, key: str) -> int | None:
-    """The number under a key, by default 1."""
     return node.number(key) if node.get(key) is not None else 1
 
 

@@ -36,11 +36,7 @@ _CUES = re.compile(
 
 
 def read_manifest(path: str, text: str) -> Manifest | None:
-    """Read a YAML or JSON file; ``None`` if its kind is unknown.
-
-    Raises:
-        UnreadableFile: it is one, and cannot be read.
-    """
+    """Read a YAML or JSON file; ``None`` if its kind is unknown."""
     if not _CUES.search(text):
         return None
     if is_template(text):

@@ -104,11 +104,7 @@ class YamlNode:
 
 
 def read_trees(text: str) -> list[YamlNode]:
-    """The documents of a text.
-
-    Raises:
-        UnreadableFile: it is not YAML, or too large.
-    """
+    """The documents of a text; raises :class:`UnreadableFile` if it is not YAML, or too large."""
     import yaml
 
     if len(text) > MOST_BYTES:

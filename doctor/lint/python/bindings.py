@@ -81,7 +81,6 @@ class Bindings:
         return self._scopes[node]
 
     def _scope_around(self, node: ast.AST) -> LexicalScope:
-        """The scope in which a statement binds."""
         while (node := self._parents[node]) and not isinstance(node, _SCOPES):
             pass
         return self._scope(node)
@@ -156,16 +155,13 @@ def _names_assigned(node: ast.AST) -> Iterator[tuple[str, Binding]]:
             yield target.id, value
 
 
-def _imported(node: ast.Import) -> Iterator[tuple[str, Binding]]:
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Binding]]:
+    package = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else None
     for one in node.names:
-        yield (one.asname, one.name) if one.asname else (one.name.partition(".")[0],) * 2
-
-
-def _imported_from(node: ast.ImportFrom) -> Iterator[tuple[str, Binding]]:
-    package = "." * node.level + (node.module or "")
-    for one in node.names:
-        dot = "" if package.endswith(".") else "."
-        yield one.asname or one.name, f"{package}{dot}{one.name}"
+        if package is not None:
+            yield one.asname or one.name, f"{package}{'' if package.endswith('.') else '.'}{one.name}"
+        else:
+            yield (one.asname, one.name) if one.asname else (one.name.partition(".")[0],) * 2
 
 
 def _looped(node: ast.For | ast.AsyncFor | ast.comprehension) -> Iterator[tuple[str, Binding]]:
@@ -189,7 +185,7 @@ def _named(
 
 _READERS: dict[type, Any] = {
     ast.Import: _imported,
-    ast.ImportFrom: _imported_from,
+    ast.ImportFrom: _imported,
     ast.FunctionDef: _named,
     ast.AsyncFunctionDef: _named,
     ast.ClassDef: _named,

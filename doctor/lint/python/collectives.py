@@ -10,31 +10,15 @@ from typing import NamedTuple
 from doctor.lint.python.rank_branches import is_of_the_job, rank_condition
 from doctor.lint.python.script import Script, last_name, per_script
 
-_TORCH = {
-    "all_reduce": 2,
-    "all_gather": 2,
-    "all_gather_into_tensor": 2,
-    "all_gather_object": 2,
-    "all_to_all": 2,
-    "all_to_all_single": 4,
-    "barrier": 0,
-    "monitored_barrier": 0,
-    "broadcast": 2,
-    "broadcast_object_list": 2,
-    "gather": 3,
-    "gather_object": 3,
-    "reduce": 3,
-    "reduce_scatter": 3,
-    "reduce_scatter_tensor": 3,
-    "scatter": 3,
-    "scatter_object_list": 3,
-    "all_reduce_coalesced": 2,
-    "all_gather_coalesced": 2,
-    "new_group": None,
-    "new_subgroups": None,
-    "split_group": None,
-    "init_process_group": None,
+_BY_GROUP_POSITION = {
+    0: "barrier monitored_barrier",
+    2: "all_reduce all_gather all_gather_into_tensor all_gather_object all_to_all broadcast broadcast_object_list "
+    "all_reduce_coalesced all_gather_coalesced",
+    3: "gather gather_object reduce reduce_scatter reduce_scatter_tensor scatter scatter_object_list",
+    4: "all_to_all_single",
+    None: "new_group new_subgroups split_group init_process_group",
 }
+_TORCH = {name: position for position, names in _BY_GROUP_POSITION.items() for name in names.split()}
 """Collectives of torch.distributed, and the position of their group argument."""
 _ACCELERATOR = (
     "gather gather_for_metrics reduce pad_across_processes wait_for_everyone save_state load_state backward prepare"
@@ -77,20 +61,11 @@ and ``destroy_process_group`` does not wait."""
 
 _GATHERING = frozenset({"state_dict", "clip_grad_norm_", "forward", "backward"})
 _OF_AN_ENGINE = frozenset({"backward", "step", "save_checkpoint", "load_checkpoint", "save_16bit_model"})
-_PLAIN = frozenset(
-    {
-        "all_reduce",
-        "all_gather",
-        "barrier",
-        "all_reduce_mean",
-        "concat_all_gather",
-        "all_gather_object",
-        "all_gather_list",
-        "synchronize_between_processes",
-        "reduce_dict",
-        "reduce_tensor",
-    }
+_OF_PROJECTS = (
+    "all_reduce all_gather barrier all_reduce_mean concat_all_gather all_gather_object all_gather_list "
+    "synchronize_between_processes reduce_dict reduce_tensor"
 )
+_PLAIN = frozenset(_OF_PROJECTS.split())
 """Names of collectives in projects' own modules, which are not read."""
 
 

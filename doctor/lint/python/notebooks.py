@@ -24,11 +24,7 @@ class Notebook(NamedTuple):
 
 
 def read_notebook(text: str) -> Notebook:
-    """The cells of ``text`` as a script.
-
-    Raises:
-        UnreadableFile: it is not a notebook, or in another language.
-    """
+    """The cells as a script; raises :class:`UnreadableFile` for other files and languages."""
     finder = _LineFinder(text)
     script: list[str] = []
     places: list[tuple[int, int, int]] = []
@@ -71,8 +67,6 @@ def _python_of(lines: list[str]) -> list[str]:
 
 
 class _LineFinder:
-    """Finds the lines of cells in the file, in order, as Jupyter writes them."""
-
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
         self._next = 0

@@ -101,7 +101,10 @@ def is_rank_test(script: Script, node: ast.expr, depth: int = 4) -> bool:
     if isinstance(node, ast.Attribute):
         return bool(MAIN_NAMES.match(node.attr))
     if isinstance(node, ast.Name):
-        return bool(MAIN_NAMES.match(node.id)) or _is_kept_test(script, node, depth)
+        if MAIN_NAMES.match(node.id):
+            return True
+        values = script.values_of(node)  # ``master = rank == 0`` and later ``if master``
+        return len(values) == 1 and values[0] is not node and is_rank_test(script, values[0], depth - 1)
     return False
 
 
@@ -112,17 +115,12 @@ def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
     others = [script.value(side) for side in sides if not _mentions_rank(script, side)]
     if len(sides) != 2 or len(others) != 1:
         return True
-    return not _asks_for_a_job(node.ops[0], others[0]) and not _is_in_the_world(node)
-
-
-def _asks_for_a_job(compares: ast.cmpop, value: object) -> bool:
-    """``rank == -1``, ``rank is not None``, ``local_rank >= 0``, ``rank > -1``: the same on all ranks of a job."""
-    return value in (None, -1) or (value == 0 and isinstance(compares, (ast.GtE, ast.Lt)))
-
-
-def _is_in_the_world(node: ast.Compare) -> bool:
-    """``rank < world_size``, ``rank >= nprocs``: leaves out processes that are not ranks."""
-    return isinstance(node.ops[0], (ast.Lt, ast.GtE)) and bool(OF_THE_JOB.search(last_name(node.comparators[0])))
+    is_bound = isinstance(node.ops[0], (ast.GtE, ast.Lt))
+    # ``rank == -1``, ``rank is not None``, ``local_rank >= 0``, ``rank > -1``: the same on all ranks of a job.
+    if others[0] in (None, -1) or (others[0] == 0 and is_bound):
+        return False
+    # ``rank < world_size``, ``rank >= nprocs``: leaves out processes that are not ranks.
+    return not (is_bound and OF_THE_JOB.search(last_name(node.comparators[0])))
 
 
 def _asks_for_one(node: ast.expr) -> bool:
@@ -167,12 +165,6 @@ def _is_asked_main(script: Script, call: ast.Call, depth: int) -> bool:
     function = script.definition(call.func)
     returned = [one.value for one in script.inside(function, ast.Return)] if function is not None else []
     return len(returned) == 1 and returned[0] is not None and is_rank_test(script, returned[0], depth - 1)
-
-
-def _is_kept_test(script: Script, node: ast.Name, depth: int) -> bool:
-    """``master = rank == 0`` and later ``if master``."""
-    values = script.values_of(node)
-    return len(values) == 1 and values[0] is not node and is_rank_test(script, values[0], depth - 1)
 
 
 def rank_condition(script: Script, node: ast.AST) -> RankCondition | None:

@@ -38,11 +38,7 @@ UNKNOWN: Final = UnknownValue()
 
 class Script:
     """``path`` as shown; ``text`` of the file; ``releases``: of distributions, installed or given; ``processors``: of
-    the machine that will run it, if known.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError: the text is not Python of this interpreter.
-    """
+    the machine that will run it, if known. Raises as :func:`parsed`."""
 
     def __init__(
         self,

@@ -40,7 +40,6 @@ def _is_rank_own(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> b
 
 
 def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
-    """Whether the statements of a block may reach their end, or the next step of the loop."""
     for statement in block:
         if isinstance(statement, ast.Continue):
             return True

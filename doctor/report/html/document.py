@@ -72,34 +72,31 @@ def render_html(report: Report, job: Job | None = None) -> str:
     with contextlib.suppress(ValueError):
         started = datetime.datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M:%S UTC")
     pages = {one.id: playbook(one.id) for one in (*story.faults, *story.remarks)}
-    return (
-        environment()
-        .get_template("page.html.jinja")
-        .render(
-            report=report,
-            story=story,
-            headline=headline(report),
-            job_line=" · ".join(job_words(report)),
-            started=started,
-            heard=heard,
-            evidence_files=evidence.files,
-            shifts=evidence.shifts,
-            reading=evidence_overview_of(report),
-            states=states_of(report),
-            collect=to_collect(report) if report.primary is None else [],
-            rows=rows,
-            columns=used_columns(rows),
-            timeline=timeline,
-            memory=memory,
-            pairs=pairs,
-            pages={name: page for name, page in pages.items() if page is not None},
-            span_names=SPANS,
-            mark_names=MARKS,
-            policy=policy(scripts),
-            style=asset("page.css"),
-            scripts=scripts,
-            data=as_json(data) if data else None,
-        )
+    template = environment().get_template("page.html.jinja")
+    return template.render(
+        report=report,
+        story=story,
+        headline=headline(report),
+        job_line=" · ".join(job_words(report)),
+        started=started,
+        heard=heard,
+        evidence_files=evidence.files,
+        shifts=evidence.shifts,
+        reading=evidence_overview_of(report),
+        states=states_of(report),
+        collect=to_collect(report) if report.primary is None else [],
+        rows=rows,
+        columns=used_columns(rows),
+        timeline=timeline,
+        memory=memory,
+        pairs=pairs,
+        pages={name: page for name, page in pages.items() if page is not None},
+        span_names=SPANS,
+        mark_names=MARKS,
+        policy=policy(scripts),
+        style=asset("page.css"),
+        scripts=scripts,
+        data=as_json(data) if data else None,
     )
 
 

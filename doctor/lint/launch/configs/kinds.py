@@ -34,16 +34,12 @@ def configs_in(tree: YamlNode) -> Iterator[LauncherConfig]:
 def _kind_of(tree: YamlNode) -> str:
     if tree.get("distributed_type") is not None and (tree.get("num_processes") or tree.get("compute_environment")):
         return "accelerate"
-    if tree.get("zero_optimization") or tree.get("train_micro_batch_size_per_gpu") or _is_small_deepspeed(tree):
+    # Many programs know a train_batch_size, none of them ``{"fp16": {"enabled": …}}`` beside it.
+    is_precise = any(tree.get(name, "enabled") is not None for name in ("fp16", "bf16", "bfloat16"))
+    is_small = tree.get("train_batch_size") is not None and is_precise
+    if tree.get("zero_optimization") or tree.get("train_micro_batch_size_per_gpu") or is_small:
         return "deepspeed"
     # Configurations for inference and merging have no ranks.
     named = tree.get("finetuning_type") is not None or tree.word("stage") in STAGES
     trains = tree.get("model_name_or_path") is not None and any(tree.get(name) is not None for name in _TRAINS)
     return "llamafactory" if named and trains else ""
-
-
-def _is_small_deepspeed(tree: YamlNode) -> bool:
-    """One without ZeRO: many programs know a train_batch_size, none of them ``{"fp16": {"enabled": …}}`` beside it."""
-    return tree.get("train_batch_size") is not None and any(
-        tree.get(name, "enabled") is not None for name in ("fp16", "bf16", "bfloat16")
-    )

@@ -215,7 +215,6 @@ class _Lexer:
         return Literal("$")
 
     def _between(self, opening: str, closing: str) -> str:
-        """The text between the brackets behind the dollar sign."""
         self._at += 1
         start = self._at
         self._skip_brackets(opening, closing)

@@ -155,7 +155,6 @@ class ScriptReader:
         )
 
     def _start(self, words: Sequence[Word], assigned: Sequence[Word], statement: Statement) -> None:
-        """Start a program with the variables set for it alone."""
         settings = dict(self._current)
         for word in assigned:
             value, _ = self._value_of(word)

@@ -167,7 +167,6 @@ def _charts(job: Job, blamed: Sequence[frozenset[str]]) -> Iterator[PairChart]:
 
 
 def _reached(job: Job) -> tuple[Pair, ...]:
-    """Return the worst connection attempt of each pair."""
     worst: dict[tuple[str, str], tuple[int, Reach]] = {}
     for rank in job.ranks:
         facts = rank.find(ReachFacts)
@@ -196,7 +195,6 @@ _SLOW_SHARE = 0.6
 
 
 def _transferred(job: Job, blamed: Sequence[frozenset[str]]) -> PairChart:
-    """Return the least bandwidth that was measured from each host to each other."""
     least: dict[tuple[str, str], float] = {}
     for host in job.hosts:
         facts = host.find(TransferFacts)
