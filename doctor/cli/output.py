@@ -42,9 +42,9 @@ def write_reports(judged: JudgedRuns, options: CommonOptions) -> None:
 
         write_drawn(draw_several, judged, options)
     else:
-        from doctor.report.multi_run import SEVERAL_FORMATS
+        from doctor.report.multi_run import render_several
 
-        write(SEVERAL_FORMATS[options.form](judged), options.output)
+        write(render_several(judged, options.form), options.output)
 
 
 def write_drawn(draw: Callable[..., str], document: object, options: CommonOptions) -> None:

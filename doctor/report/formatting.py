@@ -157,8 +157,7 @@ def named_hosts(finding: ReportFinding) -> list[str]:
 
 
 def evidence_lines(evidence: Mapping[str, object]) -> list[str]:
-    """Return the values that are not empty, one ``name: value`` per line; ``where`` has a line per rank, and ``said``
-    the lines of logs themselves."""
+    """Return the values that are not empty: ``name: value``, for ``where`` a line per rank, for ``said`` the lines."""
     lines: list[str] = []
     for name, value in evidence.items():
         if name == "where" and isinstance(value, Mapping):
@@ -226,10 +225,8 @@ def coverage_line(report: Report) -> str:
     """Return how many checks could be evaluated, on how many ranks."""
     counts = report.coverage.checks
     judged = counts["pass"] + counts["fail"]
-    checks = (
-        f"{judged} of {sum(counts.values())} checks judged, {counts['unknown']} unknown, "
-        f"{counts['skip']} skipped, {counts['error']} crashed"
-    )
+    others = f"{counts['unknown']} unknown, {counts['skip']} skipped, {counts['error']} crashed"
+    checks = f"{judged} of {sum(counts.values())} checks judged, {others}"
     if report.job is None and not report.coverage.ranks_expected:
         return checks
     ranks = f"{report.coverage.ranks_seen} of {report.coverage.ranks_expected}"

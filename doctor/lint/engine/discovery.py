@@ -18,8 +18,7 @@ MOST_FILES = 100_000
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "node_modules", "site-packages", "dist-packages", "__pypackages__", ".ipynb_checkpoints"}
 )
-"""Folders that are entered only if they are given themselves. The same holds for virtual environments and folders whose
-names begin with a dot."""
+"""Folders that are entered only if they are given themselves, as virtual environments and hidden folders are."""
 _KINDS = {
     ".py": "python",
     ".pyw": "python",

@@ -59,8 +59,7 @@ class RenameArgument:
 
 @dataclass(frozen=True)
 class InsertStatement:
-    """A statement is inserted at the beginning of the body of the compound statement at ``place``, or before the
-    statement there."""
+    """A statement is inserted in front of the one at ``place``, or ``inside``, at the beginning of its body."""
 
     place: SourceLocation
     statement: str

@@ -1,5 +1,4 @@
-"""Builds the report document from files and rules: ``"job": null``, one result per id, counts of files instead of
-ranks."""
+"""Builds the report document: ``"job": null``, one result per id, counts of files instead of ranks."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: I
 
 
 def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
-    """The evidence: ``code`` is the line, ``column`` counts characters from 1, ``end_column`` is exclusive,
-    ``fixable``: ``--fix`` can fix it."""
+    """``column`` counts characters from 1; ``end_column`` is exclusive; ``fixable``: ``--fix`` can fix it."""
     place = found.place
     evidence: dict[str, object] = {"code": found.code, "column": place.column + 1}
     if place.end_line is not None and place.end_column is not None:

@@ -18,8 +18,7 @@ _COMMENT = re.compile(r"#\s*doctor:\s*ignore(?:\[(?P<names>[^\]]*)\])?:?[ \t]*(?
 
 @dataclass(frozen=True)
 class SuppressionComment:
-    """A suppression comment. ``line`` and ``column``: its place; ``covered_line``: the line that it covers. Without a
-    ``reason`` it has no effect."""
+    """``covered_line``: the line that the comment covers. Without a ``reason`` it has no effect."""
 
     line: int
     column: int

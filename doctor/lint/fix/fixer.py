@@ -21,8 +21,7 @@ MOST_ROUNDS = 5
 
 @dataclass
 class FixOutcome:
-    """``count`` of fixed findings, paths of the changed files, patches if nothing is written, and what was left, with
-    reasons."""
+    """``count`` of fixed findings; ``patches`` if nothing is written; ``left``: what was not fixed, with reasons."""
 
     count: int = 0
     files: tuple[str, ...] = ()

@@ -1,5 +1,4 @@
-"""Parses the words of a command into what it launches, through wrappers (``nohup``, containers, ``env``) and
-launchers."""
+"""Parses the words of a command into what it launches, through wrappers (``nohup``, ``env``) and launchers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Finds entries of interface and device lists that cannot be names, by NCCL's grammar
-(:mod:`doctor.knowledge.interface_syntax`)."""
+"""Finds entries of interface lists that cannot be names (:mod:`doctor.knowledge.interface_syntax`)."""
 
 from __future__ import annotations
 

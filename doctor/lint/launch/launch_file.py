@@ -109,8 +109,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """``path`` as shown. ``launches``: the outermost programs in the order of the text. ``notes``: what was not read,
-    and why."""
+    """``launches``: the outermost programs in the order of the text. ``notes``: what was not read, and why."""
 
     path: str
     settings: tuple[EnvironmentSetting, ...] = ()

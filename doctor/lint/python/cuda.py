@@ -23,8 +23,7 @@ _INITIALIZES = frozenset(
         *("synchronize", "empty_cache", "current_stream", "Stream", "Event", "init", "memory_allocated"),
     )
 )
-"""Calls of torch that initialize CUDA in the process; ``is_available`` and ``device_count`` may not, depending on the
-release."""
+"""Calls of torch that initialize CUDA in the process; ``is_available`` does not in every release."""
 
 
 def joins(script: Script) -> Iterator[ast.Call]:
@@ -41,8 +40,7 @@ def start_method(script: Script) -> object:
 
 
 def shows_whole_process(script: Script, *nodes: ast.AST) -> bool:
-    """Whether a file shows the whole process: it is the main script, or the nodes are in one function or in the module
-    itself."""
+    """Whether a file is the main script, or the nodes are in one function or in the module itself."""
     if "__main__" in script.text or any(script.function_of(one) is None for one in nodes):
         return True
     return len({script.function_of(one) for one in nodes}) == 1
@@ -106,8 +104,7 @@ def _device_of(script: Script, call: ast.Call) -> ast.expr | None:
 
 
 def _device(script: Script, node: ast.expr) -> str:
-    """``cuda`` or ``cuda:1``, from a string, ``torch.device`` or one of two branches; empty if the device or its number
-    is unknown."""
+    """``cuda`` or ``cuda:1``; empty if the device or its number is unknown."""
     values = script.values_of(node) if isinstance(node, (ast.Name, ast.Attribute)) else (node,)
     found = {_stated_device(script, one) for one in values}
     return found.pop() if len(found) == 1 else ""

@@ -1,5 +1,4 @@
-"""Recognizes conditions on which ranks may disagree although they do not test the rank: values of their own data, and
-clocks."""
+"""Recognizes conditions that may differ between ranks: values of their own data, and clocks."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ _MAKERS = re.compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[
 
 
 class LoaderCall(NamedTuple):
-    """A loader that a script makes. ``name``: its variable or the function that returns it, or empty. ``evaluates``: as
-    in :func:`evaluates`."""
+    """``name``: the variable of the loader or the function that returns it; ``evaluates``: as in :func:`evaluates`."""
 
     call: ast.Call
     name: str
@@ -74,8 +73,7 @@ def loaders(script: Script) -> Iterator[LoaderCall]:
 
 
 def target_name(script: Script, node: ast.AST) -> str:
-    """The name that a value gets: of a variable, an attribute, an argument or a key, or of the function that returns
-    it."""
+    """The name of what a value is assigned or passed to, or of the function that returns it."""
     for outer in script.around(node):
         if isinstance(outer, ast.keyword):
             return outer.arg or ""

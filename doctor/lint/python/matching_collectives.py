@@ -68,9 +68,8 @@ def _is_joined_apart(script: Script, collective: CollectiveCall, condition: Rank
     """The same collective under a different condition, in a statement that does not hold this one."""
     function = script.function_of(collective.call)
     for other in collectives_of(script).all():
-        if other.word != collective.word or other.call is collective.call:
-            continue
-        if script.function_of(other.call) is not function:
+        is_same = other.call is collective.call
+        if is_same or other.word != collective.word or script.function_of(other.call) is not function:
             continue
         apart = [one for one in rank_conditions(script, other.call) if one.where is not condition.where]
         if any(_asks_otherwise(one, condition) and condition.where not in script.around(one.where) for one in apart):

@@ -234,8 +234,7 @@ class Script:
         return owner is not None and not set(names).isdisjoint(self.bases(owner))
 
     def values_of(self, node: ast.expr) -> tuple[ast.expr, ...]:
-        """The expressions that a name or an attribute of ``self`` is assigned in this file, in any order; other
-        expressions themselves."""
+        """The expressions that a name or an attribute of ``self`` is assigned; other expressions themselves."""
         if isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_self(node.value)):
             return tuple(one for one in self._bound_to(node) if isinstance(one, ast.expr))
         return (node,)
@@ -302,8 +301,7 @@ class Script:
         return found
 
     def argument(self, call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
-        """The argument of that name or position; ``None`` if it is not given. See :meth:`is_open` for calls that unpack
-        arguments."""
+        """The argument of that name or position; ``None`` if it is not given, or unpacked (:meth:`is_open`)."""
         for keyword in call.keywords:
             if keyword.arg == name:
                 return keyword.value

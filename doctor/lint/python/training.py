@@ -54,8 +54,7 @@ def several_ranks(script: Script) -> ast.Call | None:
 
 
 def trains_on_several(script: Script, trainer: ast.Call) -> bool:
-    """Whether a Trainer or a Fabric gets several devices or nodes, or a strategy for them, also in the arguments of old
-    releases."""
+    """Whether a Trainer or a Fabric of any release gets several devices or nodes, or a strategy for them."""
     devices = script.value(script.argument(trainer, "devices", 2 if script.name(trainer.func) == TRAINER else None))
     nodes = script.value(script.argument(trainer, "num_nodes"))
     strategy = script.argument(trainer, "strategy")
@@ -183,17 +182,12 @@ def epoch_loops(script: Script, loop: Loop) -> tuple[ast.For | ast.While, ...]:
     function = script.function_of(loop.node)
     if function is None:
         return ()
-    around = (_loop_around(script, call) for call in calls_of(script, function))
-    return tuple(dict.fromkeys(one for one in around if one is not None))
-
-
-def _loop_around(script: Script, node: ast.AST) -> ast.For | ast.While | None:
-    for outer in script.around(node):
-        if isinstance(outer, (ast.For, ast.While)):
-            return outer
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            return None
-    return None
+    breaks = (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    around = (
+        next((one for one in script.around(call) if isinstance(one, breaks)), None)
+        for call in calls_of(script, function)
+    )
+    return tuple(dict.fromkeys(one for one in around if isinstance(one, (ast.For, ast.While))))
 
 
 def calls_of(script: Script, function: FunctionNode) -> Iterator[ast.Call]:
@@ -225,8 +219,7 @@ def hooks(owner: ast.ClassDef, *names: str) -> Iterator[ast.FunctionDef]:
 
 @per_script
 def gradients_reduced(script: Script) -> frozenset[ast.Call]:
-    """Calls ``loss.backward()`` that reduce gradients, because the model is wrapped in the same function or class, or
-    in a caller."""
+    """Calls ``loss.backward()`` of a model that is wrapped in the same function or class, or in a caller."""
     wrapping = list(script.calls(*WRAPPERS))
     return frozenset(call for call in script.method_calls("backward") if _is_wrapped(script, call, wrapping))
 

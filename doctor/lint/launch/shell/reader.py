@@ -60,8 +60,7 @@ def read_shell(path: str, text: str) -> ShellFile:
 
 
 class ScriptReader:
-    """``given``: variables with known values; ``settings``: the environment of the script; ``inside_step``: srun runs
-    it."""
+    """``given``: variables with known values; ``settings``: the environment of the script."""
 
     def __init__(
         self,
@@ -145,14 +144,8 @@ class ScriptReader:
 
     def _setting(self, name: str, value: str, statement: Statement, *, exported: bool = True) -> EnvironmentSetting:
         certain = not (statement.in_branch or statement.is_chained)
-        return EnvironmentSetting(
-            name,
-            value,
-            self._place(statement),
-            is_exported=exported,
-            is_certain=certain,
-            for_task=self._inside_step,
-        )
+        place, inside = self._place(statement), self._inside_step
+        return EnvironmentSetting(name, value, place, is_exported=exported, is_certain=certain, for_task=inside)
 
     def _start(self, words: Sequence[Word], assigned: Sequence[Word], statement: Statement) -> None:
         settings = dict(self._current)
@@ -207,12 +200,8 @@ class ScriptReader:
         if len(found) != 1:
             own = CommandContext(self._place(statement), settings, lambda *_: None)
             return own.launch("other") if found else None
-        return replace(
-            found[0],
-            in_background=statement.in_background,
-            in_branch=statement.in_branch,
-            in_loop=statement.in_loop,
-        )
+        background, branch, loop = statement.in_background, statement.in_branch, statement.in_loop
+        return replace(found[0], in_background=background, in_branch=branch, in_loop=loop)
 
     # -- builtins
 

@@ -129,17 +129,9 @@ class _Splitter:
         self._skips = False
         if not words:
             return
+        first, last = words[0].line, words[-1].end_line
         kinds = {kind for kind, _ in self._around}
-        self._done.append(
-            Statement(
-                tuple(words),
-                words[0].line,
-                words[-1].end_line,
-                in_branch=bool(kinds),
-                in_loop=bool(kinds & _LOOPS),
-                is_chained=self._is_chained,
-            )
-        )
+        self._done.append(Statement(tuple(words), first, last, bool(kinds), bool(kinds & _LOOPS), self._is_chained))
 
     def _keywords(self, words: list[Word]) -> list[Word]:
         """The words without leading keywords, whose blocks are entered or left."""
