@@ -99,6 +99,9 @@ def command(
     """
     import msgspec
 
+    from doctor.core.capture import from_document, read_capture, to_document
+    from doctor.core.redact.placeholders import redact
+    from doctor.estimate.device_budget import device_budget_of, with_host_memory
     from doctor.estimate.evaluation import report_of
     from doctor.session import load_checks
 
@@ -107,7 +110,12 @@ def command(
         raise click.BadParameter("it is written as train:make or train.py:make", param_hint="MODULE:FACTORY")
     settings = options.settings()
     print_notes(settings)
-    budget = _device_budget(device_memory, device, host_memory, like, plan_options["devices"], redact=options.redact)
+    job = read_capture(like).job() if like is not None else None
+    if job is not None and options.redact:
+        job = from_document(redact(to_document(job)))
+    budget = device_budget_of(device_memory, device, job, devices=plan_options["devices"] or 1)
+    if host_memory:
+        budget = with_host_memory(budget, host_memory)
     registry = load_checks(settings)
     estimate = _estimate(factory, plan_options, budget, seconds)
     if measure:
@@ -115,26 +123,6 @@ def command(
     report = report_of(estimate, budget, registry, settings, started=started)
     _write_report(report, estimate, options)
     raise SystemExit(report.exit_code)
-
-
-def _device_budget(
-    memory: str | None,
-    device: str | None,
-    host_memory: str | None,
-    like: Path | None,
-    devices: int | None,
-    *,
-    redact: bool,
-) -> DeviceBudget:
-    from doctor.core.capture import from_document, read_capture, to_document
-    from doctor.core.redact.placeholders import redact as redacted
-    from doctor.estimate.device_budget import device_budget_of, with_host_memory
-
-    job = read_capture(like).job() if like is not None else None
-    if job is not None and redact:
-        job = from_document(redacted(to_document(job)))
-    budget = device_budget_of(memory, device, job, devices=devices or 1)
-    return with_host_memory(budget, host_memory) if host_memory else budget
 
 
 def _estimate(factory: str, plan_options: dict[str, Any], budget: DeviceBudget, seconds: float) -> Estimate:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import click
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from doctor.probes.collectives.mesh import Axis
     from doctor.report.playbook import PlaybookPage
     from doctor.session import Probe
+
+    Session: TypeAlias = "GatherSession | RayGatherSession | _SingleProcess"
 
 _HELP = """The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
 
@@ -405,7 +407,7 @@ def _gather_options(group: str | None, **gathering: Any) -> GatherOptions:
 @contextlib.contextmanager
 def _gathered(
     settings: Settings, wanted: GatherOptions, request: _ProbeRequest, *, discreet: bool, own_code: Callable[[Job], int]
-) -> Iterator[GatherSession | RayGatherSession | _SingleProcess]:
+) -> Iterator[Session]:
     """Open the session that gathers this process's job. Ranks that do not write the report exit inside of it."""
     from doctor.cluster.gather.dismissal import Dismissed
     from doctor.cluster.gather.plan import NoRendezvous
@@ -432,12 +434,7 @@ def _gathered(
         raise SystemExit(dismissed.code) from None
 
 
-def _finish(
-    session: GatherSession | RayGatherSession | _SingleProcess,
-    code: int,
-    output: Path | None,
-    write: Callable[[], None],
-) -> None:
+def _finish(session: Session, code: int, output: Path | None, write: Callable[[], None]) -> None:
     """Announce the exit code to all ranks, and write. A file is written first: if that fails, all ranks exit with 2.
     Stdout is written last, because a terminal or pipe may block."""
     if output is not None:

@@ -149,7 +149,6 @@ MOST_EVENTS = 8
 """Log events of ranks that are quoted."""
 MOST_FRAMES = 5
 
-
 _QUOTED = re.compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
 
 

@@ -30,8 +30,7 @@ class Replacement(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class SetArgument:
+class SetArgument(NamedTuple):
     """The call at ``place`` gets the keyword argument ``name=value``, in place of one that it may have."""
 
     place: SourceLocation
@@ -39,16 +38,14 @@ class SetArgument:
     value: str
 
 
-@dataclass(frozen=True)
-class DropArgument:
+class DropArgument(NamedTuple):
     """The call at ``place`` loses the keyword argument ``name``."""
 
     place: SourceLocation
     name: str
 
 
-@dataclass(frozen=True)
-class RenameArgument:
+class RenameArgument(NamedTuple):
     """The keyword argument ``name`` of the call at ``place`` is called ``to``, with its value or another one."""
 
     place: SourceLocation
@@ -57,8 +54,7 @@ class RenameArgument:
     value: str | None = None
 
 
-@dataclass(frozen=True)
-class InsertStatement:
+class InsertStatement(NamedTuple):
     """A statement is inserted in front of the one at ``place``, or ``inside``, at the beginning of its body."""
 
     place: SourceLocation
@@ -66,8 +62,7 @@ class InsertStatement:
     inside: bool = True
 
 
-@dataclass(frozen=True)
-class ReplaceExpression:
+class ReplaceExpression(NamedTuple):
     """The expression at ``place`` becomes another one."""
 
     place: SourceLocation

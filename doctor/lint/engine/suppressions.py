@@ -6,7 +6,7 @@ import io
 import re
 import tokenize
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from doctor.core.finding import Severity
 from doctor.lint.engine.discovery import LINE_END
@@ -16,8 +16,7 @@ _MENTION = re.compile(r"doctor:\s*ignore")
 _COMMENT = re.compile(r"#\s*doctor:\s*ignore(?:\[(?P<names>[^\]]*)\])?:?[ \t]*(?P<reason>[^#\r\n]*)")
 
 
-@dataclass(frozen=True)
-class SuppressionComment:
+class SuppressionComment(NamedTuple):
     """``covered_line``: the line that the comment covers. Without a ``reason`` it has no effect."""
 
     line: int
@@ -38,15 +37,14 @@ def comments_in(text: str, *, is_python: bool) -> tuple[SuppressionComment, ...]
     spoken = _python_comments(text) if is_python else _hash_comments(text)
     found = [(place, alone, match) for place, alone, words in spoken if (match := _COMMENT.search(words))]
     stacked = {place.line for place, alone, _ in found if alone}
-    return tuple(_comment(place, alone, match, stacked) for place, alone, match in found)
-
-
-def _comment(place: SourceLocation, alone: bool, match: re.Match[str], stacked: Collection[int]) -> SuppressionComment:
-    covered_line = place.line
-    while alone and covered_line in stacked:  # several of them, one above the other
-        covered_line += 1
-    names = tuple(name.strip().upper() for name in (match["names"] or "").split(",") if name.strip())
-    return SuppressionComment(place.line, place.column, covered_line, names, match["reason"].strip())
+    comments = []
+    for place, alone, match in found:
+        covered_line = place.line
+        while alone and covered_line in stacked:  # several of them, one above the other
+            covered_line += 1
+        names = tuple(name.strip().upper() for name in (match["names"] or "").split(",") if name.strip())
+        comments.append(SuppressionComment(place.line, place.column, covered_line, names, match["reason"].strip()))
+    return tuple(comments)
 
 
 def _python_comments(text: str) -> Iterator[tuple[SourceLocation, bool, str]]:

@@ -21,13 +21,6 @@ _JOIN_TIMEOUT = 1.0
 """Seconds to wait for a killed child."""
 
 
-def processors() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @dataclass
 class _PoolWorker:
     process: int
@@ -50,7 +43,8 @@ def map_in_workers(
     """
     if not hasattr(os, "fork"):
         return [work(piece) for piece in pieces]
-    count = min(most or processors(), 1 + len(pieces) // PER_PROCESS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = min(most or cores or 1, 1 + len(pieces) // PER_PROCESS)
     return _WorkerPool(pieces, work, lost, deadline).run(count) if pieces else []
 
 

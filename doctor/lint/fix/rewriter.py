@@ -145,7 +145,6 @@ class _Rewriter(cst.CSTTransformer):
     def on_leave(
         self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT
     ) -> cst.CSTNodeT | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNodeT]:
-        """Each node once."""
         before: list[cst.CSTNode] = []
         node: cst.CSTNode = updated_node
         for edit in self._steps.get(original_node, ()):

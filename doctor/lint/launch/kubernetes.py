@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from doctor.lint.engine.rule import SourceLocation
 from doctor.lint.launch.launch_file import EnvironmentSetting, Launch
@@ -39,8 +40,7 @@ class Container:
         return (one for launch in self.launches for one in launch.chain())
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(NamedTuple):
     """Identical pods. ``replicas``: ``None`` if unknown."""
 
     name: str
@@ -50,8 +50,7 @@ class Role:
     containers: tuple[Container, ...]
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """A job. ``kind`` as it is written there; ``processes_per_pod``: nprocPerNode, numProcPerNode."""
 
     kind: str

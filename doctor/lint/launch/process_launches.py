@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from doctor.knowledge.launcher_index import STEP
 from doctor.lint.launch.launch_file import Launch, LaunchFile
@@ -15,8 +15,7 @@ from doctor.lint.launch.slurm_batch import Allocation
 LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1|\[::1\]")
 
 
-@dataclass(frozen=True)
-class ProcessLaunch:
+class ProcessLaunch(NamedTuple):
     """One command that starts ranks, or a single program. ``outer``: the srun or mpirun around it; ``launch``: the
     launcher of a host's ranks, or the program itself; ``step``: the allocation of srun's step."""
 

@@ -78,9 +78,7 @@ class YamlNode:
 
     def keys(self) -> Iterator[str]:
         """The keys of a mapping."""
-        for key, _ in self.pairs or ():
-            if key.text is not None:
-                yield key.text
+        return (key.text for key, _ in self.pairs or () if key.text is not None)
 
     def children(self) -> list[YamlNode]:
         """The items of a list; empty for anything else."""

@@ -76,9 +76,7 @@ class Bindings:
                 outer.bind(name, binding)
 
     def _scope(self, node: ast.AST) -> LexicalScope:
-        if node not in self._scopes:
-            self._scopes[node] = LexicalScope(node)
-        return self._scopes[node]
+        return self._scopes.setdefault(node, LexicalScope(node))
 
     def _scope_around(self, node: ast.AST) -> LexicalScope:
         while (node := self._parents[node]) and not isinstance(node, _SCOPES):

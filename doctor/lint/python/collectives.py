@@ -68,7 +68,6 @@ _OF_PROJECTS = (
 _PLAIN = frozenset(_OF_PROJECTS.split())
 """Names of collectives in projects' own modules, which are not read."""
 
-
 _LAST = _GATHERING | _OF_AN_ENGINE | _PLAIN | {"log", "log_dict"} | {one.rpartition(".")[2] for one in COLLECTIVES}
 """Last parts of the names of collectives; other calls are not resolved."""
 

@@ -83,7 +83,6 @@ def _draw_hit(hit: _FileFinding, console: Console, *, brief: bool, shown: set[tu
 
 
 def _excerpt(hit: _FileFinding) -> Iterator[Text]:
-    """Return the line of code, and a line that marks the columns."""
     code = str(hit.finding.evidence.get("code", ""))
     if not code.strip():
         return

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from doctor.lint.launch.yaml_tree import YamlNode
 
 
-@dataclass(frozen=True)
-class LauncherConfig:
+class LauncherConfig(NamedTuple):
     """One configuration. ``kind``: ``accelerate``, ``deepspeed`` or ``llamafactory``."""
 
     kind: str

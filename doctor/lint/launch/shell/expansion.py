@@ -15,8 +15,6 @@ PER_TASK = frozenset(
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURMD_NODENAME", "SLURM_TASK_PID")
 )
 """Variables that SLURM sets for each task of a step; a batch script has those of its first host (srun(1))."""
-
-
 LONGEST = 1 << 14
 """Characters of a value, or words of an array; longer ones (doubled again and again) are not followed."""
 
@@ -90,19 +88,16 @@ class Variables:
         if isinstance(part, Literal):
             return part.text
         if isinstance(part, ParameterExpansion):
-            return self._variable(part)
+            value = self.value(part.name)
+            if part.default is not None and value == "":
+                return self.text(part.default)
+            if part.is_list or isinstance(value, str):
+                return value
+            return value[0] if value else ""
         if isinstance(part, ArithmeticExpansion):
             number = calculate(part.text, self)
             return unknown_mark(OUTPUT) if number is None else str(number)
         return unknown_mark(part.text if isinstance(part, Opaque) else OUTPUT)
-
-    def _variable(self, part: ParameterExpansion) -> Value:
-        value = self.value(part.name)
-        if part.default is not None and value == "":
-            return self.text(part.default)
-        if part.is_list:
-            return value
-        return value if isinstance(value, str) else value[0] if value else ""
 
 
 def _one(value: Value) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Literal:
+class Literal(NamedTuple):
     """Literal characters."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class ParameterExpansion:
+class ParameterExpansion(NamedTuple):
     """``$name``, ``${name}``, ``${name:-default}``; ``is_list``: ``${name[@]}``."""
 
     name: str
@@ -22,22 +20,19 @@ class ParameterExpansion:
     is_list: bool = False
 
 
-@dataclass(frozen=True)
-class ArithmeticExpansion:
+class ArithmeticExpansion(NamedTuple):
     """``$((text))``."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Opaque:
+class Opaque(NamedTuple):
     """A part whose value only the shell knows; ``text`` as shown behind a dollar sign."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """``(a b c)`` of an assignment."""
 
     words: tuple[Word, ...]
@@ -46,8 +41,7 @@ class Array:
 Part = Literal | ParameterExpansion | ArithmeticExpansion | Opaque | Array
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """One word; ``quoted``: a part of it is quoted."""
 
     parts: tuple[Part, ...]
@@ -62,8 +56,7 @@ class Word:
         return parts[0].text if len(parts) == 1 and isinstance(parts[0], Literal) and not self.quoted else None
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(NamedTuple):
     """``;``, ``&``, ``&&``, ``||``, ``|``, ``(``, ``)``, ``;;``, ``>`` (any redirection), or the end of a line."""
 
     text: str
