@@ -23,6 +23,16 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-
 INLINE_CODE = re.compile(r"`([^`]+)`")
 _MARKDOWN_CODE = re.compile("(?<!`)(`(?!`)[^`]+`)(?!`)")
 """Between single backticks: a run of several has another meaning in Markdown."""
+_ADDRESS = re.compile(r"(?:https?://|ftp://|www\.)[^\s`]+|[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{1,190}", re.IGNORECASE)
+"""Extended autolinks of GitHub Flavored Markdown."""
+_MARKUP = re.compile(r"[\\`<*&]|(?<=\])[(\[:]")
+"""Starts of code, HTML, character references and emphasis, and what turns a word in brackets into a link."""
+_REFERENCES = {"<": "&lt;", "&": "&amp;"}
+_MENTION = re.compile(r"(?<![\w`])@(?=\w)")
+_BARE_COMMAND = re.compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
+"""A fix that is a single command: without backticks, and without a comma or colon before a blank."""
+LONGEST = 240
+"""Characters of a line of evidence in a terminal."""
 
 
 def spelt_out(text: str) -> str:
@@ -91,14 +101,6 @@ def _parts(text: str) -> Iterator[tuple[bool, str]]:
         yield False, part[end:]
 
 
-_ADDRESS = re.compile(r"(?:https?://|ftp://|www\.)[^\s`]+|[\w.+-]{1,64}@[\w-]{1,63}\.[\w.-]{1,190}", re.IGNORECASE)
-"""Extended autolinks of GitHub Flavored Markdown."""
-_MARKUP = re.compile(r"[\\`<*&]|(?<=\])[(\[:]")
-"""Starts of code, HTML, character references and emphasis, and what turns a word in brackets into a link."""
-_REFERENCES = {"<": "&lt;", "&": "&amp;"}
-_MENTION = re.compile(r"(?<![\w`])@(?=\w)")
-
-
 def _prose(text: str) -> str:
     plain = _MARKUP.sub(lambda match: _REFERENCES.get(match[0]) or f"\\{match[0]}", text)
     # A zero-width space: GitHub and GitLab would notify the user of that name.
@@ -113,10 +115,6 @@ def fix_parts(fix: str) -> tuple[str, list[str]]:
     if not rest:
         return ("", [fix]) if _BARE_COMMAND.fullmatch(fix) else (fix, [])
     return (first, rest) if first.endswith(":") else ("", [first, *rest])
-
-
-_BARE_COMMAND = re.compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
-"""A fix that is a single command: without backticks, and without a comma or colon before a blank."""
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -184,10 +182,6 @@ def _value(name: str, value: object) -> str:
             return ranges(value)
         return some([_value(name, item) for item in value], most=12) or "none"
     return str(value)
-
-
-LONGEST = 240
-"""Characters of a line of evidence in a terminal."""
 
 
 def shortened(line: str) -> str:

@@ -21,14 +21,14 @@ from doctor.report.formatting import (
 )
 from doctor.report.narrative import confidence
 
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 forbids."""
+_GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+
 
 def render_json(report: Report) -> str:
     """Return the report document, schema 1."""
     return as_json(report)
-
-
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 forbids."""
 
 
 def render_junit(report: Report) -> str:
@@ -90,9 +90,6 @@ def _plain(report: Report, finding: ReportFinding) -> str:
     parts = {"effect": finding.effect, "fix": finding.fix}
     rest = "".join(f"\n{name}: {text}" for name, text in parts.items() if text)
     return f"{finding.summary}\nwhere: {place(finding, report)}\n{sure}\n{evidence}{rest}{ignored}"
-
-
-_GITHUB_LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
 def render_github(report: Report, prefix: str = "") -> str:

@@ -42,6 +42,13 @@ SHOWN = 3
 """Lines of evidence that are not folded."""
 _ROOM_OF_FINDING = 6_000
 """Characters of the evidence of one finding; lines beyond them are cut."""
+_LONGEST = 700
+"""Characters of a line of evidence."""
+_LEFT_OUT = "\n\n{} more are left out: the report as HTML or JSON has all of them."
+_LEAST_ROOM = 1_000
+_ORDER = (Status.FAIL, Status.ERROR, Status.UNKNOWN, Status.SKIP, Status.PASS)
+_FEW = 3
+"""Checks with the same result that still get a row each."""
 
 
 def render_markdown(report: Report, job: Job | None = None) -> str:
@@ -96,10 +103,6 @@ def _lines(one: CheckFinding) -> list[str]:
     return [" ".join(line.split())[:_LONGEST] for line in evidence_lines(ordered)]
 
 
-_LONGEST = 700
-"""Characters of a line of evidence."""
-
-
 def _fenced(lines: Iterable[str], kind: str = "text") -> str:
     """Return the lines in a fence that is longer than any run of backticks in them."""
     body = "\n".join(lines)
@@ -143,10 +146,6 @@ def _folded(title: str, parts: list[str], room: int) -> str:
     return head + "\n".join(kept) + (_LEFT_OUT.format(cut) if cut else "") + tail
 
 
-_LEFT_OUT = "\n\n{} more are left out: the report as HTML or JSON has all of them."
-_LEAST_ROOM = 1_000
-
-
 def _finding(one: CheckFinding, report: Report) -> str:
     finding = one.finding
     word = f"ignored: {finding.ignored.reason}, {finding.ignored.by}" if finding.ignored else finding.severity.value
@@ -180,9 +179,6 @@ def _ranks(report: Report, job: Job | None) -> list[str]:
     return list(markdown_table(head, body))
 
 
-_ORDER = (Status.FAIL, Status.ERROR, Status.UNKNOWN, Status.SKIP, Status.PASS)
-
-
 def _checks(results: Iterable[CheckResult]) -> list[str]:
     """Return the table of the checks, failed and unknown ones first; many with the same result share a row."""
     ordered = sorted(results, key=lambda result: _ORDER.index(result.status))
@@ -198,7 +194,3 @@ def _checks(results: Iterable[CheckResult]) -> list[str]:
             rows.append((f"{one.id} {one.name}", state_of(one), seen, why))
     rows += ((", ".join(ids), status.value, "", reason or "") for (status, reason), ids in shared.items())
     return list(markdown_table(("check", "status", "seen", "reason"), rows))
-
-
-_FEW = 3
-"""Checks with the same result that still get a row each."""

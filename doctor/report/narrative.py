@@ -26,6 +26,12 @@ _MANY_AND = re.compile(r", | and ")
 _CONFIDENCE = ((0.9, "very high"), (0.75, "high"), (0.5, "moderate"), (0.0, "low"))
 """Least confidence of each word: a message that states its cause has at least 0.9, one that several causes share less
 than 0.75, a symptom less than 0.5."""
+_MOST_HOSTS = 4
+"""Hosts that a sentence may name."""
+MOST_EVENTS = 8
+"""Log events of ranks that are quoted."""
+MOST_FRAMES = 5
+_QUOTED = re.compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
 
 
 class CheckFinding(NamedTuple):
@@ -101,10 +107,6 @@ def claim(finding: ReportFinding, report: Report) -> str:
     return _sentence(f"{summary[: mention.end()]} on {hosts}{summary[mention.end() :]}")
 
 
-_MOST_HOSTS = 4
-"""Hosts that a sentence may name."""
-
-
 def _sentence(text: str, hosts: Collection[str] = ()) -> str:
     """Return ``text`` with a capital, unless its first word is a name."""
     first = text.split(maxsplit=1)[0].rstrip(",:;") if text.strip() else ""
@@ -143,13 +145,6 @@ def lines_of_ranks(job: Job | None, ranks: Collection[int]) -> list[LogQuote]:
             function = f" in {frame.function}" if frame.function else ""
             quoted.append(LogQuote("", "", f"    at {frame.file}:{frame.line}{function}"))
     return quoted
-
-
-MOST_EVENTS = 8
-"""Log events of ranks that are quoted."""
-MOST_FRAMES = 5
-
-_QUOTED = re.compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
 
 
 def quotes(finding: ReportFinding) -> list[LogQuote]:

@@ -11,6 +11,20 @@ from doctor.core.job import UNKNOWN_HOST, Job, Rank
 from doctor.core.report_document import Report
 from doctor.core.text import byte_size
 
+COLUMNS = {
+    "host": "host",
+    "state": "state",
+    "collective": "last collective",
+    "batch": "last batch",
+    "error": "error",
+    "memory": "memory",
+}
+"""Fields of a row, and their labels; columns that are empty for all ranks are not shown."""
+_STAGES = {"train": "training", "validate": "validation", "sanity": "sanity check", "predict": "prediction"}
+_POINTS = {"data": "waiting for data", "step": "step", "batch-end": "end of a batch"}
+_LONGEST = 160
+"""Characters of an error in a cell."""
+
 
 class TableCell(NamedTuple):
     """A cell: its text, and the value by which its column is sorted."""
@@ -30,17 +44,6 @@ class RankRow(NamedTuple):
     error: TableCell = TableCell()
     memory: TableCell = TableCell()
     findings: tuple[str, ...] = ()
-
-
-COLUMNS = {
-    "host": "host",
-    "state": "state",
-    "collective": "last collective",
-    "batch": "last batch",
-    "error": "error",
-    "memory": "memory",
-}
-"""Fields of a row, and their labels; columns that are empty for all ranks are not shown."""
 
 
 def rank_rows(report: Report, job: Job | None) -> list[RankRow]:
@@ -103,10 +106,6 @@ def _state(progress: ProgressFacts | None) -> TableCell:
     return TableCell(", ".join(filter(None, words)), progress.state)
 
 
-_STAGES = {"train": "training", "validate": "validation", "sanity": "sanity check", "predict": "prediction"}
-_POINTS = {"data": "waiting for data", "step": "step", "batch-end": "end of a batch"}
-
-
 def where(progress: ProgressFacts) -> str:
     """Return ``training, backward``; empty before the first report."""
     if progress == ProgressFacts(state=progress.state, failure=progress.failure):
@@ -146,10 +145,6 @@ def _error(failure: Failure | None) -> TableCell:
     text = message[0] if message else failure.kind
     text = text if failure.kind.rpartition(".")[2] in text else f"{failure.kind}: {text}"
     return TableCell(text[:_LONGEST] + ("…" if len(text) > _LONGEST else ""), failure.kind)
-
-
-_LONGEST = 160
-"""Characters of an error in a cell."""
 
 
 def _memory(rank: Rank) -> Iterator[TableCell]:

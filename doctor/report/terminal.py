@@ -72,6 +72,10 @@ _STATES = {
     "ignored": ("-", "dim"),
 }
 STATE_STYLES = {state: style for state, (_, style) in _STATES.items()}
+_LABEL = 9
+"""Columns of the labels of a finding, with the blank after them."""
+_BLANK, _BEGIN, _END = "\ue000", "\ue001", "\ue002"
+"""Private-use characters for a blank within code, and for the start and end of code, while lines are wrapped."""
 
 
 def make_console(stream: IO[str], *, width: int | None = None) -> Console:
@@ -281,10 +285,6 @@ def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle)
         yield Text(f"{' ' * style.indent}{'more':{_LABEL}}{explaining(result)}", style="dim")
 
 
-_LABEL = 9
-"""Columns of the labels of a finding, with the blank after them."""
-
-
 def _fix(fix: str, label: str, indent: int, width: int) -> Iterable[_Unwrapped]:
     """Return the prose of a fix, wrapped between words and never within a command, and its commands, one per line."""
     if not fix:  # of a plugin's check without a docstring
@@ -293,10 +293,6 @@ def _fix(fix: str, label: str, indent: int, width: int) -> Iterable[_Unwrapped]:
     lines = [*_wrapped(prose, max(width - indent, 1)), *(Text(command, style="bold") for command in below)]
     for number, line in enumerate(lines):
         yield _Unwrapped(Text.assemble((" " * indent if number else label, "dim"), line))
-
-
-_BLANK, _BEGIN, _END = "\ue000", "\ue001", "\ue002"
-"""Private-use characters for a blank within code, and for the start and end of code, while lines are wrapped."""
 
 
 def _wrapped(prose: str, width: int) -> list[Text]:

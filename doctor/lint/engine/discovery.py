@@ -31,6 +31,9 @@ _MAY_BE_SCRIPTS = frozenset({"", ".job", ".batch", ".bsub", ".sub", ".run", ".zs
 _SNIFFED = 256
 LINE_END = re.compile(r"\r\n|\r|\n")
 """Line ends of Python's parser; ``str.splitlines`` has more."""
+_SHELL = re.compile(rb"^#!.*sh\b|^\s*(?:#SBATCH|srun|torchrun|mpirun|export|source|module|set -\w)\b", re.MULTILINE)
+_PYTHON = re.compile(rb"^#!.*python|^\s*(?:import|from) \w|^\s*(?:def|class) \w[^\n]{0,200}:", re.MULTILINE)
+_YAML = re.compile(rb"^(?:---|[A-Za-z_][\w./-]*:(?: |$))", re.MULTILINE)
 
 
 class LintTarget(NamedTuple):
@@ -119,11 +122,6 @@ def _sniffed(path: Path) -> str | None:
     if b"python" in first:
         return "python"
     return "shell" if first.rstrip().endswith((b"sh", b"sh -l", b"sh -e", b"sh -x")) or b"sh " in first else None
-
-
-_SHELL = re.compile(rb"^#!.*sh\b|^\s*(?:#SBATCH|srun|torchrun|mpirun|export|source|module|set -\w)\b", re.MULTILINE)
-_PYTHON = re.compile(rb"^#!.*python|^\s*(?:import|from) \w|^\s*(?:def|class) \w[^\n]{0,200}:", re.MULTILINE)
-_YAML = re.compile(rb"^(?:---|[A-Za-z_][\w./-]*:(?: |$))", re.MULTILINE)
 
 
 def ending_of(head: bytes) -> str:

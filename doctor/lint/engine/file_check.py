@@ -148,7 +148,8 @@ class FileChecker:
             if not script.cache_info().currsize:
                 _parsed(lambda: parsed(source), "it can't be parsed as Python")
         except UnreadableFile:
-            verdict.decisive = any(word in source for word in _OF_TRAINING)
+            frameworks = ("torch", "lightning", "transformers", "deepspeed", "accelerate")
+            verdict.decisive = any(word in source for word in frameworks)
             raise
 
     def _apply(self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
@@ -179,10 +180,6 @@ class FileChecker:
             verdict.found += [page.found(self._vain, violation, None) for violation in unused]
             verdict.judged.add(self._vain)
         verdict.found.sort(key=lambda one: (one.place, one.rule))
-
-
-_OF_TRAINING = ("torch", "lightning", "transformers", "deepspeed", "accelerate")
-"""Words of files that train."""
 
 
 def _parsed(parse: Callable[[], T], complaint: str) -> T:
@@ -216,7 +213,12 @@ class _LintedText:
         return (violation.place.line, (violation.place.end_line if is_simple else None) or violation.place.line)
 
     def found(self, number: int, violation: Violation, ignored: tuple[str, int] | None) -> LocatedViolation:
-        place = self._in_characters(violation.place) if isinstance(violation.at, ast.AST) else violation.place
+        place = violation.place
+        if isinstance(violation.at, ast.AST):  # its columns count bytes of UTF-8
+            end = place.end_column
+            if end is not None and place.end_line is not None:
+                end = _characters(self._line(place.end_line), end)
+            place = place._replace(column=_characters(self._line(place.line), place.column), end_column=end)
         code = self._line(place.line).rstrip()[:LONGEST_LINE]
         reason = None
         if ignored is not None:
@@ -235,13 +237,6 @@ class _LintedText:
 
     def _line(self, number: int) -> str:
         return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
-
-    def _in_characters(self, place: SourceLocation) -> SourceLocation:
-        """Columns of :mod:`ast` count bytes of UTF-8."""
-        end = place.end_column
-        if end is not None and place.end_line is not None:
-            end = _characters(self._line(place.end_line), end)
-        return place._replace(column=_characters(self._line(place.line), place.column), end_column=end)
 
 
 def _characters(line: str, column: int) -> int:

@@ -203,19 +203,15 @@ def _with_argument(call: cst.Call, name: str, value: cst.BaseExpression | None) 
 def _separator(call: cst.Call) -> cst.Comma:
     """The separator of the arguments of a call: one line each, or all on one line."""
     if len(call.args) > 1 and isinstance(comma := call.args[-2].comma, cst.Comma):
-        return _bare(comma)
+        after = comma.whitespace_after
+        if not isinstance(after, cst.ParenthesizedWhitespace):
+            return comma
+        # A comment behind the comma belongs to another argument.
+        plain = after.with_changes(first_line=after.first_line.with_changes(comment=None), empty_lines=[])
+        return comma.with_changes(whitespace_after=plain)
     before = call.whitespace_before_args
     is_a_line_each = isinstance(before, cst.ParenthesizedWhitespace)
     return cst.Comma(whitespace_after=before if is_a_line_each else cst.SimpleWhitespace(" "))
-
-
-def _bare(comma: cst.Comma) -> cst.Comma:
-    """The comma without the comment behind it, which belongs to another argument."""
-    after = comma.whitespace_after
-    if not isinstance(after, cst.ParenthesizedWhitespace):
-        return comma
-    plain = after.with_changes(first_line=after.first_line.with_changes(comment=None), empty_lines=[])
-    return comma.with_changes(whitespace_after=plain)
 
 
 def _without(call: cst.Call, name: str) -> cst.Call:

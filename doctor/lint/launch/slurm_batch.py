@@ -144,19 +144,15 @@ class Allocation:
         return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
-def gpus_of(text: str) -> int | None:
+def gpus_of(text: str, pattern: re.Pattern[str] = _COUNT) -> int | None:
     """GPUs in ``4`` and ``a100:4`` (--gpus and the like), summed; ``None`` if unknown."""
-    return _sum_of(text, _COUNT)
+    matches = [match for entry in text.split(",") if (match := pattern.fullmatch(entry))]
+    return sum(int(match["count"] or 1) for match in matches) if matches and is_known(text) else None
 
 
 def gres_of(text: str) -> int | None:
     """GPUs in ``gpu:a100:4``, ``gpu:4`` and ``gpu`` (--gres), without other resources."""
-    return _sum_of(text, _GRES)
-
-
-def _sum_of(text: str, pattern: re.Pattern[str]) -> int | None:
-    matches = [match for entry in text.split(",") if (match := pattern.fullmatch(entry))]
-    return sum(int(match["count"] or 1) for match in matches) if matches and is_known(text) else None
+    return gpus_of(text, _GRES)
 
 
 def read_headers(text: str) -> Allocation | None:

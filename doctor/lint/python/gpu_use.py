@@ -8,6 +8,9 @@ import re
 from doctor.lint.python.script import Script
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
 
+_ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
+_COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
+
 
 def uses_gpus(script: Script) -> bool:
     """Whether anything in the file mentions GPUs; Trainers, Fabrics and Accelerators use them by default."""
@@ -24,10 +27,6 @@ def simulates_ranks(script: Script) -> bool:
         or script.value(script.argument(call, "backend", 0)) == "fake"
         for call in script.calls("torch.distributed.init_process_group")
     )
-
-
-_ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
-_COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
 
 
 def runs_alone(script: Script, node: ast.AST) -> bool:

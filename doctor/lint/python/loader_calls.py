@@ -24,6 +24,33 @@ _PREDICTION = frozenset({"predict", "prediction", "inference", "infer"})
 _TRAINING = frozenset({"train", "training", "trn", "tr"})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _TAIL = re.compile(r"(?:data)?(?:loaders?|sets?|samplers?|ds|dl|iter|data)$")
+_MAKERS = re.compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[a-z]+_?(?:data)?_?loaders?$)")
+"""Names of functions that make loaders."""
+_SETTINGS = re.compile(
+    r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|h|flags|params|settings|parser)$", re.IGNORECASE
+)
+"""Names of objects with all settings of a script; one setting does not depend on the others."""
+RANK_PATTERN = re.compile(
+    r"rank|world|shard|replica|process_index|num_processes|partition|distribut|split_by_node|get_worker_info|local_id|"
+    r"hvd|horovod|_dp|dp_|mesh",
+    re.IGNORECASE,
+)
+"""Words of data that the script itself distributes to ranks, and of names that differ between ranks."""
+_RANK_TEST_WORDS = re.compile(
+    r"distribut|ddp|world_?size|multi_?(?:gpu|process)|parallel|n_?gpus?$|num_gpus|rank|horovod|hvd|is_initialized|"
+    r"fsdp|num_processes|sampler|is_dist|use_dist",
+    re.IGNORECASE,
+)
+STREAMS = (
+    "torch.utils.data.IterableDataset",
+    "torch.utils.data.ChainDataset",
+    "torch.utils.data.IterDataPipe",
+    "webdataset.WebDataset",
+    "webdataset.DataPipeline",
+)
+_MAPS = re.compile(
+    r"^(?:torchvision\.datasets\.|torchaudio\.datasets\.|torch\.utils\.data\.(?:TensorDataset|Subset|ConcatDataset))"
+)
 
 
 def words_of(name: str) -> frozenset[str]:
@@ -42,10 +69,6 @@ def evaluates(name: str) -> bool | None:
     """Whether a name is for evaluation (``False``: for training); ``None`` if it is for neither or both."""
     trains, judges = not _TRAINING.isdisjoint(words_of(name)), is_for_evaluation(name)
     return judges if trains != judges else None
-
-
-_MAKERS = re.compile(r"(?:_?(?:get|make|build|create|load|prepare|setup|init)_|[a-z]+_?(?:data)?_?loaders?$)")
-"""Names of functions that make loaders."""
 
 
 class LoaderCall(NamedTuple):
@@ -155,12 +178,6 @@ def _identifiers(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
-_SETTINGS = re.compile(
-    r"^_?(?:args?|opts?|options|configs?|cfg|conf|hparams|h|flags|params|settings|parser)$", re.IGNORECASE
-)
-"""Names of objects with all settings of a script; one setting does not depend on the others."""
-
-
 def _made_from(script: Script, node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _SETTINGS.match(node.value.id):
         yield from _assigned_to_attributes(script).get(node.attr, ())
@@ -186,24 +203,9 @@ def _assigned_to_attributes(script: Script) -> dict[str, list[ast.expr]]:
     return found
 
 
-RANK_PATTERN = re.compile(
-    r"rank|world|shard|replica|process_index|num_processes|partition|distribut|split_by_node|get_worker_info|local_id|"
-    r"hvd|horovod|_dp|dp_|mesh",
-    re.IGNORECASE,
-)
-"""Words of data that the script itself distributes to ranks, and of names that differ between ranks."""
-
-
 def mentions_ranks(words: frozenset[str]) -> bool:
     """Whether one of the words does."""
     return any(RANK_PATTERN.search(word) for word in words)
-
-
-_RANK_TEST_WORDS = re.compile(
-    r"distribut|ddp|world_?size|multi_?(?:gpu|process)|parallel|n_?gpus?$|num_gpus|rank|horovod|hvd|is_initialized|"
-    r"fsdp|num_processes|sampler|is_dist|use_dist",
-    re.IGNORECASE,
-)
 
 
 def depends_on_ranks(script: Script, node: ast.AST) -> bool:
@@ -235,18 +237,6 @@ def is_iterable(script: Script, loader: ast.Call) -> bool | None:
     if name.removesuffix("()") in STREAMS:
         return True
     return False if _MAPS.match(name) else None
-
-
-STREAMS = (
-    "torch.utils.data.IterableDataset",
-    "torch.utils.data.ChainDataset",
-    "torch.utils.data.IterDataPipe",
-    "webdataset.WebDataset",
-    "webdataset.DataPipeline",
-)
-_MAPS = re.compile(
-    r"^(?:torchvision\.datasets\.|torchaudio\.datasets\.|torch\.utils\.data\.(?:TensorDataset|Subset|ConcatDataset))"
-)
 
 
 def belongs_to_lightning(script: Script, node: ast.AST) -> bool:

@@ -43,6 +43,20 @@ RANK_WORDS = (
 """Every file that is made for several ranks has one of these words."""
 _OLD_STRATEGIES = ("ddp", "ddp2", "ddp_spawn", "ddp_sharded", "horovod")
 _SINGLE = ("auto", "single_device", None, UNKNOWN)
+_SHARDS_LOADERS = re.compile(
+    r"^(?:accelerate\.Accelerator|lightning\.|transformers\.(?:\w*Trainer|TrainingArguments)|trl\.|composer\.Trainer|"
+    r"ignite\.distributed\.auto_dataloader|ray\.train\.torch\.prepare_data_loader|fastai\.|catalyst\.|mmengine\.|"
+    r"sentence_transformers\.|colossalai\.)"
+)
+_SHARDING_METHODS = frozenset({"prepare_data_loader", "setup_dataloaders", "auto_dataloader", "prepare"})
+_WRAPPING = frozenset(
+    {
+        *("enumerate", "tqdm", "trange", "track", "iter", "islice", "zip", "progress_bar", "prefetch", "log_every"),
+        *("cycle", "prog_bar", "progress", "alive_it", "master_bar", "ParallelLoader", "MpDeviceLoader"),
+    }
+)
+_BACKWARD = frozenset({"backward", "manual_backward", "training_step"})
+_SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
 
 
 def several_ranks(script: Script) -> ast.Call | None:
@@ -88,14 +102,6 @@ def _is_several(devices: object) -> bool:
     return isinstance(devices, tuple) and len(devices) > 1
 
 
-_SHARDS_LOADERS = re.compile(
-    r"^(?:accelerate\.Accelerator|lightning\.|transformers\.(?:\w*Trainer|TrainingArguments)|trl\.|composer\.Trainer|"
-    r"ignite\.distributed\.auto_dataloader|ray\.train\.torch\.prepare_data_loader|fastai\.|catalyst\.|mmengine\.|"
-    r"sentence_transformers\.|colossalai\.)"
-)
-_SHARDING_METHODS = frozenset({"prepare_data_loader", "setup_dataloaders", "auto_dataloader", "prepare"})
-
-
 def shards_loaders_itself(script: Script) -> bool:
     """Whether a framework is used that adds distributed samplers to loaders and sets their epochs."""
     made = any(_SHARDS_LOADERS.match(script.name(call.func)) for call in script.all(ast.Call))
@@ -120,14 +126,6 @@ class Loop(NamedTuple):
     trains: bool
 
 
-_WRAPPING = frozenset(
-    {
-        *("enumerate", "tqdm", "trange", "track", "iter", "islice", "zip", "progress_bar", "prefetch", "log_every"),
-        *("cycle", "prog_bar", "progress", "alive_it", "master_bar", "ParallelLoader", "MpDeviceLoader"),
-    }
-)
-
-
 def loops(script: Script) -> Iterator[Loop]:
     """The innermost loops with a backward pass, and loops over loaders without one."""
     for node in script.all(ast.For):
@@ -150,10 +148,6 @@ def unwrapped(source: ast.expr) -> ast.expr:
             break
         source = source.args[0]
     return source
-
-
-_BACKWARD = frozenset({"backward", "manual_backward", "training_step"})
-_SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
 
 
 def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:

@@ -17,6 +17,15 @@ PER_TASK = frozenset(
 """Variables that SLURM sets for each task of a step; a batch script has those of its first host (srun(1))."""
 LONGEST = 1 << 14
 """Characters of a value, or words of an array; longer ones (doubled again and again) are not followed."""
+_FORMULA = re.compile(r"[\w\s+*/%()-]{1,200}")
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 class Variables:
@@ -108,9 +117,6 @@ def _as_list(value: Value) -> Iterator[str]:
     yield from value.split() if isinstance(value, str) else value
 
 
-_FORMULA = re.compile(r"[\w\s+*/%()-]{1,200}")
-
-
 def calculate(text: str, variables: Variables) -> int | None:
     """The value of ``$((text))``; ``None`` if a part of it is unknown."""
     filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: _one(variables.value(match[1])) or "0", text)
@@ -120,16 +126,6 @@ def calculate(text: str, variables: Variables) -> int | None:
         return _number(ast.parse(filled.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Mod: operator.mod,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 def _number(node: ast.expr) -> int:

@@ -9,6 +9,15 @@ from typing import NamedTuple
 from doctor.lint.launch.shell.lexer import tokens
 from doctor.lint.launch.shell.tokens import Literal, Operator, Token, Word
 
+_OPENING = frozenset(("if", "while", "until", "{"))
+_LISTS = frozenset(("for", "select", "case"))
+_CLOSING = frozenset(("fi", "done", "esac", "}"))
+_WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
+_NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
+"""Commands that are not expected to fail."""
+_LOOPS = frozenset(("for", "while", "until", "select"))
+DECLARING = ("export", "declare", "typeset", "local", "readonly")
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -21,15 +30,6 @@ class Statement:
     in_loop: bool = False
     is_chained: bool = False
     in_background: bool = False
-
-
-_OPENING = frozenset(("if", "while", "until", "{"))
-_LISTS = frozenset(("for", "select", "case"))
-_CLOSING = frozenset(("fi", "done", "esac", "}"))
-_WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
-_NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
-"""Commands that are not expected to fail."""
-_LOOPS = frozenset(("for", "while", "until", "select"))
 
 
 class ShellScript(NamedTuple):
@@ -51,9 +51,6 @@ def split_script(text: str) -> ShellScript:
         if (statement.in_branch or statement.is_chained) and is_assignment:
             names.update(filter(None, assigned))
     return ShellScript(found, frozenset(names))
-
-
-DECLARING = ("export", "declare", "typeset", "local", "readonly")
 
 
 def assigned_name(word: Word) -> str | None:

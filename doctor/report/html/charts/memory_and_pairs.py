@@ -30,6 +30,10 @@ MEMORY = {
     "host_available": "host, available",
 }
 """Fields of a sample, and their labels."""
+OUTCOMES = ("open", "refused", "unanswered", "stranger", "unresolved", "unroutable", "silent")
+"""Outcomes of a connection attempt, from good to bad."""
+_SLOW_SHARE = 0.6
+"""Share of the usual bandwidth below which a transfer of a blamed host is bad; others of that host may be healthy."""
 
 
 class MemoryLine(NamedTuple):
@@ -127,10 +131,6 @@ class PairCharts(NamedTuple):
     left_out: int
 
 
-OUTCOMES = ("open", "refused", "unanswered", "stranger", "unresolved", "unroutable", "silent")
-"""Outcomes of a connection attempt, from good to bad."""
-
-
 def pairs_of(story: Narrative, job: Job | None) -> PairCharts | None:
     """Return what probes measured between hosts, or ``None`` if none ran. Slow pairs that a finding names are bad."""
     if job is None:
@@ -188,10 +188,6 @@ def _milliseconds(paths: Iterable[tuple[str, PathSample]], field: str) -> tuple[
         for host, peer, seconds in found
         if seconds is not None and math.isfinite(seconds)
     )
-
-
-_SLOW_SHARE = 0.6
-"""Share of the usual bandwidth below which a transfer of a blamed host is bad; others of that host may be healthy."""
 
 
 def _transferred(job: Job, blamed: Sequence[frozenset[str]]) -> PairChart:

@@ -42,6 +42,13 @@ MARKS = {
 }
 STUCK = ("still", "open")
 """Kinds of spans that did not end."""
+_BEFORE = 0.5
+"""Period shown before the first fault, as a share of the period after it."""
+_LEAST = 2.0
+"""Least seconds shown before the first fault."""
+_MOST_SHOWN = 0.3
+"""Least share of the whole period that must be skipped for the chart to start later."""
+_KINDS = {"data": "data", "checkpoint": "save", "setup": "setup", "ended": "setup"}
 
 
 class Span(NamedTuple):
@@ -136,14 +143,6 @@ def _focus(first_at: float | None, spans: Sequence[Span], begin: float, end: flo
     return focus if focus - begin > _MOST_SHOWN * (end - begin) else begin
 
 
-_BEFORE = 0.5
-"""Period shown before the first fault, as a share of the period after it."""
-_LEAST = 2.0
-"""Least seconds shown before the first fault."""
-_MOST_SHOWN = 0.3
-"""Least share of the whole period that must be skipped for the chart to start later."""
-
-
 class _LaneStyle(NamedTuple):
     """What decides how events are drawn. ``cited``: places of lines that findings quote -> the kind of their mark;
     ``blamed``: ranks that the primary finding names; ``began``: those whose own failure is the primary one; ``calls``
@@ -225,9 +224,6 @@ def _progress_spans(rank: Rank) -> Iterator[Span]:
     if stuck:
         text = f"{progress.state} for {progress.idle:.0f} s: {place_words(progress.stage, progress.point)}"
         yield Span(since, progress.at, "still", text)
-
-
-_KINDS = {"data": "data", "checkpoint": "save", "setup": "setup", "ended": "setup"}
 
 
 def _span_kind(moment: PointInTime) -> str:
