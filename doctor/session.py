@@ -13,7 +13,7 @@ from doctor.analysis.logs.run_outcome import outcome_of
 from doctor.core.facts import LaunchFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.core.logs.event_groups import place_of_line
-from doctor.core.report_document import CheckResult, FailOn, Report, ReportFinding, ReportInput
+from doctor.core.report_document import CheckResult, FailOn, Report, ReportInput
 from doctor.core.report_summary import summarize
 from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
@@ -96,8 +96,16 @@ def open_gathering(
 
     secret = secret_from_environ(machine.environ)
     if plan.ray is not None:
-        options = _probe_options(probe, mesh, why, several_hosts=True)
-        return _open_ray(plan.ray, settings, options=options, tell=tell, discreet=discreet)
+        from doctor.cluster.ray.ray_session import RayGatherSession
+
+        return RayGatherSession(
+            plan.ray,
+            probe_options=_probe_options(probe, mesh, why, several_hosts=True),
+            timeout=settings.timeout,
+            directories=settings.directories,
+            write_line=tell,
+            discreet=discreet,
+        )
     assert plan.identity is not None  # a plan has one or the other
     from doctor.cluster.gather.gather_session import GatherSession
     from doctor.cluster.gather.participant import start_participant
@@ -128,21 +136,6 @@ def _probe_options(
     from doctor.cluster.gather.probe_schedule import ProbeOptions
 
     return ProbeOptions("full" if probe == "full" else "light", mesh, why)
-
-
-def _open_ray(
-    address: str, settings: Settings, *, options: ProbeOptions | None, tell: Announce, discreet: bool
-) -> RayGatherSession:
-    from doctor.cluster.ray.ray_session import RayGatherSession
-
-    return RayGatherSession(
-        address,
-        probe_options=options,
-        timeout=settings.timeout,
-        directories=settings.directories,
-        write_line=tell,
-        discreet=discreet,
-    )
 
 
 def examine(job: Job, settings: Settings | None = None) -> Report:
@@ -209,13 +202,9 @@ def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
     """The files and lines that findings quote or are located at."""
     findings = [finding for result in results for finding in result.findings]
     sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
-    said = (line for one in findings for line in _lines_logged(one))
+    quotes = (one.evidence.get("said") for one in findings)
+    said = (line for quote in quotes if isinstance(quote, (list, tuple)) for line in quote)
     return frozenset(sources | {place for line in said if (place := place_of_line(str(line)))})
-
-
-def _lines_logged(finding: ReportFinding) -> tuple[object, ...]:
-    said = finding.evidence.get("said")
-    return tuple(said) if isinstance(said, (list, tuple)) else ()
 
 
 def with_command_line(

@@ -33,10 +33,7 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Case(Protocol):
-    """A job that a check must pass or fail, as :mod:`doctor.testing.cases` builds it.
-
-    Only tests build and evaluate cases.
-    """
+    """A job that a check must pass or fail, as :mod:`doctor.testing.cases` builds it for tests."""
 
     @property
     def name(self) -> str:
@@ -91,7 +88,8 @@ class Check:
         if not set(str(self.when)) <= set("PRM") or not self.when:
             raise ValueError(f"{self.id}: when is made of the letters P, R and M")
         for name, sections in (("needs", self.needs), ("or_needs", self.or_needs)):
-            if not isinstance(sections, tuple) or not all(_is_section(section) for section in sections):
+            kinds = sections if isinstance(sections, tuple) else (None,)
+            if not all(isinstance(kind, type) and issubclass(kind, Section) for kind in kinds):
                 raise ValueError(f"{self.id}: {name} is a tuple of types of sections")
 
     @property
@@ -164,10 +162,6 @@ def check(
         )
 
     return make
-
-
-def _is_section(need: object) -> bool:
-    return isinstance(need, type) and issubclass(need, Section)
 
 
 def read_docstring(text: str) -> tuple[str, str, str]:

@@ -72,7 +72,9 @@ def load_registry(plugin_files: Iterable[Path] = (), *, plugins: bool = True) ->
         broken.extend(_add_plugin(checks, entry))
     for path in plugin_files:
         _add_file(checks, path)
-    return CheckRegistry(tuple(sorted(checks.values(), key=_order)), tuple(broken))
+    families = {family: position for position, family in enumerate(FAMILIES.values())}
+    order = sorted(checks.values(), key=lambda check: (families.get(check.family, len(families)), check.id))
+    return CheckRegistry(tuple(order), tuple(broken))
 
 
 def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
@@ -158,7 +160,9 @@ def _add_plugin(checks: dict[str, Check], entry: importlib.metadata.EntryPoint) 
     origin = origin_of(entry)
     try:
         loaded = entry.load()
-        found = [loaded] if isinstance(loaded, Check) else _checks_below(loaded)
+        # Each check once: packages re-export what their modules define.
+        below = {id(check): check for part in modules_of(loaded) for check in checks_in(part)}
+        found = [loaded] if isinstance(loaded, Check) else list(below.values())
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -178,12 +182,6 @@ def origin_of(entry: importlib.metadata.EntryPoint) -> str:
         return str(entry.dist.name) if entry.dist is not None else entry.module
     except Exception:
         return entry.value
-
-
-def _checks_below(module: object) -> list[Check]:
-    """The checks of a module and its submodules, each once: packages re-export what their modules define."""
-    found = {id(check): check for part in modules_of(module) for check in checks_in(part)}
-    return list(found.values())
 
 
 def modules_of(module: object) -> Iterator[ModuleType]:
@@ -230,11 +228,6 @@ def import_file(path: Path) -> ModuleType:
     except BaseException as error:
         raise UnusableError(f"the plug-in {path} fails to load: {sentence_of(error)}") from error
     return module
-
-
-def _order(check: Check) -> tuple[int, str]:
-    families = list(FAMILIES.values())
-    return (families.index(check.family) if check.family in families else len(families), check.id)
 
 
 def matches(check_id: str, family: str, pattern: str) -> bool:

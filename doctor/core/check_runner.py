@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -45,52 +45,41 @@ def examine_job(
     limits: Mapping[str, float] | None = None,
     ignore: Ignore | None = None,
 ) -> tuple[CheckResult, ...]:
-    """Run all checks of ``catalog`` over ``job``; see :class:`Runner`."""
-    return tuple(Runner(job, catalog, limits=limits, ignore=ignore).results())
-
-
-class Runner:
-    """Runs the checks of a registry over one job.
+    """Run all checks of ``catalog`` over ``job``; the last results are an error for every plugin that failed to load.
 
     ``limits``: thresholds such as ``{"MEM003.used_share": 0.9}``. ``ignore`` returns why a finding does not count, or
     ``None`` if it counts.
     """
+    runner = _Runner(job, limits or {}, ignore)
+    # All checks run before causes are assigned, because a later check may explain an earlier finding.
+    results = list(map(runner.run, catalog.checks))
+    return (*(_with_causes(result, runner.causes) for result in results), *map(crash_at_load, catalog.broken))
 
-    def __init__(
-        self,
-        job: Job,
-        catalog: CheckRegistry,
-        *,
-        limits: Mapping[str, float] | None = None,
-        ignore: Ignore | None = None,
-    ) -> None:
+
+class _Runner:
+    def __init__(self, job: Job, limits: Mapping[str, float], ignore: Ignore | None) -> None:
+        self.causes: dict[str, list[_ExplainingFinding]] = {}
         self._job = job
-        self._catalog = catalog
-        self._limits = limits or {}
+        self._limits = limits
         self._ignore = ignore
         self._coverages = _SectionCoverages(job)
-        self._causes: dict[str, list[_ExplainingFinding]] = {}
 
-    def results(self) -> Iterator[CheckResult]:
-        """Yield the result of every check, then an error for every plugin that failed to load."""
-        # All checks run before the first result is yielded, because a later check may explain an earlier finding.
-        for result in list(map(self._run, self._catalog.checks)):
-            yield _with_causes(result, self._causes)
-        yield from map(crash_at_load, self._catalog.broken)
-
-    def _run(self, check: Check) -> CheckResult:
+    def run(self, check: Check) -> CheckResult:
         started = time.perf_counter()
         coverage = self._coverages.of(check)
         outcome = self._evaluate(check, coverage)
         findings = tuple(self._complete(check, finding) for finding in outcome.findings)
         status, reason = _status(self._job, check, outcome, findings, coverage)
-        self._note_causes(check, outcome.findings, findings)
+        for finding, shown in zip(outcome.findings, findings, strict=True):
+            for consequence in finding.explains if shown.stands else ():
+                cause = _ExplainingFinding(check.id, frozenset(finding.ranks), shown)
+                self.causes.setdefault(consequence, []).append(cause)
         return CheckResult(
             id=check.id,
             name=check.name,
             family=check.family,
             status=status,
-            severity=_worst(findings) or check.severity,
+            severity=max((one.severity for one in findings), key=lambda worst: worst.weight, default=check.severity),
             seen=coverage.seen,
             expected=coverage.expected,
             reason=reason,
@@ -107,7 +96,9 @@ class Runner:
             outcome.skips.append(Skip(NO_EVIDENCE))
             return outcome
         if coverage.seen or not check.needs:
-            outcome = self._call(check, check.judge, self._limits_of(check))
+            names = {name: f"{check.id}.{name}" for name in check.limits}
+            limits = {name: self._limits[full] for name, full in names.items() if full in self._limits}
+            outcome = self._call(check, check.judge, limits)
         if evidence is not None:
             outcome.findings.extend(declared_findings(self._job, check.id))
         if check.from_logs and evidence is not None:
@@ -117,10 +108,6 @@ class Runner:
         if all(finding.severity is Severity.INFO for finding in outcome.findings):
             outcome.findings.extend(reported_findings(self._job, check.id))
         return outcome
-
-    def _limits_of(self, check: Check) -> dict[str, float]:
-        names = {name: f"{check.id}.{name}" for name in check.limits}
-        return {name: self._limits[full] for name, full in names.items() if full in self._limits}
 
     def _call(self, check: Check, judge: Judge, limits: Mapping[str, float]) -> _CheckYield:
         outcome = _CheckYield()
@@ -151,12 +138,6 @@ class Runner:
             source=finding.source,
         )
 
-    def _note_causes(self, check: Check, findings: Iterable[Finding], completed: Iterable[ReportFinding]) -> None:
-        for finding, shown in zip(findings, completed, strict=True):
-            for consequence in finding.explains if shown.stands else ():
-                cause = _ExplainingFinding(check.id, frozenset(finding.ranks), shown)
-                self._causes.setdefault(consequence, []).append(cause)
-
 
 @dataclass
 class _CheckYield:
@@ -181,7 +162,9 @@ def _collect(
                 raise OverflowError(f"it yields more than {MOST_VERDICTS} times")
             _sort(verdict, outcome)
     except caught as error:
-        outcome.crash = f"{sentence_of(error)} ({_innermost(error)})"
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no frame"
+        outcome.crash = f"{sentence_of(error)} ({place})"
 
 
 def _sort(verdict: object, outcome: _CheckYield) -> None:
@@ -209,15 +192,6 @@ def _copied(verdict: V, kind: type[V]) -> V:
         raise TypeError(f"its {kind.__name__} can't be written down: {sentence_of(error)}") from error
 
 
-def _innermost(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no frame"
-
-
-def _worst(findings: Iterable[ReportFinding]) -> Severity | None:
-    return max((finding.severity for finding in findings), key=lambda severity: severity.weight, default=None)
-
-
 def _status(
     job: Job, check: Check, outcome: _CheckYield, findings: tuple[ReportFinding, ...], coverage: _SectionCoverage
 ) -> tuple[Status, str | None]:
@@ -229,7 +203,9 @@ def _status(
     if not coverage.seen and check.needs:
         return _nothing_seen(coverage)
     if outcome.unknowns:
-        return Status.UNKNOWN, _why_unknown(outcome.unknowns)
+        first, *others = outcome.unknowns
+        more = f" (and {len(others)} more)" if others else ""
+        return Status.UNKNOWN, _with_unhide(first.reason, first.unhide) + more
     if outcome.skips:
         return Status.SKIP, outcome.skips[0].reason
     if coverage.missing:
@@ -260,12 +236,6 @@ def _status_without_findings(job: Job, check: Check, coverage: _SectionCoverage)
     return Status.PASS, None
 
 
-def _why_unknown(unknowns: list[Unknown]) -> str:
-    first = unknowns[0]
-    more = f" (and {len(unknowns) - 1} more)" if len(unknowns) > 1 else ""
-    return _with_unhide(first.reason, first.unhide) + more
-
-
 def _reason(lack: Missing, count: int, expected: int) -> str:
     share = f"{count} of {expected}: " if 0 < count < expected else ""
     return _with_unhide(share + lack.reason, lack.unhide)
@@ -282,20 +252,14 @@ class _ExplainingFinding(NamedTuple):
     ranks: frozenset[int]
     finding: ReportFinding
 
-    @property
-    def weight(self) -> tuple[int, float]:
-        """The order of precedence: severity, then confidence."""
-        return (self.finding.severity.weight, self.finding.confidence)
-
 
 def _with_causes(result: CheckResult, explained: Mapping[str, list[_ExplainingFinding]]) -> CheckResult:
-    """The result with each finding linked to its cause.
-
-    A cause names the check in ``explains`` and shares a rank with the finding.
-    """
-    causes = sorted(explained.get(result.id, ()), key=lambda cause: cause.weight, reverse=True)
+    """The result with each finding linked to its cause, which shares a rank with it. The most severe cause counts, and
+    of these the most certain."""
+    causes = explained.get(result.id)
     if not causes:
         return result
+    causes = sorted(causes, key=lambda cause: (cause.finding.severity.weight, cause.finding.confidence), reverse=True)
 
     def mark(finding: ReportFinding) -> ReportFinding:
         for cause in causes:
@@ -339,8 +303,6 @@ class _SectionCoverage:
 
 
 class _SectionCoverages:
-    """Counts once for all checks that need the same sections."""
-
     def __init__(self, job: Job) -> None:
         self._job = job
         self._done: dict[tuple[bool, Needs, Needs], _SectionCoverage] = {}
@@ -362,10 +324,7 @@ class _SectionCoverages:
         return _SectionCoverage(seen, seen + lacking + unreported, lacking, tuple(missing), absent)
 
     def _hosts(self, groups: list[tuple[IdenticalRanks, tuple[Missing, ...]]]) -> list[tuple[Missing, int]]:
-        """The reason of every host that has such a rank.
-
-        Of several reasons on one host, the gravest of the lowest rank counts.
-        """
+        """The reason of every host that has such a rank; of several, the gravest of the lowest rank."""
         if len(groups) == 1:
             ((group, reasons),) = groups
             return [(_gravest(reasons), len({rank.host.index for rank in group.members}))]

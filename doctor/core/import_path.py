@@ -10,8 +10,9 @@ import sys
 
 
 def leave_working_directory() -> None:
-    """Take the working directory from ``sys.path``."""
-    if _is_put_first() and sys.path[:1] == [_working_directory()]:
+    """Take the working directory from ``sys.path``, where ``-I``, ``-P`` and PYTHONSAFEPATH do not put it."""
+    is_safe = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    if is_main_package() and not is_safe and sys.path[:1] == [working_directory()]:
         del sys.path[0]
     sys.path[:] = cleaned_path()
 
@@ -20,7 +21,10 @@ def cleaned_path() -> list[str]:
     """``sys.path`` without relative entries, and without the working directory where only an empty or relative entry
     of ``PYTHONPATH`` put it there: the module ``site`` makes these absolute. A checkout that runs from itself stays,
     as the last entry."""
-    here, behind = _working_directory(), _standard_library_at()
+    here = working_directory()
+    # Entries of PYTHONPATH precede the standard library, those of ``.pth`` files follow it.
+    library = os.path.dirname(os.__file__)  # noqa: PTH120
+    behind = sys.path.index(library) if library in sys.path else len(sys.path)
     given = "" if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "")
     entries = given.split(os.pathsep) if given else []
     named = [os.path.normpath(entry) for entry in entries if os.path.isabs(entry)]  # noqa: PTH117
@@ -45,19 +49,9 @@ def is_main_package() -> bool:
     return module.split(".")[0] == "doctor"
 
 
-def _is_put_first() -> bool:
-    """Whether the interpreter put the working directory first; ``-I``, ``-P`` and PYTHONSAFEPATH keep it from that."""
-    return is_main_package() and not sys.flags.isolated and not getattr(sys.flags, "safe_path", False)
-
-
-def _working_directory() -> str | None:
+def working_directory() -> str | None:
+    """The working directory; ``None`` if it was deleted."""
     try:
         return os.getcwd()  # noqa: PTH109
-    except OSError:  # it was deleted
+    except OSError:
         return None
-
-
-def _standard_library_at() -> int:
-    """How many entries precede the standard library: those of PYTHONPATH do, those of ``.pth`` files follow it."""
-    library = os.path.dirname(os.__file__)  # noqa: PTH120
-    return sys.path.index(library) if library in sys.path else len(sys.path)

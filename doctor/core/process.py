@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from doctor.core.import_path import cleaned_path
+from doctor.core.import_path import cleaned_path, working_directory
 
 _INTERPRETER = """
 import sys
@@ -41,25 +41,20 @@ class _ChildRegistry:
         self._closed = False
         self._owner = 0
 
-    @contextlib.contextmanager
-    def _birth(self) -> Iterator[None]:
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a child that :meth:`close` will know of."""
         with self._changed:
             if self._closed:
                 raise OSError("this interpreter is ending")
             self._starting += 1
             self._owner = os.getpid()
         try:
-            yield
+            child = subprocess.Popen(list(command), stdout=subprocess.PIPE, start_new_session=True, **options)
+            self._children.add(child)
         finally:
             with self._changed:
                 self._starting -= 1
                 self._changed.notify_all()
-
-    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Start a child that :meth:`close` will know of."""
-        with self._birth():
-            child = subprocess.Popen(list(command), stdout=subprocess.PIPE, start_new_session=True, **options)
-            self._children.add(child)
         return child
 
     def close(self) -> None:
@@ -107,15 +102,8 @@ def start_python(
     may have put a ``json.py``. Python 3.10 has no ``-P``; ``-I`` would ignore PYTHONHOME and sitecustomize.
     """
     path = cleaned_path()
-    command = [sys.executable, "-c", _INTERPRETER, str(len(path)), cwd or _working_directory(), module, *path]
+    command = [sys.executable, "-c", _INTERPRETER, str(len(path)), cwd or working_directory() or "/", module, *path]
     return start_child([*command, *arguments], stdin=stdin, stderr=stderr, env=env, cwd="/")
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except OSError:  # it was deleted
-        return "/"
 
 
 def abandon_child(child: subprocess.Popen[bytes]) -> None:

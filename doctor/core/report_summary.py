@@ -62,6 +62,8 @@ def summarize(
     inconclusive = inconclusive or _has_errors(results, strict=strict)
     inconclusive = inconclusive or (job is not None and _is_open(job, results, must_be_complete=must_be_complete))
     inconclusive = inconclusive or (outcome is not None and not outcome.is_orderly)
+    seen = len({rank.number for rank in job.ranks}) if job is not None else 0
+    expected = max(job.world_size, seen) if job is not None else 0
     report = Report(
         schema=SCHEMA,
         tool=ReportTool(),
@@ -70,7 +72,7 @@ def summarize(
         exit_code=_exit_code(results, fail_on, inconclusive=inconclusive),
         verdict=_verdict(results, inconclusive=inconclusive),
         job=describe_job(job) if job is not None else None,
-        coverage=_coverage(job, results),
+        coverage=CheckCoverage(_count_statuses(results), ranks_seen=seen, ranks_expected=expected),
         primary=primary_of(results, job.evidence if job is not None else None),
         inputs=tuple(inputs),
         results=tuple(results),
@@ -94,10 +96,7 @@ def summarize_again(report: Report, results: Sequence[CheckResult], *, started: 
 
 
 def merge_reports(reports: Iterable[tuple[str, Report]], *, started: float) -> RunReports:
-    """The document of several runs, with their worst verdict.
-
-    Failed is worse than inconclusive, which is worse than passed.
-    """
+    """The document of several runs, with their worst verdict."""
     runs = tuple(RunReport(name, report) for name, report in reports)
     words = [_VERDICTS[code] for code in _WORST_FIRST]
     return RunReports(
@@ -167,13 +166,6 @@ def describe_job(job: Job) -> ReportJob:
     return ReportJob(launcher=job.launcher, world_size=job.world_size, hosts=hosts, absent=job.absent)
 
 
-def _coverage(job: Job | None, results: Iterable[CheckResult]) -> CheckCoverage:
-    if job is None:
-        return CheckCoverage(_count_statuses(results), ranks_seen=0, ranks_expected=0)
-    seen = len({rank.number for rank in job.ranks})
-    return CheckCoverage(_count_statuses(results), ranks_seen=seen, ranks_expected=max(job.world_size, seen))
-
-
 def _count_statuses(results: Iterable[CheckResult]) -> dict[str, int]:
     counts = {status.value: 0 for status in Status}
     for result in results:
@@ -210,11 +202,12 @@ def primary_of(results: Iterable[CheckResult], evidence: LogEvidence | None = No
 
     def merit(root: tuple[str, ReportFinding]) -> tuple[float, ...]:
         name, finding = root
+        place = evidence.position(finding.source.file, finding.source.line) if evidence and finding.source else None
         return (
             explains.get(name, 0),
             finding.severity.weight,
             round(finding.confidence, 1),
-            -_position(finding, evidence),
+            -math.inf if place is None else -place,
             -order[name],
         )
 
@@ -222,21 +215,9 @@ def primary_of(results: Iterable[CheckResult], evidence: LogEvidence | None = No
 
 
 def _explains_itself(name: str, standing: Iterable[tuple[str, ReportFinding]]) -> bool:
-    """Whether findings explain one another in a cycle through ``name``.
-
-    Each finding of such a cycle is as good a root cause as the others.
-    """
+    """Whether findings explain one another in a cycle through ``name``: each is as good a root cause as the others."""
     causes = {consequence: one.explained_by for consequence, one in standing if one.explained_by}
     at, steps = causes.get(name), 0
     while at is not None and at != name and steps < len(causes):
         at, steps = causes.get(at), steps + 1
     return at == name
-
-
-def _position(finding: ReportFinding, evidence: LogEvidence | None) -> float:
-    """The position of the finding's first line among all log events.
-
-    Infinity if the finding quotes no line.
-    """
-    place = evidence.position(finding.source.file, finding.source.line) if evidence and finding.source else None
-    return math.inf if place is None else place

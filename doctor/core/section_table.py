@@ -136,13 +136,12 @@ class SectionTable:
         self._undivided = self._divide((0,) * len(ranks))
 
     def rows(self, sections: Sequence[type[Section]], also: Sequence[type[Section]]) -> list[Row]:
-        """Every distinct combination of ``sections``, with the ranks that have it.
-
-        Ranks that differ in one of ``also`` are in different rows.
-        """
+        """Every distinct combination of ``sections`` and ``also``: the ``sections``, and the ranks that have it."""
         columns = [self.column(section) for section in sections]
         shared = self.divide((*sections, *also))
-        values = (self._one_each(column, shared) for column in columns)
+        values = [column.values for column in columns]
+        if len(shared.first) < len(self._ranks):
+            values = [[column[position] for position in shared.first] for column in values]
         rows: Iterable[Row] = zip(*values, shared.groups, strict=True)
         return [row for row in rows if None not in row] if any(one.has_gaps for one in columns) else list(rows)
 
@@ -159,14 +158,14 @@ class SectionTable:
     def lacking(
         self, needs: Sequence[type[Section]], instead: Sequence[type[Section]] = ()
     ) -> list[tuple[IdenticalRanks, tuple[Missing, ...]]]:
-        """Groups of ranks that lack one of ``needs``, each with the reasons.
-
-        Ranks that have all of ``instead`` do not count as lacking.
-        """
+        """Groups of ranks that lack one of ``needs``, and one of ``instead`` if there are any, with the reasons."""
         with_gaps = [section for section in needs if self.column(section).has_gaps]
         if not with_gaps:
             return []
-        needed, other = map(self._reason_columns, (with_gaps, instead))
+        needed, other = (
+            [self._reasons.get(section.key) or self._read_reasons(section) for section in asked]
+            for asked in (with_gaps, instead)
+        )
         shared = self._combine([*needed, *other])
         found = []
         for group, first in zip(shared.groups, shared.first, strict=True):
@@ -175,9 +174,6 @@ class SectionTable:
             if not served and any(reasons):
                 found.append((group, tuple(filter(None, reasons))))
         return found
-
-    def _reason_columns(self, sections: Sequence[type[Section]]) -> list[Column[Missing]]:
-        return [self._reasons.get(section.key) or self._read_reasons(section) for section in sections]
 
     def _read_reasons(self, section: type[Section]) -> Column[Missing]:
         """Why the section is missing, for every rank."""
@@ -241,11 +237,6 @@ class SectionTable:
             return finest
         return self._divide(_numbered(list(zip(*(part.labels for part in parts), strict=True))))
 
-    def _one_each(self, column: Column[Section], shared: Division) -> Sequence[Section | None]:
-        """The section of each group of ``shared``."""
-        everyone = len(shared.first) == len(self._ranks)
-        return column.values if everyone else [column.values[position] for position in shared.first]
-
 
 def _interned(reasons: list[Missing | None]) -> list[Missing | None]:
     """The same reasons, equal ones as one object, so that they can be compared by identity."""
@@ -256,10 +247,7 @@ def _interned(reasons: list[Missing | None]) -> list[Missing | None]:
 
 
 def _labels(values: Sequence[object]) -> tuple[Labels, bool]:
-    """The group of each value by identity, and whether ``None`` is among them.
-
-    Identity is compared because hashing sections is slow.
-    """
+    """The group of each value by identity, because hashing sections is slow, and whether ``None`` is among them."""
     identities = list(map(id, values))
     if identities and identities.count(identities[0]) == len(identities):
         return (0,) * len(identities), values[0] is None

@@ -148,8 +148,9 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
     path = file.path
     try:
         known = msgspec.convert(file.table, prepared(_SettingsTable))
-    except msgspec.ValidationError as error:
-        raise UnusableError(f"{path}: {_plain(error)}") from None
+    except msgspec.ValidationError as error:  # without the notation of msgspec: ``$.ignore[0]`` becomes ``ignore[0]``
+        words = str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
+        raise UnusableError(f"{path}: {words}") from None
     if known.plugins and not file.may_name_code:
         notes = [*notes, _why_withheld(file, known.plugins)]
     return Settings(
@@ -219,26 +220,20 @@ def _directories(directories: Mapping[str, str], path: Path) -> Iterable[tuple[s
         yield role, os.path.expanduser(where)  # noqa: PTH111 - Path.expanduser raises where there is no home
 
 
-def _plain(error: msgspec.ValidationError) -> str:
-    """The message of msgspec without its notation: ``$.ignore[0]`` becomes ``ignore[0]``."""
-    return str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
-
-
 def _located(entries: list[IgnoreEntry], file: UserSettingsFile) -> tuple[IgnoreEntry, ...]:
-    """The entries with the line of each; TOML readers do not keep line numbers, so the id is searched."""
-    lines: dict[str, list[int]] = {}
+    """The entries with the line of each; TOML readers do not keep line numbers, so the id is searched. Two entries may
+    have the same id for different hosts."""
+    places: dict[str, list[str]] = {}
     for number, line in enumerate(file.text.splitlines(), 1):
         for match in _ENTRY_ID.finditer(line.partition("#")[0]):
-            lines.setdefault(match["id"], []).append(number)
-    return tuple(msgspec.structs.replace(entry, by=file.path.name + _line(lines.get(entry.id))) for entry in entries)
+            places.setdefault(match["id"], []).append(f"{file.path.name}:{number}")
+    return tuple(
+        msgspec.structs.replace(entry, by=found.pop(0) if (found := places.get(entry.id)) else file.path.name)
+        for entry in entries
+    )
 
 
 _ENTRY_ID = re.compile(r"""\bid["']?\s*=\s*(["'])(?P<id>[^"']*)\1""")
-
-
-def _line(lines: list[int] | None) -> str:
-    """The next line that contains an id: two entries may have the same id for different hosts."""
-    return f":{lines.pop(0)}" if lines else ""
 
 
 def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:

@@ -31,17 +31,14 @@ def is_pickle(head: bytes) -> bool:
 
 
 def load_plain(source: bytes | BinaryIO, *, limit: int) -> object:
-    """Return the plain values in a pickle.
-
-    Args:
-        source: its bytes, or a file that is open at its beginning.
-        limit: maximum size in bytes. The loaded values take about 5 times as much memory.
+    """Return the plain values in a pickle of at most ``limit`` bytes; they take about 5 times as much memory.
 
     Raises:
         UnusableError: it is too large, imports something, or is truncated or corrupt.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    size = len(source) if isinstance(source, bytes) else _size(stream)
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
     if size > limit:
         raise UnusableError(f"it has {size >> 20} MiB, more than the {limit >> 20} MiB that are read")
     try:
@@ -50,7 +47,8 @@ def load_plain(source: bytes | BinaryIO, *, limit: int) -> object:
         where = f"the pickle is hostile or of another kind: it wants to import {printable(str(error), 100)}"
         raise UnusableError(f"{where}; nothing was run") from None
     except _BROKEN as error:
-        raise UnusableError(f"the pickle is cut short or garbled: {_words(error)}") from None
+        words = printable(str(error), 100) or type(error).__name__
+        raise UnusableError(f"the pickle is cut short or garbled: {words}") from None
     except MemoryError:
         raise UnusableError("the pickle claims more memory than there is") from None
 
@@ -78,14 +76,3 @@ class PlainUnpickler(ImportRefusal, pickle.Unpickler):
 def printable(words: str, most: int = 200) -> str:
     """The message, truncated, because it may quote content of the pickle."""
     return "".join(letter if letter.isprintable() else "?" for letter in words[:most])
-
-
-def _size(stream: BinaryIO) -> int:
-    place = stream.tell()
-    end = stream.seek(0, io.SEEK_END)
-    stream.seek(place)
-    return end - place
-
-
-def _words(error: BaseException) -> str:
-    return printable(str(error), 100) or type(error).__name__

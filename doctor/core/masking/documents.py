@@ -115,19 +115,12 @@ def mask_document(value: Any) -> Any:
 
 
 def _mask_fields(fields: dict[Any, Any]) -> dict[Any, Any]:
-    masked = {_mask_name(name): _mask_field(name, inner) for name, inner in fields.items()}
+    masked = {}
+    for name, inner in fields.items():
+        is_secret = isinstance(inner, str) and inner not in ("", REDACTED) and _is_secret_field(name)
+        masked[mask_text(name) if isinstance(name, str) else name] = REDACTED if is_secret else mask_document(inner)
     variable, text = fields.get("name"), fields.get("value")
     if isinstance(variable, str) and isinstance(text, str):
         masked["value"] = mask_value(variable, text)
     changed = any(new is not old for new, old in zip(masked.values(), fields.values(), strict=False))
     return masked if changed or len(masked) != len(fields) or list(masked) != list(fields) else fields
-
-
-def _mask_name(name: Any) -> Any:
-    return mask_text(name) if isinstance(name, str) else name
-
-
-def _mask_field(name: Any, value: Any) -> Any:
-    if isinstance(value, str) and value and _is_secret_field(name):
-        return REDACTED if value != REDACTED else value
-    return mask_document(value)

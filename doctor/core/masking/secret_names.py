@@ -84,18 +84,14 @@ def _of_word(word: str, previous: str) -> SecretConfidence:
     if word in _SURE or any(part in word for part in _INSIDE_SURE):
         return SecretConfidence.SURE
     if "TOKEN" in word and "TOKENI" not in word:
-        return _of_token(word, previous)
+        if previous in _VOCABULARY or any(word == f"{one}TOKENS" for one in _VOCABULARY):
+            return SecretConfidence.NO
+        return SecretConfidence.MAYBE if word.endswith("TOKENS") else SecretConfidence.SURE
     if word in ("KEY", "KEYS"):
         return SecretConfidence.SURE if previous in _KEY_OF else SecretConfidence.MAYBE
     if word in _MAYBE or _is_compound(word):
         return SecretConfidence.MAYBE
     return SecretConfidence.NO
-
-
-def _of_token(word: str, previous: str) -> SecretConfidence:
-    if previous in _VOCABULARY or any(word == f"{one}TOKENS" for one in _VOCABULARY):
-        return SecretConfidence.NO
-    return SecretConfidence.MAYBE if word.endswith("TOKENS") else SecretConfidence.SURE
 
 
 def _is_compound(word: str) -> bool:

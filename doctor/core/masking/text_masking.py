@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 
 from doctor.core.masking.program_options import PROGRAMS
@@ -100,10 +100,6 @@ _LOGIN = re.compile(
 """``user:password@host`` without a scheme. A port is not a password, nor is an image tag before its digest."""
 
 
-def _mask_logins(text: str) -> str:
-    return _LOGIN.sub(_without_secret, text)
-
-
 # Headers (RFC 9110, 11.6.2; RFC 6265).
 
 _AUTHORIZATION = re.compile(
@@ -188,9 +184,11 @@ _ELEMENT = re.compile(r"<(?P<name>[\w.:-]{2,60})>(?P<secret>[^<>\s][^<>]{0,512})
 
 def _mask_elements(text: str) -> str:
     """Mask ``<password>x</password>``."""
-    return _ELEMENT.sub(
-        lambda match: _without_secret(match) if secrecy(match["name"]) is SecretConfidence.SURE else match[0], text
-    )
+
+    def masked(match: re.Match[str]) -> str:
+        return _without_secret(match) if secrecy(match["name"]) is SecretConfidence.SURE else match[0]
+
+    return _ELEMENT.sub(masked, text)
 
 
 def _secrecy_in(text: str, found: re.Match[str]) -> SecretConfidence:
@@ -212,15 +210,11 @@ def _end_of_value(text: str, start: int, quote: str, *, sure: bool) -> int:
             return closing
     unquoted = _UNQUOTED.match(text, start)
     end = unquoted.end() if unquoted else start
-    if sure and not _in_query(text, start):
+    in_query = "?" in text[max(0, start - 300) : start] or "&" in text[max(0, start - 100) : start]
+    if sure and not in_query:  # in a query, other parameters follow after ``&``
         return end - len(text[start:end]) + len(text[start:end].rstrip(",;)]}"))
     early = _ENDS_EARLY.search(text, start, end)
     return early.start() if early else end
-
-
-def _in_query(text: str, start: int) -> bool:
-    """Whether the value is part of a query, in which other parameters follow after ``&``."""
-    return "?" in text[max(0, start - 300) : start] or "&" in text[max(0, start - 100) : start]
 
 
 def _closing(text: str, start: int, quote: str) -> int:
@@ -241,12 +235,12 @@ _OPTION = re.compile(
 
 def _mask_options(text: str) -> str:
     """Mask the value in ``--password x``, for options with such names."""
-    return _OPTION.sub(
-        lambda match: (
-            _without_secret(match) if secrecy(match["name"]) and not _NOTHING.fullmatch(match["secret"]) else match[0]
-        ),
-        text,
-    )
+
+    def masked(match: re.Match[str]) -> str:
+        is_secret = secrecy(match["name"]) and not _NOTHING.fullmatch(match["secret"])
+        return _without_secret(match) if is_secret else match[0]
+
+    return _OPTION.sub(masked, text)
 
 
 def _mask_programs(text: str) -> str:
@@ -286,16 +280,13 @@ def looks_random(text: str) -> bool:
     if text.startswith(("/", "./", "~", "<", "$")):
         return False
     runs = (run[0] for run in _RUN.finditer(text) if not run[0].startswith(("0x", "0X")))
-    return any((_is_mixed(run) or len(run) >= 24) and not run.isdecimal() for run in runs)
-
-
-def _is_mixed(text: str) -> bool:
-    return any(map(str.isdigit, text)) and any(map(str.isalpha, text))
+    letters = (run for run in runs if any(map(str.isalpha, run)))
+    return any(len(run) >= 24 or any(map(str.isdigit, run)) for run in letters)
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[str], str]], ...] = (
     (("://",), _mask_addresses),
-    (("@",), _mask_logins),
+    (("@",), partial(_LOGIN.sub, _without_secret)),
     (("authorization", "cookie", "bearer ", "bearer:", "basic "), _mask_headers),
     ((" -",), _mask_options),
     (tuple(cue for cue, _ in PROGRAMS), _mask_programs),

@@ -190,7 +190,7 @@ def _home(network: Network) -> Network | None:
 
 def _inside(network: Network, wider: Network) -> bool:
     return (
-        network.version == wider.version and network.prefixlen >= wider.prefixlen and (network.network_address in wider)
+        network.version == wider.version and network.prefixlen >= wider.prefixlen and network.network_address in wider
     )
 
 
