@@ -4,106 +4,56 @@ Helpers of one family live beside its checks; ``doctor.analysis`` and ``doctor.k
 checks name the modules that they use. A test pins these names.
 """
 
-from __future__ import annotations
-
-from doctor.analysis.interface_choice import hosts_text
-from doctor.analysis.launch_origin import ranks_in_words
-from doctor.analysis.stats.baseline import (
-    BaselineDeviation,
-    BaselineValue,
-    baseline_value,
-    baseline_values,
-    stands_alone,
-)
-from doctor.analysis.stats.majority import MajoritySplit, correlates, describe, split, split_groups
-from doctor.core.check import Check, check
-from doctor.core.finding import (
-    ALONE,
-    Finding,
-    Scope,
-    Severity,
-    Skip,
-    Source,
-    Status,
-    Unknown,
-    Verdict,
-    merge,
-    source_of,
-)
-from doctor.core.job import Facts, Group, Host, Job, LocalRanks, Rank
-from doctor.core.logs.event_groups import EventGroup, event_groups, finding_from_logs, is_logged, line_of
-from doctor.core.section_table import IdenticalRanks
-from doctor.knowledge.releases import is_older
-from doctor.lint.engine.rule import (
-    DropArgument,
-    Edit,
-    FileFails,
-    FilePasses,
-    InsertStatement,
-    RenameArgument,
-    ReplaceExpression,
-    Rule,
-    SetArgument,
-    SourceLocation,
-    Violation,
-    location_of,
-    rule,
-)
-from doctor.lint.launch.launch_file import LaunchFile
-from doctor.lint.python.script import Script
-
-__all__ = [
-    "ALONE",
-    "BaselineDeviation",
-    "BaselineValue",
-    "Check",
-    "DropArgument",
-    "Edit",
-    "EventGroup",
-    "Facts",
-    "FileFails",
-    "FilePasses",
-    "Finding",
-    "Group",
-    "Host",
-    "IdenticalRanks",
-    "InsertStatement",
-    "Job",
-    "LaunchFile",
-    "LocalRanks",
-    "MajoritySplit",
-    "Rank",
-    "RenameArgument",
-    "ReplaceExpression",
-    "Rule",
-    "Scope",
-    "Script",
-    "SetArgument",
-    "Severity",
-    "Skip",
-    "Source",
-    "SourceLocation",
-    "Status",
-    "Unknown",
-    "Verdict",
-    "Violation",
-    "baseline_value",
-    "baseline_values",
-    "check",
-    "correlates",
-    "describe",
-    "event_groups",
-    "finding_from_logs",
-    "hosts_text",
-    "is_logged",
-    "is_older",
-    "line_of",
-    "location_of",
-    "merge",
-    "ranks_in_words",
-    "rule",
-    "source_of",
-    "split",
-    "split_groups",
-    "stands_alone",
-]
+from doctor.analysis.interface_choice import hosts_text as hosts_text
+from doctor.analysis.launch_origin import ranks_in_words as ranks_in_words
+from doctor.analysis.stats.baseline import BaselineDeviation as BaselineDeviation
+from doctor.analysis.stats.baseline import BaselineValue as BaselineValue
+from doctor.analysis.stats.baseline import baseline_value as baseline_value
+from doctor.analysis.stats.baseline import baseline_values as baseline_values
+from doctor.analysis.stats.baseline import stands_alone as stands_alone
+from doctor.analysis.stats.majority import MajoritySplit as MajoritySplit
+from doctor.analysis.stats.majority import correlates as correlates
+from doctor.analysis.stats.majority import describe as describe
+from doctor.analysis.stats.majority import split as split
+from doctor.analysis.stats.majority import split_groups as split_groups
+from doctor.core.check import Check as Check
+from doctor.core.check import check as check
+from doctor.core.finding import ALONE as ALONE
+from doctor.core.finding import Finding as Finding
+from doctor.core.finding import Scope as Scope
+from doctor.core.finding import Severity as Severity
+from doctor.core.finding import Skip as Skip
+from doctor.core.finding import Source as Source
+from doctor.core.finding import Status as Status
+from doctor.core.finding import Unknown as Unknown
+from doctor.core.finding import Verdict as Verdict
+from doctor.core.finding import merge as merge
+from doctor.core.finding import source_of as source_of
+from doctor.core.job import Facts as Facts
+from doctor.core.job import Group as Group
+from doctor.core.job import Host as Host
+from doctor.core.job import Job as Job
+from doctor.core.job import LocalRanks as LocalRanks
+from doctor.core.job import Rank as Rank
+from doctor.core.logs.event_groups import EventGroup as EventGroup
+from doctor.core.logs.event_groups import event_groups as event_groups
+from doctor.core.logs.event_groups import finding_from_logs as finding_from_logs
+from doctor.core.logs.event_groups import is_logged as is_logged
+from doctor.core.logs.event_groups import line_of as line_of
+from doctor.core.section_table import IdenticalRanks as IdenticalRanks
+from doctor.knowledge.releases import is_older as is_older
+from doctor.lint.engine.rule import DropArgument as DropArgument
+from doctor.lint.engine.rule import Edit as Edit
+from doctor.lint.engine.rule import FileFails as FileFails
+from doctor.lint.engine.rule import FilePasses as FilePasses
+from doctor.lint.engine.rule import InsertStatement as InsertStatement
+from doctor.lint.engine.rule import RenameArgument as RenameArgument
+from doctor.lint.engine.rule import ReplaceExpression as ReplaceExpression
+from doctor.lint.engine.rule import Rule as Rule
+from doctor.lint.engine.rule import SetArgument as SetArgument
+from doctor.lint.engine.rule import SourceLocation as SourceLocation
+from doctor.lint.engine.rule import Violation as Violation
+from doctor.lint.engine.rule import location_of as location_of
+from doctor.lint.engine.rule import rule as rule
+from doctor.lint.launch.launch_file import LaunchFile as LaunchFile
+from doctor.lint.python.script import Script as Script

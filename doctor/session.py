@@ -33,8 +33,7 @@ Probe = Literal["none", "light", "full"]
 def collect(settings: Settings | None = None, *, announce: Announce | None = None) -> Job:
     """Collect the facts of this process and its host as a job of one rank.
 
-    Reads only; every collector has a deadline. ``announce`` is called once with what is still being read after a
-    second.
+    Every collector has a deadline. ``announce`` is called once with what is still being read after a second.
     """
     from doctor.collectors import MODULES
     from doctor.collectors.base import Machine
@@ -49,10 +48,7 @@ def collect(settings: Settings | None = None, *, announce: Announce | None = Non
 
 
 def measure_alone(job: Job, settings: Settings, *, why: bool = False, tell: Announce) -> Job:
-    """The job of this process alone with the results of full probes on one process.
-
-    ``why``: also measure which settings fix what is slow or fails.
-    """
+    """The job of this process alone with full probes. ``why``: measure which settings fix what is slow or fails."""
     from doctor.cluster.gather.single_process import probe_single_process
     from doctor.collectors.base import Machine
 

@@ -94,5 +94,5 @@ def test_ids_and_names_are_unique():
 
 def test_the_names_that_plugins_import():
     pinned = (Path(__file__).parent / "data" / "api_names.txt").read_text().split()
-    assert sorted(doctor.api.__all__) == pinned, "the public names changed: say so in the changelog and pin them anew"
-    assert all(hasattr(doctor.api, name) for name in doctor.api.__all__)
+    names = sorted(name for name in vars(doctor.api) if not name.startswith("_"))
+    assert names == pinned, "the public names changed: say so in the changelog and pin them anew"

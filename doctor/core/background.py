@@ -37,7 +37,9 @@ def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
     for thread in _others():
         if thread.is_alive() and thread.name not in _named:
             _named.add(thread.name)
-            tell(f"thread {thread.name} is blocked{_place(thread)}; it is left behind as a daemon thread")
+            frame = sys._current_frames().get(thread.ident or 0)
+            place = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+            tell(f"thread {thread.name} is blocked{place}; it is left behind as a daemon thread")
 
 
 class PendingCall(Generic[T]):
@@ -82,8 +84,3 @@ class BackgroundCall(PendingCall[T]):
 def _others() -> list[threading.Thread]:
     with _lock:
         return [thread for thread in _started if thread is not threading.current_thread()]
-
-
-def _place(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

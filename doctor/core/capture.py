@@ -106,10 +106,7 @@ class Capture(msgspec.Struct, frozen=True):
 
 
 def to_document(job: Job, created: datetime.datetime | None = None) -> dict[str, Any]:
-    """Return the job as plain dictionaries and lists, ready for JSON, with secrets masked.
-
-    ``created``: the time of the document; by default the time when its facts were collected, or now.
-    """
+    """Return the job as builtins with secrets masked. ``created``: by default when its facts were collected, or now."""
     moment = created or datetime.datetime.now(datetime.timezone.utc)
     collected = job.captured if created is None else ""
     document = {

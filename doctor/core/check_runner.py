@@ -90,7 +90,6 @@ class _Runner:
         )
 
     def _evaluate(self, check: Check, coverage: _SectionCoverage) -> _CheckYield:
-        """Apply the check to the facts that it needs and to what logs say."""
         outcome, evidence = _CheckYield(), self._job.evidence
         if check.reads_logs and evidence is None:
             outcome.skips.append(Skip(NO_EVIDENCE))
@@ -141,8 +140,6 @@ class _Runner:
 
 @dataclass
 class _CheckYield:
-    """The verdicts of one call of a check."""
-
     findings: list[Finding] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     unknowns: list[Unknown] = field(default_factory=list)

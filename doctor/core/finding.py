@@ -14,10 +14,7 @@ ALONE = "one process: nothing to compare it with"
 
 
 class Severity(str, Enum):
-    """The severity of a finding.
-
-    ``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good to know.
-    """
+    """``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good to know."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -93,10 +90,7 @@ Verdict = Finding | Skip | Unknown
 
 
 def merge(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Merge findings that say the same about different ranks or hosts.
-
-    The same means equal summary, fix, effect, severity and source. The other fields are those of the first finding.
-    """
+    """Merge findings with equal summary, fix, effect, severity and source; the first one supplies the other fields."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.summary, finding.fix, finding.effect, finding.severity, finding.source)

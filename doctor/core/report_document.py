@@ -21,10 +21,7 @@ or a scheduler. ``unknown``: nothing shows how it ended."""
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """Why a finding is ignored, and where that is configured.
-
-    ``by``: ``doctor.toml:12`` or ``command line``.
-    """
+    """Why a finding is ignored, and where that is configured: ``doctor.toml:12`` or ``command line``."""
 
     reason: str
     by: str
@@ -119,10 +116,7 @@ class ReportInput(msgspec.Struct, frozen=True):
 
 
 class QuotedLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of a log.
-
-    ``line`` counts from 1; ``rank`` and ``host`` name the writer if it is known.
-    """
+    """A line of a log: ``line`` counts from 1; ``rank`` and ``host`` name the writer if it is known."""
 
     file: str
     line: int
@@ -132,10 +126,7 @@ class QuotedLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LastStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last step that a process reported.
-
-    ``step``: a text such as ``epoch 0, batch 37/370``. ``at``: seconds since the epoch.
-    """
+    """The last step that a process reported, such as ``epoch 0, batch 37/370``; ``at``: seconds since the epoch."""
 
     step: str
     file: str

@@ -29,11 +29,8 @@ _NOT_COMPUTED = object()
 
 
 def once_per_rank(function: Callable[[Ranks], T]) -> Callable[[Ranks], T]:
-    """Make a function of a rank, or of identical ranks, keep its result with the (first) rank.
-
-    Dozens of checks request the same value of every rank. Sections do not change once a job is built, so neither
-    does the result.
-    """
+    """Make a function of a rank, or of identical ranks, keep its result with the (first) rank: dozens of checks request
+    the same value of every rank, and sections do not change once a job is built."""
 
     @wraps(function)
     def remembered(ranks: Ranks) -> T:

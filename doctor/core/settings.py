@@ -76,8 +76,6 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """The table as it is in the file."""
-
     select: list[str] = []
     ignore: list[IgnoreEntry] = []
     fail_on: FailOn = "error"

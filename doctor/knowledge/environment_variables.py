@@ -7,7 +7,7 @@ its user guide (docs/userguide/source/env.rst); ``getCvar*`` and ``getenv`` in t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -112,11 +112,11 @@ def nearest(name: str) -> str | None:
     misspelled; with its words in another order; with a few typos; truncated.
     """
     plain = name.strip().upper()
-    candidates = _candidates(_is_torch(plain))
-    for spelling, by_spelling in zip(_SPELLINGS, candidates.spelt, strict=True):
+    ordered, spelt = _candidates(_is_torch(plain))
+    for spelling, by_spelling in zip(_SPELLINGS, spelt, strict=True):
         if match := next((known for known in by_spelling.get(spelling(plain), ()) if known != name), None):
             return match
-    near = [one for one in candidates.ordered if one.name != name]
+    near = [one for one in ordered if one.name != name]
     return _closest(plain, near) or _unfinished(plain, near)
 
 
@@ -129,28 +129,21 @@ class _Candidate(NamedTuple):
     letters: int
 
 
-class _Candidates(NamedTuple):
-    """Known names in order of preference, and indexed by each of the spellings."""
-
-    ordered: tuple[_Candidate, ...]
-    spelt: tuple[Mapping[str, tuple[str, ...]], ...]
-
-
 @cache
-def _candidates(torch: bool) -> _Candidates:
-    """The candidates for a name of torch, or for another name. Cached, because a host may have thousands of unknown
-    variables."""
+def _candidates(torch: bool) -> tuple[list[_Candidate], list[dict[str, tuple[str, ...]]]]:
+    """The candidates for a name of torch, or for another name, in order of preference and indexed by each of the
+    spellings. Cached, because a host may have thousands of unknown variables."""
     names = [known for known in table() if concerns_nccl(known)]
     names.sort(key=lambda known: (table()[known].superseded is not None, _is_torch(known) != torch))
     ordered = []
-    spelt: tuple[dict[str, tuple[str, ...]], ...] = tuple({} for _ in _SPELLINGS)
+    spelt: list[dict[str, tuple[str, ...]]] = [{} for _ in _SPELLINGS]
     for known in names:
         own = _own_part(known)
         ordered.append(_Candidate(known, own, _squash(own), _letters(_squash(own))))
         for spelling, by_spelling in zip(_SPELLINGS, spelt, strict=True):
             key = spelling(known)
             by_spelling[key] = (*by_spelling.get(key, ()), known)
-    return _Candidates(tuple(ordered), spelt)
+    return ordered, spelt
 
 
 def _letters(text: str) -> int:

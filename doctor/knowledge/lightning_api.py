@@ -36,42 +36,34 @@ class ArgumentInfo(msgspec.Struct, frozen=True):
         return self.since is None or numbers >= release(self.since)
 
 
-class _Trainer(msgspec.Struct, frozen=True):
-    arguments: dict[str, ArgumentInfo]
-    strategies: dict[str, ArgumentInfo]
-    hooks: dict[str, ArgumentInfo]
-    methods: dict[str, ArgumentInfo]
-    imports: dict[str, ArgumentInfo]
-
-
 @cache
-def _trainer() -> _Trainer:
-    return read("lightning.json", _Trainer)
+def _table() -> dict[str, dict[str, ArgumentInfo]]:
+    return read("lightning.json", dict[str, dict[str, ArgumentInfo]])
 
 
 def argument(name: str) -> ArgumentInfo | None:
     """Return the Trainer argument ``name``; ``None`` for one that no release from 1.5.0 on had."""
-    return _trainer().arguments.get(name)
+    return _table()["arguments"].get(name)
 
 
 def strategy(name: str) -> ArgumentInfo | None:
     """Return the strategy ``name`` if it was removed or renamed; ``None`` for all others, because plugins register
     their own."""
-    return _trainer().strategies.get(name)
+    return _table()["strategies"].get(name)
 
 
 def hook(name: str) -> ArgumentInfo | None:
     """Return the method ``name`` of a LightningModule if Lightning no longer calls it."""
-    return _trainer().hooks.get(name)
+    return _table()["hooks"].get(name)
 
 
 def method(name: str) -> ArgumentInfo | None:
     """Return the method ``name`` of a Trainer if it was removed."""
-    return _trainer().methods.get(name)
+    return _table()["methods"].get(name)
 
 
 def imported(name: str) -> ArgumentInfo | None:
     """Return a name below ``lightning.pytorch``, or its module, if it was removed: ``plugins.DDPPlugin``."""
-    parts = name.split(".")
+    parts, imports = name.split("."), _table()["imports"]
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((_trainer().imports[head] for head in heads if head in _trainer().imports), None)
+    return next((imports[head] for head in heads if head in imports), None)

@@ -41,14 +41,11 @@ def drawing(number: int, indices: Iterable[int], **more: Any) -> LoaderEpoch:
 def in_a_loop(sketch: JobBuilder, *groups: tuple[int, ...]) -> JobBuilder:
     """Return the same job with a training loop of the user, with data-parallel ``groups``; those of other ranks are
     unknown."""
-    alone: dict[str, Any] = {"data_parallel_rank": None, "data_parallel_size": None}
-    sketch = sketch.alter(TrainingFacts, framework="plain", **alone)
+    sketch = sketch.alter(TrainingFacts, framework="plain", data_parallel_rank=None, data_parallel_size=None)
     for group in groups:
+        size, root = len(group), group[0]
         for place, rank in enumerate(group):
-            share: dict[str, Any] = {
-                "data_parallel_rank": place,
-                "data_parallel_size": len(group),
-                "data_parallel_root": group[0],
-            }
-            sketch = sketch.alter(TrainingFacts, ranks=(rank,), **share)
+            sketch = sketch.alter(
+                TrainingFacts, ranks=(rank,), data_parallel_rank=place, data_parallel_size=size, data_parallel_root=root
+            )
     return sketch

@@ -90,5 +90,5 @@ def test_trainer_table_against_the_installed_lightning() -> None:
     from importlib.metadata import version
 
     taken = set(inspect.signature(trainer.__init__).parameters) - {"self"}
-    table = lightning_api._trainer().arguments
+    table = lightning_api._table()["arguments"]
     assert {name for name, info in table.items() if info.is_taken_by(version("lightning"))} == taken

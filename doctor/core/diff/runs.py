@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -28,8 +28,8 @@ Figures = Mapping[str, object]
 
 def figures_of(section: Section) -> Figures | None:
     """The figures of a section of a monitored run by which two runs are compared; ``None`` for other sections."""
-    make = _FIGURES.get(type(section))
-    return None if make is None else {name: value for name, value in make(section).items() if value is not None}
+    figures = _figures(section)
+    return None if figures is None else {name: value for name, value in figures.items() if value is not None}
 
 
 def is_alike(name: str, before: object, after: object) -> bool:
@@ -39,76 +39,51 @@ def is_alike(name: str, before: object, after: object) -> bool:
     return before == after
 
 
-def _of_steps(section: Section) -> Figures:
-    # The first window contains one-time costs: compilation, cold caches, worker start-up.
-    windows = section.windows[1:] or section.windows if isinstance(section, StepFacts) else ()
-    if not windows:
-        return {}
-    return {
-        "seconds a step": round(statistics.median(one.total for one in windows), 6),
-        "seconds of data a step": round(statistics.median(one.data for one in windows), 6),
-    }
+def _figures(section: Section) -> Figures | None:
+    match section:
+        case StepFacts():
+            # The first window contains one-time costs: compilation, cold caches, worker start-up.
+            windows = section.windows[1:] or section.windows
+            if not windows:
+                return {}
+            return {
+                "seconds a step": round(statistics.median(one.total for one in windows), 6),
+                "seconds of data a step": round(statistics.median(one.data for one in windows), 6),
+            }
+        case RunMemoryFacts():
+            return {
+                "peak allocated": section.peak_allocated,
+                "peak reserved": section.peak_reserved,
+                "resident": section.resident,
+                "allocations retried": section.retries,
+                "allocations failed": section.failures,
+                "total": section.total,
+            }
+        case ProgressFacts():
+            failure = section.failure
+            has_stopped = section.state in ("stalled", "silent", "stopped")
+            return {
+                "state": section.state,
+                "failure": f"{failure.kind}: {failure.message[:200]}" if failure else None,
+                "stands at": f"{section.stage} {section.point}" if has_stopped else None,
+            }
+        case LoaderFacts():
+            return {
+                f"{one.stage}[{one.index}].{name}": value
+                for one in section.loaders
+                for name, value in msgspec.to_builtins(msgspec.structs.replace(one, epochs=(), sampler=None)).items()
+                if name not in ("stage", "index", "epochs")
+            }
+        case TrainingFacts():
+            own = ("data_parallel_rank", "data_parallel_root", "device_id", "hidden", "checkpoints")
+            return {name: value for name, value in msgspec.to_builtins(section).items() if name not in own}
+        case ModelFacts():
+            return {"name": section.name, "parameters": section.parameters, "trainable": section.trainable}
+        case ReplicaFacts():
+            first = section.non_finite[:1]
+            return {"not finite": f"{first[0].what} at step {first[0].step}" if first else None}
+    return None
 
-
-def _of_memory(section: Section) -> Figures:
-    if not isinstance(section, RunMemoryFacts):
-        return {}
-    return {
-        "peak allocated": section.peak_allocated,
-        "peak reserved": section.peak_reserved,
-        "resident": section.resident,
-        "allocations retried": section.retries,
-        "allocations failed": section.failures,
-        "total": section.total,
-    }
-
-
-def _of_progress(section: Section) -> Figures:
-    if not isinstance(section, ProgressFacts):
-        return {}
-    failure = section.failure
-    return {
-        "state": section.state,
-        "failure": f"{failure.kind}: {failure.message[:200]}" if failure else None,
-        "stands at": f"{section.stage} {section.point}" if section.state in ("stalled", "silent", "stopped") else None,
-    }
-
-
-def _of_loaders(section: Section) -> Figures:
-    loaders = section.loaders if isinstance(section, LoaderFacts) else ()
-    return {
-        f"{one.stage}[{one.index}].{name}": value
-        for one in loaders
-        for name, value in msgspec.to_builtins(msgspec.structs.replace(one, epochs=(), sampler=None)).items()
-        if name not in ("stage", "index", "epochs")
-    }
-
-
-def _of_training(section: Section) -> Figures:
-    own = ("data_parallel_rank", "data_parallel_root", "device_id", "hidden", "checkpoints")
-    return {name: value for name, value in msgspec.to_builtins(section).items() if name not in own}
-
-
-def _of_model(section: Section) -> Figures:
-    if not isinstance(section, ModelFacts):
-        return {}
-    return {"name": section.name, "parameters": section.parameters, "trainable": section.trainable}
-
-
-def _of_replica(section: Section) -> Figures:
-    first = section.non_finite[:1] if isinstance(section, ReplicaFacts) else ()
-    return {"not finite": f"{first[0].what} at step {first[0].step}" if first else None}
-
-
-_FIGURES: Mapping[type[Section], Callable[[Section], Figures]] = {
-    StepFacts: _of_steps,
-    RunMemoryFacts: _of_memory,
-    ProgressFacts: _of_progress,
-    LoaderFacts: _of_loaders,
-    TrainingFacts: _of_training,
-    ModelFacts: _of_model,
-    ReplicaFacts: _of_replica,
-}
 
 OF_THE_MOMENT = frozenset({"flight-recorder", "host-use"})
 """Sections of a run that always differ between runs."""

@@ -57,10 +57,7 @@ class Route(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class InterfaceFacts(Section, frozen=True, kw_only=True):
-    """All interfaces in the kernel's order (that of getifaddrs, which NCCL follows), and the IPv4 and IPv6 routes.
-
-    ``segments_sent`` and ``segments_retransmitted``: TCP counters since boot.
-    """
+    """All interfaces in the kernel's order (that of getifaddrs, as in NCCL), routes, and TCP counters since boot."""
 
     key: ClassVar[str] = "interfaces"
     level: ClassVar[Level] = "host"

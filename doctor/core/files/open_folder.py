@@ -206,7 +206,6 @@ class OpenFolder:
         return aside, self._make(aside)
 
     def _make(self, name: str) -> int:
-        """Create a file; return its descriptor."""
         file = os.open(name, _NEW, 0o600, dir_fd=self._descriptor)
         try:
             give(file, self.owners.file_mode, self.owners)

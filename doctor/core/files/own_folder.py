@@ -131,8 +131,11 @@ class OwnFolder:
             os.close(descriptor)
 
     def _open_base(self, *, create: bool) -> int:
-        if self._checked:
-            self._require_own_link()
+        if self._checked:  # a link to the folder must belong to the user or the administrator
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                link = self._base.lstat()
+                if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, self.owners.uid):
+                    self.owners.require_folder(link, self._base, private=False)
         try:
             descriptor = _open_folder(self._base)
         except FileNotFoundError as error:
@@ -157,13 +160,6 @@ class OwnFolder:
             return _open_folder(self._base)
         except OSError as error:
             raise about(error, self._base) from None
-
-    def _require_own_link(self) -> None:
-        """Require that a link to the folder belongs to the user or the administrator."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            seen = self._base.lstat()
-            if stat.S_ISLNK(seen.st_mode) and seen.st_uid not in (0, self.owners.uid):
-                self.owners.require_folder(seen, self._base, private=False)
 
 
 class OwnFile(NamedTuple):

@@ -112,7 +112,10 @@ def project_directories(start: Path, home: Path | None) -> Iterator[Path]:
     """``start`` and its parents up to the root of the project or the home directory, as long as the user or root owns
     them."""
     for directory in (start, *start.parents):
-        if directory != start and _owner(directory) not in trusted_users():
+        try:
+            if directory != start and directory.stat().st_uid not in trusted_users():
+                return
+        except OSError:
             return
         yield directory
         if directory == home or any(os.path.lexists(directory / name) for name in (".git", "pyproject.toml")):
@@ -127,13 +130,6 @@ def trusted_users() -> set[int]:
 def is_private(status: os.stat_result) -> bool:
     """Whether only the user or root can have written a file."""
     return status.st_uid in trusted_users() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _owner(directory: Path) -> int | None:
-    try:
-        return directory.stat().st_uid
-    except OSError:
-        return None
 
 
 def _home(environ: Mapping[str, str]) -> Path | None:

@@ -42,7 +42,18 @@ class TrustedOwners(NamedTuple):
     def here(cls, group: int | None = None) -> TrustedOwners:
         """The owners that this process trusts."""
         uid = os.geteuid()
-        return cls(uid, group, _doubt_about_user(uid) or _doubt_about_group(group))
+        doubt = ""
+        if _is_unmapped("uid", uid):
+            doubt = (
+                f"this process runs as uid {uid}, which stands for every user that its user namespace does not map:"
+                " owners of files can't be told apart; run it as a mapped user"
+            )
+        elif group is not None and _is_unmapped("gid", group):
+            doubt = (
+                f"gid {group} stands for every group that this user namespace does not map: members can't be told from"
+                " others; map the group into the container"
+            )
+        return cls(uid, group, doubt)
 
     @property
     def folder_mode(self) -> int:
@@ -111,7 +122,7 @@ class TrustedOwners(NamedTuple):
                 f"{path} belongs to {whose}, and {self.option} names {group_in_words(self.group)}: remove it, or name"
                 " the group that it belongs to"
             )
-        unmapped = ", whom this user namespace does not map," if _is_unmapped(seen.st_uid) else ""
+        unmapped = ", whom this user namespace does not map," if _is_unmapped("uid", seen.st_uid) else ""
         return (
             f"{path} belongs to {user_in_words(seen.st_uid)}{unmapped} and this process runs as"
             f" {user_in_words(self.uid)}: use another folder; if ranks of several users share it, name their group with"
@@ -180,26 +191,8 @@ def _looked_up(look: Callable[[], str | int]) -> str | int | None:
     return found[0] if found else None
 
 
-def _doubt_about_user(uid: int) -> str:
-    if uid != _overflow("uid") or _maps_all("uid"):
-        return ""
-    return (
-        f"this process runs as uid {uid}, which stands for every user that its user namespace does not map: owners of"
-        " files can't be told apart; run it as a mapped user"
-    )
-
-
-def _doubt_about_group(gid: int | None) -> str:
-    if gid is None or gid != _overflow("gid") or _maps_all("gid"):
-        return ""
-    return (
-        f"gid {gid} stands for every group that this user namespace does not map: members can't be told from others;"
-        " map the group into the container"
-    )
-
-
-def _is_unmapped(uid: int) -> bool:
-    return uid == _overflow("uid") and not _maps_all("uid")
+def _is_unmapped(kind: str, identity: int) -> bool:
+    return identity == _overflow(kind) and not _maps_all(kind)
 
 
 @functools.cache

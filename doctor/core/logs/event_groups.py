@@ -49,10 +49,8 @@ class EventGroup(NamedTuple):
 
 
 def event_groups(job: Job, *kinds: str, by: tuple[str, ...] = ()) -> Iterator[EventGroup]:
-    """Log events of these kinds, grouped by kind and by the values of ``by``.
-
-    A kind that ends in a dot stands for all that begin with it. Groups are in the order of their first event.
-    """
+    """Log events of these kinds (:meth:`LogEvidence.of`), grouped by kind and by the values of ``by``, in the order of
+    the first event."""
     groups: dict[tuple[str, ...], list[Event]] = {}
     for event in job.evidence.of(*kinds) if job.evidence else ():
         named = event.named

@@ -33,10 +33,7 @@ def mask_record(record: R) -> R:
 
 
 def holds_secret(records: Sequence[object]) -> bool:
-    """Whether :func:`mask_document` would change one of the records.
-
-    Encoded parts (:class:`msgspec.Raw`) are not searched.
-    """
+    """Whether :func:`mask_document` would change one of the records; encoded parts are not searched."""
     found = _Texts()
     for start in range(0, len(records), 256):  # as many as fit in a CPU cache
         found.collect(records[start : start + 256])
@@ -100,10 +97,7 @@ def _is_secret_field(name: object) -> bool:
 
 
 def mask_document(value: Any) -> Any:
-    """Return plain dictionaries, lists and strings with secrets masked; the same object if there is no secret.
-
-    A string is masked by its form, and by the name of its variable or field.
-    """
+    """Return builtins with secrets masked, by their form and their names; the same object if there is no secret."""
     if isinstance(value, str):
         return mask_text(value)
     if isinstance(value, dict):

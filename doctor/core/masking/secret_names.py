@@ -60,10 +60,7 @@ _ALGORITHM = "NCCL_PAT_"
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option called ``name`` usually holds a secret.
-
-    A name that merely contains such a word does not count: ``TOKENIZERS_PARALLELISM``, ``KEYBOARD``.
-    """
+    """Whether a variable or option called ``name`` usually holds a secret; ``KEYBOARD`` does not."""
     return secrecy(name) is not SecretConfidence.NO
 
 

@@ -48,20 +48,19 @@ class AddressBook:
         plain = dict.fromkeys(address for address in addresses if not is_kept(address))
         self._tree = _Tree(known, plain)
         self._layout: dict[Network, Network] = {}
-        pool = _Pools(self._tree)
-        for root in self._tree.roots:
+        self._free = {pool: int(pool.network_address) for pools in POOLS.values() for pool in pools}
+        roots = self._tree.children(None)
+        for root in roots:
             if _home(root) is None:
-                self._lay_out(root, pool.take(root))
+                self._lay_out(root, self._take(root))
         for home in PRIVATE:
-            self._lay_out_children(
-                [root for root in self._tree.roots if _home(root) == home], int(home.network_address)
-            )
+            self._lay_out_children([root for root in roots if _home(root) == home], int(home.network_address))
 
     def address(self, address: Address) -> Address:
         """The placeholder of an address; the address itself if it identifies nobody."""
         if is_kept(address):
             return address
-        if own := self._layout.get(_single(address)):
+        if own := self._layout.get(ip_network(address)):
             return own.network_address
         edge = self._tree.edge_of(address)
         if edge is None:
@@ -73,6 +72,21 @@ class AddressBook:
         """The placeholder of a network; the network itself if it is too wide to identify a site, or a whole private
         range."""
         return self._layout.get(network, network)
+
+    def _take(self, root: Network) -> int:
+        """Return the start of a block for a public network and its descendants. A wide network with few hosts gets a
+        narrow block and keeps its own prefix length; if no block fits, the last range is reused from its start."""
+        pools, wanted, below = POOLS[root.version], root.num_addresses, self._tree.children(root)
+        narrow = pools[0].num_addresses
+        is_flat = all(child.prefixlen == child.max_prefixlen for child in below)
+        if wanted > narrow and is_flat and len(below) < narrow - 2:
+            wanted = narrow
+        for pool in pools:
+            place = -(-self._free[pool] // wanted) * wanted
+            if place + wanted <= int(pool.broadcast_address) + 1:
+                self._free[pool] = place + wanted
+                return place
+        return int(pools[-1].network_address)
 
     def _lay_out(self, network: Network, place: int) -> None:
         start = (IPv4Address if network.version == 4 else IPv6Address)(place)
@@ -98,27 +112,22 @@ class _Tree:
         self._lengths: dict[int, list[int]] = {4: [], 6: []}
         self._index()
         for address in addresses:
-            if self._parent(_single(address)) is None:
+            if self._parent(ip_network(address)) is None:
                 self._networks.setdefault(ip_network(f"{address}/{ASSUMED[address.version]}", strict=False))
         self._index()
         self._children: dict[Network | None, list[Network]] = {}
-        singles = (_single(address) for address in addresses if self.edge_of(address) is None)
+        singles = (ip_network(address) for address in addresses if self.edge_of(address) is None)
         for item in dict.fromkeys((*self._networks, *singles)):
             self._children.setdefault(self._parent(item), []).append(item)
 
-    @property
-    def roots(self) -> list[Network]:
-        return self._children.get(None, [])
-
-    def children(self, network: Network) -> list[Network]:
+    def children(self, network: Network | None) -> list[Network]:
+        """The networks and addresses directly in ``network``; ``None``: those in no other one."""
         return self._children.get(network, [])
 
     def edge_of(self, address: Address) -> Network | None:
         """The narrowest network of which this is the first or last address."""
-        parent = self._parent(_single(address))
-        if parent is not None and address in (parent.network_address, parent.broadcast_address):
-            return parent
-        return None
+        parent = self._parent(ip_network(address))
+        return parent if parent and address in (parent.network_address, parent.broadcast_address) else None
 
     def _index(self) -> None:
         for version, lengths in self._lengths.items():
@@ -131,29 +140,6 @@ class _Tree:
                 if wider in self._networks:
                     return wider if _home(wider) == _home(item) else None
         return None
-
-
-class _Pools:
-    """Allocates blocks of the ranges for public networks."""
-
-    def __init__(self, tree: _Tree) -> None:
-        self._tree = tree
-        self._next = {pool: int(pool.network_address) for pools in POOLS.values() for pool in pools}
-
-    def take(self, root: Network) -> int:
-        """Return the start of a block for ``root`` and its descendants. A wide network with few hosts gets a narrow
-        block and keeps its own prefix length; if no block fits, the last range is reused from its start."""
-        pools, wanted, below = POOLS[root.version], root.num_addresses, self._tree.children(root)
-        narrow = pools[0].num_addresses
-        is_flat = all(child.prefixlen == child.max_prefixlen for child in below)
-        if wanted > narrow and is_flat and len(below) < narrow - 2:
-            wanted = narrow
-        for pool in pools:
-            place = -(-self._next[pool] // wanted) * wanted
-            if place + wanted <= int(pool.broadcast_address) + 1:
-                self._next[pool] = place + wanted
-                return place
-        return int(pools[-1].network_address)
 
 
 def is_kept(address: Address) -> bool:
@@ -192,7 +178,3 @@ def _inside(network: Network, wider: Network) -> bool:
     return (
         network.version == wider.version and network.prefixlen >= wider.prefixlen and network.network_address in wider
     )
-
-
-def _single(address: Address) -> Network:
-    return ip_network(address)
