@@ -145,11 +145,7 @@ def examine(job: Job, settings: Settings | None = None) -> Report:
 
 
 def load_checks(settings: Settings) -> CheckRegistry:
-    """The checks that the settings select, including plugins and plugin files.
-
-    Raises:
-        UnusableError: a plugin, a pattern or a limit can't be used.
-    """
+    """The checks that the settings select, including plugins and plugin files; the errors of :func:`examine`."""
     from doctor.core.check_registry import load_registry
 
     catalog = load_registry(settings.plugins)

@@ -27,10 +27,8 @@ def start_thread(name: str, target: Callable[..., object], *args: Any) -> thread
 
 
 def join_threads(seconds: float, tell: Callable[[str], None]) -> None:
-    """Join the threads of :func:`start_thread`, for at most ``seconds`` together.
-
-    A thread that is still blocked stays behind as a daemon; ``tell`` gets one line for each name, once per process.
-    """
+    """Join the threads of :func:`start_thread`, for at most ``seconds`` together; ``tell`` gets one line for each name
+    of those that are still blocked, once per process."""
     until = time.monotonic() + seconds
     for thread in _others():
         thread.join(max(0.0, until - time.monotonic()))

@@ -199,12 +199,9 @@ def read_capture(path: Path) -> Capture:
 
 
 def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
-    """Decode the capture in ``data``; ``name``: its name in messages.
+    """Decode the capture in ``data``, called ``name`` in messages; the errors are those of :func:`read_capture`.
 
     ``masked``: its secrets are already masked, because this release wrote it; otherwise they are masked here.
-
-    Raises:
-        UnusableError: as :func:`read_capture`.
     """
     try:
         document = _decode_document(data, name)

@@ -135,9 +135,6 @@ def check(
     R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
     baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
     check that reads logs only (``when="M"``, no ``needs``) has none. ``cases`` is called by tests only.
-
-    Raises:
-        ValueError: the id or the name is malformed.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
@@ -177,8 +174,5 @@ def _fold(text: str) -> str:
 
 def _read_limits(function: Callable[..., object]) -> dict[str, float]:
     parameters = inspect.signature(function).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and isinstance(parameter.default, (int, float))
-    }
+    named = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {name: default for name, default in named.items() if isinstance(default, (int, float))}

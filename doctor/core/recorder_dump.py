@@ -249,7 +249,7 @@ def _sequence_of(counter: int, entries: Sequence[Entry]) -> int:
     if not entries or not _text(entries[-1].get("profiling_name")).startswith("gloo:"):
         return counter
     entry = next((entry for entry in reversed(entries) if _integer(entry.get("op_id")) == counter), None)
-    sequence = _integer(entry.get("collective_seq_id")) if entry is not None else None
+    sequence = _integer(entry.get("collective_seq_id")) if entry else None
     return counter if sequence is None else sequence
 
 

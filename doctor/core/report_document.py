@@ -197,10 +197,8 @@ class RunReport(msgspec.Struct, frozen=True):
 
 
 class RunReports(msgspec.Struct, frozen=True):
-    """The document of ``doctor diagnose`` for inputs from several runs.
-
-    ``exit_code`` and ``verdict`` are those of the worst run. Findings of one run never explain those of another.
-    """
+    """The document of ``doctor diagnose`` for inputs from several runs, with the verdict of the worst run. Findings of
+    one run never explain those of another."""
 
     schema: int
     tool: ReportTool

@@ -156,7 +156,7 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
         ignore=_located(known.ignore, file),
         fail_on=known.fail_on,
         timeout=_seconds(known.timeout, path),
-        plugins=tuple(_trusted(plugin, path) for plugin in _plugins(known.plugins, path)) if file.may_name_code else (),
+        plugins=tuple(_plugins(known.plugins, path)) if file.may_name_code else (),
         limits=dict(_flat(known.limits, path)),
         directories=tuple(sorted(_directories(known.directories, path))),
         withheld=() if file.may_name_code else tuple(known.plugins),
@@ -165,25 +165,18 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
 
 
 def _plugins(names: Iterable[str], path: Path) -> Iterable[Path]:
+    """Whoever can write to a plugin can execute code here, even if the settings file is protected."""
     for name in names:
         if "\0" in name or not name:
             raise UnusableError(f"{path}: {name!r} in plugins is not a path")
-        yield path.absolute().parent / os.path.expanduser(name)  # noqa: PTH111 - Path.expanduser may raise
-
-
-def _trusted(plugin: Path, settings: Path) -> Path:
-    """Return the plugin. Whoever can write to it can execute code here, even if the settings file is protected.
-
-    Raises:
-        UnusableError: others own it, or may write to it.
-    """
-    try:
-        seen = plugin.stat()
-    except OSError:
-        return plugin  # reported when it is loaded
-    if not is_private(seen):
-        raise UnusableError(f"{settings}: the plugin {plugin} is not loaded, because others own it or may write to it")
-    return plugin
+        plugin = path.absolute().parent / os.path.expanduser(name)  # noqa: PTH111 - Path.expanduser may raise
+        try:
+            is_trusted = is_private(plugin.stat())
+        except OSError:
+            is_trusted = True  # reported when it is loaded
+        if not is_trusted:
+            raise UnusableError(f"{path}: the plugin {plugin} is not loaded, because others own it or may write to it")
+        yield plugin
 
 
 def _why_withheld(file: UserSettingsFile, plugins: list[str]) -> str:
@@ -246,11 +239,8 @@ def _flat(limits: Mapping[str, Any], path: Path) -> Iterable[tuple[str, float]]:
 
 
 def require_known_limits(settings: Settings, catalog: CheckRegistry) -> None:
-    """Reject thresholds that no check has. A check that is not installed may come from a withheld plugin.
-
-    Raises:
-        UnusableError: with the nearest name there is.
-    """
+    """Raise :exc:`UnusableError` with the nearest name for a threshold that no check has. A check that is not installed
+    may come from a withheld plugin."""
     known = [f"{check.id}.{name}" for check in catalog.checks for name in check.limits]
     for name in settings.limits:
         is_strange = bool(settings.withheld) and name.partition(".")[0] not in catalog.ids()
@@ -277,11 +267,7 @@ def choose(catalog: CheckRegistry, select: Iterable[str]) -> CheckRegistry:
 
 
 def require_known_patterns(catalog: CheckRegistry, patterns: Iterable[str]) -> None:
-    """Reject patterns that match no check.
-
-    Raises:
-        UnusableError: with the nearest names there are.
-    """
+    """Raise :exc:`UnusableError` with the nearest names for a pattern that matches no check."""
     from doctor.core.check_registry import matches
 
     for pattern in patterns:

@@ -82,12 +82,10 @@ def split_options(text: str) -> tuple[list[Option], AllocConfFault | None]:
 
 
 def _read_value(tokens: list[str], position: int) -> tuple[str, int]:
-    if tokens[position] != "[":
-        return tokens[position], position + 1
-    end = position
-    while end < len(tokens) and tokens[end] != "]":
-        end += 1
-    return "".join(tokens[position : end + 1]), end + 1
+    end = position + 1
+    if tokens[position] == "[":
+        end = tokens.index("]", position) + 1 if "]" in tokens[position:] else len(tokens)
+    return "".join(tokens[position:end]), end
 
 
 def alloc_conf_faults(text: str, torch: str | None = None) -> Iterator[AllocConfFault]:

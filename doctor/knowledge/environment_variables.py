@@ -98,10 +98,8 @@ def concerns_nccl(name: str) -> bool:
 
 
 LETTERS_PER_SLIP = 5
-"""Letters of a name's own part per tolerated typo: NCCL_IB_HCA allows one, NCCL_SOCKET_IFNAME two.
-
-Stricter than the usual third of the letters, so that the variable of a plugin is not taken for a misspelling.
-"""
+"""Letters of a name's own part per tolerated typo, so that the variable of a plugin is not taken for a misspelling:
+NCCL_IB_HCA allows one, NCCL_SOCKET_IFNAME two."""
 
 
 @cache

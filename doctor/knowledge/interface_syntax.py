@@ -94,11 +94,8 @@ def nccl_socket_family(text: str | None) -> str | None:
 
 
 def parse_nccl_integer(text: str | None, default: int) -> int:
-    """Return an integer setting as NCCL parses it.
-
-    ``strtoll`` with base 0, so ``0x10`` is 16, ``010`` is 8, and text without a leading number (``true``, ``yes``) is
-    0. Unset, empty or out of range is ``default``.
-    """
+    """Return an integer setting as NCCL parses it, by ``strtoll`` with base 0: ``0x10`` is 16, ``010`` is 8, and text
+    without a leading number (``true``, ``yes``) is 0. Unset, empty or out of range is ``default``."""
     if not text:
         return default
     match = _LEADING_NUMBER.match(text)

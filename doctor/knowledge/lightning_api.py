@@ -16,11 +16,8 @@ from doctor.knowledge.releases import release
 
 
 class ArgumentInfo(msgspec.Struct, frozen=True):
-    """A Trainer argument or strategy name.
-
-    ``since`` is ``None`` if 1.5.0 had it; ``removed``: the first release without it, ``None`` if it exists;
-    ``replacement``: what to write instead.
-    """
+    """A Trainer argument or strategy name. ``since`` is ``None`` if 1.5.0 had it; ``removed``: the first release
+    without it, ``None`` if it exists; ``replacement``: what to write instead."""
 
     since: str | None = None
     removed: str | None = None

@@ -51,27 +51,14 @@ def linear(pattern: str) -> Pattern:
         return re.compile(pattern)
 
 
-class BytesMatch(Protocol):
-    """Where a search found something."""
-
-    def start(self) -> int:
-        """Offset of its first byte."""
-
-
-class BytesPattern(Protocol):
-    """A pattern that can be searched in bytes."""
-
-    def search(self, text: bytes, start: int, end: int, /) -> BytesMatch | None:
-        """Find the first match between two offsets."""
-
-
-def linear_bytes(pattern: bytes) -> BytesPattern:
-    """Compile a pattern of bytes, which RE2 can express, with RE2 if it is installed and with :mod:`re` otherwise."""
+def linear_bytes(pattern: bytes) -> re.Pattern[bytes]:
+    """Compile a pattern of bytes, which RE2 can express, with RE2 if it is installed and with :mod:`re` otherwise. The
+    patterns of both have the same methods."""
     if re2 is None:
         return re.compile(pattern)
     options = _options()
     options.encoding = re2.Options.Encoding.LATIN1
-    compiled: BytesPattern = re2.compile(pattern, options)  # type: ignore[no-untyped-call]
+    compiled: re.Pattern[bytes] = re2.compile(pattern, options)  # type: ignore[no-untyped-call]
     return compiled
 
 

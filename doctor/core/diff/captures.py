@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -69,16 +69,12 @@ def compare(before: Job, after: Job) -> list[Difference]:
             known = found.get(key)
             ranks = (*(known.ranks if known else ()), number)
             found[key] = msgspec.structs.replace(difference, ranks=ranks)
-    differences = [*found.values(), *_lone(old.keys(), new.keys())]
+    differences = list(found.values())
+    if gone := sorted(old.keys() - new.keys()):
+        differences.append(Difference("job", "ranks", "there", None, "high", tuple(gone)))
+    if came := sorted(new.keys() - old.keys()):
+        differences.append(Difference("job", "ranks", None, "there", "high", tuple(came)))
     return sorted(differences, key=lambda d: (ORDER[d.weight], d.section, d.path))
-
-
-def _lone(old: Iterable[int], new: Iterable[int]) -> Iterator[Difference]:
-    before, after = set(old), set(new)
-    if before - after:
-        yield Difference("job", "ranks", "there", None, "high", tuple(sorted(before - after)))
-    if after - before:
-        yield Difference("job", "ranks", None, "there", "high", tuple(sorted(after - before)))
 
 
 def _compare_ranks(old: Rank, new: Rank, flat: _Flattener) -> Iterator[Difference]:

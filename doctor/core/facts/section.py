@@ -96,10 +96,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def harmless(name: str) -> str:
-    """Return the name of a host or a device without characters that have a meaning to a shell or a terminal.
-
-    Names also come from other machines, and are part of commands that users paste.
-    """
+    """Return the name of a host or a device, which may become part of a command that users paste, without characters
+    that have a meaning to a shell or a terminal."""
     return _ACTED_ON.sub("_", name)
 
 
@@ -107,11 +105,8 @@ _ACTED_ON = re.compile(r"[\x00-\x20\x7f-\xa0;&|$`\"'<>()*?!#\\]")
 
 
 def in_unicode(record: R) -> R:
-    """Return the record itself, or a copy with U+FFFD for bytes that are not valid UTF-8.
-
-    Names of files and hosts may hold any bytes, which Python keeps as lone surrogates and JSON can't encode.
-    ``TypeError`` if a value has no JSON form.
-    """
+    """Return the record itself, or a copy with U+FFFD for the bytes in names of files and hosts that are not valid
+    UTF-8, which JSON can't encode. ``TypeError`` if a value has no JSON form."""
     try:
         msgspec.json.encode(record)
     except UnicodeEncodeError:

@@ -277,11 +277,7 @@ class _FolderEntry(NamedTuple):
 
 def make_folder(outer: int | None, name: str, owners: TrustedOwners) -> bool:
     """Create a folder that no other user can access before its owner and mode are set; return whether this process
-    created it.
-
-    Raises:
-        OSError: it can't be created.
-    """
+    created it."""
     if owners.group is None:
         try:
             os.mkdir(name, 0o700, dir_fd=outer)

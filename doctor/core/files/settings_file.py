@@ -154,11 +154,6 @@ def _names_us(project: Path) -> bool:
 
 
 def _opened(path: Path, origin: Origin) -> UserSettingsFile:
-    """The file with our table.
-
-    Raises:
-        UnusableError: it can't be read, is not TOML, or does not have the table.
-    """
     content, status = _content(path)
     table, text = _parsed(path, content)
     if path.name == "pyproject.toml":

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from doctor.core.errors import UnusableError
 
@@ -32,13 +32,6 @@ class SpooledPath(type(Path())):  # type: ignore[misc]
     of it was not read."""
 
     shown: str
-    cut: str | None
-
-
-class SpooledInput(NamedTuple):
-    """How much a stream sent, and why it was not read to its end."""
-
-    size: int
     cut: str | None
 
 
@@ -109,27 +102,27 @@ def _spooled(path: Path, descriptor: int, file: Path, ending_of: Callable[[bytes
     return spooled
 
 
-def _copied(descriptor: int, kept: BinaryIO) -> SpooledInput:
-    """Copy what a stream sends; a regular file is always ready."""
+def _copied(descriptor: int, kept: BinaryIO) -> tuple[int, str | None]:
+    """Copy what a stream sends, and return its size and why it was not read to its end. A file is always ready."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     until = time.monotonic() + MOST_SECONDS
     size = 0
     while size < MOST_BYTES:
         if not (events := poll.poll(SILENCE * 1000)):
-            return SpooledInput(size, f"nothing was sent for {SILENCE:g} s")
+            return size, f"nothing was sent for {SILENCE:g} s"
         data: bytes | None
         try:
             data = os.read(descriptor, _PIECE)
         except BlockingIOError:
             data = b"" if events[0][1] & select.POLLHUP else None
         except OSError as error:
-            return SpooledInput(size, str(error.strerror))
+            return size, str(error.strerror)
         if data == b"":
-            return SpooledInput(size, None)
+            return size, None
         if data:
             kept.write(data)
             size += len(data)
         if time.monotonic() > until:
-            return SpooledInput(size, f"it was still sending after {MOST_SECONDS:g} s")
-    return SpooledInput(size, f"it was still sending after {MOST_BYTES >> 20} MiB")
+            return size, f"it was still sending after {MOST_SECONDS:g} s"
+    return size, f"it was still sending after {MOST_BYTES >> 20} MiB"

@@ -12,7 +12,7 @@ import queue
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
-class TimedFile:
+class TimedFile(AbstractContextManager["TimedFile"]):
     """A file that is open for reading; every call ends within ``seconds``.
 
     Raises:
@@ -45,10 +45,6 @@ class TimedFile:
     def close(self) -> None:
         """End the thread when its call returns, and close the file."""
         self._calls.put(None)
-
-    def __enter__(self) -> TimedFile:
-        """Stay open within a block."""
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -77,12 +77,9 @@ def finding_from_logs(
     explains: tuple[str, ...] = (),
     symptoms: bool = True,
 ) -> Finding:
-    """A finding with the lines of the events as its evidence.
-
-    ``ranks``: the ranks at fault; by default those that logged the message. ``symptoms``: the finding explains
-    :data:`SYMPTOMS` in addition to ``explains``. A finding of severity info explains nothing, because the job can
-    live with it.
-    """
+    """A finding with the lines of the events as its evidence. ``ranks``: by default those that logged the message.
+    ``symptoms``: it explains :data:`SYMPTOMS` too. A finding of severity info explains nothing, because the job can
+    live with it."""
     consequences = () if severity is Severity.INFO else (*explains, *(SYMPTOMS if symptoms else ()))
     blamed = group.ranks if ranks is None else ranks
     shown = {**(evidence or {}), "said": [line_of(event) for event in group.events[:SHOWN]]}

@@ -23,19 +23,14 @@ def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
         ranks = _numbers(event.value("ranks") or _place(event)[1])
         claims.setdefault(ranks if ranks or not claims else next(iter(claims)), []).append(event)
     for ranks, events in claims.items():
-        yield _finding(check_id, ranks, events)
-
-
-def _finding(check_id: str, ranks: tuple[int, ...], events: list[Event]) -> Finding:
-    group = EventGroup(KIND, tuple(events))
-    is_warning = all(event.value("severity") == "warning" for event in events)
-    return finding_from_logs(
-        group,
-        f"{_place(group.first)[0] or 'found'} (reported by the doctor in the run)",
-        ranks=ranks,
-        severity=Severity.WARNING if is_warning else Severity.ERROR,
-        symptoms=not is_warning and check_id not in SYMPTOMS,
-    )
+        is_warning = all(event.value("severity") == "warning" for event in events)
+        yield finding_from_logs(
+            EventGroup(KIND, tuple(events)),
+            f"{_place(events[0])[0] or 'found'} (reported by the doctor in the run)",
+            ranks=ranks,
+            severity=Severity.WARNING if is_warning else Severity.ERROR,
+            symptoms=not is_warning and check_id not in SYMPTOMS,
+        )
 
 
 def _place(event: Event) -> tuple[str, str]:

@@ -14,11 +14,8 @@ LONGEST = 4096
 
 
 def readable(text: str) -> str:
-    """Return ``text`` in an encodable form: bytes that are not UTF-8 become U+FFFD, long texts are truncated with a
-    note.
-
-    Python keeps undecodable bytes of the environment as lone surrogates (PEP 383), which no encoder takes.
-    """
+    """Return ``text`` in an encodable form: bytes that are not UTF-8, which Python keeps as lone surrogates (PEP 383),
+    become U+FFFD; long texts are truncated with a note."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if not text.isascii() else text
     if len(text) <= LONGEST:
         return text

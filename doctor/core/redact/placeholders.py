@@ -115,9 +115,7 @@ def redact(document: dict[str, Any], *, paths: bool = False) -> dict[str, Any]:
     logs are full of project names, and no check needs them. Equal documents give equal results; the original values
     can't be recovered."""
     people = _NamedEntities()
-    for address, length in _interface_addresses(document):
-        if network := parse_network(address, length):
-            people.networks.setdefault(network)
+    people.networks.update(dict.fromkeys(filter(None, _interface_networks(document))))
     _rewrite(document, people.learn)
     people.settle()
     redacted: dict[str, Any] = _rewrite(document, _RedactionWriter(people, paths=paths).rewrite)
@@ -163,20 +161,18 @@ def _rewrite(value: Any, write: Callable[[_StringSite], str], parent: str = "", 
     return [_rewrite(inner, write, parent, key) for inner in value]
 
 
-def _interface_addresses(value: object) -> Iterator[tuple[str, int]]:
-    """Every address with the prefix length of its network."""
+def _interface_networks(value: object) -> Iterator[Network | None]:
+    """The network of every address that has a prefix length."""
     if isinstance(value, dict):
         address, length = value.get("address"), value.get("prefix_length")
         if isinstance(address, str) and isinstance(length, int):
-            yield address, length
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    for one in inner:
-        yield from _interface_addresses(one)
+            yield parse_network(address, length)
+        value = list(value.values())
+    for inner in value if isinstance(value, (list, tuple)) else ():
+        yield from _interface_networks(inner)
 
 
 class _NamedEntities:
-    """Entities that the document names, collected before anything is replaced."""
-
     def __init__(self) -> None:
         self.hosts = PlaceholderNumbers()
         self.domains = PlaceholderNumbers()
