@@ -164,7 +164,7 @@ class WatchSession:
             join_threads(THREAD_TIMEOUT, print_status)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last round, a new mapping each; empty on ranks that do not evaluate."""
+        """Return a new mapping for each round, empty on ranks that do not evaluate."""
         return self._evaluator.metrics if self._evaluator is not None else {}
 
     # RankSource, called by the watchdog.

@@ -22,7 +22,7 @@ class TorchRank(NamedTuple):
 
 
 def torch_rank(environ: Mapping[str, str]) -> TorchRank:
-    """Read them from the default process group, else from RANK and WORLD_SIZE, else a world of one."""
+    """Read it from the default process group, else RANK and WORLD_SIZE; else a world of one."""
     group = distributed()
     if group is not None:
         return TorchRank(group.get_rank(), group.get_world_size())

@@ -46,7 +46,7 @@ def child_processes(pid: int | None = None, *, proc: Path = PROC) -> tuple[Child
 
 
 def _read_child(proc: Path, pid: int) -> ChildProcess | None:
-    """Return one process; see proc(5) for ``stat``, whose name field may contain blanks and brackets."""
+    """Return one process, see proc(5): a name in ``stat`` may contain blanks and brackets."""
     folder = proc / str(pid)
     before, bracket, after = (read_text(folder / "stat") or "").rpartition(")")
     if not bracket or not after.split():

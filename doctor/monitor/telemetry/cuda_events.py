@@ -42,7 +42,7 @@ class EventFactory:
         event.record(self._cuda.current_stream(self._device))
 
     def capturing(self) -> bool:
-        """Return whether this thread captures a CUDA graph, so that nothing may be recorded or queried."""
+        """Return whether this thread captures a CUDA graph: then nothing may be recorded or queried."""
         return bool(self._cuda.is_current_stream_capturing())
 
 

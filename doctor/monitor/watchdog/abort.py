@@ -10,7 +10,6 @@ NOTIFY_SECONDS = 1.0
 """Seconds for the decision to reach ranks that depend on a store in this process."""
 BY_ITSELF = 5.0
 """Seconds for the process to end by SIGTERM. A training thread blocked in a library never handles the signal."""
-CODE = 1
 
 
 def abort_process() -> None:
@@ -18,4 +17,4 @@ def abort_process() -> None:
     time.sleep(NOTIFY_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(BY_ITSELF)
-    os._exit(CODE)
+    os._exit(1)

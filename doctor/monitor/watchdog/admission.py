@@ -7,11 +7,18 @@ leftovers of an earlier run cannot do. Rank 0 leads; another rank takes over if 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from doctor.cluster.membership.leadership import JoinAttempt, Leadership
-from doctor.cluster.membership.protocol import JOIN_REQUESTS, JoinRequest, LeaderAnnouncement, has_room, join_tokens
+from doctor.cluster.membership.protocol import (
+    JOIN_REQUESTS,
+    JoinRequest,
+    LeaderAnnouncement,
+    has_room,
+    has_token,
+    join_tokens,
+)
 from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
 from doctor.cluster.transport.failover import StoreConnection
 from doctor.cluster.transport.signing import RejectedMessages
@@ -82,28 +89,23 @@ class AdmissionRequest:
             if not connection.is_alive:  # the request may be lost with it: post it again
                 del self._attempts[connection]
                 continue
-            if (namespace := self._admitted_on(connection)) is not None:
-                return namespace
-        known = [connection for connection in connections if connection in self._attempts]
-        won = [self._take_over(connection) for connection in known] if self._leads_now(known, now) else []
+            leader = self._attempts[connection].announcement
+            members = decode_or_none(connection.get(f"{leader.nonce}/{MEMBERS}"), MemberList) if leader else None
+            if leader and members and has_token(members.tokens, self._request.token, TOKEN_BYTES):
+                return RunNamespace(members.run, leader.nonce)
+        known = {one: self._attempts[one].current for one in connections if one in self._attempts}
+        if not self._leads_now(known, now):
+            return None
+        won = [leadership_on(one, self._own, self._rank).take_over(current) for one, current in known.items()]
         return self._own if any(won) else None
 
-    def _admitted_on(self, connection: StoreConnection) -> RunNamespace | None:
-        leader = self._attempts[connection].announcement
-        members = decode_or_none(connection.get(f"{leader.nonce}/{MEMBERS}"), MemberList) if leader else None
-        admitted = leader and members and members.covers(self._request.token)
-        return RunNamespace(members.run, leader.nonce) if leader and members and admitted else None
-
-    def _leads_now(self, connections: Sequence[StoreConnection], now: float) -> bool:
+    def _leads_now(self, connections: Iterable[StoreConnection], now: float) -> bool:
         """Return whether rank 0 is overdue and an apparent leader has had time to answer."""
         for connection in connections:
             standing = self._attempts[connection].current is not None
             if standing and now - self._announced_at[connection] < self._patience:
                 return False
         return self._rank == 0 or now - self._began >= LEAD + IN_TURN * min(self._rank, TURNS)
-
-    def _take_over(self, connection: StoreConnection) -> bool:
-        return leadership_on(connection, self._own, self._rank).take_over(self._attempts[connection].current)
 
 
 def leadership_on(connection: StoreConnection, namespace: RunNamespace, rank: int) -> Leadership:
@@ -129,24 +131,19 @@ class AdmissionLeader:
 
     def step(self, connections: Sequence[StoreConnection]) -> None:
         """Admit the ranks that requested to join on these connections since the last call."""
+        name = self._namespace.name
         for connection in connections:
             if connection not in self._mailboxes or self.admitted < self._world_size - 1:
-                self._lead_on(connection)
+                # Announce this rank, again if the end of an earlier run has removed the announcement.
+                leadership = leadership_on(connection, self._namespace, self._rank)
+                if not leadership.is_held() and connection not in self._mailboxes:
+                    leadership.take_over(connection.get(announcement_key(connection)))
+                self._mailboxes.setdefault(connection, connection.mailbox(f"{name}/{JOIN_REQUESTS}"))
             for request in decode_all(self._mailboxes[connection].fresh(), JoinRequest):
                 if has_room(self._tokens, self._world_size):
                     self._tokens.add(request.token)
         for connection in connections:
             if self._answered.get(connection) != len(self._tokens):
-                self._answer(connection)
-
-    def _lead_on(self, connection: StoreConnection) -> None:
-        """Announce this rank, again if the end of an earlier run has removed the announcement."""
-        leadership = leadership_on(connection, self._namespace, self._rank)
-        if not leadership.is_held() and connection not in self._mailboxes:
-            leadership.take_over(connection.get(announcement_key(connection)))
-        self._mailboxes.setdefault(connection, connection.mailbox(f"{self._namespace.name}/{JOIN_REQUESTS}"))
-
-    def _answer(self, connection: StoreConnection) -> None:
-        self._answered[connection] = len(self._tokens)
-        members = MemberList(self._namespace.run, join_tokens(self._tokens, TOKEN_BYTES))
-        connection.set(f"{self._namespace.name}/{MEMBERS}", encode(members))
+                self._answered[connection] = len(self._tokens)
+                members = MemberList(self._namespace.run, join_tokens(self._tokens, TOKEN_BYTES))
+                connection.set(f"{name}/{MEMBERS}", encode(members))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,13 +40,6 @@ class ActiveIncident(NamedTuple):
         return bool(self.seconds) and self.seconds.keys() >= {*self.decision.ranks}
 
 
-class PendingAbort(NamedTuple):
-    """A decision to abort this rank, and the number of points it had passed by then."""
-
-    message: DecisionMessage
-    passed: int
-
-
 class IncidentHandler:
     """Raises incidents of this rank and takes part in those of others.
 
@@ -64,7 +56,7 @@ class IncidentHandler:
         self._is_shared = False  # whether the incident is shared by all ranks, not private to this one
         self._evaluated: ActiveIncident | None = None
         self._resumed_locally = False
-        self._pending_abort: PendingAbort | None = None
+        self._pending_abort: tuple[DecisionMessage, int] | None = None  # and the points that had been passed by then
         self._waited_until = -math.inf
         self.failure: DecisionMessage | None = None
 
@@ -78,7 +70,9 @@ class IncidentHandler:
         stall = self._context.source.stall()
         self._stalls.note(stall, now)
         self._check_recovery(now)
-        stall = self._without_wait_time(stall, now)
+        if stall is not None:  # without the time that the training thread spent awaiting a decision
+            idle = min(stall.idle, now - self._waited_until)
+            stall = Stall(idle, stall.limit) if idle > stall.limit else None
         self._abort_if_stalled(stall)
         if self._collection is not None:
             self._step_collection(self._collection, now)
@@ -87,11 +81,6 @@ class IncidentHandler:
             self._join_collection(now)
         elif self._context.peer_store.get(f"{self._name}/raised") is not None:
             self._join_collection(now)
-
-    def _without_wait_time(self, stall: Stall | None, now: float) -> Stall | None:
-        """Return the stall without the time that the training thread spent awaiting a decision."""
-        idle = min(stall.idle, now - self._waited_until) if stall else 0.0
-        return Stall(idle, stall.limit) if stall and idle > stall.limit else None
 
     def note_waiting(self, now: float) -> None:
         """Record that the training thread is blocked because it awaits a decision."""
@@ -123,24 +112,15 @@ class IncidentHandler:
         self._context.peer_store.set(f"{self._name}/raised", b"1")
 
     def _open_collection(self, now: float) -> CollectionRound:
-        context, ended = self._context, self._ended_ranks()
+        context = self._context
+        presences = decode_all(context.peer_store.mailbox("end/here").fresh(), RankPresence)
         self._is_shared = context.is_joined
         extra = PER_RANK * context.world_size
         times = TIMES._replace(grace=TIMES.grace + extra, longest=TIMES.longest + extra)
+        ended = {presence.rank for presence in presences if presence.came}
         return CollectionRound(
-            self._name,
-            "stall",
-            context,
-            times,
-            context.evaluate_incident,
-            now=now,
-            observes=True,
-            ended=ended,
+            self._name, "stall", context, times, context.evaluate_incident, now=now, observes=True, ended=ended
         )
-
-    def _ended_ranks(self) -> Collection[int]:
-        mailbox = self._context.peer_store.mailbox("end/here")
-        return {presence.rank for presence in decode_all(mailbox.fresh(), RankPresence) if presence.came}
 
     def _join_collection(self, now: float) -> None:
         """Join the collection round of an incident and report the position of this rank."""
@@ -172,30 +152,25 @@ class IncidentHandler:
             self._resumed_locally = False
         if message.occasion == "failure":
             self.failure = message if confirmed else self.failure
-        else:
-            self._report_dumps()
-            if confirmed and self._on_hang == "abort":
-                self._abort_or_wait(message, is_trusted=collection.is_trusted)
-
-    def _report_dumps(self) -> None:
-        """Print, once per stall, where the flight recorder dumps are."""
+            return
         dump = self._context.local_state.dump
         if self._evaluated is not None and dump is not None:
             self._context.write_line(f"dumps of the flight recorder, one a rank: {Path(dump).parent}")
-
-    def _abort_or_wait(self, message: DecisionMessage, *, is_trusted: bool) -> None:
-        """Abort this rank at once if the decision is authentic, else once it stalls itself."""
-        if is_trusted:
-            self._abort(message)
-        self._pending_abort = PendingAbort(message, self._context.progress.passed)
+        if confirmed and self._on_hang == "abort":
+            # At once if the decision is authentic, else once this rank stalls itself.
+            if collection.is_trusted:
+                self._abort(message)
+            self._pending_abort = message, self._context.progress.passed
 
     def _abort_if_stalled(self, stall: Stall | None) -> None:
-        pending = self._pending_abort
-        if pending is None:
+        if self._pending_abort is None:
             return
+        message, passed = self._pending_abort
         if stall is not None:
-            self._abort(pending.message)
-        elif self._context.current_passed() > pending.passed:
+            self._abort(message)
+            return
+        self._context.update_local_state()
+        if self._context.progress.passed > passed:
             self._pending_abort = None
             self._context.write_line(f"rank {self._context.rank} makes progress and does not abort, as it was told to")
 
@@ -223,9 +198,10 @@ class IncidentHandler:
     def _local_resume(self, now: float) -> tuple[RankResumed, ...]:
         """Post and return that this rank resumed, if it did."""
         context = self._context
-        if not self._stalls.may_have_resumed or context.check_failed():
+        if not self._stalls.may_have_resumed:
             return ()
-        stall = self._stalls.take_resumed(context.progress.passed)
+        context.update_local_state()
+        stall = None if context.has_failed else self._stalls.take_resumed(context.progress.passed)
         if stall is None:
             return ()
         one = RankResumed(context.rank, now - stall.since)
@@ -240,5 +216,4 @@ class IncidentHandler:
 
 
 def _resumed(incident: str) -> str:
-    """Return the key under which ranks report that they resumed."""
     return f"{incident}/goes-on"

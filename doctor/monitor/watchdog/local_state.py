@@ -26,10 +26,7 @@ class LocalState:
         self._startup_facts, self._position, self._newest = sections, {}, {}
 
     def set_position(self, sections: Sections) -> None:
-        """Keep the position of a stalled rank until it resumes.
-
-        The record has to show it if the process ends.
-        """
+        """Keep the position of a stalled rank until it resumes: the record has to show it."""
         self._position = self._newest = sections
 
     def keep_dump(self, path: str) -> None:
@@ -51,18 +48,13 @@ class LocalState:
             now = msgspec.structs.replace(
                 now, stack=earlier.stack, stack_from=earlier.stack_from, children=earlier.children
             )
-            self._newest = {**self._position, **sections, **self._recorded(sections), ProgressFacts.key: now}
+            self._newest = {**self._position, **sections, ProgressFacts.key: now}
+            before, recorder = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)
+            if isinstance(before, RecorderFacts) and isinstance(recorder, RecorderFacts):
+                if before.groups == recorder.groups:  # no collective since; the final recorder has no stacks
+                    self._newest[RecorderFacts.key] = before
         else:
             self._position, self._newest = {}, sections
-
-    def _recorded(self, sections: Sections) -> Sections:
-        """Return the earlier recorder with stacks if no collective was issued since.
-
-        The final one has no stacks.
-        """
-        earlier, now = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)
-        same = isinstance(earlier, RecorderFacts) and isinstance(now, RecorderFacts) and earlier.groups == now.groups
-        return {RecorderFacts.key: earlier} if same and earlier is not None else {}
 
     @property
     def member(self) -> Member:

@@ -9,7 +9,6 @@ import msgspec
 
 from doctor.cluster.transport.codec import MalformedMessage, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
-from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import ProgressFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.monitor.telemetry.local_processes import SILENT
@@ -99,23 +98,20 @@ class PeerTable:
         return self.job(collection.reported | missing.keys())
 
     def _missing(self, rank: int, observation: PeerObservation | None, run: str) -> Member | None:
-        """Return a rank that did not report; ``None`` if nothing can be known about it.
-
-        That is the case if it shares neither a connection nor the directory with this rank.
-        """
+        """Return a rank that did not report, unless it shares no connection and no directory."""
         recorded = self._records.read(rank, run)
         if recorded is None and observation is None and rank not in self._reachable:
             return None
         known = [member for member in (recorded, self._members.get(rank)) if member is not None]
         newest = max(known, key=lambda member: progress_of(member).at or 0.0, default=None)
-        member = newest or Member(rank, {}, self._host_of(observation.by) if observation else None)
+        host = None
+        if observation is not None:
+            observer = self._local_state.member if observation.by == self._rank else self._members.get(observation.by)
+            host = observer.host if observer else None
+        member = newest or Member(rank, {}, host)
         return member._replace(
             sections={**member.sections, ProgressFacts.key: _with_observation(progress_of(member), observation)}
         )
-
-    def _host_of(self, rank: int) -> Identity | None:
-        member = self._local_state.member if rank == self._rank else self._members.get(rank)
-        return member.host if member else None
 
 
 def progress_of(member: Member) -> ProgressFacts:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from doctor.cluster.membership.protocol import has_token
 from doctor.cluster.transport.codec import Count
 from doctor.core.facts import Frame
 from doctor.core.message_bounds import MOST_RANKS
@@ -23,17 +22,10 @@ MOST_FRAMES = 256
 
 
 class MemberList(msgspec.Struct, frozen=True):
-    """The tokens that the leader of a namespace has admitted, joined.
-
-    ``run``: the id of the run.
-    """
+    """The joined tokens that the leader of a namespace has admitted, and the id of the run."""
 
     run: RunId
     tokens: Annotated[bytes, Meta(max_length=TOKEN_BYTES * MOST_RANKS)]
-
-    def covers(self, token: str) -> bool:
-        """Return whether ``token`` was admitted."""
-        return has_token(self.tokens, token, TOKEN_BYTES)
 
 
 class PeerProcess(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.store import DeadlineWorker
 from doctor.core.capture import EARLIER, REPORT, encode_document, parse_capture, same_run, to_record
 from doctor.core.decoding import prepared
@@ -26,7 +27,7 @@ from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import UntrustedPath
 from doctor.core.job import Member, build_job
 from doctor.monitor.watchdog.decision import WriteLine
-from doctor.monitor.watchdog.store_discovery import remove_if_empty
+from doctor.monitor.watchdog.store_discovery import KEY
 
 T = TypeVar("T")
 
@@ -76,13 +77,9 @@ class RunRecords:
 
     def _move_own(self, run: str) -> None:
         """Move the record of an earlier run of this rank, and on rank 0 its report, to ``earlier``."""
-
-        def move() -> None:
-            earlier = self._move(_name(self._rank))
-            if self._rank == 0:
-                self._move(REPORT, unless=run, otherwise=earlier)
-
-        self._run_with_deadline(move)
+        earlier = self._move(_name(self._rank))
+        if self._rank == 0:
+            self._move(REPORT, unless=run, otherwise=earlier)
 
     def _move(self, name: str, *, unless: str | None = None, otherwise: str = "") -> str:
         """Move a file to a free name below ``earlier``, unless it belongs to ``unless``; a record with its dumps.
@@ -95,17 +92,14 @@ class RunRecords:
                 subfolder = run or _date_of(source, name)
                 self._move_to_earlier((), name, subfolder)
                 dump = name.removesuffix(".json").replace("-", "_")
-                for recorder in self._recorders():
+                recorders: list[str] = []
+                with contextlib.suppress(FileNotFoundError), self._folder.opened(DUMPS) as dumps:
+                    recorders = dumps.names()[:MOST_RECORDERS]
+                for recorder in recorders:
                     with contextlib.suppress(FileNotFoundError):
                         self._move_to_earlier((DUMPS, recorder), dump, subfolder)
             return run
         return ""
-
-    def _recorders(self) -> list[str]:
-        """Return the folders that hold dumps."""
-        with contextlib.suppress(FileNotFoundError), self._folder.opened(DUMPS) as dumps:
-            return dumps.names()[:MOST_RECORDERS]
-        return []
 
     def _move_to_earlier(self, folders: tuple[str, ...], name: str, subfolder: str) -> None:
         """Move a file in ``folders`` to the same relative path below ``earlier``."""
@@ -113,49 +107,43 @@ class RunRecords:
             if source.look(name) is None:
                 return
             with self._folder.opened(EARLIER, subfolder, *folders, create=True) as target:
-                source.move(name, target, _free_name(target, name))
+                path = Path(name)
+                numbered = (path.with_stem(f"{path.stem}.{number}").name for number in range(1, 1 << 20))
+                source.move(name, target, next(n for n in itertools.chain((name,), numbered) if target.look(n) is None))
 
     def write(self, members: Iterable[Member], run: str) -> bool:
-        """Write the record of this rank, with its observations of others.
-
-        Return whether that succeeded.
+        """Write this rank's record, with its observations of others; return whether it succeeded.
 
         The first time, the record of an earlier run is moved out of the way.
         """
         if not self._began:
             self._began = True
-            self._move_own(run)
+            self._run_with_deadline(partial(self._move_own, run))
         document = to_record(build_job(members, world_size=self._world_size), run)
         return self._written(partial(self._folder.write, _name(self._rank), encode_document(document)))
 
     def write_dumps(self, dumps: Mapping[str, bytes]) -> str | None:
-        """Write the recorder dumps of this rank after its record.
-
-        Return the path of the last one written.
+        """Write this rank's recorder dumps after its record; return the path of the last one.
 
         Each recorder has a folder with one file ``rank_<rank>`` per rank and nothing else: ``torchfrtrace`` accepts it,
         and :mod:`torch.distributed.flight_recorder` derives ranks from what follows the common prefix of the names.
         """
-        names = {name: f"{DUMPS}/{name}/rank_{self._rank}" for name in dumps}
+        name = f"rank_{self._rank}"
         written = [
-            name
-            for key, name in names.items()
-            if self._written(partial(self._write_dump, name, dumps[key]), DUMP_PATIENCE)
+            recorder
+            for recorder, data in dumps.items()
+            if self._written(partial(self._write_dump, recorder, name, data), DUMP_PATIENCE)
         ]
         if not written:
             return None
-        return os.fsencode(self._folder.path.absolute() / written[-1]).decode("utf-8", "replace")
+        return os.fsencode(self._folder.path.absolute() / DUMPS / written[-1] / name).decode("utf-8", "replace")
 
-    def _write_dump(self, name: str, data: bytes) -> None:
-        """Write a dump by way of a draft in another folder.
-
-        Beside the dumps, it would be taken for one of them.
-        """
+    def _write_dump(self, recorder: str, name: str, data: bytes) -> None:
+        """Write a dump by way of a draft in another folder, which is not taken for a dump."""
         draft = f".rank-{self._rank}.dump"
         self._folder.write(draft, data)
-        *folders, last = name.split("/")
-        with self._folder.opened() as source, self._folder.opened(*folders, create=True) as target:
-            source.move(draft, target, last)
+        with self._folder.opened() as source, self._folder.opened(DUMPS, recorder, create=True) as target:
+            source.move(draft, target, name)
 
     def read(self, rank: int, run: str) -> Member | None:
         """Return another rank of this run from its record; ``None`` if there is none."""
@@ -167,8 +155,8 @@ class RunRecords:
         return None
 
     def remove_empty_folder(self) -> None:
-        """Remove the hidden folder of the store once it is empty."""
-        self._run_with_deadline(lambda: remove_if_empty(self._folder), quietly=True)
+        """Remove the hidden folder of the store once no other run uses it."""
+        self._run_with_deadline(lambda: FileStoreBackend(self._folder, KEY).tidy(), quietly=True)
 
     def close(self) -> None:
         """Release the worker thread."""
@@ -222,10 +210,3 @@ def _date_of(source: OpenFolder, name: str) -> str:
     seen = source.look(name)
     moment = datetime.datetime.fromtimestamp(seen.st_mtime if seen else 0.0, datetime.timezone.utc)
     return moment.strftime("%Y%m%dT%H%M%SZ")
-
-
-def _free_name(target: OpenFolder, name: str) -> str:
-    """Return the name itself, or a numbered one that is free."""
-    path = Path(name)
-    others = (path.with_stem(f"{path.stem}.{number}").name for number in range(1, 1 << 20))
-    return next(other for other in itertools.chain((name,), others) if target.look(other) is None)

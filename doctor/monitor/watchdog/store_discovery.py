@@ -31,6 +31,7 @@ JOIN_TIMEOUT = 60.0
 """Seconds for a client to be served: it resolves the names of both ends first, ten seconds each if a name server is
 silent."""
 KEY = "runs"
+"""Prefix of all keys of watchdogs in a store."""
 
 
 class StoreAddress(NamedTuple):
@@ -83,11 +84,6 @@ def open_connections(
     if address is None:
         return [folder]
     return [StoreConnection(f"bell-{run_number}", lambda: signed(_connect(address))), folder]
-
-
-def remove_if_empty(directory: Path | OwnFolder) -> None:
-    """Remove the store's folder from ``directory`` if no other run uses it."""
-    FileStoreBackend(directory, KEY).tidy()
 
 
 class PolledStore:

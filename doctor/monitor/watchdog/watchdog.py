@@ -45,10 +45,6 @@ _run_counts: collections.Counter[int] = collections.Counter()
 end runs together."""
 
 
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
 class Watchdog:
     """Watches one rank of a run, and the others with it.
 
@@ -69,7 +65,7 @@ class Watchdog:
         *,
         on_hang: OnHang = "report",
         on_recovery: OnRecovery | None = None,
-        write_line: Callable[[str], None] = _to_stderr,
+        write_line: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
         round_seconds: float = 15.0,
         secret: Secret | None = None,
     ) -> None:
@@ -79,7 +75,7 @@ class Watchdog:
         self._folder = OwnFolder.of(directory)
         self._evaluate = evaluate
         self._on_hang: OnHang = on_hang
-        self._on_recovery = on_recovery or self._report_recovery
+        self._on_recovery = on_recovery or (lambda decision, seconds: self._report("progress goes on after all"))
         self._write_line = write_line
         self._round_seconds = round_seconds
         self._secret = secret
@@ -118,10 +114,7 @@ class Watchdog:
         return self._request("failure", seconds)
 
     def stop(self, seconds: float) -> None:
-        """Take part in the final round and end the thread.
-
-        Takes at most one second more than ``seconds``.
-        """
+        """Take part in the final round and end the thread, at most a second after ``seconds``."""
         if self._thread is None:
             return
         self._request("end", seconds)
@@ -129,11 +122,7 @@ class Watchdog:
         self._end_thread()
 
     def _end_thread(self) -> None:
-        """End the thread.
-
-        No thread may be inside torch's store when the interpreter ends: returning from C++ then ends the process with
-        SIGABRT.
-        """
+        """End the thread: a return from torch's store as the interpreter ends would raise SIGABRT."""
         if self._thread is not None and os.getpid() == self._pid:  # in a fork, locks may be held forever
             self._stopped.set()
             self._wake.set()
@@ -156,9 +145,13 @@ class Watchdog:
         host = host_identity(Machine())
         local_state = LocalState(rank, host)
         secret, rejected = self._secret, RejectedMessages()
-        connections = open_connections(
-            address, self._folder, run_number, derived, self._report_untrusted, secret, rejected
-        )
+
+        def report_untrusted(lost: StoreLost) -> None:
+            """Report why the folder is not used for messages, unless its records reported the same."""
+            if isinstance(lost, UntrustedStore) and self._folder.is_news(lost.reason):
+                self._report(f"rank {rank}: {lost}")
+
+        connections = open_connections(address, self._folder, run_number, derived, report_untrusted, secret, rejected)
         store = FailoverStore(connections if world > 1 else (), are_authentic=secret is not None)
         records = RunRecords(self._folder, rank, world, self._report)
         return WatchdogContext(
@@ -181,9 +174,8 @@ class Watchdog:
     def _watch(self, context: WatchdogContext) -> None:
         if self._world_size > 1:
             STACK_DUMPER.install()
-            BackgroundCall(
-                lambda: STACK_DUMPER.write_to(context.stacks, self._training_thread)
-            )  # writing a file may block forever
+            # Writing a file may block forever.
+            BackgroundCall(lambda: STACK_DUMPER.write_to(context.stacks, self._training_thread))
         loop = WatchdogLoop(context, self._on_hang, self._round_seconds, time.monotonic())
         while not self._stopped.is_set():
             pause = FAULT_PAUSE
@@ -200,14 +192,6 @@ class Watchdog:
         with contextlib.suppress(OSError, ValueError):  # the console is gone
             self._write_line(line)
 
-    def _report_untrusted(self, lost: StoreLost) -> None:
-        """Report why the folder is not used for messages, unless its records reported the same."""
-        if isinstance(lost, UntrustedStore) and self._folder.is_news(lost.reason):
-            self._report(f"rank {self._rank}: {lost}")
-
-    def _report_recovery(self, decision: Decision, seconds: float) -> None:
-        self._report("progress goes on after all")
-
     def _take_requests(self) -> Iterator[RoundRequest]:
         with contextlib.suppress(queue.Empty):
             while True:
@@ -215,10 +199,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def _guard(self, give_up: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Catch every exception, because this runs beside a training.
-
-        ``give_up``: releases the callers that wait.
-        """
+        """Catch every exception beside a training. ``give_up``: releases the callers that wait."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see above

@@ -75,9 +75,7 @@ class WatchdogContext:
         return self.records.write([self.local_state.member, *self.peer_table.silent.values()], self.namespace.run)
 
     def take_position(self) -> None:
-        """Take the position of this rank.
-
-        Write its record first, then its dumps, then post its card.
+        """Take the position of this rank; write its record, then its dumps, then post its card.
 
         The record comes first because the process may end at any moment.
         """
@@ -162,15 +160,9 @@ class WatchdogContext:
         self.store.close()
         self.records.close()
 
-    def check_failed(self) -> bool:
-        """Update the local state; return whether an exception has ended this rank."""
+    def update_local_state(self) -> None:
+        """Update the state of this rank by its current card."""
         self.local_state.update(self.source.card())
-        return self.has_failed
-
-    def current_passed(self) -> int:
-        """Update the local state; return the number of points passed."""
-        self.local_state.update(self.source.card())
-        return self.progress.passed
 
     @property
     def has_failed(self) -> bool:

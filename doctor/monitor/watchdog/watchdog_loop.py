@@ -47,8 +47,10 @@ class WatchdogLoop:
 
     def tick(self, requests: Iterable[RoundRequest], now: float) -> float:
         """Do what is due; return the seconds until the next tick."""
-        context = self._context
-        context.store.step(now, self._fallback_pause)
+        context, world = self._context, self._context.world_size
+        fallback = FALLBACK + FALLBACK_PER_RANK * world
+        fallback_fast = FALLBACK_FAST + FALLBACK_FAST_PER_RANK * world
+        context.store.step(now, fallback_fast if self._is_busy else fallback)
         self._join_peers(now)
         self._waiting += requests
         if self._requested.is_active:
@@ -59,7 +61,9 @@ class WatchdogLoop:
         if not self._is_busy:
             self._rounds.step(now)
             self._keep_record(now)
-        return self._pause(now)
+        awaits = self._leader.admitted < world - 1 if self._leader is not None else not context.is_joined
+        fast = self._is_busy or (awaits and now - self._began < FAST_JOIN)
+        return FAST_TICK + FAST_TICK_PER_RANK * world if fast else TICK + TICK_PER_RANK * world
 
     def _start_requests(self, now: float) -> None:
         """Start the requests of the training thread.
@@ -78,17 +82,6 @@ class WatchdogLoop:
     def _is_busy(self) -> bool:
         return bool(self._waiting) or self._incidents.is_active or self._requested.is_active
 
-    @property
-    def _fallback_pause(self) -> float:
-        fast, world = self._is_busy, self._context.world_size
-        return FALLBACK_FAST + FALLBACK_FAST_PER_RANK * world if fast else FALLBACK + FALLBACK_PER_RANK * world
-
-    def _pause(self, now: float) -> float:
-        world = self._context.world_size
-        awaits = self._leader.admitted < world - 1 if self._leader is not None else not self._context.is_joined
-        fast = self._is_busy or (awaits and now - self._began < FAST_JOIN)
-        return FAST_TICK + FAST_TICK_PER_RANK * world if fast else TICK + TICK_PER_RANK * world
-
     def _join_peers(self, now: float) -> None:
         context = self._context
         if self._leader is not None:
@@ -102,14 +95,11 @@ class WatchdogLoop:
             if namespace.leads and not alone:
                 self._leader = AdmissionLeader(namespace, context.rank, context.world_size)
             self._record_due = now
-            context.local_state.update(context.source.card())
+            context.update_local_state()
             context.post_card()
 
     def _keep_record(self, now: float) -> None:
-        """Write the record periodically.
-
-        Move those of earlier runs once their ranks have had time to do so.
-        """
+        """Write the record periodically; move those of earlier runs that their ranks did not move."""
         if now < self._record_due:
             return
         context = self._context

@@ -19,7 +19,7 @@ MISSING = "DoctorCallback needs Lightning: pip install 'rankdoctor[lightning]'"
 
 
 def bind_callback_base(kind: type) -> bool:
-    """Add the Callback of every loaded Lightning to the bases of ``kind``; return whether it has one.
+    """Add every loaded Lightning's Callback to the bases of ``kind``; return whether it has one.
 
     Its instances, its subclasses and their instances become Callbacks with it. ``kind`` is left unchanged if a subclass
     would get inconsistent bases.

@@ -125,7 +125,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _step(size: int) -> int:
-    """Return an odd step, so that samples do not stay in one column: widths are mostly powers of two."""
+    """Return an odd step, to leave a tensor's column: widths are mostly powers of two."""
     return max(1, -(-size // MOST_VALUES)) | 1
 
 

@@ -130,7 +130,7 @@ def _generator_seed(chain: list[Any]) -> int | None:
 
 
 def _is_independent(sampler: object, dataset_length: int | None) -> bool:
-    """Return whether ranks draw with replacement, by weights, or a random part of the dataset each epoch."""
+    """Return whether ranks draw with replacement, by weights, or a random part per epoch."""
     if not _is_random(sampler):
         return False
     part = plain_attribute(sampler, "_num_samples", int)

@@ -92,7 +92,7 @@ class CudaDeviceMemory:
         self._driver = DriverMemory()
 
     def allocator(self) -> AllocatorStats:
-        """Return the allocator's statistics; takes its lock for some microseconds and queries no device.
+        """Return the allocator's statistics; takes its lock for microseconds, queries no device.
 
         Empty before CUDA is used, or for an allocator that does not count (torch.cuda.memory.CUDAPluggableAllocator).
         """
@@ -131,7 +131,7 @@ class CudaDeviceMemory:
 
 
 def device_ids(properties: Any) -> tuple[str | None, str | None]:
-    """Return UUID and PCI bus id in the form of NVML, ``None`` for what this torch does not provide."""
+    """Return UUID and PCI bus id in the form of NVML, as far as this torch provides them."""
     uuid = getattr(properties, "uuid", None)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     return (
@@ -141,7 +141,7 @@ def device_ids(properties: Any) -> tuple[str | None, str | None]:
 
 
 class DriverMemory:
-    """The driver's view of the GPUs, queried in the background at most every :data:`QUERY_EVERY` seconds.
+    """The driver's view of the GPUs, queried in the background every :data:`QUERY_EVERY` s.
 
     GPUs are named by UUID and PCI bus id; one of them is enough.
     """

@@ -39,7 +39,7 @@ class Readback:
         return bool(self._free) and not self._events.capturing()
 
     def send(self, values: torch.Tensor, reader: Reader) -> None:
-        """Have ``reader`` called with ``values`` once they are on the host; only while :meth:`is_open`.
+        """Have ``reader`` called once ``values`` are on the host; only while :meth:`is_open`.
 
         ``values``: one dimension, at most :data:`WIDTH` values of eight bytes.
         """

@@ -94,7 +94,7 @@ def _source(file: str) -> str:
 
 
 def rank_condition(tree: ast.Module, line: int) -> str:
-    """Return the innermost rank condition under which ``line`` of a module runs; empty without one.
+    """Return the innermost rank condition under which ``line`` of a module runs, or ``""``.
 
     ``if TEST, line N``, ``elif TEST, line N``, ``else of if TEST, line N``, ``after if TEST: return, line N`` (the line
     runs if the test fails) or ``@rank_zero_only``; ``N`` is the line of the first ``if`` of a chain.

@@ -19,7 +19,7 @@ _OF_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<functi
 
 
 def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
-    """Return the training thread's newest stack in a file, innermost first; empty if there is none.
+    """Return the training thread's newest stack in a file, if any, innermost first.
 
     faulthandler calls the thread that got a signal ``Current thread``; the first line of the file identifies the
     training thread. Without that line the last thread of the file is used: faulthandler goes from the newest thread to

@@ -11,7 +11,6 @@ from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
-from doctor.core.facts import Frame
 from doctor.core.files.own_folder import OwnFolder
 from doctor.monitor.telemetry.local_processes import GONE, SILENT, process_start_time, process_state
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
@@ -43,16 +42,11 @@ class LocalPeerProbe:
     def announce(self, store: FailoverStore) -> None:
         """Announce this process and its stack signal to the other ranks on this host."""
         self._announcements = store.mailbox(f"host-{self.host}")
-        store.append(
-            f"host-{self.host}",
-            encode(PeerProcess(self._rank, os.getpid(), process_start_time(), *STACK_DUMPER.signal)),
-        )
+        process = PeerProcess(self._rank, os.getpid(), process_start_time(), *STACK_DUMPER.signal)
+        store.append(f"host-{self.host}", encode(process))
 
     def read_announcements(self) -> None:
-        """Read which process each rank is.
-
-        Only the first announcement of a rank counts; later ones are forged.
-        """
+        """Read which process each rank is, by its first announcement; later ones are forged."""
         for process in decode_all(self._announcements.fresh(), PeerProcess) if self._announcements else ():
             self._known.setdefault(process.rank, process)
 
@@ -84,18 +78,14 @@ class LocalPeerProbe:
         if in_grace:
             return None
         asked = before.asked if before is not None and before.state == SILENT else self._request_stacks(process)
-        return PeerObservation(rank, self._rank, state, letter, self._read_stacks(rank) if asked else (), asked=asked)
+        has_written = asked and self._file_size(rank) > self._sizes[rank]
+        stack = read_stack_file(stack_file(self._folder, rank)) if has_written else ()
+        return PeerObservation(rank, self._rank, state, letter, stack, asked=asked)
 
     def _request_stacks(self, process: PeerProcess) -> bool:
         self._sizes[process.rank] = self._file_size(process.rank)
-        stack_signal = StackSignal(process.thread, process.signal)
-        return request_stacks(
-            LocalPeer(process.pid, process.started, stack_signal, stack_file(self._folder, process.rank).path)
-        )
-
-    def _read_stacks(self, rank: int) -> tuple[Frame, ...]:
-        """Return the stack that a peer has written since it was requested."""
-        return read_stack_file(stack_file(self._folder, rank)) if self._file_size(rank) > self._sizes[rank] else ()
+        stack_signal, file = StackSignal(process.thread, process.signal), stack_file(self._folder, process.rank)
+        return request_stacks(LocalPeer(process.pid, process.started, stack_signal, file.path))
 
     def _file_size(self, rank: int) -> int:
         seen = stack_file(self._folder, rank).look()

@@ -35,10 +35,7 @@ FOLDER = ".stacks"
 
 
 def stack_file(directory: Path | OwnFolder, rank: int) -> OwnFile:
-    """Return the stack file of a rank.
-
-    It is hidden because ``doctor diagnose`` must not read it.
-    """
+    """Return the stack file of a rank, hidden because ``doctor diagnose`` must not read it."""
     return OwnFolder.of(directory).file(f"{FOLDER}/rank-{rank}.txt")
 
 
@@ -56,9 +53,8 @@ class StackDumper:
         """Install the signal handler for the lifetime of the process."""
         if self._file is None:
             self._file = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 - as long as the process
-            with contextlib.suppress(
-                AttributeError, OSError, RuntimeError, ValueError
-            ):  # not supported on this platform
+            # Not supported on every platform.
+            with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
                 number = _free_signal()
                 faulthandler.register(number, file=self._file, all_threads=True, chain=False)
                 self._number = number

@@ -41,7 +41,9 @@ class LocalPeer(NamedTuple):
 
 def request_stacks(peer: LocalPeer) -> bool:
     """Send the stack signal if :func:`accepts_stack_signal` holds; return whether it was sent."""
-    handle = _thread_handle(peer.stack_signal.thread)
+    handle = None
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # older kernel, or no such thread
+        handle = os.pidfd_open(peer.stack_signal.thread, PIDFD_THREAD)
     try:
         return accepts_stack_signal(peer) and _send(peer, handle)
     finally:
@@ -81,10 +83,7 @@ def _is_own_and_catches(proc: Path, number: int) -> bool:
 
 
 def _has_open(proc: Path, file: Path) -> bool:
-    """Return whether the process has the file open.
-
-    It must be a regular file of this user and not a link.
-    """
+    """Return whether the process has the file open, a regular file of this user and not a link."""
     try:
         own = file.lstat()
     except OSError:
@@ -95,21 +94,12 @@ def _has_open(proc: Path, file: Path) -> bool:
 
 
 def _open_files(proc: Path, file: Path) -> Iterator[os.stat_result]:
-    """Yield the open files of the process with the name of ``file``.
-
-    Links are read first because stat of a file may block.
-    """
+    """Yield the process's open files with the name of ``file``; stat of others may block."""
     with contextlib.suppress(OSError), os.scandir(proc / "fd") as entries:
         for entry in islice(entries, MOST_FILES):
             with contextlib.suppress(OSError):
                 if os.readlink(entry.path).endswith(f"/{file.parent.name}/{file.name}"):  # noqa: PTH115 - a name
                     yield os.stat(entry.path)  # noqa: PTH116 - of the open file, which may have no path here
-
-
-def _thread_handle(thread: int) -> int | None:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # older kernel, or no such thread
-        return os.pidfd_open(thread, PIDFD_THREAD)
-    return None
 
 
 def _send(peer: LocalPeer, handle: int | None) -> bool:

@@ -125,14 +125,15 @@ class CollectionRound:
             return message
         if self._observes:
             self._observe_local_peers(now)
-        return self._decide() if self._is_my_turn(now) else None
+        if not self._is_my_turn(now):
+            return None
+        self._own_message = DecisionMessage(self._rank, self.trigger, self._evaluate(self))
+        self._store.set(f"{self.name}/ruling", encode(self._own_message))
+        return self._own_message
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the decision certainly comes from a rank of this job.
-
-        It was made here, or messages are signed.
-        """
+        """Whether the decision was made here or messages are signed, so that it is not forged."""
         return self._own_message is not None or self._store.are_authentic
 
     def _is_first_evaluator(self, now: float) -> bool:
@@ -140,10 +141,9 @@ class CollectionRound:
 
         An unsigned decision of another rank is not adopted then, because it may be forged.
         """
-        in_time = now - self._began <= self._times.longest + EVALUATION_TIMEOUT
-        return (
-            in_time and not self.deferred and self._rank < CANDIDATES and self._rank == min(self.reported, default=-1)
-        )
+        if self.deferred or now - self._began > self._times.longest + EVALUATION_TIMEOUT:
+            return False
+        return self._rank < CANDIDATES and self._rank == min(self.reported, default=-1)
 
     def _reads_all_ranks(self, now: float) -> bool:
         return self._rank < CANDIDATES or now - self._began > self._times.longest + EVALUATION_TIMEOUT
@@ -194,25 +194,13 @@ class CollectionRound:
         """Return whether all ranks are accounted for, or the time for that is up."""
         if self._complete_at is not None:
             return True
-        awaited = self.missing - {
-            rank for rank, observation in self.observations.items() if observation.state != SILENT
-        }
+        awaited = self.missing - {rank for rank, one in self.observations.items() if one.state != SILENT}
         if not awaited:
             may_fail_yet = bool(self.failed) and not self.failed >= self.reported
             return not may_fail_yet or waited >= self._times.broken
         if waited >= self._times.longest:
             return True
         settled = waited >= self._times.grace + (SETTLE if self._observes else 0.0)
-        return settled and not self._is_pending(awaited)
-
-    def _is_pending(self, awaited: set[int]) -> bool:
-        """Return whether a card or the stacks of one of these ranks may still arrive."""
-        asked = {rank for rank, observation in self.observations.items() if observation.asked and not observation.stack}
-        return bool(awaited & (self.announced | asked))
-
-    def _decide(self) -> DecisionMessage:
-        trigger = self.trigger
-        message = DecisionMessage(self._rank, trigger, self._evaluate(self))
-        self._own_message = message
-        self._store.set(f"{self.name}/ruling", encode(message))
-        return message
+        # The card or the stacks of these may still arrive.
+        asked = {rank for rank, one in self.observations.items() if one.asked and not one.stack}
+        return settled and awaited.isdisjoint(self.announced | asked)

@@ -31,7 +31,7 @@ class PeriodicRounds:
             return
         self._due = now + self._every
         context = self._context
-        context.local_state.update(context.source.card())
+        context.update_local_state()
         context.refresh_card()
         context.local_peers.read_announcements()
         connections = context.peer_store.alive

@@ -64,18 +64,24 @@ class RequestedRounds:
 
     def start(self, request: RoundRequest, now: float) -> None:
         """Start the round that the training thread requests."""
-        if request.trigger == "end":
-            self._start_final(request, now)
-        else:
+        context = self._context
+        if request.trigger != "end":
             self._count += 1
-            facts = BackgroundCall(self._context.source.startup_facts)
+            facts = BackgroundCall(context.source.startup_facts)
             self._pending.append(PendingFacts(request, f"before-{self._count}", facts))
+            return
+        context.update_local_state()
+        context.write_record()
+        broken = context.has_failed or self._incidents.failure is not None
+        seconds = min(BROKEN, request.collection_time) if broken else request.collection_time
+        defers = None if broken else context.is_left_to_lower_rank
+        self._open("end", request, context.evaluate_end, seconds, now, defers)
 
     def step(self, now: float) -> None:
         """Advance all rounds."""
         for pending in [*self._pending]:
             ready = pending.facts.is_done and self._context.is_joined
-            if ready or pending.request.is_collection_over(now):
+            if ready or pending.request.collection_time_left(now) == 0.0:
                 self._pending.remove(pending)
                 self._start(pending, now)
         for open_round in [*self._open_rounds]:
@@ -91,20 +97,10 @@ class RequestedRounds:
     def _start(self, pending: PendingFacts, now: float) -> None:
         context = self._context
         context.local_state.set_startup_facts(pending.facts.result() if pending.facts.is_done else {})
-        context.local_state.update(context.source.card())
-        self._open(
-            pending.name, pending.request, context.evaluate_start, pending.request.collection_time_left(now), now
-        )
+        context.update_local_state()
+        seconds = pending.request.collection_time_left(now)
+        self._open(pending.name, pending.request, context.evaluate_start, seconds, now)
         context.write_record()
-
-    def _start_final(self, request: RoundRequest, now: float) -> None:
-        context = self._context
-        context.local_state.update(context.source.card())
-        context.write_record()
-        broken = context.has_failed or self._incidents.failure is not None
-        seconds = min(BROKEN, request.collection_time) if broken else request.collection_time
-        defers = None if broken else context.is_left_to_lower_rank
-        self._open("end", request, context.evaluate_end, seconds, now, defers)
 
     def _open(
         self,
@@ -142,10 +138,7 @@ class RequestedRounds:
             open_round.request.answer(decision)
 
     def _finish(self, final: FinalRound, now: float) -> None:
-        """Answer once all have acknowledged the final decision.
-
-        Clear the store if all ranks reported.
-        """
+        """Answer once all acknowledged the final decision; clear the store if all ranks reported."""
         collection, request = final.open_round
         final.acknowledged.update(presence.rank for presence in decode_all(final.acknowledgments.fresh(), RankPresence))
         if collection.reported - final.acknowledged and now < min(final.until, request.until):

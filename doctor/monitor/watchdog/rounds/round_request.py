@@ -30,10 +30,6 @@ class RoundRequest:
         """Return the remaining seconds of :attr:`collection_time`."""
         return max(0.0, self.until - self.seconds + self.collection_time - now)
 
-    def is_collection_over(self, now: float) -> bool:
-        """Return whether missing ranks are not awaited any more."""
-        return self.collection_time_left(now) == 0.0
-
     def answer(self, decision: Decision | None) -> None:
         """Release the caller. Only the first answer counts."""
         if not self._answered.is_set():
