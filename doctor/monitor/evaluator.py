@@ -104,10 +104,7 @@ class RunEvaluator:
             return decision
 
     def report_recovery(self, decision: Decision, seconds: float) -> None:
-        """Downgrade the findings of a stall that ended after ``seconds`` to info.
-
-        Whatever still holds is found again in the next round.
-        """
+        """Downgrade the findings of a stall that ended; what still holds is found again."""
         with self._lock:
             demoted = self.history.downgrade(self._stall_findings, seconds)
             self._stall_findings = set()

@@ -18,7 +18,6 @@ from doctor.monitor.sinks.finding_sink import FindingEvent
 FILE_LIMIT = 64 << 20
 """Maximum size in bytes of an earlier report of the same run that is read."""
 
-
 FindingKey = tuple[str, tuple[int, ...], tuple[str, ...]]
 """Identity of a finding: check id, ranks, hosts."""
 

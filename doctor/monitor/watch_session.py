@@ -217,7 +217,6 @@ class WatchSession:
 
 
 def _secret() -> Secret | None:
-    """Return the key of the job, if there is a usable one."""
     try:
         return secret_from_environ(os.environ)
     except UnusableError as error:

@@ -149,7 +149,7 @@ def test_nothing_is_drawn_or_allocated():
 
 def test_the_measured_peak_replaces_it_and_its_error_is_kept():
     memory = MemorySampler()
-    memory.set_lower_bound(6 * MIB)
+    memory.lower_bound = 6 * MIB
     memory._device = Card()
     assert (memory.facts().estimated_floor, memory.facts().estimate_error) == (6 * MIB, None)
     memory._device.now = memory._device.now._replace(peak_allocated=8 * MIB)

@@ -119,7 +119,6 @@ class Adapter(Generic[R]):
             run.restore_after_close()
 
     def _failed(self, where: str, error: Exception) -> None:
-        """Handle a failed hook."""
         self._guard.count(where, error)
         run = self._run
         if self._guard.off and run is not None:

@@ -62,7 +62,6 @@ def _rank_in(wrapper: Any, rank: int) -> DataParallelRank | None:
 
 
 def _ranks(group: object) -> list[int]:
-    """Return the global ranks of a process group."""
     return [] if group is None else list(sys.modules["torch.distributed"].get_process_group_ranks(group))
 
 

@@ -54,16 +54,12 @@ class HookGuard:
         if not self.off:
             self.off = True
             with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed
-                sys.stderr.write(f"{_disabled_message(where, error, self.failures)}\n")
+                place = traceback.extract_tb(error.__traceback__)[-1:]
+                at = f" ({place[0].filename}:{place[0].lineno})" if place else ""
+                count = f" after {self.failures} failures" if self.failures > 1 else ""
+                words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                sys.stderr.write(
+                    f"rankdoctor: switched itself off{count}; the run goes on without it. {where}: {words}{at}. "
+                    f"Please report this line to the authors of rankdoctor {__version__}\n"
+                )
                 sys.stderr.flush()
-
-
-def _disabled_message(where: str, error: Exception, failures: int) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    at = f" ({place[0].filename}:{place[0].lineno})" if place else ""
-    count = f" after {failures} failures" if failures > 1 else ""
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return (
-        f"rankdoctor: switched itself off{count}; the run goes on without it. {where}: {words}{at}. "
-        f"Please report this line to the authors of rankdoctor {__version__}"
-    )

@@ -95,7 +95,6 @@ class ConsoleSink(FindingSink):
             self._write(stream, "\n" + self._held_back_line())
 
     def _held_back_line(self) -> str:
-        """Return one line for all findings held back; ``""`` if there are none."""
         if not self._held_back:
             return ""
         count, names = self._held_back.total(), some(list(self._held_back))
@@ -126,7 +125,6 @@ def _block(events: Sequence[FindingEvent], report: Report, stream: IO[str]) -> s
 
 
 def _results(events: Iterable[FindingEvent]) -> Iterable[CheckResult]:
-    """Yield one result per check, with the shown findings and the worst of their severities."""
     by_check: dict[str, list[FindingEvent]] = {}
     for one in events:
         by_check.setdefault(one.result.id, []).append(one)

@@ -113,7 +113,15 @@ class PrometheusSink(FindingSink):
         self._server: _Server | None = None
         registry = CollectorRegistry()
         registry.register(self)
-        self._serve(port, make_wsgi_app(registry), write_line)
+        try:
+            self._server = _Server(("", port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            write_line(f"no metrics for Prometheus: port {port} of this host: {reason}")
+            return
+        self._server.set_app(make_wsgi_app(registry))
+        self.port = self._server.server_port
+        start_thread("doctor-prometheus", self._server.serve_forever)
 
     def found(self, events: Sequence[FindingEvent], report: Report) -> None:
         """Count the standing findings by check and severity."""
@@ -162,21 +170,8 @@ class PrometheusSink(FindingSink):
             family.add_metric(labels, float(count))
         yield family
 
-    def _serve(self, port: int, application: Any, write_line: Callable[[str], None]) -> None:
-        try:
-            self._server = _Server(("", port), _Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            write_line(f"no metrics for Prometheus: port {port} of this host: {reason}")
-            return
-        self._server.set_app(application)
-        self.port = self._server.server_port
-        start_thread("doctor-prometheus", self._server.serve_forever)
-
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A server with one daemon thread per request."""
-
     daemon_threads = True
     allow_reuse_port = False  # the port of another run must not be shared silently
 

@@ -40,10 +40,7 @@ class EventLog:
         """Append an event. (step path)"""
 
     def read(self) -> tuple[list[LoggedEvent], bool]:
-        """Return the unread events in order, and whether they are complete.
-
-        The oldest ones are lost if no reader polls for long.
-        """
+        """Return the unread events in order, and whether the oldest were not lost meanwhile."""
         events = self._events
         count = len(events)
         take = events.popleft

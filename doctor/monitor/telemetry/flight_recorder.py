@@ -134,7 +134,6 @@ def _known_groups(distributed: ModuleType) -> dict[str, tuple[int, ...]]:
 
 
 def _joined(facts: Sequence[RecorderFacts]) -> RecorderFacts:
-    """Merge two recorders of one process."""
     groups: dict[str, ProcessGroup] = {}
     for group in (group for one in facts for group in one.groups):
         if group.name not in groups or groups[group.name].enqueued is None:

@@ -51,10 +51,7 @@ class Stall(NamedTuple):
 
 
 class TypicalInterval:
-    """The typical duration of one point.
-
-    The first pass does not count: kernels are compiled, communicators created, workers started.
-    """
+    """The typical duration of one point, without its first pass (see :data:`FIRST`)."""
 
     __slots__ = ("_first", "_longest")
 
@@ -123,7 +120,6 @@ class Progress:
         self.passed += len(events)
 
     def _enter(self, entered: StageEntered) -> None:
-        """Enter a stage or return to it (training after validation)."""
         self.stage = entered.stage
         self._stage_intervals = self._intervals.setdefault(entered.stage, {})
         self.loader = None

@@ -117,7 +117,7 @@ class RankTelemetry:
         self.note((monotonic(), "step", (batch, loader, number)))
 
     def mark(self, point: str) -> None:
-        """Record ``forward``, ``backward``, ``optimizer``, ``batch-end``, ``checkpoint``. (step path)"""
+        """Record a point within the step, such as ``backward`` or ``checkpoint``. (step path)"""
         self.note((monotonic(), point, None))
 
     def batch_end(self, stage: str, *, step: int | None = None, loss: object = None) -> None:

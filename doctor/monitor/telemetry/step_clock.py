@@ -151,7 +151,6 @@ class DeviceClock:
             self._begun = None
 
     def _read(self) -> None:
-        """Collect the seconds of the batches that the device has completed."""
         under_way = self._under_way
         while under_way and under_way[0][2].query():
             batch, first, second = under_way.popleft()

@@ -25,19 +25,13 @@ OnHang = Literal["report", "abort"]
 
 
 class RankSource(Protocol):
-    """The facts of one rank, as the watchdog requests them.
-
-    All methods but :meth:`startup_facts` are called from the watchdog's thread.
-    """
+    """The facts of one rank, as the watchdog requests them from its own thread."""
 
     def stall(self) -> Stall | None:
         """Return the current stall, if progress has stopped."""
 
     def startup_facts(self) -> Sections:
-        """Return everything known before the first batch, including host facts.
-
-        May take seconds; called in a thread of its own.
-        """
+        """Return all facts before the first batch; may take seconds, in a thread of its own."""
 
     def card(self) -> Sections:
         """Return what changes during the run."""
@@ -50,10 +44,7 @@ class RankSource(Protocol):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The outcome of one evaluation.
-
-    ``words``: the decision on one line; ``ids``: of the findings; ``ranks``: at fault.
-    """
+    """The outcome of one evaluation. ``words``: on one line; ``ranks``: at fault."""
 
     sick: bool = False
     words: Text = ""

@@ -25,10 +25,7 @@ PER_RANK = 1 / 500
 
 
 class ActiveIncident(NamedTuple):
-    """A stall that this rank confirmed.
-
-    ``seconds``: duration of the stall on each rank that has resumed.
-    """
+    """A stall that this rank confirmed, and its ``seconds`` on each rank that has resumed."""
 
     decision: Decision
     resumed: Mailbox
@@ -123,7 +120,6 @@ class IncidentHandler:
         )
 
     def _join_collection(self, now: float) -> None:
-        """Join the collection round of an incident and report the position of this rank."""
         self._collection = self._open_collection(now)
         self._collection.announce()
         self._context.take_position()

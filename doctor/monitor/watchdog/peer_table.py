@@ -84,10 +84,7 @@ class PeerTable:
         return build_job([self._local_state.member, *others], world_size=self._world_size)
 
     def job_of_round(self, collection: CollectionRound, run: str) -> Job:
-        """Build the job of a collection round from reporting and missing ranks.
-
-        Missing ranks are included as last known and observed. The observed state is kept until a rank reports again.
-        """
+        """Build the job of a collection round; missing ranks as last known and observed."""
         missing = {
             rank: member
             for rank in sorted(collection.missing | collection.ended)
@@ -121,7 +118,6 @@ def progress_of(member: Member) -> ProgressFacts:
 
 
 def _with_observation(progress: ProgressFacts, observation: PeerObservation | None) -> ProgressFacts:
-    """Combine the last reported progress of a rank with what was observed of its process."""
     if progress.state in FINAL:
         return progress
     if observation is None:

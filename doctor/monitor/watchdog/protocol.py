@@ -39,10 +39,7 @@ class PeerProcess(msgspec.Struct, frozen=True):
 
 
 class RankPresence(msgspec.Struct, frozen=True):
-    """A rank in a collection round.
-
-    ``came``: its card is posted, else it is about to be; ``failed``: the rank failed with an exception.
-    """
+    """A rank in a round. ``came``: its card is posted; ``failed``: with an exception."""
 
     rank: Count
     came: bool = False

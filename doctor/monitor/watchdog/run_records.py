@@ -82,7 +82,7 @@ class RunRecords:
             self._move(REPORT, unless=run, otherwise=earlier)
 
     def _move(self, name: str, *, unless: str | None = None, otherwise: str = "") -> str:
-        """Move a file to a free name below ``earlier``, unless it belongs to ``unless``; a record with its dumps.
+        """Move a file below ``earlier``, unless it belongs to ``unless``; a record with its dumps.
 
         Returns the run id in the file, or ``otherwise`` if it has none.
         """

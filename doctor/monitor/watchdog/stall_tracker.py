@@ -9,10 +9,7 @@ from doctor.monitor.telemetry.progress import Stall
 
 
 class ConfirmedStall(NamedTuple):
-    """A confirmed stall.
-
-    ``incident``: its name; ``passed``: the points that this rank had passed by then; ``since``: when it began here.
-    """
+    """A confirmed stall, the points passed by then, and since when this rank stalls."""
 
     incident: str
     passed: int

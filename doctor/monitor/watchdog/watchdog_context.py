@@ -125,10 +125,7 @@ class WatchdogContext:
         return self.evaluate(self.peer_table.job(), "end")
 
     def is_left_to_lower_rank(self, collection: CollectionRound) -> bool:
-        """Return whether a missing rank lower than all that reported is known to run.
-
-        That rank will then evaluate the end.
-        """
+        """Return whether a lower rank than all that reported runs, and will evaluate the end."""
         lower = sorted(rank for rank in collection.missing if rank < min(collection.reported))[:CANDIDATES]
         local_peers = self.local_peers
         local_peers.read_announcements()

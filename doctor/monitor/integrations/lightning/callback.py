@@ -21,10 +21,7 @@ from doctor.monitor.integrations.lightning.trainer_facts import default_director
 
 
 class LightningHooks(Adapter[LightningRun]):
-    """The hooks that are watched, in the order of a run.
-
-    They add nothing to a checkpoint and issue no collective.
-    """
+    """The hooks, in the order of a run; none issues a collective or adds to a checkpoint."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called when the process group exists and the loaders do not.

@@ -67,9 +67,8 @@ class LightningRun(AdapterRun):
         telemetry.steps.use_device(device)
         telemetry.memory.use_device(device)
         if self.fits:
-            telemetry.memory.set_lower_bound(
-                value_or_default(lambda: trainer_memory_lower_bound(self.trainer, self.module), None)
-            )
+            lower_bound = value_or_default(lambda: trainer_memory_lower_bound(self.trainer, self.module), None)
+            telemetry.memory.lower_bound = lower_bound
         replicated, broadcast = replication(strategy)
         telemetry.replica.attach(self.module, replicated=replicated, broadcast=broadcast)
 
@@ -203,10 +202,7 @@ class LightningRun(AdapterRun):
         return known
 
     def _log_metrics(self) -> None:
-        """Pass the metrics of a round to the Trainer's loggers once.
-
-        Not through ``self.log``, which would mix them with the run's own metrics.
-        """
+        """Pass the metrics of a round to the loggers once; ``log`` would mix them with others."""
         metrics = self.session.metrics()
         if metrics is self._logged:
             return
@@ -228,7 +224,6 @@ def loss_of(outputs: Any) -> Any:
 
 
 def _call_and_report(work: Callable[[], Any], callback: Callable[[BaseException], None]) -> Any:
-    """Return the result of ``work``; call ``callback`` with an exception it raises."""
     try:
         return work()
     except BaseException as error:

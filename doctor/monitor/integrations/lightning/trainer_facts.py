@@ -158,10 +158,7 @@ def package_of(thing: object) -> str | None:
 
 
 def default_directory(trainer: Any) -> Path:
-    """Return the Trainer's ``default_root_dir``, or the working directory if it is remote.
-
-    The folder is not created.
-    """
+    """Return the Trainer's ``default_root_dir``, or the working directory if it is remote."""
     values = local_path(str(trainer.default_root_dir))
     return Path.cwd() if values is None else Path(values)
 

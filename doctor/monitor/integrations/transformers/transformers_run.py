@@ -81,11 +81,16 @@ class TransformersRun(AdapterRun):
     def train_begin(self, model: Any, loader: Any, optimizer: Any = None) -> None:
         """Record model, loader and optimizer."""
         self.trains = True
-        self._use(model)
+        telemetry, device = self.telemetry, device_of(model)
+        telemetry.training = training_facts(self._args)
+        telemetry.steps.use_device(device)
+        telemetry.memory.use_device(device)
+        if model is not None:
+            whole = strategy_of(self._args) == "ddp" or None
+            telemetry.replica.attach(model, replicated=whole, broadcast=whole)
         if model is not None and optimizer is not None and strategy_of(self._args) != "deepspeed":
-            self.telemetry.memory.set_lower_bound(
-                value_or_default(lambda: memory_lower_bound(model, [optimizer]), None)
-            )
+            lower_bound = value_or_default(lambda: memory_lower_bound(model, [optimizer]), None)
+            self.telemetry.memory.lower_bound = lower_bound
         self.telemetry.stage_start("train")
         self.telemetry.progress.step = self._state.global_step
         if loader is not None:
@@ -151,16 +156,6 @@ class TransformersRun(AdapterRun):
         self._kept, self._batch = self._batch, 0
         self.telemetry.stage_start("validate")
         self.telemetry.epoch_start("validate", int((self._state.epoch or 0.0) + 1e-6))
-
-    def _use(self, model: Any) -> None:
-        telemetry = self.telemetry
-        device = device_of(model)
-        telemetry.training = training_facts(self._args)
-        telemetry.steps.use_device(device)
-        telemetry.memory.use_device(device)
-        whole = strategy_of(self._args) == "ddp" or None
-        if model is not None:
-            telemetry.replica.attach(model, replicated=whole, broadcast=whole)
 
 
 def training_facts(args: Any) -> TrainingFacts:

@@ -80,7 +80,6 @@ class _AttributeReader:
 
 
 def _text(thing: Any) -> str | None:
-    """Return all of a small value as text."""
     kind = type(thing)
     if kind in (str, bytes):
         return f"{len(thing)}:{thing[:200]!r}{thing[-200:]!r}"

@@ -139,8 +139,6 @@ def _known(contents: list[BatchFingerprint]) -> Iterator[str]:
 
 
 class _LoaderHistory:
-    """The properties of one loader, and its last epochs."""
-
     __slots__ = (
         "_current",
         "_fingerprinted",

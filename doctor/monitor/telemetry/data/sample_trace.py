@@ -27,10 +27,7 @@ MOST_PASSES = 64
 
 
 class LoaderPass:
-    """The first indices of one pass over a sampler.
-
-    A pass lasts from the creation of an iterator, or its reset, to its end.
-    """
+    """The first indices of a pass over a sampler, from an iterator's creation or reset."""
 
     __slots__ = ("_digest", "_iterator", "_sampler", "count", "drawn", "first", "is_open")
 
@@ -100,7 +97,11 @@ class SampleTrace:
         """Record ``index``, of a sample or batch, for ``iterator``; return whether to continue."""
         known = self._passes.get(id(iterator._index_sampler))
         if known is None or _is_first(iterator) or not known.is_of(iterator):
-            known = self._begin(iterator)
+            sampler = iterator._index_sampler
+            self._passes.pop(id(sampler), None)
+            if len(self._passes) >= MOST_PASSES:
+                self._passes.pop(next(iter(self._passes), 0), None)
+            known = self._passes[id(sampler)] = LoaderPass(iterator, sampler)
         if known.is_open:
             indices: Any = index if iterator._auto_collation else (index,)
             if not isinstance(indices, (list, tuple)):
@@ -120,14 +121,6 @@ class SampleTrace:
             "drawn", f"the draws of this loader could not be followed: {type(error).__name__}: {error}"
         )
         self.close()
-
-    def _begin(self, iterator: Any) -> LoaderPass:
-        sampler = iterator._index_sampler
-        self._passes.pop(id(sampler), None)
-        if len(self._passes) >= MOST_PASSES:
-            self._passes.pop(next(iter(self._passes), 0), None)
-        started = self._passes[id(sampler)] = LoaderPass(iterator, sampler)
-        return started
 
 
 def _is_first(iterator: Any) -> bool:
@@ -232,7 +225,6 @@ def _next_index(iterator_ref: Callable[[], Any]) -> object:
 
 
 def _notify_observers(method: Callable[..., bool | None], *arguments: object) -> bool:
-    """Call all observers; return whether any of them wants to continue."""
     wanted = False
     for trace in _observers:
         try:

@@ -27,10 +27,7 @@ T = TypeVar("T")
 
 
 class AllocatorStats(NamedTuple):
-    """Statistics of torch's allocator for a device, sizes in bytes.
-
-    ``None`` for what it does not count (``cudaMallocAsync`` has no split blocks).
-    """
+    """Statistics of torch's allocator in bytes, ``None`` for what it does not count."""
 
     allocated: int | None = None
     reserved: int | None = None
@@ -106,10 +103,7 @@ class CudaDeviceMemory:
         return str(self._cuda.get_allocator_backend())
 
     def free_and_total(self) -> tuple[int, int] | None:
-        """Return free and total bytes of the device.
-
-        ``None`` before this process uses the device, because the query would create a context there.
-        """
+        """Return free and total bytes; ``None`` before this process has a context there."""
         if not self.allocator().peak_reserved:
             return None
         return call_with_timeout(PATIENCE, lambda: self._cuda.mem_get_info(self._device))

@@ -14,7 +14,7 @@ from doctor.collectors.base import Machine, parse_int, read_text
 from doctor.collectors.host.cgroup import read_cgroup
 from doctor.core.facts import ChildProcess, MemorySample, RunMemoryFacts
 from doctor.monitor.telemetry.child_processes import child_processes, resident_bytes
-from doctor.monitor.telemetry.memory.cuda_device import AllocatorStats, CudaDeviceMemory, PeakTracker
+from doctor.monitor.telemetry.memory.cuda_device import CudaDeviceMemory, PeakTracker
 
 MOST = 256
 """Maximum number of samples; beyond that, neighboring samples are merged in pairs."""
@@ -35,7 +35,8 @@ class MemorySampler:
         self._machine = machine or Machine()
         self._device: CudaDeviceMemory | None = None
         self._name: str | None = None
-        self._lower_bound: int | None = None
+        self.lower_bound: int | None = None
+        """Lower bound in bytes of the device memory (:mod:`.lower_bound`)."""
         self._peaks = PeakTracker()
         self._pending: deque[MemorySample] = deque(maxlen=UNREAD)
         self._samples = MemorySamples()
@@ -45,10 +46,6 @@ class MemorySampler:
         """Sample this :class:`torch.device`, too, if it is a CUDA device; ``None`` for none."""
         self._name = None if device is None else str(device)
         self._device = CudaDeviceMemory(device) if device is not None and device.type == "cuda" else None
-
-    def set_lower_bound(self, lower_bound: int | None) -> None:
-        """Set the lower bound in bytes of the device memory (:mod:`.lower_bound`)."""
-        self._lower_bound = lower_bound
 
     def sample(self, step: int, units: int | None) -> None:
         """Sample memory after batch ``step``. ``units``: of the largest batch since the last call."""
@@ -78,9 +75,25 @@ class MemorySampler:
             resident=rest.resident,
             children=children,
             samples=samples,
-            estimated_floor=self._lower_bound,
+            estimated_floor=self.lower_bound,
         )
-        return _with_device(facts, device, device.allocator(), size) if device else facts
+        if device is None:
+            return facts
+        now, error = device.allocator(), None
+        if facts.estimated_floor is not None and samples and now.peak_allocated:  # steps were measured
+            error = round(facts.estimated_floor / now.peak_allocated - 1, 3)
+        return msgspec.structs.replace(
+            facts,
+            device_id=device.identity(),
+            allocator=device.backend(),
+            total=size[1] if size else None,
+            device_free=size[0] if size else None,
+            foreign=max(0, size[1] - size[0] - (now.reserved or 0)) if size else None,
+            processes=device.processes(),
+            utilization=device.utilization(samples[0].at or 0.0) if samples else (),
+            estimate_error=error,
+            **now._asdict(),
+        )
 
     def _read(
         self, children: tuple[ChildProcess, ...], size: tuple[int, int] | None
@@ -164,23 +177,3 @@ def host_available(machine: Machine) -> int | None:
 
 def _largest(*sizes: int | None) -> int | None:
     return max((size for size in sizes if size is not None), default=None)
-
-
-def _with_device(
-    facts: RunMemoryFacts, device: CudaDeviceMemory, now: AllocatorStats, size: tuple[int, int] | None
-) -> RunMemoryFacts:
-    error = None
-    if facts.estimated_floor is not None and facts.samples and now.peak_allocated:  # steps were measured
-        error = round(facts.estimated_floor / now.peak_allocated - 1, 3)
-    return msgspec.structs.replace(
-        facts,
-        device_id=device.identity(),
-        allocator=device.backend(),
-        total=size[1] if size else None,
-        device_free=size[0] if size else None,
-        foreign=max(0, size[1] - size[0] - (now.reserved or 0)) if size else None,
-        processes=device.processes(),
-        utilization=device.utilization(facts.samples[0].at or 0.0) if facts.samples else (),
-        estimate_error=error,
-        **now._asdict(),
-    )

@@ -42,10 +42,7 @@ Sum = Union[int, "torch.Tensor"]
 
 
 class ParameterSlice(NamedTuple):
-    """Rows ``first`` to ``end`` (first dimension) of a parameter, which is not kept alive.
-
-    ``shape``: of the whole parameter.
-    """
+    """Rows ``first`` to ``end`` of a parameter of ``shape``, which is not kept alive."""
 
     name: str
     parameter: weakref.ref[torch.Tensor]
@@ -144,10 +141,7 @@ def chunk_sums(part: ParameterChunk) -> Iterator[Sum]:
 
 
 def byte_sum(values: torch.Tensor, first: int, end: int) -> int:
-    """Return the CRC-32 of rows ``first`` to ``end`` of a dense CPU tensor.
-
-    A tensor without dimensions counts as one row.
-    """
+    """Return the CRC-32 of rows of a dense CPU tensor; without dimensions, it is one row."""
     if not values.is_contiguous():  # the size of a part bounds the copy
         values, first, end = values.detach()[first:end].contiguous(), 0, end - first
     size = values.element_size()

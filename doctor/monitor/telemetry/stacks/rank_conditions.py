@@ -38,8 +38,6 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 class _Sources:
-    """Parsed files, each read once."""
-
     def __init__(self) -> None:
         self._trees: dict[str, ast.Module | None] = {}
         self._conditions: dict[tuple[str, int], str] = {}

@@ -40,10 +40,7 @@ def stack_file(directory: Path | OwnFolder, rank: int) -> OwnFile:
 
 
 class StackDumper:
-    """The stack dumper of this process.
-
-    There is only one: the handler must stay installed, because a late signal would otherwise end the process.
-    """
+    """The stack dumper of this process; the handler stays, as a late signal would end it."""
 
     def __init__(self) -> None:
         self._file: FileIO | None = None
@@ -85,7 +82,6 @@ class StackDumper:
             OwnFile.of(file).remove()
 
     def _redirect(self, stream: FileIO) -> None:
-        """Point the descriptor that the handler uses to another file."""
         if self._file is not None:
             os.dup2(stream.fileno(), self._file.fileno())
 

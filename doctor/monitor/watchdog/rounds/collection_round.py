@@ -137,10 +137,7 @@ class CollectionRound:
         return self._own_message is not None or self._store.are_authentic
 
     def _is_first_evaluator(self, now: float) -> bool:
-        """Return whether this rank evaluates first and no other rank can have done so yet.
-
-        An unsigned decision of another rank is not adopted then, because it may be forged.
-        """
+        """Return whether no other rank can have decided yet, so that a decision is forged."""
         if self.deferred or now - self._began > self._times.longest + EVALUATION_TIMEOUT:
             return False
         return self._rank < CANDIDATES and self._rank == min(self.reported, default=-1)

@@ -40,7 +40,6 @@ class PeriodicRounds:
             context.evaluate(context.peer_table.job(), "round")
 
     def _is_evaluator(self) -> bool:
-        """Return whether no lower rank evaluates periodic rounds."""
         rank = self._context.rank
         self._context.peer_store.read_all()
         missed = self._monitor.look()
