@@ -38,7 +38,7 @@ from doctor_checks.data._rank_loaders import (
 
 
 class _EpochBatches(NamedTuple):
-    """The batches that ranks saw of an epoch. ``ended``: the ranks whose loader was exhausted."""
+    """``ended``: the ranks whose loader was exhausted."""
 
     epoch: int
     batches: dict[int, int]
@@ -50,7 +50,6 @@ class _EpochBatches(NamedTuple):
 
 
 def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", world: int = 3) -> JobBuilder:
-    """A job whose ranks saw so many batches of the first epoch, with or without the end of the loader."""
     sketch = running(1, world)
     for rank in range(world):
         seen, ended = batches.get(rank, (100, True))
@@ -166,9 +165,7 @@ def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:
 
 
 def _odd(job: Job, seen: _EpochBatches) -> tuple[int, ...] | None:
-    """The minority.
-
-    Ranks that are not beyond the shortest and did not end there count like the longer ones in a stuck run; while it
+    """Ranks that are not beyond the shortest and did not end there count like the longer ones in a stuck run; while it
     runs and they are decisive, the result is ``None``."""
     shortest = seen.shortest
     known = {rank: count for rank, count in seen.batches.items() if rank in seen.ended or count > shortest}

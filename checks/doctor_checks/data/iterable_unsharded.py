@@ -181,9 +181,7 @@ def _grouped(keys: Mapping[int, Hashable]) -> list[tuple[int, ...]]:
 
 
 def _is_read_by_each_worker(reader: RankLoader) -> bool:
-    """Whether each worker reads the whole stream.
-
-    Workers take turns: then as many consecutive batches are equal as there are workers, and the next one differs."""
+    """Workers take turns: as many consecutive batches are equal as there are workers, and the next differs."""
     workers = reader.loader.workers or 0
     return workers > 1 and any(
         len(epoch.contents) > workers

@@ -43,8 +43,6 @@ _STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predic
 
 
 class _Ends(NamedTuple):
-    """The number of batches in an epoch of a stage, by rank; ``None`` if unknown."""
-
     stage: str
     name: str
     batches: dict[int, int | None]

@@ -33,7 +33,6 @@ def _unparted(
 
 
 def _opaque(contents: dict[int, str]) -> JobBuilder:
-    """Ranks that draw the same indices of an opaque dataset, and get ``contents``."""
     sketch = _unparted(running(), None, sampler=Sampler("SequentialSampler", shuffle=False))
     for rank, content in contents.items():
         epoch = drawing(0, range(32), contents=(f"{content}-aa", f"{content}{content}-aa"))

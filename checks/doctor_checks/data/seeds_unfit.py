@@ -37,7 +37,6 @@ _RANDOM = ("RandomSampler", "SubsetRandomSampler", "SeedableRandomSampler")
 
 
 def _wrapped(sketch: JobBuilder) -> JobBuilder:
-    """Lightning's wrapper around a sampler that uses the random state of each rank."""
     return with_sampler(sketch, name="DistributedSamplerWrapper", inner="SubsetRandomSampler")
 
 
@@ -162,7 +161,6 @@ def _draws_from_the_process(sampler: Sampler) -> bool:
 
 
 def _seed(reader: RankLoader) -> tuple[int | None, int | None]:
-    """The seeds of the order: the sampler's own, and that of the wrapped sampler."""
     sampler = reader.loader.sampler
     assert sampler is not None
     inner = reader.training.seed if _draws_from_the_process(sampler) else sampler.generator_seed

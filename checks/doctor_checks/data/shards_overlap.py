@@ -41,7 +41,6 @@ def _of(parts: dict[int, int], fingerprint: str | None = "f", labels: str = "ab"
 
 
 def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None) -> JobBuilder:
-    """Two ranks that draw samples 0 to 63, whose first batches contain ``contents``."""
     sketch = running(1, 2)
     for rank, batches in contents.items():
         epoch = drawing(1, range(64), contents=batches)
@@ -136,9 +135,7 @@ def _can_tell(reader: RankLoader) -> bool:
 
 
 def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]], list[_Drawn]]:
-    """Groups of ranks that read the same samples, and ranks for which that is unknown.
-
-    Only ranks that share draws at equal positions are compared."""
+    """Ranks that share draws at equal positions, in groups, and ranks for which that is unknown."""
     shares = shared_draws_by_position({one.data_rank: one.epoch for one in drawn})
     suspects = [one for one in drawn if shares.get(one.data_rank, 0.0) >= same_share]
     batches = min((len(one.epoch.contents) for one in suspects), default=0)
@@ -172,9 +169,7 @@ def _pair_up(drawn: list[_Drawn], same_share: float) -> tuple[list[list[_Drawn]]
 
 
 def _read_the_same(one: _Drawn, other: _Drawn, same_share: float) -> bool | None:
-    """Whether equal draws are equal samples, by datasets and batch contents.
-
-    ``None`` if unknown: the data never varies, or varies at random."""
+    """``None`` if unknown: the data never varies, or varies at random."""
     if shared_draws_by_position({0: one.epoch, 1: other.epoch}).get(0, 0.0) < same_share:
         return False
     data_sets = same_data_set(one.reader.loader, other.reader.loader)

@@ -85,9 +85,7 @@ def _crews(local: LocalRanks) -> Iterator[_Crew]:
 
 
 def _at_once(loaders: tuple[Loader, ...]) -> int:
-    """The maximum number of concurrent workers of a stage.
-
-    Training loaders run together, evaluation loaders one after the other; idle workers use no CPU."""
+    """Training loaders run together, evaluation loaders one after the other; idle workers use no CPU."""
     stages: dict[str, list[int]] = {}
     for loader in loaders:
         stages.setdefault(loader.stage, []).append(loader.workers or 0)

@@ -172,8 +172,7 @@ class _Leak(NamedTuple):
 
 
 class _Met(NamedTuple):
-    """The largest batch that a rank has had, in tokens or samples, and how many bytes its steps took at most beyond
-    what it keeps."""
+    """``taken``: the bytes that its steps took at most beyond what it keeps."""
 
     units: int
     rank: int
@@ -181,8 +180,7 @@ class _Met(NamedTuple):
 
 
 class _BatchMemoryNeed(NamedTuple):
-    """What a batch like the one that another rank ``met`` would need, with the ends of an interval; ``seen``: the
-    largest one so far."""
+    """With the ends of an interval; ``seen``: the largest batch so far."""
 
     met: _Met
     seen: int
@@ -262,7 +260,6 @@ def _rate(size: float) -> str:
 def _needs(
     job: Job, holders: Sequence[_RankMemoryUse], least: float
 ) -> Iterator[tuple[_RankMemoryUse, _BatchMemoryNeed]]:
-    """Ranks that may be given a batch for which they have no room: as large as another one's, in an epoch to come."""
     for ranks in same_role(job):
         numbers = {rank.number for rank in ranks}
         peers = [holder for holder in holders if holder.rank.number in numbers]
@@ -275,7 +272,6 @@ def _needs(
 
 
 def _largest_met(holders: Sequence[_RankMemoryUse]) -> Mapping[Hashable, list[_Met]]:
-    """The largest batch of each rank, the largest of all first, by what the ranks share."""
     met: dict[Hashable, list[_Met]] = {}
     for holder in holders:
         deal, units = _deal(holder.rank), max((one.units or 0 for one in holder.facts.samples), default=0)

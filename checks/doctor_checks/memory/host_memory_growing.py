@@ -190,8 +190,7 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
 
 
 def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
-    """Whether the rank is in the first of several epochs, in which a data set may keep what it has read, and will be
-    through with it in fewer ``seconds``."""
+    """In the first of several epochs a data set may keep what it has read, and be through before the time is over."""
     training, progress = growth.rank.find(TrainingFacts), growth.rank.find(ProgressFacts)
     loaders = growth.rank.find(LoaderFacts)
     lengths = [one.limit or one.length or 0 for one in loaders.of("train")] if loaders else []

@@ -157,9 +157,6 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
 
 
 class _Holding(NamedTuple):
-    """What the ranks of a host hold: their processes, and what their workers have for themselves. ``space``: what it
-    is held in."""
-
     processes: int
     workers: int
     worker_count: int

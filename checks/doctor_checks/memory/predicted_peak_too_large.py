@@ -13,8 +13,6 @@ GIB = 1 << 30
 
 
 def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuilder:
-    """A job of four GPUs of 80 GiB before its first step, or after some: rank 1 will hold ``floor`` GiB at least, has 8
-    GiB by now, and ``free`` GiB are left to it."""
     sketch = running(1, 4).alter(RunMemoryFacts, estimated_floor=30 * GIB, estimate_error=None, samples=())
     sketch = sketch.alter(
         RunMemoryFacts,

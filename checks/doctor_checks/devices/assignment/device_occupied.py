@@ -103,7 +103,6 @@ def device_occupied(
 
 
 def _holds(gpu: Gpu, process: GpuProcess, compute_share: float, graphics_share: float) -> bool:
-    """Whether it takes something from a job: work on the GPU beyond a trace, or graphics that fill it."""
     if (process.name or "").startswith(SERVICES):
         return False
     share = graphics_share if process.kind == "graphics" else compute_share

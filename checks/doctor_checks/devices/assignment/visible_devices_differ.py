@@ -26,7 +26,6 @@ View = tuple[str, ...]
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """By what Lightning prints at its start, a line for each process of a host."""
     for group in event_groups(job, "pl.local_rank"):
         views: dict[str, set[View]] = {}
         for event in group.events:

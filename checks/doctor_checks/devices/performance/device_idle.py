@@ -82,7 +82,7 @@ def device_idle(
 
 
 class _Idle(NamedTuple):
-    """A rank whose device is idle. ``times``: how many times as large a batch could be."""
+    """``times``: how many times as large a batch could be."""
 
     rank: Rank
     memory: RunMemoryFacts

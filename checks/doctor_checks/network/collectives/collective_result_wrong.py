@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
@@ -74,33 +73,26 @@ def collective_result_wrong(job: Job) -> Iterator[Verdict]:
     Fix: take the host out; check PCI access control (`sudo lspci -vvv | grep ACSCtl`), ECC and NVLink errors
     (`nvidia-smi -q`), and compare with `NCCL_P2P_DISABLE=1` and `NCCL_ALGO=Ring NCCL_PROTO=Simple`.
     """
-    wrong: dict[str, list[_Wrong]] = {}
+    wrong: dict[str, list[tuple[CollectiveResult, tuple[int, ...]]]] = {}
     for facts, identical in job.each(CollectiveFacts):
         for result in facts.results:
             if not _is_right(result):
                 along = f" along {result.axis}" if result.axis != "world" else ""
                 name = f"{result.operation} of {result.dtype} over {result.backend}{along}"
-                wrong.setdefault(name, []).append(_Wrong(result, identical.ranks))
+                wrong.setdefault(name, []).append((result, identical.ranks))
     for name, results in wrong.items():
         yield with_trials(job, _finding(job, name, results), "collective")
 
 
-class _Wrong(NamedTuple):
-    """A result, and the ranks that got it."""
-
-    result: CollectiveResult
-    ranks: tuple[int, ...]
-
-
-def _finding(job: Job, name: str, wrong: Sequence[_Wrong]) -> Finding:
-    ranks = tuple(sorted({rank for one in wrong for rank in one.ranks}))
-    groups = dict.fromkeys(one.result.members for one in wrong if one.result.members)
+def _finding(job: Job, name: str, wrong: Sequence[tuple[CollectiveResult, tuple[int, ...]]]) -> Finding:
+    ranks = tuple(sorted({rank for _, own in wrong for rank in own}))
+    groups = dict.fromkeys(result.members for result, _ in wrong if result.members)
     evidence = {
-        "received": list(dict.fromkeys(map(_shown, wrong)))[:8],
+        "received": list(dict.fromkeys(_shown(result) for result, _ in wrong))[:8],
         "groups": [ranks_in_words(group) for group in groups][:8],
         "goes_along_with": list(correlates(job, ranks)),
     }
-    return Finding(f"{name} gave {ranks_in_words(ranks)} {_shown(wrong[0])}", ranks=ranks, evidence=evidence)
+    return Finding(f"{name} gave {ranks_in_words(ranks)} {_shown(wrong[0][0])}", ranks=ranks, evidence=evidence)
 
 
 def _is_right(result: CollectiveResult) -> bool:
@@ -113,6 +105,5 @@ def _is_right(result: CollectiveResult) -> bool:
     return math.isclose(result.received, result.expected, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _shown(wrong: _Wrong) -> str:
-    received = wrong.result.received
-    return f"{'no number' if received is None else f'{received:g}'}, not {wrong.result.expected:g}"
+def _shown(result: CollectiveResult) -> str:
+    return f"{'no number' if result.received is None else f'{result.received:g}'}, not {result.expected:g}"

@@ -123,7 +123,6 @@ def collective_slow(
 
 
 def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
-    """All that broke is one story: who broke first, and who waited."""
     ranks = culprits_of(broken)
     first = next((one for one in broken if one.rank in ranks), broken[0])
     said = {str(one.rank): one.error for one in broken[:16]}

@@ -45,10 +45,7 @@ _FINAL = ("110", "113", "101")
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Failed connections to the master.
-
-    A client retries until rank 0 listens, so single refusals mean nothing in a job that starts.
-    """
+    """A client retries until rank 0 listens, so single refusals mean nothing in a job that starts."""
     strangers = {event.value("port") for event in events_of_kinds(job, "torch.store.stranger")}
     groups: dict[str, list[Event]] = {}
     for event in events_of_kinds(job, *_SILENT, "torch.store.connect_fail"):

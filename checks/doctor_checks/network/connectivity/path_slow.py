@@ -60,8 +60,6 @@ def _reached(sketch: JobBuilder, host: int, outcome: Literal["open", "silent"]) 
 
 
 def _over_nccl(*slow: int, share: float = 0.1) -> JobBuilder:
-    """Four hosts of four GPUs, each with a card of its own; ``slow`` ranks are so to other hosts."""
-
     def is_slow(source: int, target: int) -> bool:
         return source // 4 != target // 4 and bool({source, target}.intersection(slow))
 
@@ -74,7 +72,6 @@ def _fabric(share: float, *, ports: int = 2, ranks: int = 2) -> JobBuilder:
 
 
 def _sockets(share: float) -> JobBuilder:
-    """Two hosts of one rank whose only way is an interface of 100 Gb/s."""
     return _trips(2, job=exchanged(hosts=2, per_host=1, between=share * 12.5e9))
 
 
@@ -244,8 +241,7 @@ def _fix(part: SlowPart) -> str:
 
 
 def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator[Finding]:
-    """Whether all measured paths carry far less than the interfaces at both of their ends: comparing them tells
-    nothing then."""
+    """Comparing paths tells nothing if all carry far less than the interfaces at both of their ends."""
     slow = paths_below(job, known, share)
     if slow is not None:
         best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
@@ -261,8 +257,7 @@ def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator
 
 
 def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
-    """Whether all messages over NCCL have far less than the links of the hosts. ``by_tcp``: the interfaces were found
-    slow without NCCL already, which is no news of it then."""
+    """``by_tcp``: the interfaces were found slow without NCCL already."""
     slow = messages_below(job, share)
     if slow is None or (by_tcp and not slow.by_rdma):
         return

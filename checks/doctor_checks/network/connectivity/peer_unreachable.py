@@ -79,10 +79,7 @@ _SILENT = (
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Failed connections, which name the peer.
-
-    A refusal is sent by a host that is up: its process has ended, or a firewall refuses.
-    """
+    """A refusal is sent by a host that is up: its process has ended, or a firewall refuses."""
     for group in event_groups(
         job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")
     ):
@@ -128,10 +125,7 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
 
 
 def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
-    """The severity: a refusal after a failure is a consequence.
-
-    Retries in the last lines may have succeeded.
-    """
+    """A refusal after a failure is a consequence; retries in the last lines may have succeeded."""
     if earlier:
         return Severity.WARNING if silent else Severity.INFO
     return Severity.WARNING if all("retrying" in event.text for event in group.events) else None
@@ -315,14 +309,11 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
 
 
 class _DialedPath(NamedTuple):
-    """From one host to another, at the address that ``library`` would dial."""
-
     first: str
     second: str
     library: str | None
 
     def by(self, library: str) -> _DialedPath:
-        """The same hosts, at another library's address."""
         return self._replace(library=library)
 
 

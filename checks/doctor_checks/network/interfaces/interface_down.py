@@ -44,7 +44,6 @@ class _Terms(NamedTuple):
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """A link that went down and did not come up again, in a job that lost its connections."""
     for group in event_groups(job, "host.link_down", by=("if",)):
         last, name = group.events[-1], group.value("if")
         came_back = any(one.kind == "host.link_up" and one.value("if") == name for one in events_after(job, last))

@@ -72,7 +72,7 @@ class _ChosenInterface(NamedTuple):
 
 
 def _by_choice(job: Job) -> Iterator[Finding]:
-    """The interface that NCCL logs; on one host any interface works."""
+    """On one host any interface works."""
     for group in event_groups(job, "nccl.bootstrap.using", by=("if",)):
         name, address = group.value("if"), group.value("addr")
         words, last = leads_nowhere(name, address), group.events[-1]
@@ -93,7 +93,6 @@ def _by_choice(job: Job) -> Iterator[Finding]:
 
 
 def _by_attempts(job: Job) -> Iterator[Finding]:
-    """Addresses that peers connected to, and that every host has for itself."""
     for group in event_groups(job, "net.peer.connect_failed", by=_TARGETS):
         address = _target(group)
         words = leads_nowhere(None, address)

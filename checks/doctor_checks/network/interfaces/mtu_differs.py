@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
 
 from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
 from doctor.analysis.trial_conclusions import with_trials
@@ -57,12 +56,6 @@ _OTHERWISE = (
 )
 _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
 """What goes over such a path is slow, or does not end."""
-
-
-class _InterfaceMtu(NamedTuple):
-    name: str
-    mtu: int
-    identical: IdenticalRanks
 
 
 @check(
@@ -121,14 +114,14 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
     if not job.is_multi_host and not (expected and used):
         yield Skip("one host")
         return
-    members = []
+    members: list[tuple[Interface, IdenticalRanks]] = []
     sizes: dict[Hashable, list[int]] = {}
     for endpoint, interfaces, identical in used:
         if endpoint.interface.mtu is None:
             note = interfaces.why_hidden("interfaces")
             yield Unknown(note.reason if note else f"the MTU of {endpoint.interface.name}", identical.ranks)
             continue
-        members.append(_InterfaceMtu(endpoint.interface.name, endpoint.interface.mtu, identical))
+        members.append((endpoint.interface, identical))
         sizes.setdefault(endpoint.interface.mtu, []).extend(identical.ranks)
     for finding in _judge(members, split_groups(sizes, expected=expected), _lost(job)):
         yield with_trials(job, finding, "packet", otherwise=_OTHERWISE)
@@ -142,7 +135,6 @@ def _used(job: Job) -> Iterator[tuple[InterfaceEndpoint, InterfaceFacts, Identic
 
 
 def _lost(job: Job) -> list[tuple[str, str]]:
-    """Pairs of hosts between which a packet of the interface's full size did not arrive."""
     return [
         (name, sample.peer)
         for paths, identical in job.each(PathFacts)
@@ -152,22 +144,24 @@ def _lost(job: Job) -> list[tuple[str, str]]:
     ]
 
 
-def _judge(members: list[_InterfaceMtu], parted: MajoritySplit, lost: list[tuple[str, str]]) -> Iterator[Finding]:
+def _judge(
+    members: list[tuple[Interface, IdenticalRanks]], parted: MajoritySplit, lost: list[tuple[str, str]]
+) -> Iterator[Finding]:
     odd_sizes = {group.value for group in parted.minorities}
-    odd = [member for member in members if member.mtu in odd_sizes]
+    odd = [member for member in members if member[0].mtu in odd_sizes]
     evidence = {
         "ranks_by_mtu_bytes": {str(size): len(ranks) for size, ranks in parted.groups},
-        "interfaces": sorted({f"{member.name} ({member.mtu})" for member in odd or members})[:8],
+        "interfaces": sorted({f"{one.name} ({one.mtu})" for one, _ in odd or members})[:8],
         "full_size_lost": [f"{first} -> {second}" for first, second in lost[:8]],
     }
     if lost:
         counts = Counter(host for pair in lost for host in set(pair))
         hosts = {host for host, count in counts.items() if count == len(lost)} or set(counts)
-        affected = [member for member in members if hosts.intersection(member.identical.hosts)]
+        affected = [member for member in members if hosts.intersection(member[1].hosts)]
         blamed = affected if parted.drifted else odd or affected
         text = f"full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
         more = f" and {len(lost) - 1} more pairs" if len(lost) > 1 else ""
-        ranks = tuple(sorted(rank for member in blamed for rank in member.identical.ranks))
+        ranks = tuple(sorted(rank for _, identical in blamed for rank in identical.ranks))
         yield Finding(text + more, ranks, severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES)
     elif odd and parted.expected:
         deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)

@@ -61,7 +61,6 @@ class _EndpointSubnet(NamedTuple):
 
 
 def _by_choice(job: Job) -> Iterator[Finding]:
-    """Hosts that advertise different networks, and a failed connection to one of them."""
     events = [event for group in event_groups(job, "nccl.bootstrap.using") for event in group.events]
     used = {event.value("addr") or "": event.value("if") or "" for event in events}
     chosen = {address: name for address, name in used.items() if parse_address(address) is not None}

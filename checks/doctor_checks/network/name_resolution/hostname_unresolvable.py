@@ -42,7 +42,6 @@ def _by_fallback(job: Job) -> Iterator[Finding]:
 
 
 def _by_lookup(job: Job) -> Iterator[Finding]:
-    """Failed lookups of Gloo, `hostname -i` and sudo; sudo continues without an address."""
     for group in event_groups(job, "gloo.noaddr"):
         if "rp != nullptr" in group.first.text:
             name = gloo_name_refused(group.first)

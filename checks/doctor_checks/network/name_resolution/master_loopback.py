@@ -52,7 +52,6 @@ _LOOPBACK = ("localhost", "ip6-localhost", "127.0.0.1", "::1", "[::1]")
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """A loopback master of a job of several hosts that did not start; on one host it is right."""
     if not spans_hosts(job):
         return
     kinds = ("torch.store.connect_timeout", "torch.store.connect_fail", "torch.store.validate", "launch.master_given")

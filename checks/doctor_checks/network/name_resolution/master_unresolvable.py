@@ -27,11 +27,8 @@ _SILENT = MasterFacts(address="node0", port=29500, error="no answer within 2.5 s
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Names that torch and other programs fail to resolve.
-
-    Torch asks for IPv6 addresses with AI_V4MAPPED (torch/csrc/distributed/c10d/socket.cpp), so one failure means
-    that the name is unknown.
-    """
+    """Torch asks for IPv6 addresses with AI_V4MAPPED (torch/csrc/distributed/c10d/socket.cpp): one failure is
+    enough."""
     for group in event_groups(job, "torch.store.gai", by=("host",)):
         if (
             not set_up_after(job, group.events[-1])

@@ -293,7 +293,6 @@ def _majority(counts: Counter[str]) -> str | None:
 
 
 def _subnet(one: _ChosenGid) -> str | None:
-    """The subnet of the GID's IPv4 address, by the interface that bears it."""
     interfaces = one.identical.find(InterfaceFacts)
     own = gid_address(one.gid) if one.gid else None
     for interface in interfaces.interfaces if interfaces and own else ():

@@ -40,7 +40,6 @@ _HALF_DOWN = (
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """NCCL finds no device that its settings select, or uses one of another container."""
     wanted = [group for group in event_groups(job, "nccl.env.set", by=("env",)) if group.value("env") == "NCCL_IB_HCA"]
     for group in event_groups(job, "nccl.net.ib_none", by=("dev",)):
         if group.value("dev"):

@@ -31,7 +31,6 @@ _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Sockets between hosts with InfiniBand: `ib0`, NCCL_IB_HCA or NCCL_IB_DISABLE shows it."""
     if not spans_hosts(job) or not any(
         group.value("net") == "Socket" for group in event_groups(job, "nccl.net.using", by=("net",))
     ):

@@ -16,8 +16,6 @@ def _first(step: int, what: str = "loss", name: str = "") -> ReplicaFacts:
 
 
 def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> JobBuilder:
-    """A job of four ranks with 200 losses each, not finite on ``ranks`` from ``step`` on, on the others from ``then``
-    on."""
     others = ReplicaFacts(losses=200) if then is None else _first(then)
     return running(2, 2).put(others).put(_first(step), ranks=ranks)
 

@@ -25,7 +25,6 @@ from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 
 
 def _sums(*values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None) -> ReplicaFacts:
-    """Checksums after step 50, 100 …"""
     rows = enumerate(values, 1)
     return ReplicaFacts(
         checksums=tuple(Checksum(50 * place, value, part, counted, moved=moved) for place, value in rows)
@@ -179,8 +178,7 @@ def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
 
 
 def _is_refuted(one: _Compared, batches: Sequence[_Compared]) -> bool:
-    """Whether the last comparison of this part by batch was equal on these ranks: then not all of them count every
-    step."""
+    """If the last comparison by batch was equal on these ranks, not all of them count every step."""
     newest = next((other for other in reversed(batches) if other.part == one.part), None)
     return newest is not None and not newest.split.minorities and _ranks_of(one) <= _ranks_of(newest)
 
@@ -188,9 +186,8 @@ def _is_refuted(one: _Compared, batches: Sequence[_Compared]) -> bool:
 def _uncounted(
     job: Job, ranks: tuple[Rank, ...], steps: Sequence[_Compared], batches: Sequence[_Compared]
 ) -> Iterator[Verdict]:
-    """Ranks that differ after the same batch and have no common step.
-
-    They may need different numbers of batches for a step, unless one keeps its initial values while others change."""
+    """Ranks that differ after the same batch may need different numbers of batches for a step, unless one keeps its
+    initial values while others change."""
     by_step = frozenset(rank for one in steps for rank in _ranks_of(one))
     apart = [one for one in batches if one.split.minorities and not _ranks_of(one) <= by_step]
     stuck = [one for one in apart if one.still and one.moved]

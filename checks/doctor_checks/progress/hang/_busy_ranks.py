@@ -88,9 +88,7 @@ def _by_bars(evidence: LogEvidence, waits: tuple[Event, ...], firsts: tuple[Even
 
 
 def _confidence(seconds: float, before: float, limit: float | None, waits: bool, firsts: bool) -> float:
-    """Confidence that a bar that stopped after ``seconds``, after ``before`` seconds of other work, caused a timeout.
-
-    A bar that stopped much earlier belongs to a rank that was waiting too."""
+    """A bar that stopped much earlier belongs to a rank that was waiting too. ``before``: seconds of other work."""
     limits = (limit,) if limit else LIMITS
     if firsts:
         return 0.85 if any(REACHED * one <= seconds for one in limits) else 0.75

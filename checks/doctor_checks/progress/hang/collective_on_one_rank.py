@@ -48,7 +48,6 @@ def _with_flag(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Stacks that wait under a condition on the rank, and calls that torch saw on one rank only."""
     found = diagnose_stall(job)
     if job.evidence is None or (found is not None and found.one_sided is not None):
         return

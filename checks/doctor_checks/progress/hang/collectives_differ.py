@@ -93,7 +93,6 @@ _REFUSED = "RuntimeError: Detected mismatch between collectives on ranks. "
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Messages alone: torch's own comparison, logged calls, and backends that detect different sizes."""
     found = diagnose_stall(job)
     if job.evidence is None or (found and (found.divergence or (found.ending and found.ending.nature == "mismatch"))):
         return
@@ -328,7 +327,6 @@ def _at(site: CallSite) -> str:
 
 
 def _of_silence(divergence: Divergence) -> Finding:
-    """A completed call with wrong values, or with different shapes, which backends accept."""
     is_shape = divergence.aspect == "shape"
     calls = "; ".join(
         f"{ranks_in_words(one.ranks)}: {_call_in_words(one.entry)}{_shaped(one.entry) if is_shape else ''}"

@@ -35,7 +35,7 @@ from doctor.api import (
 from doctor.facts import Event, Failure, Frame, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
-from doctor_checks.progress.hang._native_crashes import NativeCrash, native_crashes
+from doctor_checks.progress.hang._native_crashes import native_crashes
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks
 
@@ -49,7 +49,6 @@ _STEP = user_frame(58)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Exceptions without a rank label, and processes whose end only a launcher reported."""
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
             yield suspect.finding(
@@ -61,7 +60,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     aftermath = LaterEvents(job.evidence)
     own = [event for event in exceptions(job.evidence) if nature_of_exception(event) == "own"]
     fatal = [event for event in own if not aftermath.outlived(event)]
-    codes = (event for one in event_groups(job, *_EXITS) for event in one.events if int(event.value("code") or 1) > 0)
+    exits = [event for one in event_groups(job, *_EXITS) for event in one.events]
+    codes = (event for event in exits if int(event.value("code") or 1) > 0)
     logged = {event.rank for event in exceptions(job.evidence)}  # the ranks whose error is in the log
     reports = tuple(
         one
@@ -71,7 +71,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if fatal:
         yield _of_exception(cause_in_chain(fatal), fatal)
     elif native := native_crashes(job):
-        yield _of_native(native)
+        rank = native.events.first.rank
+        yield finding_from_logs(
+            native.events,
+            f"{f'rank {rank}' if rank is not None else 'a process'} {native.claim}",
+            fix=native.fix,
+            confidence=0.7,
+            explains=_OF_A_GAP,
+            symptoms=False,
+        )
     elif own:
         yield finding_from_logs(
             EventGroup(own[0].kind, tuple(own)),
@@ -80,7 +88,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.6,
             symptoms=False,
         )
-    elif signals := _signals(job):
+    elif signals := tuple(event for event in exits if _signal_of(event) in _CRASHES):
         yield _of_exits(signals)
     elif reports:
         yield finding_from_logs(
@@ -91,11 +99,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.25,
             symptoms=False,
         )
-
-
-def _signals(job: Job) -> tuple[Event, ...]:
-    events = (event for one in event_groups(job, *_EXITS) for event in one.events)
-    return tuple(event for event in events if _signal_of(event) in _CRASHES)
 
 
 def _signal_of(event: Event) -> int:
@@ -119,18 +122,6 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
         fix=_fix_of_message(Failure(_CRASHES[signal], message)),
         confidence=0.5,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
-        symptoms=False,
-    )
-
-
-def _of_native(ends: NativeCrash) -> Finding:
-    rank = ends.events.first.rank
-    return finding_from_logs(
-        ends.events,
-        f"{f'rank {rank}' if rank is not None else 'a process'} {ends.claim}",
-        fix=ends.fix,
-        confidence=0.7,
-        explains=_OF_A_GAP,
         symptoms=False,
     )
 
@@ -310,14 +301,13 @@ def rank_died(job: Job) -> Iterator[Verdict]:
             },
             fix=_fix(found, found.ending),
             # A lost peer, or a general NCCL error, in a log is a failure without its cause.
-            severity=Severity.WARNING if job.evidence is not None and sure < _A_CAUSE else None,
+            severity=Severity.WARNING if job.evidence is not None and sure < 0.5 else None,
             confidence=sure,
             explains=_CONSEQUENCES if failure else _OF_A_GAP,
             source=Source(line.file, line.line) if line else None,
         )
 
 
-_A_CAUSE = 0.5
 _GENERAL = re.compile(
     r"NCCL error in: .{0,200}?(?:unhandled \w+ error|internal error|remote process exited|invalid usage)"
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
@@ -39,20 +41,7 @@ _SLEEPS = user_frame(58, "training_step")
 
 
 def _device_behind(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    open_ones = tuple(
-        Collective(
-            one.group,
-            one.sequence,
-            one.operation,
-            "nccl",
-            input_sizes=one.input_sizes,
-            output_sizes=one.output_sizes,
-            types=one.types,
-            at=one.at,
-            frames=one.frames,
-        )
-        for one in old[-2:]
-    )
+    open_ones = (replace(one, state="scheduled", retired=False, seconds=None, timeout=None) for one in old[-2:])
     return (*old[:-2], *open_ones)
 
 
@@ -65,7 +54,6 @@ _GLOO = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Timeouts in logs, if nothing else shows the missing rank."""
     for suspect in ras_suspects(job):
         if suspect.state in ("silent", "behind"):
             yield suspect.finding(_RAS_FIX)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
 
 from doctor.analysis.interface_choice import active_rdma_ports
 from doctor.analysis.stats.rank_roles import same_role, uses_lightning
@@ -76,38 +75,24 @@ def communication_bound(
         judged = True
         trainings = (rank.find(TrainingFacts) for rank in ranks)
         if any(training and (training.device or "").startswith("cuda") for training in trainings):
-            yield Unknown("on GPUs the host does not see how long collectives take", tuple(chosen), _UNHIDE)
+            unhide = "torch.profiler for a few steps, or TORCH_NCCL_ENABLE_TIMING=1 and the flight recorder"
+            yield Unknown("on GPUs the host does not see how long collectives take", tuple(chosen), unhide)
             continue
-        cost = _cost(chosen)
-        if cost.seconds > max(least_seconds, communication_share * cost.total):
-            yield _finding(job, cost)
+        parts = [typical_parts(own) for own in chosen.values()]
+        total = median(typical_total(own) for own in chosen.values())
+        if not all(own["forward"] and own["backward"] for own in parts):
+            continue
+        # The time on the rank that waits least; more is the wait for a straggler (RUN003). It is the excess of the
+        # backward pass over its arithmetic, which is unknown on a host that only launches kernels.
+        seconds = min(own["backward"] - BACKWARD_TO_FORWARD * own["forward"] for own in parts)
+        if seconds > max(least_seconds, communication_share * total):
+            yield _finding(job, seconds, total)
     if not judged:
         yield Skip("not enough steps yet on ranks that do the same work")
 
 
-class _Cost(NamedTuple):
-    """The estimated minimum time that every rank spends in collectives, of ``total``, in seconds per step."""
-
-    seconds: float
-    total: float
-
-
-_UNHIDE = "torch.profiler for a few steps, or TORCH_NCCL_ENABLE_TIMING=1 and the flight recorder"
-
-
-def _cost(windows: Mapping[int, list[Window]]) -> _Cost:
-    """The cost on the rank that waits least; more is the wait for a straggler (RUN003).
-
-    It is the excess of the backward pass over its arithmetic, which is unknown on a host that only launches kernels."""
-    parts = [typical_parts(own) for own in windows.values()]
-    total = median(typical_total(own) for own in windows.values())
-    if not all(own["forward"] and own["backward"] for own in parts):
-        return _Cost(0.0, total)
-    beyond = min(own["backward"] - BACKWARD_TO_FORWARD * own["forward"] for own in parts)
-    return _Cost(max(0.0, beyond), total)
-
-
-def _finding(job: Job, cost: _Cost) -> Finding:
+def _finding(job: Job, seconds: float, total: float) -> Finding:
+    """``seconds``: the estimated minimum time that every rank spends in collectives, of ``total`` per step."""
     # The bytes of one reduction: four for each trained parameter.
     size = max((4 * (model.trainable or model.parameters) for model, _ in job.facts(ModelFacts)), default=0)
     link = _slowest_link(job)
@@ -116,25 +101,23 @@ def _finding(job: Job, cost: _Cost) -> Finding:
         f"; the gradients ({mebibytes(size)}) take {milliseconds(ideal)} over the slowest host's link" if ideal else ""
     )
     return Finding(
-        f"all ranks spend about {milliseconds(cost.seconds)} of a step of {milliseconds(cost.total)} "
-        f"({cost.seconds / cost.total:.0%}) in communication, judged by how much longer the backward pass "
+        f"all ranks spend about {milliseconds(seconds)} of a step of {milliseconds(total)} "
+        f"({seconds / total:.0%}) in communication, judged by how much longer the backward pass "
         f"takes than the forward pass{against}",
         evidence={
-            "communication_seconds": cost.seconds,
-            "step_seconds": cost.total,
+            "communication_seconds": seconds,
+            "step_seconds": total,
             "gradient_bytes": size or None,
             "link_bytes_a_second": link,
             "seconds_at_link_speed": ideal,
         },
-        fix=_fix(job, cost, ideal),
+        fix=_fix(job, seconds, ideal),
         confidence=0.5,
     )
 
 
 def _slowest_link(job: Job) -> float | None:
-    """Bytes per second of the slowest network of the hosts of a multi-host job; ``None`` if one is unknown.
-
-    A ring sends each gradient over it twice."""
+    """Bytes per second, ``None`` if unknown. A ring sends each gradient twice over the slowest network."""
     if not job.is_multi_host:
         return None
     speeds = []
@@ -146,8 +129,8 @@ def _slowest_link(job: Job) -> float | None:
     return min(speeds) if speeds and all(speeds) else None
 
 
-def _fix(job: Job, cost: _Cost, ideal: float | None) -> str:
-    if ideal is not None and cost.seconds > 4 * ideal:
+def _fix(job: Job, seconds: float, ideal: float | None) -> str:
+    if ideal is not None and seconds > 4 * ideal:
         return (
             "it takes several times as long as the links need: see whether the fast network is used (NCCL_DEBUG=INFO, "
             "the lines with NET/IB or NET/Socket), then doctor check --probe light on the same hosts"

@@ -15,8 +15,6 @@ from doctor.testing import Fails, JobBuilder, Passes, running
 def _waiting(
     *ranks: int, data: float, step: float = 0.4, windows: int = 6, workers: int = 2, device: float | None = None
 ) -> JobBuilder:
-    """A job of two hosts; on ``ranks`` a step takes ``step`` seconds, of which ``data`` is waiting for data, and the
-    device works for ``device`` of them."""
     facts = StepFacts(windows=tuple(Window(20 * one, 20, step, data=data, device=device) for one in range(windows)))
     loader = Loader("train", loader="DataLoader", workers=workers, persistent=True)
     return running(2, 2).put(facts, ranks=ranks).put(LoaderFacts(loaders=(loader,)), ranks=ranks)

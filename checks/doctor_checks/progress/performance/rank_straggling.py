@@ -28,25 +28,13 @@ varying parts do not add up, hence one half."""
 
 
 def _windows(count: int = 6, first: int = 100, mean: float | None = None, **parts: float) -> StepFacts:
-    """``count`` windows of 20 steps with these parts in seconds per step, else those of ``running``.
-
-    ``mean``: of whole steps, if some take longer."""
+    """Windows with these parts in seconds per step; ``mean``: of whole steps, if some take longer."""
     usual = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01}
     step = {name: parts.get(name, seconds) for name, seconds in usual.items()}
     total = sum(step.values())
     return StepFacts(
         windows=tuple(
-            Window(
-                first + 20 * place,
-                20,
-                total,
-                data=step["data"],
-                forward=step["forward"],
-                backward=step["backward"],
-                optimizer=step["optimizer"],
-                other=step["other"],
-                mean=total if mean is None else mean,
-            )
+            Window(first + 20 * place, 20, total, mean=total if mean is None else mean, **step)
             for place in range(count)
         )
     )
@@ -60,7 +48,6 @@ def _job(usual: StepFacts, slow: Mapping[int, StepFacts], hosts: int = 2, gpus: 
 
 
 def _noisy(seed: int) -> StepFacts:
-    """Windows whose parts vary as on an overcommitted host, each in another way."""
     swings = [((seed * 7 + place * 5) % 11 - 5) * 0.012 for place in range(8)]
     return StepFacts(
         windows=tuple(
@@ -196,9 +183,8 @@ class _Lag(NamedTuple):
     longer: float
 
     def is_waited_for(self, limit: float) -> bool:
-        """Whether the others wait for the excess.
-
-        If the mean step is longer, the steps are independent: ranks that wait for one another have equal mean steps."""
+        """If the mean step is longer, the steps are independent: ranks that wait for one another have equal mean
+        steps."""
         return self.longer < limit and self.waited_in_all >= NEAR * self.excess
 
 
@@ -233,10 +219,8 @@ def _judge(
 def _lags(
     windows: Mapping[int, Window], order: tuple[str, ...], share: float, least: float
 ) -> Iterator[tuple[int, _Lag]]:
-    """The ranks that are slow in one window.
-
-    A rank with excess time in a part in which ranks are likely to wait has waited; one with excess elsewhere, and less
-    there, made others wait."""
+    """A rank with excess time in a part in which ranks are likely to wait has waited; one with excess elsewhere, and
+    less there, made others wait."""
     parts = {rank: parts_of(window) for rank, window in windows.items()}
     peers = {name: PeerValues(own[name] for own in parts.values()) for name in PHASES}
     totals = PeerValues(window.total for window in windows.values())
