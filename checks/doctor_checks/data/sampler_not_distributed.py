@@ -85,13 +85,6 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
             with_loader(_unparted(running(1, 3)), ranks=(0,), fingerprint="f0"),
             ranks=(1, 2),
         ),
-        Fails(
-            "a plain loop, in order",
-            _unparted(running(), sampler=Sampler("SequentialSampler", shuffle=False)).alter(
-                TrainingFacts, framework="plain"
-            ),
-            ranks=(0, 1),
-        ),
         Fails("a data set that can't be looked into gives the same", _opaque({0: "a", 1: "a"}), ranks=(0, 1)),
     ),
 )
@@ -108,7 +101,13 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
         yield Skip(why_not_divided(job, TRAINING))
     for readers in loaders:
         whole = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _reads_all(reader)}
-        for group in _by_data_set(whole):
+        groups: dict[Hashable, list[tuple[int, RankLoader]]] = {}
+        for data_rank, reader in whole.items():
+            loader = reader.loader
+            groups.setdefault((loader.dataset, loader.dataset_length, loader.fingerprint), []).append(
+                (data_rank, reader)
+            )
+        for group in [group for group in groups.values() if len(group) > 1]:
             epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in group})
             known = list(epochs.values())
             compared = [(same_order(known[0], other), same_contents(known[0], other)) for other in known[1:]]
@@ -130,14 +129,6 @@ def _reads_all(reader: RankLoader) -> bool:
         and not sampler.independent
         and sampler.name in _PLAIN
     )
-
-
-def _by_data_set(data_ranks: dict[int, RankLoader]) -> list[list[tuple[int, RankLoader]]]:
-    groups: dict[Hashable, list[tuple[int, RankLoader]]] = {}
-    for data_rank, reader in data_ranks.items():
-        loader = reader.loader
-        groups.setdefault((loader.dataset, loader.dataset_length, loader.fingerprint), []).append((data_rank, reader))
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:

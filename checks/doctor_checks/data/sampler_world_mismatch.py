@@ -19,7 +19,6 @@ from doctor_checks.data._rank_loaders import (
 
 
 def _by_node(sketch: JobBuilder, fingerprints: tuple[str | None, ...]) -> JobBuilder:
-    """Two hosts of two ranks each, whose samplers split the data of a host between its ranks."""
     for rank in range(4):
         sketch = with_sampler(sketch, ranks=(rank,), replicas=2, rank=rank % 2)
         sketch = with_loader(sketch, ranks=(rank,), fingerprint=fingerprints[rank // 2])

@@ -32,7 +32,6 @@ class XidReport(NamedTuple):
     ranks: tuple[int, ...]
 
     def finding(self, local: LocalRanks, severity: Severity) -> Finding:
-        """The finding about the XID on the host of ``local``."""
         times = f", {self.lines} times" if self.lines > 1 else ""
         when = {True: "", False: " before this job began", None: ""}[self.recent]
         return Finding(
@@ -88,7 +87,6 @@ class LoggedXid(NamedTuple):
     events: EventGroup
 
     def finding(self, explains: tuple[str, ...], severity: Severity | None = None) -> Finding:
-        """The finding about the XID; a line of the driver is more certain than a number in other text."""
         where = f" on the GPU at {self.device}" if self.device else ""
         return finding_from_logs(
             self.events,

@@ -134,12 +134,9 @@ def _tasks(group: EventGroup) -> tuple[int, ...]:
     for part in ",".join((*group.values("task"), *group.values("task2"))).split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last.isdigit() or not last):
-            found.update(range(int(first), min(int(last or first), int(first) + MOST_TASKS) + 1))
+            # At most 4096 tasks of one range are taken for ranks.
+            found.update(range(int(first), min(int(last or first), int(first) + 4096) + 1))
     return tuple(sorted(found))
-
-
-MOST_TASKS = 4096
-"""Tasks of one range that are taken for ranks."""
 
 
 def _by_signal(job: Job, group: EventGroup) -> Finding:

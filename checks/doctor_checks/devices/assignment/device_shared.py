@@ -49,11 +49,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 def _named_ranks(event: Event) -> tuple[int, ...]:
     named = (event.value(name) or "" for name in ("a", "b"))
-    return tuple(int(value) for value in named if value.isdigit() and len(value) <= LONGEST_RANK)
-
-
-LONGEST_RANK = 6
-"""Digits of a rank: more are a garbled line."""
+    # More than six digits are a garbled line.
+    return tuple(int(value) for value in named if value.isdigit() and len(value) <= 6)
 
 
 def _bus_id(event: Event) -> str:

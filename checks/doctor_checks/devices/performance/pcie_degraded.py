@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import GpuSharers, hidden_of_gpus, is_data_centre, shares_by_host
-from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.analysis.visible_devices import hidden_of_gpus, is_data_centre, shares_by_host
+from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts
 from doctor.testing import Fails, Passes, healthy
 
@@ -58,35 +58,33 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
         if note := hidden_of_gpus(local, "pcie_width", "pcie_generation"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         for share in used:
-            yield from _judge(local, share, share.gpu.name in wide, loaded_percent)
+            # An idle GPU lowers its generation to save power, and some lower the width too: only a load, or neighbours
+            # that keep theirs in a server, make it a fault. Slots of desktop boards differ in width.
+            gpu = share.gpu
+            loaded = (gpu.utilization or 0) >= loaded_percent
+            narrow = bool(_lacks(gpu.pcie_width, gpu.pcie_width_max))
+            slow = loaded and bool(_lacks(gpu.pcie_generation, gpu.pcie_generation_max))
+            if narrow or slow:
+                yield Finding(
+                    f"the PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
+                    ranks=share.ranks,
+                    evidence={
+                        "gpu": gpu.uuid,
+                        "pci_bus_id": gpu.bus_id,
+                        "generation": gpu.pcie_generation,
+                        "generation_max": gpu.pcie_generation_max,
+                        "width_lanes": gpu.pcie_width,
+                        "width_max_lanes": gpu.pcie_width_max,
+                        "utilization_percent": gpu.utilization,
+                    },
+                    severity=Severity.WARNING
+                    if loaded or ((share.gpu.name in wide) and is_data_centre(gpu))
+                    else Severity.INFO,
+                )
 
 
 def _lacks(now: int | None, best: int | None) -> bool | None:
     return None if now is None or best is None else now < best
-
-
-def _judge(local: LocalRanks, share: GpuSharers, peers_are_wide: bool, loaded_percent: float) -> Iterator[Verdict]:
-    """An idle GPU lowers its generation to save power, and some lower the width too: only a load, or neighbours that
-    keep theirs in a server, make it a fault. Slots of desktop boards differ in width."""
-    gpu = share.gpu
-    loaded = (gpu.utilization or 0) >= loaded_percent
-    narrow = bool(_lacks(gpu.pcie_width, gpu.pcie_width_max))
-    slow = loaded and bool(_lacks(gpu.pcie_generation, gpu.pcie_generation_max))
-    if narrow or slow:
-        yield Finding(
-            f"the PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
-            ranks=share.ranks,
-            evidence={
-                "gpu": gpu.uuid,
-                "pci_bus_id": gpu.bus_id,
-                "generation": gpu.pcie_generation,
-                "generation_max": gpu.pcie_generation_max,
-                "width_lanes": gpu.pcie_width,
-                "width_max_lanes": gpu.pcie_width_max,
-                "utilization_percent": gpu.utilization,
-            },
-            severity=Severity.WARNING if loaded or (peers_are_wide and is_data_centre(gpu)) else Severity.INFO,
-        )
 
 
 def _words(gpu: Gpu) -> str:

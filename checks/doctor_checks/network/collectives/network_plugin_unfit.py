@@ -48,9 +48,8 @@ _EFA = RdmaFacts(
 
 def _of_libfabric(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.ofi_failed"):
-        fallen_back = any(
-            group.value("net") in ("Socket", "IB") for group in event_groups(job, "nccl.net.using", by=("net",))
-        )
+        networks = {group.value("net") for group in event_groups(job, "nccl.net.using", by=("net",))}
+        fallen_back = not networks.isdisjoint(("Socket", "IB"))
         yield finding_from_logs(
             group,
             f"the plug-in for EFA and libfabric can't be used: {group.value('what')}",

@@ -67,7 +67,6 @@ def _over_nccl(*slow: int, share: float = 0.1) -> JobBuilder:
 
 
 def _fabric(share: float, *, ports: int = 2, ranks: int = 2) -> JobBuilder:
-    """Two hosts with InfiniBand of 400 Gb/s, whose ranks have that ``share`` of a port between the hosts."""
     return _trips(2, job=exchanged(hosts=2, per_host=ranks, rdma=ports, between=share * 50e9))
 
 

@@ -31,7 +31,6 @@ FAILURES = {
     "unroutable": "no route",
     "stranger": "somebody else has that address",
 }
-"""Outcomes that keep two hosts apart, in words."""
 
 
 def _reached(
@@ -153,7 +152,6 @@ _MORE_EXACT = (
     "nccl.recv_fail",
     "net.peer.connect_failed",
 )
-"""Messages that say which call it was."""
 _FIX_TOLD = (
     "See which interface each host takes (`Bootstrap: Using ...` of NCCL_DEBUG=INFO) and name the right one by "
     "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; allow all TCP ports between the hosts, both ways (`iptables -S`, "

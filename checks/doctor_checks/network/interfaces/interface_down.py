@@ -74,7 +74,6 @@ _LOST = (
     "gloo.timeout",
     "nccl.ib_wc",
 )
-"""What ranks say that can't talk to one another any more."""
 
 
 @check(

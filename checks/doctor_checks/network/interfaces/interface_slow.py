@@ -67,11 +67,8 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
             yield Unknown(f"{interface.name} does not tell its speed", identical.ranks, f"ethtool {interface.name}")
             continue
         taken = {endpoint.interface.name for endpoint in choice.endpoints}
-        idle = [
-            one
-            for one in good_interfaces(interfaces)
-            if one.name not in taken and (one.speed or 0) >= (interface.speed * times_faster)
-        ]
+        least = interface.speed * times_faster
+        idle = [one for one in good_interfaces(interfaces) if one.name not in taken and (one.speed or 0) >= least]
         faster = max(idle, key=lambda one: one.speed or 0, default=None)
         if faster is not None or interface.speed < least_speed:
             found.append(_finding(interface, interface.speed, faster, choice.variable, interfaces, identical))

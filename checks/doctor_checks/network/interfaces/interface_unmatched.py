@@ -176,15 +176,11 @@ def interface_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
     Fix: names with commas between and no blanks; one ^ or = before the whole list: `^lo,docker0`.
     """
     for setting in file.settings:
-        if (
-            setting.name in _NAMES
-            and setting.is_exported
-            and setting.known_value
-            and (why := list_fault(setting.known_value))
-        ):
+        value = setting.known_value if setting.name in _NAMES and setting.is_exported else None
+        if value and (why := list_fault(value)):
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.known_value!r}: {why}",
-                severity=Severity.WARNING if setting.known_value.startswith("^") else None,
-                evidence=(("value", setting.known_value),),
+                f"{setting.name}={value!r}: {why}",
+                severity=Severity.WARNING if value.startswith("^") else None,
+                evidence=(("value", value),),
             )

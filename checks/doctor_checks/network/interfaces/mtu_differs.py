@@ -55,7 +55,6 @@ _OTHERWISE = (
     "host>` is answered."
 )
 _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
-"""What goes over such a path is slow, or does not end."""
 
 
 @check(

@@ -32,8 +32,8 @@ _LOCAL_NAMES = ("localhost.localdomain", "localhost6", "localhost6.localdomain6"
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """No user types 127.0.1.1, which Debian assigns to a host's own name: it was looked up. A launcher that calls itself
-    localhost.localdomain has no other name."""
+    """No user types 127.0.1.1, which Debian assigns to a host's own name: it was looked up. A launcher that calls
+    itself localhost.localdomain has no other name."""
     for group in event_groups(job, *_CONNECTIONS, by=("host",)):
         target = group.value("host", "remote", "host2") or ""
         if not target.startswith("127.0.1.") and target not in _LOCAL_NAMES:

@@ -30,11 +30,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     """Torch asks for IPv6 addresses with AI_V4MAPPED (torch/csrc/distributed/c10d/socket.cpp): one failure is
     enough."""
     for group in event_groups(job, "torch.store.gai", by=("host",)):
-        if (
-            not set_up_after(job, group.events[-1])
-            and not any(names_itself(event, group.value("host")) for event in group.events)
-            and group.value("host") != "localhost"
-        ):
+        is_own = any(names_itself(event, group.value("host")) for event in group.events)
+        if not is_own and group.value("host") != "localhost" and not set_up_after(job, group.events[-1]):
             yield _unknown(group, group.value("host"), 0.9)
     for name in names_unknown(job):
         if not name.own and not set_up_after(job, name.event):

@@ -44,12 +44,8 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
     found = []
     for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
         # EFA reaches GPU memory by its own driver.
-        if (
-            rdma.peer_memory
-            or not gpus.gpus
-            or not active_rdma_ports(rdma)
-            or all(device.driver == "efa" for device in rdma.devices)
-        ):
+        is_fit = rdma.peer_memory or all(device.driver == "efa" for device in rdma.devices)
+        if is_fit or not gpus.gpus or not active_rdma_ports(rdma):
             continue
         nccl = identical.find(NcclFacts)
         switched_off = nccl is not None and parse_nccl_integer(nccl.get("NCCL_DMABUF_ENABLE"), 1) == 0

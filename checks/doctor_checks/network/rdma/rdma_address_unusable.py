@@ -52,7 +52,6 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 
 def _roce(host: int, *, gids: int = 4, rail: int = 0) -> RdmaFacts:
-    """A RoCE card with the usual table: link-local v1 and v2, IPv4 v1 and v2."""
     local = f"fe80:0000:0000:0000:0000:00ff:fe00:{host:04x}"
     mapped = f"0000:0000:0000:0000:0000:ffff:0a{rail:02x}:{host + 1:04x}"
     table = (

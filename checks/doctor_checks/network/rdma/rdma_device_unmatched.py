@@ -223,12 +223,6 @@ def rdma_device_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
     Fix: names with commas between and no blanks; one ^ or = before the whole list: `=mlx5_0:1,mlx5_1:1`.
     """
     for setting in file.settings:
-        if (
-            setting.name == "NCCL_IB_HCA"
-            and setting.is_exported
-            and setting.known_value
-            and (why := list_fault(setting.known_value))
-        ):
-            yield Violation(
-                setting.place, f"NCCL_IB_HCA={setting.known_value!r}: {why}", evidence=(("value", setting.known_value),)
-            )
+        value = setting.known_value if setting.name == "NCCL_IB_HCA" and setting.is_exported else None
+        if value and (why := list_fault(value)):
+            yield Violation(setting.place, f"NCCL_IB_HCA={value!r}: {why}", evidence=(("value", value),))

@@ -344,7 +344,6 @@ def _unexpected(unlike: Mapping[BaselineDifference, list[_ObservedRdmaPort]]) ->
 
 
 def _usual(group: list[_ObservedRdmaPort], *, beside_peers: bool) -> float | None:
-    """The rate of more than half of the ports; among the same port of two hosts the higher one."""
     rates = Tally(one.port.rate or 0.0 for one in group)
     rate, count = rates.most_common(1)[0]
     if 2 * count > len(group) and len(group) > 2:

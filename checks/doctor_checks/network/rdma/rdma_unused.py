@@ -31,9 +31,8 @@ _FILE = (Setting("NCCL_IB_DISABLE", "1", "system file", "/etc/nccl.conf", 3),)
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    if not spans_hosts(job) or not any(
-        group.value("net") == "Socket" for group in event_groups(job, "nccl.net.using", by=("net",))
-    ):
+    networks = {group.value("net") for group in event_groups(job, "nccl.net.using", by=("net",))}
+    if not spans_hosts(job) or "Socket" not in networks:
         return
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:

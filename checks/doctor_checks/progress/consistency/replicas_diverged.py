@@ -194,17 +194,13 @@ def _uncounted(
     keeps = frozenset.intersection(*(one.still for one in stuck)) if len(stuck) > 1 else frozenset[int]()
     if keeps:
         yield _kept_finding(job, ranks, stuck, tuple(sorted(keeps)))
-    elif apart and apart[-1] in batches[-_RECENT:]:
+    elif apart and apart[-1] in batches[-4:]:  # one recent comparison for each of a few parts
         yield Unknown(
             "the ranks differ after the same batch, which says nothing where they may take different numbers of "
             "batches per optimizer step, and did not count steps in common",
             tuple(sorted(_ranks_of(apart[-1]))),
             "call w.step() on every rank after optimizer.step(), or step the optimizers of self.optimizers()",
         )
-
-
-_RECENT = 4
-"""The number of recent comparisons by batch: one for each of a few parts."""
 
 
 def _ranks_of(one: _Compared) -> frozenset[int]:

@@ -285,7 +285,26 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
     if found.kind == "differ" and found.divergence is not None:
         yield _of_calls(found, found.divergence)
     elif found.kind == "died" and found.ending and found.ending.nature == "mismatch":
-        yield _of_error(found)
+        failures = [one.failure for one in found.states.ranks.values() if one.failure]
+        reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
+        parted = split_values(reported)
+        line = found.first.site.frame if found.first and found.first.site else None
+        yield Finding(
+            "; ".join(
+                f"{ranks_in_words(group.ranks)}: {_headline(str(group.value))}" for group in reversed(parted.groups)
+            )
+            + (f" at {place_of_frame(line)}" if line else "")
+            + ", by TORCH_DISTRIBUTED_DEBUG=DETAIL"
+            + (_TIE if parted.even else ""),
+            ranks=parted.odd or found.ranks,
+            evidence={
+                **stall_evidence(found),
+                "calls": {str(rank): call[:400] for rank, call in sorted(reported.items())[:8]},
+            },
+            confidence=0.7 if parted.even else found.confidence,
+            explains=("RUN001", "RUN004", "RUN012"),
+            source=Source(line.file, line.line) if line else None,
+        )
     elif found.kind in ("together", "undetermined") and not found.states.has_recorder:
         yield Unknown("no flight recorder tells what the ranks called", found.ranks, "export TORCH_FR_BUFFER_SIZE=2000")
 
@@ -379,27 +398,6 @@ def _fix(aspect: str) -> str:
     return (
         "Let no value that ranks do not share decide which collective comes next; take the call out of the branch, or "
         "make it in both. `TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run names the first pair that differs."
-    )
-
-
-def _of_error(found: Diagnosis) -> Finding:
-    failures = [one.failure for one in found.states.ranks.values() if one.failure]
-    reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}
-    parted = split_values(reported)
-    line = found.first.site.frame if found.first and found.first.site else None
-    return Finding(
-        "; ".join(f"{ranks_in_words(group.ranks)}: {_headline(str(group.value))}" for group in reversed(parted.groups))
-        + (f" at {place_of_frame(line)}" if line else "")
-        + ", by TORCH_DISTRIBUTED_DEBUG=DETAIL"
-        + (_TIE if parted.even else ""),
-        ranks=parted.odd or found.ranks,
-        evidence={
-            **stall_evidence(found),
-            "calls": {str(rank): call[:400] for rank, call in sorted(reported.items())[:8]},
-        },
-        confidence=0.7 if parted.even else found.confidence,
-        explains=("RUN001", "RUN004", "RUN012"),
-        source=Source(line.file, line.line) if line else None,
     )
 
 
