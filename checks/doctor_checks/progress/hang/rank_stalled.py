@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from msgspec.structs import replace
-
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
@@ -41,8 +39,8 @@ _SLEEPS = user_frame(58, "training_step")
 
 
 def _device_behind(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    open_ones = (replace(one, state="scheduled", retired=False, seconds=None, timeout=None) for one in old[-2:])
-    return (*old[:-2], *open_ones)
+    kept = ("group", "sequence", "operation", "backend", "input_sizes", "output_sizes", "types", "at", "frames")
+    return (*old[:-2], *(Collective(**{name: getattr(one, name) for name in kept}) for one in old[-2:]))
 
 
 _WATCHDOG = (
