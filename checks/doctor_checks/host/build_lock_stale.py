@@ -177,7 +177,14 @@ def build_lock_stale(
             else:
                 stale.setdefault(lock.path, (lock, []))[1].extend(waiting)
     for lock, ranks in stale.values():
-        yield _finding(lock, tuple(ranks))
+        yield Finding(
+            f"{lock.path} is {_age(lock.age)} old and "
+            + ("nobody holds it" if lock.held is False else "no build lasts so long"),
+            ranks=tuple(ranks),
+            evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
+            fix=_removal(lock),
+            confidence=1.0 if lock.held is False else 0.8,
+        )
 
 
 def _stuck(local: LocalRanks) -> tuple[Rank, ...]:
@@ -228,17 +235,6 @@ def _waits(rank: Rank) -> bool:
     software = rank.find(SoftwareFacts)
     torch = software.torch if software else None
     return software is None or (torch is not None and is_older(torch.version, ADVISORY_SINCE) is not False)
-
-
-def _finding(lock: BuildLock, ranks: tuple[int, ...]) -> Finding:
-    return Finding(
-        f"{lock.path} is {_age(lock.age)} old and "
-        + ("nobody holds it" if lock.held is False else "no build lasts so long"),
-        ranks=ranks,
-        evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
-        fix=_removal(lock),
-        confidence=1.0 if lock.held is False else 0.8,
-    )
 
 
 def _age(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import what_forces_sockets
 from doctor.analysis.visible_devices import on_processor
@@ -36,20 +36,18 @@ def _container(*missing: str, hosts: int = 2, rdma: int = 2) -> JobBuilder:
     )
 
 
-def _no_verbs(old: Iterable[RdmaDevice], layer: str = "InfiniBand") -> tuple[RdmaDevice, ...]:
-    return tuple(
-        RdmaDevice(
-            device.name,
-            tuple(type(port)(port.number, port.state, link_layer=layer, gids=port.gids) for port in device.ports),
-            has_uverbs=False,
-        )
-        for device in old
-    )
-
-
 def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> JobBuilder:
     return _container("/dev/infiniband", hosts=hosts).alter(
-        RdmaFacts, hosts=(f"node{hosts - 1}",), devices=lambda old: _no_verbs(old, layer)
+        RdmaFacts,
+        hosts=(f"node{hosts - 1}",),
+        devices=lambda old: tuple(
+            RdmaDevice(
+                device.name,
+                tuple(type(port)(port.number, port.state, link_layer=layer, gids=port.gids) for port in device.ports),
+                has_uverbs=False,
+            )
+            for device in old
+        ),
     )
 
 

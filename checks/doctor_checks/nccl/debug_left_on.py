@@ -114,7 +114,15 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
     """
     for stated in effective_settings(job):
         if cost := _cost(stated):
-            yield _finding(stated, cost)
+            setting = stated.setting
+            fix = "export NCCL_DEBUG=WARN" if setting.name == "NCCL_DEBUG" else f"unset {setting.name}"
+            yield Finding(
+                f"{setting.name}={setting.value}: {cost}",
+                ranks=stated.ranks,
+                evidence={"name": setting.name, "value": setting.value, "from": stated.origin},
+                fix=f"remove it from {stated.origin}" if source_of(setting) else fix,
+                source=source_of(setting),
+            )
     for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
         if subsystems:
             yield Finding(
@@ -140,18 +148,6 @@ def _cost(stated: EffectiveSetting) -> str | None:
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
         return _TRACED
     return _COSTS.get(name) if value.strip().lower() not in _OFF else None
-
-
-def _finding(stated: EffectiveSetting, cost: str) -> Finding:
-    setting = stated.setting
-    fix = "export NCCL_DEBUG=WARN" if setting.name == "NCCL_DEBUG" else f"unset {setting.name}"
-    return Finding(
-        f"{setting.name}={setting.value}: {cost}",
-        ranks=stated.ranks,
-        evidence={"name": setting.name, "value": setting.value, "from": stated.origin},
-        fix=f"remove it from {stated.origin}" if source_of(setting) else fix,
-        source=source_of(setting),
-    )
 
 
 _LOUD = {"ALL", "COLL", "CALL", "PROXY"}

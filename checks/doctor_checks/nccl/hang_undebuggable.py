@@ -139,7 +139,14 @@ def _findings(job: Job) -> Iterator[Finding]:
             talks = together and over_nccl
             for gap in (*_gaps(environment, version, launcher), *_folders(storage)):
                 if talks or not gap.is_default:
-                    yield _finding(gap, tuple(ranks), version)
+                    yield Finding(
+                        gap.why[:1].upper() + gap.why[1:] if gap.why.startswith("the ") else gap.why,
+                        ranks=tuple(ranks),
+                        evidence={"torch": version},
+                        fix=gap.fix,
+                        severity=None if gap.is_silent and gap.is_likely and not gap.is_default else Severity.INFO,
+                        confidence=1.0 if gap.is_likely else 0.5,
+                    )
 
 
 def _by_launch(members: Iterable[Rank]) -> dict[tuple[str | None, bool], list[int]]:
@@ -221,17 +228,6 @@ def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
                 f"{folder.path} ({folder.source}) can't be written: no dump is left",
                 f"chmod u+w {folder.path}, or name another folder in {folder.source}",
             )
-
-
-def _finding(gap: _Gap, ranks: tuple[int, ...], torch: str | None) -> Finding:
-    return Finding(
-        gap.why[:1].upper() + gap.why[1:] if gap.why.startswith("the ") else gap.why,
-        ranks=ranks,
-        evidence={"torch": torch},
-        fix=gap.fix,
-        severity=None if gap.is_silent and gap.is_likely and not gap.is_default else Severity.INFO,
-        confidence=1.0 if gap.is_likely else 0.5,
-    )
 
 
 _OFF = {

@@ -77,7 +77,16 @@ def _findings(job: Job) -> Iterator[Finding]:
             if release is None and not info.is_superseded_everywhere:
                 yield _perhaps(stated, since, info.replaced_by)
             else:
-                yield _finding(stated, since, info.replaced_by, still_read=info.still_read)
+                state = "is deprecated" if info.still_read else "is no longer read"
+                instead = f": {info.replaced_by} replaces it" if info.replaced_by else ", without a replacement"
+                yield Finding(
+                    f"{stated.setting.name} {state} since {since}{instead}",
+                    ranks=stated.ranks,
+                    evidence=_evidence(stated, since, info.replaced_by),
+                    fix=_fix(stated, info.replaced_by),
+                    severity=Severity.INFO if info.still_read else None,
+                    source=source_of(stated.setting),
+                )
 
 
 def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
@@ -91,19 +100,6 @@ def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> F
         effect=f"None before {since}; from there on the setting is silently ignored.",
         fix=f"Find out which release of {reader} the job loads before changing {name}.",
         severity=Severity.INFO,
-        source=source_of(stated.setting),
-    )
-
-
-def _finding(stated: EffectiveSetting, since: str, replacement: str | None, *, still_read: bool) -> Finding:
-    state = "is deprecated" if still_read else "is no longer read"
-    instead = f": {replacement} replaces it" if replacement else ", without a replacement"
-    return Finding(
-        f"{stated.setting.name} {state} since {since}{instead}",
-        ranks=stated.ranks,
-        evidence=_evidence(stated, since, replacement),
-        fix=_fix(stated, replacement),
-        severity=Severity.INFO if still_read else None,
         source=source_of(stated.setting),
     )
 

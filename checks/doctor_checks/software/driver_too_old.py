@@ -104,7 +104,20 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
         elif _is_too_old(need):
             old.setdefault(need, []).extend(identical.ranks)
     for need, ranks in old.items():
-        yield _finding(need, tuple(ranks))
+        beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
+        yield Finding(
+            f"driver {need.driver}{beside} is too old for CUDA {need.cuda}, which needs {need.minimum}",
+            ranks=tuple(ranks),
+            evidence={
+                "driver": need.driver,
+                "cuda_of_torch": need.cuda,
+                "cuda_of_driver": need.supports,
+                "minimum_driver": need.minimum,
+                "forward_compatibility": need.compatibility,
+            },
+            fix=f"update the driver to {need.minimum} or newer, or install a torch built for an older CUDA"
+            + (f" ({need.supports} at most)" if need.supports else ""),
+        )
 
 
 class _DriverRequirement(NamedTuple):
@@ -135,20 +148,3 @@ def _is_too_old(need: _DriverRequirement) -> bool:
     if need.supports:
         return bool(is_older(need.supports.partition(".")[0], need.cuda.partition(".")[0]))
     return bool(need.driver and need.minimum and is_older(need.driver, need.minimum))
-
-
-def _finding(need: _DriverRequirement, ranks: tuple[int, ...]) -> Finding:
-    beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
-    return Finding(
-        f"driver {need.driver}{beside} is too old for CUDA {need.cuda}, which needs {need.minimum}",
-        ranks=ranks,
-        evidence={
-            "driver": need.driver,
-            "cuda_of_torch": need.cuda,
-            "cuda_of_driver": need.supports,
-            "minimum_driver": need.minimum,
-            "forward_compatibility": need.compatibility,
-        },
-        fix=f"update the driver to {need.minimum} or newer, or install a torch built for an older CUDA"
-        + (f" ({need.supports} at most)" if need.supports else ""),
-    )

@@ -110,7 +110,17 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
     for part in _PARTS:
         parted = split(job, SoftwareFacts, part.read, expected=expected.get(part.word))
         if parted.even:
-            yield _even(job, part, parted)
+            ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
+            yield Finding(
+                f"releases of {part.word} differ, {describe(parted)}",
+                ranks=ranks,
+                evidence={
+                    "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
+                    "goes_along_with": {
+                        str(group.value): list(correlates(job, group.ranks)) for group in parted.minorities[:8]
+                    },
+                },
+            )
         for group in () if parted.even else parted.minorities:
             told.setdefault(group.ranks, []).append(_Difference(part, group, parted))
     for differences in told.values():
@@ -160,20 +170,6 @@ def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
     for software, _ in worked.each(SoftwareFacts):
         if software.torch:
             yield from ((part.word, part.read(software)) for part in (*_PARTS, _PATCH))
-
-
-def _even(job: Job, part: _VersionedComponent, parted: MajoritySplit) -> Finding:
-    ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
-    return Finding(
-        f"releases of {part.word} differ, {describe(parted)}",
-        ranks=ranks,
-        evidence={
-            "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
-            "goes_along_with": {
-                str(group.value): list(correlates(job, group.ranks)) for group in parted.minorities[:8]
-            },
-        },
-    )
 
 
 def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:

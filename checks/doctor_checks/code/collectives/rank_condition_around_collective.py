@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import CollectiveCall, collectives_of
 from doctor.lint.python.matching_collectives import unmatched_condition
-from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
+from doctor.lint.python.rank_branches import main_first, rank_condition
 from doctor.lint.python.training import trains_on_several
 from doctor.testing.script_cases import fails, passes
 
@@ -51,7 +51,20 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
         if condition is not None:
-            yield _hit(script, one, condition)
+            line = getattr(condition.where, "lineno", one.call.lineno)
+            what = _words(script, one)
+            at = f"{what} at line {one.call.lineno}"
+            if condition.test.startswith("@"):
+                summary = f"{at} runs on one rank alone ({condition.test}, line {line}): the other ranks never join it"
+            else:
+                summary = f"{at} runs only if {_plain(condition.test)} (line {line}): the other ranks never join it"
+            yield Violation(
+                one.call,
+                summary,
+                fix=_fix(script, one),
+                evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
+                confidence=0.95 if one.through is None else 0.9,
+            )
         elif first is not None and not one.grouped and rank_condition(script, one.call) is None:
             yield _waited_for(script, one, first)
 
@@ -68,23 +81,6 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
     return any(
         script.value(script.argument(one, "devices")) in (1, "1", (0,)) and not trains_on_several(script, one)
         for one in made
-    )
-
-
-def _hit(script: Script, one: CollectiveCall, condition: RankCondition) -> Violation:
-    line = getattr(condition.where, "lineno", one.call.lineno)
-    what = _words(script, one)
-    at = f"{what} at line {one.call.lineno}"
-    if condition.test.startswith("@"):
-        summary = f"{at} runs on one rank alone ({condition.test}, line {line}): the other ranks never join it"
-    else:
-        summary = f"{at} runs only if {_plain(condition.test)} (line {line}): the other ranks never join it"
-    return Violation(
-        one.call,
-        summary,
-        fix=_fix(script, one),
-        evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
-        confidence=0.95 if one.through is None else 0.9,
     )
 
 

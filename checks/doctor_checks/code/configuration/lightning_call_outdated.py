@@ -63,7 +63,20 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         if not _is_guarded(script, complaint.at):
             found.setdefault(getattr(complaint.at, "lineno", 0), []).append(complaint)
     for complaints in found.values():
-        yield _hit(complaints, release)
+        # One violation per line, about the most severe complaint, with the fixes of all.
+        severity = min((one.severity for one in complaints), key=list(Severity).index)
+        worst = [one for one in complaints if one.severity is severity]
+        certain = all(one.edits for one in complaints)
+        if release is None and severity is Severity.ERROR:
+            severity = Severity.WARNING
+        yield Violation(
+            worst[0].at,
+            f"{' and '.join(dict.fromkeys(one.words for one in worst))}: {_claim(worst, release)}",
+            fix="; ".join(dict.fromkeys(f"{one.words} → {one.replacement}" for one in complaints)),
+            severity=severity,
+            edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
+            evidence=(("lightning", release),) if release is not None else (),
+        )
 
 
 class _Complaint(NamedTuple):
@@ -75,23 +88,6 @@ class _Complaint(NamedTuple):
     replacement: str
     edits: tuple[Edit, ...] = ()
     severity: Severity = Severity.ERROR
-
-
-def _hit(complaints: list[_Complaint], release: str | None) -> Violation:
-    """One violation per line, about the most severe complaint, with the fixes of all."""
-    severity = min((one.severity for one in complaints), key=list(Severity).index)
-    worst = [one for one in complaints if one.severity is severity]
-    certain = all(one.edits for one in complaints)
-    if release is None and severity is Severity.ERROR:
-        severity = Severity.WARNING
-    return Violation(
-        worst[0].at,
-        f"{' and '.join(dict.fromkeys(one.words for one in worst))}: {_claim(worst, release)}",
-        fix="; ".join(dict.fromkeys(f"{one.words} → {one.replacement}" for one in complaints)),
-        severity=severity,
-        edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
-        evidence=(("lightning", release),) if release is not None else (),
-    )
 
 
 def _claim(worst: list[_Complaint], release: str | None) -> str:

@@ -73,7 +73,15 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     trained = {loop.source.id for loop in loops(script) if loop.trains and isinstance(loop.source, ast.Name)}
     for loader in loaders(script):
         if _is_trained_on(script, loader, trained) and _gives_all(script, loader):
-            yield _hit(script, loader, wrapper)
+            data = script.argument(loader.call, "dataset", 0)
+            named = script.text_of(data, 40) if data is not None else "dataset"
+            yield Violation(
+                loader.call,
+                f"{loader.title} has no distributed sampler: every rank trains on all of {named}, though "
+                f"{script.text_of(wrapper.func)} (line {wrapper.lineno}) averages their gradients",
+                fix=f"`sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
+                "`shuffle=True`, and `sampler.set_epoch(epoch)` before each epoch",
+            )
 
 
 def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> bool:
@@ -94,18 +102,6 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
         return False
     words = data_of(script, call)
     return not mentions_ranks(words) and not any(_MADE_UP.match(word) for word in words)
-
-
-def _hit(script: Script, loader: LoaderCall, wrapper: ast.Call) -> Violation:
-    data = script.argument(loader.call, "dataset", 0)
-    named = script.text_of(data, 40) if data is not None else "dataset"
-    return Violation(
-        loader.call,
-        f"{loader.title} has no distributed sampler: every rank trains on all of {named}, though "
-        f"{script.text_of(wrapper.func)} (line {wrapper.lineno}) averages their gradients",
-        fix=f"`sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
-        "`shuffle=True`, and `sampler.set_epoch(epoch)` before each epoch",
-    )
 
 
 def _script(loader: str) -> str:

@@ -48,7 +48,15 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
         if workers.number is None:
             yield from _every_core(script, call, workers, ranks)
         elif script.processors is not None and workers.number * ranks > script.processors:
-            yield _too_many(script, call, workers, ranks, script.processors)
+            total = (workers.number or 0) * ranks
+            times = f" for each of {ranks} ranks: {total} workers" if ranks > 1 else ""
+            yield Violation(
+                call,
+                f"{workers.of}{times} on {script.processors} cores",
+                fix=f"num_workers={max(1, script.processors // ranks - 1)}",
+                confidence=1.0 if workers.certain else 0.7,
+                evidence=(("workers", total), ("ranks", ranks), ("cores", script.processors)),
+            )
 
 
 class _Workers(NamedTuple):
@@ -108,18 +116,6 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
         "of several ranks",
         fix="num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1)",
         confidence=0.9,
-    )
-
-
-def _too_many(script: Script, call: ast.Call, workers: _Workers, ranks: int, cores: int) -> Violation:
-    total = (workers.number or 0) * ranks
-    times = f" for each of {ranks} ranks: {total} workers" if ranks > 1 else ""
-    return Violation(
-        call,
-        f"{workers.of}{times} on {cores} cores",
-        fix=f"num_workers={max(1, cores // ranks - 1)}",
-        confidence=1.0 if workers.certain else 0.7,
-        evidence=(("workers", total), ("ranks", ranks), ("cores", cores)),
     )
 
 
