@@ -1,7 +1,8 @@
 """Limits of what an order may make this process do: anyone who can write to the store can give orders.
 
 A well-formed order may still name a target that no peer of this job has. Each process checks it against its own
-environment and directories, and against the addresses that a peer can have.
+environment and directories, and against the addresses that a peer can have: what is required here and is not met
+raises :class:`Forbidden`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,6 @@ def require_peer(address: str | None, port: int, *, same_host: bool = False) -> 
     """Require that a process of this job may be at that address.
 
     ``None`` stands for a host name that is looked up. ``same_host``: loopback is allowed.
-
-    Raises:
-        Forbidden: no process can be there.
     """
     if port < LEAST_PORT:
         raise Forbidden(f"a connection to port {port}, which is below {LEAST_PORT}")
@@ -63,11 +61,7 @@ def require_peers(ends: Iterable[tuple[str | None, int]], *, same_host: bool = F
 
 
 def require_own_master(address: str, port: int, machine: Machine) -> None:
-    """Require the MASTER_ADDR and MASTER_PORT that this process was started with.
-
-    Raises:
-        Forbidden: it is another one.
-    """
+    """Require the MASTER_ADDR and MASTER_PORT that this process was started with."""
     own = machine.environ.get("MASTER_ADDR", "")
     if address not in (own, readable(own)):
         raise Forbidden("a connection to a MASTER_ADDR that is not set here")
@@ -75,21 +69,13 @@ def require_own_master(address: str, port: int, machine: Machine) -> None:
 
 
 def require_own_port(port: int, machine: Machine) -> None:
-    """Require the MASTER_PORT that this process was started with.
-
-    Raises:
-        Forbidden: it is another one.
-    """
+    """Require the MASTER_PORT that this process was started with."""
     if port != whole_number(machine.environ, "MASTER_PORT"):
         raise Forbidden(f"port {port}, which is not the MASTER_PORT set here")
 
 
 def require_own_directory(path: str, role: str, name: str, machine: Machine) -> None:
-    """Require a directory that this process uses in that role, and the name of a probe file.
-
-    Raises:
-        Forbidden: it is not.
-    """
+    """Require a directory that this process uses in that role, and the name of a probe file."""
     if (path, role) not in directories_of(machine):
         raise Forbidden(f"a file in {path[:200]!r}, which this process does not use as {role}")
     if PROBE_FILE.fullmatch(name) is None:
@@ -97,11 +83,7 @@ def require_own_directory(path: str, role: str, name: str, machine: Machine) -> 
 
 
 def require_own_interfaces(names: Iterable[str]) -> None:
-    """Require that this host has network interfaces of these names.
-
-    Raises:
-        Forbidden: it lacks one.
-    """
+    """Require that this host has network interfaces of these names."""
     own: Collection[str] = {name for _, name in socket.if_nameindex()}
     for name in names:
         if name not in own:

@@ -13,7 +13,7 @@ import pytest
 
 from doctor.api import Severity, Status
 from doctor.probes.reachability import connection_plan
-from doctor.probes.reachability.probe_cost import most_bytes
+from doctor.probes.reachability.stage import most_bytes
 from tests.lab import network
 from tests.lab.delay import delayed
 from tests.lab.hosts import LabHost

@@ -8,7 +8,7 @@ import pytest
 from doctor.facts import Address, HostFacts, Interface, InterfaceFacts, Listener, MasterFacts, NameLookup
 from doctor.probes.reachability.assignments import Agent, Assignment
 from doctor.probes.reachability.connection_plan import ALL_PAIRS, partners, plan_light, reference_of
-from doctor.probes.reachability.probe_cost import cost_text
+from doctor.probes.reachability.stage import cost_text
 from doctor.testing import JobBuilder, healthy
 
 SIZES = [*range(2, 140), 255, 256, 257, 1000, 1023, 1024, 4095, 4096]

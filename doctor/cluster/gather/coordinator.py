@@ -115,7 +115,6 @@ class Coordinator:
         ``own_facts`` returns the facts of this process once they are collected; ``None`` if it is not a rank.
 
         Raises:
-            StoreLost: the store is gone.
             Superseded: another process coordinates the gather now.
         """
         if own_facts is not None:
@@ -159,7 +158,7 @@ class Coordinator:
         return not self.table.awaited and not self.table.expected_soon
 
     def _is_complete(self) -> bool:
-        """Whether no other process is expected."""
+
         now, joined = time.monotonic(), len(self.table.joined)
         if joined != self._joined:
             self._joined, self._joined_at = joined, now

@@ -130,11 +130,7 @@ class GatherSession:
             coordinator.dismiss(self._identity.world_size - 1, CANCEL_SECONDS)
 
     def gather(self) -> Job:
-        """Gather, and return the job to the process that evaluates it.
-
-        Raises:
-            Dismissed: this process is to exit.
-        """
+        """Gather, and return the job to the process that evaluates it; :class:`Dismissed` makes the others exit."""
         try:
             joined = self._join()
             store = self._use(joined)

@@ -44,10 +44,7 @@ IN_TURN, TURNS = 0.2, 4
 
 
 class NoCoordinator(Exception):
-    """No process coordinates a gather, or its heartbeat timed out.
-
-    ``announcement`` is what the store held.
-    """
+    """No process coordinates a gather, or its heartbeat timed out. ``announcement`` is what the store held."""
 
     def __init__(self, announcement: bytes | None) -> None:
         super().__init__()

@@ -147,11 +147,7 @@ def store_endpoint(
 
 
 def parse_master(text: str) -> tuple[str, int]:
-    """Parse ``HOST:PORT`` or ``[IPv6]:PORT``.
-
-    Raises:
-        UnusableError: it is neither.
-    """
+    """Parse ``HOST:PORT`` or ``[IPv6]:PORT``. Raises :class:`UnusableError` if it is neither."""
     match = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text.strip(), re.ASCII)
     if match is None or int(match[3]) not in PORTS:
         raise UnusableError(f"--master {text!r} is no HOST:PORT")

@@ -16,8 +16,7 @@ from doctor.core.job import Job
 from doctor.probes.authorization import Forbidden
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StageResult
 from doctor.probes.collectives.mesh import Axis
-from doctor.probes.reachability.probe_cost import LIMIT_SECONDS
-from doctor.probes.reachability.stage import LightStage
+from doctor.probes.reachability.stage import LIMIT_SECONDS, LightStage
 from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
 
@@ -38,10 +37,7 @@ class ProbeOptions(msgspec.Struct, frozen=True):
 
 
 class ProbeRound(NamedTuple):
-    """The next step: tasks by the token of the process that runs them.
-
-    ``seconds``: the timeout for all results.
-    """
+    """The next step: tasks by the token of the process that runs them. ``seconds``: the timeout for all results."""
 
     tasks: Mapping[str, ProbeTask]
     seconds: float
@@ -116,11 +112,7 @@ class ProbeSchedule:
         return ProbeRound(tasks, seconds + MARGIN, tuple(section.key for section in stage.makes))
 
     def take_part(self, task: ProbeTask) -> StageResult:
-        """Run a task of this process, and keep the sections.
-
-        Raises:
-            MalformedMessage: the order cannot be decoded.
-        """
+        """Run a task of this process, and keep the sections. Raises :class:`MalformedMessage` for a damaged order."""
         stage = self._stages.get(task.stage)
         found = self._take_part(stage, task) if stage is not None else StageResult({})
         self.sections.update(found.sections)

@@ -41,10 +41,7 @@ class MemberFacts(JoinRequest, frozen=True):
 
 
 class ProbeTask(msgspec.Struct, frozen=True):
-    """What one process is to measure next.
-
-    ``step`` counts the tasks of a gather from 1; ``seconds``: for all.
-    """
+    """What one process is to measure next. ``step`` counts the tasks of a gather from 1; ``seconds``: for all."""
 
     step: Count
     stage: Stage
@@ -93,8 +90,5 @@ class GatherClosed(msgspec.Struct, frozen=True):
 
 
 def closed_marker(nonce: str) -> bytes:
-    """Return what replaces the announcement of a closed gather.
-
-    It is short, because many processes may poll it for a while.
-    """
+    """Return what replaces the announcement of a closed gather; short, because many processes may poll it."""
     return b"ended " + nonce.encode()

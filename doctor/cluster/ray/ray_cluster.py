@@ -45,7 +45,7 @@ class RayNode(NamedTuple):
 
 
 class RayCluster:
-    """A cluster that this process drives."""
+    """A cluster that this process drives. Calls raise :class:`RayUnreachable` if it does not answer in time."""
 
     def __init__(self) -> None:
         self._worker = DeadlineWorker()
@@ -53,11 +53,7 @@ class RayCluster:
         self._entered = False
 
     def enter(self, address: str, until: float) -> None:
-        """Connect by the monotonic time ``until``.
-
-        Raises:
-            RayUnreachable: that is not possible.
-        """
+        """Connect by the monotonic time ``until``."""
         check_listening(address, until)
         self._entered = True
         try:
@@ -68,21 +64,13 @@ class RayCluster:
             ) from None
 
     def nodes(self) -> list[RayNode]:
-        """Return the running nodes, the head first and then by address.
-
-        Raises:
-            RayUnreachable: the cluster does not answer.
-        """
+        """Return the running nodes, the head first and then by address."""
         alive = _without_stale_nodes([entry for entry in self._listed() if entry.get("Alive")])
         alive.sort(key=lambda entry: ("node:__internal_head__" not in entry.get("Resources", {}), _sort_key(entry)))
         return [_node_of(entry) for entry in alive]
 
     def lost(self) -> list[RayNode]:
-        """Return nodes that died without being stopped and were not replaced at their addresses.
-
-        Raises:
-            RayUnreachable: the cluster does not answer.
-        """
+        """Return nodes that died without being stopped and were not replaced at their addresses."""
         listed = self._listed()
         alive = {entry["NodeManagerAddress"] for entry in listed if entry.get("Alive")}
         dead = [entry for entry in listed if not entry.get("Alive") and entry.get("DeathReason") in LOST]
@@ -93,9 +81,6 @@ class RayCluster:
         """Run :func:`doctor.cluster.ray.node_task.join_from_node` on every node.
 
         Its arguments are the number of the node, the number of nodes, and ``arguments``.
-
-        Raises:
-            RayUnreachable: the cluster does not answer.
         """
         self._ask(lambda: self._start(nodes, arguments))
 
@@ -111,10 +96,7 @@ class RayCluster:
             self._tasks[options.remote(number, len(nodes), *arguments)] = number
 
     def ended(self) -> dict[int, str]:
-        """Return the nodes whose task has ended since the last call, and why.
-
-        Empty if the cluster does not answer.
-        """
+        """Return the nodes whose task has ended since the last call, and why; none if the cluster does not answer."""
         try:
             return self._ask(self._ended)
         except RayUnreachable:
@@ -172,7 +154,7 @@ def _translate_errors(work: Callable[[], T]) -> T:
 
 
 def _enter(address: str) -> None:
-    """Connect as a driver."""
+
     import ray
 
     try:

@@ -80,11 +80,7 @@ class RayGatherSession:
         """Do nothing: no node exits with a code."""
 
     def gather(self) -> Job:
-        """Return the job whose ranks are the nodes.
-
-        Raises:
-            Dismissed: the cluster cannot be reached.
-        """
+        """Return the job whose ranks are the nodes. Raises :class:`Dismissed` if the cluster cannot be reached."""
         for message in self._messages():
             if isinstance(message, CollectedJob):
                 return parse_capture(bytes(message.capture), "the job of the cluster", masked=True).job()
@@ -93,9 +89,8 @@ class RayGatherSession:
                 raise Dismissed(INCONCLUSIVE)
             self._write_line(message.line)
         code = self._driver.wait()
-        self._write_line(
-            f"Ray's driver {f'was ended by signal {-code}' if code < 0 else 'ended'} before it brought the job"
-        )
+        end = f"was ended by signal {-code}" if code < 0 else "ended"
+        self._write_line(f"Ray's driver {end} before it brought the job")
         raise Dismissed(INCONCLUSIVE)
 
     def _messages(self) -> Iterator[DriverMessage]:

@@ -82,11 +82,7 @@ class TorchImport:
         self._error = BackgroundCall(_import_torch)
 
     def wait(self, until: float) -> None:
-        """Wait for the import.
-
-        Raises:
-            RendezvousFailed: torch is not available.
-        """
+        """Wait for the import. Raises :class:`RendezvousFailed` if torch is not available."""
         try:
             error = self._error.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
@@ -117,11 +113,7 @@ NOT_OURS = (
 
 
 def open_file_store(directory: Path | OwnFolder, identity: ProcessIdentity) -> ConnectedStore:
-    """Open the store in a folder.
-
-    Raises:
-        RendezvousFailed: it cannot be used from this host.
-    """
+    """Open the store in a folder. Raises :class:`RendezvousFailed` if this host cannot use it."""
     store = KeyValueStore(FileStoreBackend(directory, identity.key))
     try:
         store.get("call")

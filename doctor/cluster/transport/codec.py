@@ -34,11 +34,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, kind: type[M]) -> M:
-    """The message of that ``kind``.
-
-    Raises:
-        MalformedMessage: the bytes are not one.
-    """
+    """The message of that ``kind``. Raises :class:`MalformedMessage` if the bytes are not one."""
     try:
         return msgspec.msgpack.decode(data, type=prepared(kind))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -64,11 +60,7 @@ def pack_member(member: Member) -> bytes:
 
 
 def unpack_capture(data: bytes, name: str) -> Capture:
-    """The inverse of :func:`pack_member`.
-
-    Raises:
-        MalformedMessage: it is damaged, or larger than any capture.
-    """
+    """The inverse of :func:`pack_member`. Raises :class:`MalformedMessage` if it is damaged or too large."""
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(data, FILE_LIMIT >> 6)

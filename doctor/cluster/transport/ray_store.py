@@ -8,11 +8,10 @@ least; Ray's own libraries (Serve, Jobs) keep their state there.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator
+from typing import Any
 
 from doctor.cluster.transport.store import first_line
 
@@ -45,7 +44,8 @@ class RayStoreBackend:
 
     def get(self, name: str) -> bytes | None:
         """Read the value of a key."""
-        return self._read(self._key(name))
+        value: bytes | None = _call("get", self._key(name))
+        return value
 
     def exchange(self, name: str, old: bytes | None, new: bytes) -> bool:
         """Write ``new`` if the value is ``old``: GCS creates the turn key only once."""
@@ -65,7 +65,7 @@ class RayStoreBackend:
         """Return new entries; ``mark`` is the set of keys that were read."""
         known = mark if isinstance(mark, set) else set()
         fresh = [key for key in _keys(self._key(f"{name}/")) if key not in known]
-        entries = [entry for key in fresh if (entry := self._read(key)) is not None]
+        entries = [entry for key in fresh if (entry := _call("get", key)) is not None]
         return entries, known.union(fresh)
 
     def clear(self, name: str) -> None:
@@ -85,40 +85,24 @@ class RayStoreBackend:
 
     def _put(self, name: str, data: bytes, *, overwrite: bool) -> bool:
         """Write a key; return ``False`` if it exists and must not be overwritten."""
-        from ray.experimental.internal_kv import _internal_kv_put
-
-        with _translate_errors():
-            already_there = _internal_kv_put(self._key(name), data, overwrite, namespace=NAMESPACE)
+        already_there = _call("put", self._key(name), data, overwrite)
         return overwrite or not already_there
-
-    @staticmethod
-    def _read(key: bytes) -> bytes | None:
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        with _translate_errors():
-            return _internal_kv_get(key, namespace=NAMESPACE)
 
 
 def _keys(prefix: bytes) -> list[bytes]:
-    from ray.experimental.internal_kv import _internal_kv_list
-
-    with _translate_errors():
-        return list(_internal_kv_list(prefix, namespace=NAMESPACE))
+    return list(_call("list", prefix))
 
 
 def _remove(prefix: bytes) -> None:
-    from ray.experimental.internal_kv import _internal_kv_del
-
-    with _translate_errors():
-        _internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
+    _call("del", prefix, del_by_prefix=True)
 
 
-@contextlib.contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Convert Ray's errors, which do not derive from OSError."""
+def _call(function: str, *arguments: object, **options: object) -> Any:
+    """Call a function of ``internal_kv``. Ray's errors do not derive from OSError; here they do."""
     from ray.exceptions import RayError
+    from ray.experimental import internal_kv
 
     try:
-        yield
+        return getattr(internal_kv, f"_internal_kv_{function}")(*arguments, namespace=NAMESPACE, **options)
     except RayError as error:
         raise OSError(first_line(error)) from None

@@ -30,10 +30,7 @@ class StoreLost(Exception):
 
 
 class UntrustedStore(StoreLost):
-    """The store is in a folder that other users can change.
-
-    ``reason`` names its owner and the option that helps.
-    """
+    """The store is in a folder that other users can change. ``reason`` names its owner and the option that helps."""
 
     def __init__(self, description: str, reason: UntrustedPath) -> None:
         super().__init__(f"{description} is not safe to use: {reason}")
@@ -73,10 +70,7 @@ class StoreBackend(Protocol):
 
 
 class Mailbox:
-    """Reader of a mailbox: entries are permanent, and it returns each once per store.
-
-    ``fetch`` returns the entries of a mailbox beyond marks, which it updates.
-    """
+    """Reader of a mailbox: entries are permanent, and it returns each once per store."""
 
     def __init__(self, name: str, fetch: Callable[[str, Marks], list[bytes]]) -> None:
         self._name = name
@@ -115,11 +109,7 @@ class KeyValueStore:
         self.backend = layer(self.backend)
 
     def call(self, work: Callable[[StoreBackend], T]) -> T:
-        """Run ``work`` with the backend.
-
-        Raises:
-            StoreLost: the store did not answer in time, or failed.
-        """
+        """Run ``work`` with the backend."""
         try:
             return self._worker.run(lambda: work(self.backend), self.patience)
         except TimeoutError:

@@ -106,7 +106,7 @@ def _members(ranks: Sequence[int], processes: Sequence[ProbeParticipant]) -> lis
 def _usual(
     question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]
 ) -> Generator[StageOrders, Sequence[ProbeParticipant], float | None]:
-    """Return the value of the controls in the same collective."""
+
     controls = _members(question.controls, processes)
     if len(controls) < len(question.controls):
         return None
@@ -115,8 +115,6 @@ def _usual(
 
 
 class _Trials:
-    """Repeated runs of the same group."""
-
     def __init__(
         self, question: TrialRequest, job: Job, members: Sequence[ProbeParticipant], usual: float | None
     ) -> None:

@@ -85,11 +85,7 @@ class SettingVariant(NamedTuple):
 
 
 def variant_of(experiment: ExperimentRow) -> SettingVariant:
-    """Return the variant of a row.
-
-    Raises:
-        ValueError: its arguments do not fit.
-    """
+    """Return the variant of a row. Raises :class:`ValueError` if its arguments do not fit."""
     if experiment.setting is None:
         raise ValueError(f"the experiment {experiment.id} does not take these arguments")
     return SettingVariant(experiment, *experiment.setting)

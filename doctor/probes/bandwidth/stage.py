@@ -59,8 +59,13 @@ class TransfersStage(Stage):
             nodes, tokens = _in_order(job, processes)
             if len(nodes) < 2:
                 return
-            patient = time.monotonic() - began < PATIENCE
-            asked = _to_confirm(job, nodes, patient=patient) if step else rounds(len(nodes), MOST_ROUNDS)
+            asked: Rounds
+            if step:
+                known, places = bandwidths(job), {node.name: place for place, node in enumerate(nodes)}
+                names, suspects = known.hosts, rounds_to_confirm(known, patient=time.monotonic() - began < PATIENCE)
+                asked = [[(places[names[one]], places[names[other]]) for one, other in pairs] for pairs in suspects]
+            else:
+                asked = rounds(len(nodes), MOST_ROUNDS)
             if not asked:
                 return
             schedules = transfer_schedules(nodes, asked, first=first, confirms=step > 0)
@@ -86,11 +91,3 @@ def _in_order(job: Job, processes: Sequence[ProbeParticipant]) -> tuple[list[Pro
     named = {node.name: node for node in nodes_of(job, agents.values())}
     nodes = [named[name] for name in ordered_hosts(named, subnets_of(job))]
     return nodes, [tokens[node.agent.host] for node in nodes]
-
-
-def _to_confirm(job: Job, nodes: Sequence[ProbeNode], *, patient: bool) -> Rounds:
-    """Return pairs of places: slow hosts with healthy ones."""
-    known = bandwidths(job)
-    places = {node.name: place for place, node in enumerate(nodes)}
-    asked = rounds_to_confirm(known, patient=patient)
-    return [[(places[known.hosts[one]], places[known.hosts[other]]) for one, other in pairs] for pairs in asked]

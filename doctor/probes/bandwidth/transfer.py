@@ -52,9 +52,7 @@ class ReceiveSample(NamedTuple):
 def send(connection: socket.socket, amount: TransferLimit, limit: ProbeDeadline) -> TransferReport:
     """Send until the receiver has enough, and return its report; ``waited`` is that of the slower side.
 
-    Raises:
-        TimeoutError: no report within ``limit``.
-        ConnectionCut: the receiver closed or reset the connection.
+    Raises the errors of :func:`doctor.probes.runtime.tcp_connect.receive_exactly`.
     """
     # Random: a tunnel that compresses would carry more of anything else.
     piece = memoryview(os.urandom(PIECE))

@@ -32,8 +32,6 @@ LEAST_SECONDS = 0.2
 
 
 class _Flow(NamedTuple):
-    """Result of one way."""
-
     outcome: TransferOutcome
     report: TransferReport | None = None
     sent: int | None = None

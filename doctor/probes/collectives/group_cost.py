@@ -5,8 +5,6 @@ It excludes the store of the group, the setup of a backend and packet headers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from doctor.analysis.fabric.pairing import NO_PARTNER
 from doctor.probes.collectives import collective_timing, pair_exchange
 from doctor.probes.collectives.group_driver import TURNS
@@ -43,7 +41,7 @@ def _summed(order: JoinGroup, size: int, length: int) -> int:
 def _of_values(order: JoinGroup, size: int) -> int:
     """Return the bytes of an all-reduce, an all-gather and an all-to-all for each type:
     :func:`doctor.probes.collectives.known_values.known_values`."""
-    elements = ELEMENTS.get(order.device, ELEMENTS["cpu"])
+    elements = ELEMENTS[order.device]
     piece = max(1, min(elements // 4, MOST_GATHERED // size))
     items = [ITEM_BYTES[name] for name in (SPANS if order.device == "cuda" else ("float32",))]
     return sum(_summed(order, size, elements * item) + 2 * (size - 1) * piece * item for item in items)
@@ -64,18 +62,12 @@ def _of_pace(order: JoinGroup, size: int, length: int) -> int:
 def _of_pairs(order: JoinGroup) -> int:
     """Return the bytes of messages to all partners, with the requests for them:
     :class:`doctor.probes.collectives.pair_exchange.PairExchange`."""
-    lengths = [*_lengths(pair_exchange.MOST_BYTES.get(order.device, pair_exchange.MOST_BYTES["cpu"]))]
+    most, lengths = pair_exchange.MOST_BYTES[order.device], [pair_exchange.FIRST_BYTES]
+    while lengths[-1] < most:
+        lengths.append(min(lengths[-1] * pair_exchange.GROWTH, most))
     repeats = pair_exchange.REPEATS
     messages = [*[pair_exchange.LEAST_BYTES] * repeats, *lengths, *[lengths[-1]] * (repeats - 1)]
     # A word for every message that is asked for; the room at first, the end of the questions, and the waiting at last.
     one = sum(messages) + WORD_BYTES * (len(messages) + 3)
     met = sum(partner != NO_PARTNER for partner in order.partners)
     return one * met + _summed(order, order.count, WORD_BYTES * len(order.partners))
-
-
-def _lengths(most: int) -> Iterator[int]:
-    length = pair_exchange.FIRST_BYTES
-    yield length
-    while length < most:
-        length = min(length * pair_exchange.GROWTH, most)
-        yield length

@@ -1,5 +1,8 @@
 """One process group as seen by one of its ranks: set up, used along each axis of the mesh, destroyed.
 
+It has a store of its own, and is run inside the child that has torch. MASTER_ADDR is not read: the groups of the job
+and its port are not affected.
+
 Before each step all ranks gather at the store, which identifies a missing one: a collective that hangs does not.
 """
 
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
+from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveResult, CollectiveTiming
 from doctor.probes.collectives.backend_errors import LOST, error_text
 from doctor.probes.collectives.collective_timing import AxisTimer
@@ -21,9 +25,11 @@ from doctor.probes.collectives.group_steps import (
     WORLD,
     AxisMembership,
     ExchangeMessages,
+    GroupStep,
     GroupStepResult,
     JoinGroup,
     LeaveGroup,
+    OpenStore,
     TimeCollectives,
     VerifyCollectives,
 )
@@ -198,11 +204,7 @@ def _absence(awaited: tuple[int, ...]) -> str:
 
 
 def _device(order: JoinGroup) -> torch.device:
-    """Return the device of this rank and make it the current one of the process.
-
-    Raises:
-        WorkRefused: it is unknown, or there is none.
-    """
+    """Return the device of this rank and make it the current one of the process."""
     import torch
 
     if order.device != "cuda":
@@ -216,11 +218,7 @@ def _device(order: JoinGroup) -> torch.device:
 
 
 def _store_at(order: JoinGroup) -> Store:
-    """Return a client of the store, at the first of its addresses that answers.
-
-    Raises:
-        WorkRefused: none does.
-    """
+    """Return a client of the store, at the first of its addresses that answers."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     errors = []
@@ -234,3 +232,38 @@ def _store_at(order: JoinGroup) -> Store:
         store: Store = TCPStore(address, order.port, is_master=False, timeout=patience, wait_for_workers=False)
         return store
     raise WorkRefused(f"the store of the group can't be reached at port {order.port} ({'; '.join(errors)})")
+
+
+class _State:
+    hosted: Store | None = None
+    session: ProcessGroupSession | None = None
+
+
+def work(argument: bytes) -> GroupStepResult:
+    """Run the step in ``argument`` (:data:`doctor.probes.collectives.group_steps.GroupStep`).
+
+    A collective that fails is reported in ``GroupStepResult.error``.
+
+    Raises:
+        WorkRefused: there is no group to run it in, or no store can be created.
+    """
+    step = msgspec.json.decode(argument, type=prepared(GroupStep))
+    if isinstance(step, OpenStore):
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        # The client half of the host goes over loopback; the server listens on every address, at a port that is free.
+        patience = timedelta(seconds=step.seconds)
+        _State.hosted = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+        return GroupStepResult(port=_State.hosted.port)
+    if isinstance(step, JoinGroup):
+        _State.session = ProcessGroupSession(step)
+        return _State.session.set_up()
+    if _State.session is None:
+        raise WorkRefused("there is no group")
+    if isinstance(step, LeaveGroup):
+        _State.session.leave(step, is_host=_State.hosted is not None)
+        _State.session = _State.hosted = None
+        return GroupStepResult()
+    if isinstance(step, ExchangeMessages):
+        return _State.session.exchange(step)
+    return _State.session.verify(step) if isinstance(step, VerifyCollectives) else _State.session.time(step)

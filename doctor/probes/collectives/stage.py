@@ -83,7 +83,12 @@ class GroupsStage(Stage):
             told = CollectiveFacts(error=task.error) if task.error else Missing(MissingReason.HIDDEN, task.reason)
             return StageResult({CollectiveFacts.key: told})
         if isinstance(task, OpenStore):
-            return _opened(task, context, deadline)
+            try:
+                done = context.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
+            except (ChildLost, WorkRefused) as error:
+                words = f"no store for the group could be made: {error}"
+                return StageResult({CollectiveFacts.key: CollectiveFacts(error=words)})
+            return StageResult({}, b"%d" % done.port)
         require_peers(ends_of(task), same_host=True)
         driver = GroupDriver(task, context.torch_child(), deadline.within(deadline.left() - MARGIN))
         return StageResult({CollectiveFacts.key: driver.facts()})
@@ -99,13 +104,3 @@ def _loaded(task: LoadTorch, context: ProbeContext, deadline: ProbeDeadline) -> 
     mesh = launcher_mesh(context.machine.environ, task.world)
     capabilities = TorchCapabilities(loaded.devices, loaded.nccl, loaded.backends, mesh)
     return StageResult({}, msgspec.msgpack.encode(capabilities))
-
-
-def _opened(task: OpenStore, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-    """Return the port of the store as the note, or none."""
-    try:
-        done = context.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
-    except (ChildLost, WorkRefused) as error:
-        words = f"no store for the group could be made: {error}"
-        return StageResult({CollectiveFacts.key: CollectiveFacts(error=words)})
-    return StageResult({}, b"%d" % done.port)

@@ -79,7 +79,11 @@ class DevicesStage(Stage):
         """Run the order in the child that has torch."""
         asked = msgspec.msgpack.decode(order, type=prepared(DevicesOrder))
         if asked.act == "measure":
-            return _measure(asked.task, context, deadline)
+            try:
+                sample = context.torch_child().ask("device", asked.task, DeviceSpeed, deadline.left())
+            except (ChildLost, WorkRefused) as error:  # a driver that hangs is a fault to find
+                sample = DeviceSpeed("", confirms=asked.task.confirms, error=str(error))
+            return StageResult({DeviceSpeedFacts.key: DeviceSpeedFacts(samples=(sample,))})
         loaded = loaded_in(context.torch_child(), deadline.left())
         return StageResult({DeviceSpeedFacts.key: loaded}) if isinstance(loaded, Missing) else StageResult({}, _LOADED)
 
@@ -120,12 +124,3 @@ def _orders(tasks: Sequence[tuple[ProbeParticipant, DeviceTask]], words: str) ->
         costs += f"{in_bytes(2 * copies * COPY_BYTES)} a rank and "
     words = f"{words}{costs}{in_seconds(MEASURE_SECONDS)}"
     return StageOrders.of(orders, MEASURE_SECONDS, words) if orders else None
-
-
-def _measure(task: DeviceTask, context: ProbeContext, deadline: ProbeDeadline) -> StageResult:
-    """Measure; a failure is reported as one of the device, because a driver that hangs is a fault to find."""
-    try:
-        sample = context.torch_child().ask("device", task, DeviceSpeed, deadline.left())
-    except (ChildLost, WorkRefused) as error:
-        sample = DeviceSpeed("", confirms=task.confirms, error=str(error))
-    return StageResult({DeviceSpeedFacts.key: DeviceSpeedFacts(samples=(sample,))})

@@ -64,8 +64,12 @@ def plan_light(job: Job, agents: Iterable[Agent]) -> tuple[Assignment, ...]:
     if len(nodes) < 2:
         return ()
     zero = _zero(job)
-    ports = [_port_to_hold(node, zero) for node in nodes]
-    held = any(ports) or _is_listened_to(zero)
+    facts = zero.find(MasterFacts) if zero is not None else None
+    is_listened_to = facts is not None and facts.listener is not None
+    to_hold = facts.port if facts is not None and not is_listened_to and facts.port in PORTS else None
+    # MASTER_PORT is held on the host of rank 0, unless a listener was seen there.
+    ports = [to_hold if zero is not None and node.member.host is zero.host else None for node in nodes]
+    held = is_listened_to or any(ports)
     assignments = {
         node.agent: Assignment(
             rank=node.agent.rank,
@@ -178,19 +182,6 @@ def _master(member: Rank, zero: Rank | None, held: bool) -> MasterTarget | None:
     if facts is None or not facts.address or facts.port is None or facts.port not in PORTS:
         return None
     return MasterTarget(facts.address, facts.port, peer=zero.host.name if zero else "", held=held)
-
-
-def _port_to_hold(node: ProbeNode, zero: Rank | None) -> int | None:
-    """Return MASTER_PORT on the host of rank 0, unless a listener was seen there."""
-    if zero is None or node.member.host is not zero.host or _is_listened_to(zero):
-        return None
-    facts = zero.find(MasterFacts)
-    return facts.port if facts is not None and facts.port in PORTS else None
-
-
-def _is_listened_to(zero: Rank | None) -> bool:
-    facts = zero.find(MasterFacts) if zero is not None else None
-    return facts is not None and facts.listener is not None
 
 
 def _burst(member: Rank) -> int:

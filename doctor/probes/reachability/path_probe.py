@@ -81,7 +81,12 @@ class PathProbe:
         path, connection = self._open(address, port, word)
         if connection is None:
             return path
-        moments = self._echoes(connection)
+        moments: list[ClockSample] = []
+        limit = self._deadline.within(ECHO_SECONDS)
+        with suppress(TimeoutError, ConnectionCut):
+            while len(moments) < ECHOES and not limit.is_over:
+                moments.append(self._echo(connection, limit))
+                time.sleep(ECHO_GAP)
         path.moment = min(moments, key=lambda moment: moment.round_trip, default=None)
         if moments and burst:
             path.full_size_arrived = self._full_size(connection, address, port, word, burst)
@@ -130,15 +135,6 @@ class PathProbe:
             outcome = "stranger"
         reset_connection(connection)
         return PathResult(outcome, seconds), None
-
-    def _echoes(self, connection: socket) -> list[ClockSample]:
-        moments: list[ClockSample] = []
-        limit = self._deadline.within(ECHO_SECONDS)
-        with suppress(TimeoutError, ConnectionCut):
-            while len(moments) < ECHOES and not limit.is_over:
-                moments.append(self._echo(connection, limit))
-                time.sleep(ECHO_GAP)
-        return moments
 
     def _echo(self, connection: socket, limit: ProbeDeadline) -> ClockSample:
         """Return a sample by the clock filter of NTP (RFC 5905, section 8): the offset from four times, and the round

@@ -114,12 +114,7 @@ class ConnectionCut(Exception):
 
 
 def send_and_receive(connection: socket.socket, question: bytes, size: int, deadline: ProbeDeadline) -> bytes:
-    """Send ``question`` and return an answer of ``size`` bytes.
-
-    Raises:
-        TimeoutError: not in time.
-        ConnectionCut: the peer closed or reset the connection.
-    """
+    """Send ``question`` and return an answer of ``size`` bytes; raises as :func:`receive_exactly`."""
     try:
         connection.settimeout(max(0.01, deadline.left()))
         connection.sendall(question)

@@ -20,7 +20,7 @@ from doctor.probes.runtime.torch_child import WorkRefused, WorkReply, WorkReques
 WORKS = {
     "load": "doctor.probes.runtime.torch_startup",
     "device": "doctor.probes.devices.device_worker",
-    "group": "doctor.probes.collectives.group_worker",
+    "group": "doctor.probes.collectives.process_group",
     "estimate": "doctor.estimate.tracer_main",
 }
 """Modules by the name of their work; each has a ``work(argument: bytes) -> object``, which may raise
@@ -32,16 +32,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            orders.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
     while True:
         answers.write(msgspec.json.encode(_answer(orders.get())) + b"\n")
         answers.flush()
-
-
-def _listen(orders: queue.SimpleQueue[bytes]) -> None:
-    for line in sys.stdin.buffer:
-        orders.put(line)
-    os._exit(0)
 
 
 def _answer(line: bytes) -> WorkReply:
