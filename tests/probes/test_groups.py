@@ -9,7 +9,7 @@ from doctor.analysis.fabric.pairing import TURNS
 from doctor.core.facts import CollectiveFacts
 from doctor.facts import MissingReason, TrainerFacts
 from doctor.probes.collectives import group_driver, stage
-from doctor.probes.collectives.pair_exchange import FIRST_BYTES
+from doctor.probes.collectives.group_limits import FIRST_BYTES
 from tests.probes.groups import JOIN, WRONG_SUM, Party, environ_of, facts, findings, on_one_host
 
 pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.probes.collectives.pair_exchange import FIRST_BYTES, MOST_BYTES, NO_TIME
+from doctor.probes.collectives.group_limits import FIRST_BYTES, MOST_BYTES, NO_TIME
 from tests.lab.needs import ROOT, clean_environ
 from tests.lab.speed import patience
 

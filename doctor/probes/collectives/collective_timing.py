@@ -9,32 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
 
 from doctor.core.facts import CollectiveTiming
+from doctor.probes.collectives.group_limits import IN_A_ROW, MEMORY_SHARE, MOST_REPEATS, SCOUT, SMALL, SMALL_REPEATS
 from doctor.probes.collectives.known_values import GroupMembers
 
-if TYPE_CHECKING:
-    import torch
-
-SMALL = (8, 4096)
-"""Bytes of a loss or a flag, and of a small gradient."""
-SMALL_REPEATS = 20
 AT_FIRST = 2
 """Small collectives after which all ranks agree whether there is time for as many again: with 5 % packet loss every
 second one of 8 ranks takes 0.2 s, and the first does not predict the next."""
-IN_A_ROW = 10
-"""Small collectives that are timed together on a GPU: the host enqueues them faster than they run, and synchronizes
-once."""
-SCOUT = 1 << 18
-"""Bytes of the message that shows how large the others can be: a third of a second at 10 Mb/s."""
 SECONDS = 0.4
 """For the large messages of one axis and turn; about twice as long with the warm-up."""
 SMALL_SECONDS = 0.2
 """For the small messages of one length and turn: no more are begun after that."""
-LEAST_REPEATS, MOST_REPEATS = 2, 5
-MEMORY_SHARE = 8
-"""At most this fraction, one in so many, of the free memory of a GPU is used."""
+LEAST_REPEATS = 2
 
 
 class TimingExtent(NamedTuple):
@@ -108,22 +99,16 @@ class AxisTimer:
 
     def _affordable(self) -> int:
         """Return the bytes that all ranks have memory for."""
-        import torch
-
         if self._device.type != "cuda":
             return self._length
         free = torch.cuda.mem_get_info(self._device)[0] // MEMORY_SHARE
         return max(SCOUT, int(-_highest(-float(free), self._device)))
 
     def _message(self, length: int) -> torch.Tensor:
-        import torch
-
         return torch.zeros(max(1, length // 4), dtype=torch.float32, device=self._device)
 
     def _seconds(self, message: torch.Tensor, calls: int) -> float:
         """Return the seconds of one of ``calls`` consecutive calls."""
-        import torch
-        import torch.distributed as dist
 
         def wait() -> None:
             if self._device.type == "cuda":
@@ -139,9 +124,6 @@ class AxisTimer:
 
 def _highest(value: float, device: torch.device) -> float:
     """Return the maximum over all ranks."""
-    import torch
-    import torch.distributed as dist
-
     values = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return float(values[0])

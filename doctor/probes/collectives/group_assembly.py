@@ -14,10 +14,10 @@ from doctor.core.decoding import prepared
 from doctor.core.facts import MasterFacts
 from doctor.core.job import Job
 from doctor.probes.base import ProbeParticipant
+from doctor.probes.collectives.group_limits import MEASURED, MOST_BYTES
 from doctor.probes.collectives.group_steps import AxisMembership, GroupsNotRun, JoinGroup, TorchCapabilities
 from doctor.probes.collectives.mesh import Axis
 from doctor.probes.collectives.mesh_layout import AxisGroups, axis_groups, misfit
-from doctor.probes.collectives.pair_exchange import MEASURED, MOST_BYTES
 from doctor.probes.reachability.assignments import Agent
 from doctor.probes.reachability.connection_plan import nodes_of
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds

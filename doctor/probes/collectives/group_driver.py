@@ -11,6 +11,7 @@ import msgspec
 
 from doctor.core.facts import CollectiveFacts, CollectiveTiming
 from doctor.probes.collectives.backend_errors import LOST, informative_line
+from doctor.probes.collectives.group_limits import MEASURED, NO_TIME
 from doctor.probes.collectives.group_steps import (
     WORLD,
     ExchangeMessages,
@@ -20,7 +21,6 @@ from doctor.probes.collectives.group_steps import (
     TimeCollectives,
     VerifyCollectives,
 )
-from doctor.probes.collectives.pair_exchange import MEASURED, NO_TIME
 from doctor.probes.runtime.deadline import ProbeDeadline
 from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
 

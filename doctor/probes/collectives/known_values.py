@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
 
 from doctor.core.facts import CollectiveResult
+from doctor.probes.collectives.group_limits import ELEMENTS, MOST_GATHERED, SPANS
 
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
-
-ELEMENTS = {"cuda": 1 << 16, "cpu": 1 << 14}
-"""Of a sum, by the kind of device: 256 KiB of float32, which NCCL splits into several chunks. Gloo, which splits it in
-two for each rank, runs over networks where four times as much takes seconds with packet loss."""
-MOST_GATHERED = 1 << 22
-"""Maximum of elements that one rank gathers: 16 MiB of float32."""
-SPANS = {"float32": 8, "bfloat16": 2}
-"""Addends are below this: a wrong one is a large part of the sum."""
 ADDENDS = {"float32": 1 << 20, "bfloat16": 256}
 """Ranks that add something: bfloat16 holds integers up to 256 exactly, float32 up to 2^24."""
 LACKING = ("support", "No backend type")
@@ -40,7 +33,7 @@ class GroupMembers(NamedTuple):
     axis: str
     ranks: tuple[int, ...]
     place: int
-    handle: ProcessGroup | None = None
+    handle: dist.ProcessGroup | None = None
     backend: str = ""
 
     @property
@@ -62,9 +55,6 @@ Pair = tuple["torch.Tensor", "torch.Tensor"]
 
 
 def _reduced(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
-    import torch
-    import torch.distributed as dist
-
     span, most = SPANS[dtype], min(members.size, ADDENDS[dtype])
     index = torch.arange(_elements(device), device=device)
     values = (index + members.place) % span if members.place < most else torch.zeros_like(index)
@@ -76,9 +66,6 @@ def _reduced(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
 
 
 def _gathered(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
-    import torch
-    import torch.distributed as dist
-
     index = torch.arange(_piece(members, device), device=device)
     kind = getattr(torch, dtype)
     expected = [((index + 7 * place) % LETTERS).to(kind) for place in range(members.size)]
@@ -89,9 +76,6 @@ def _gathered(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
 
 def _exchanged(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
     """Run an all-to-all, by pairs of sending and receiving if the backend has none."""
-    import torch
-    import torch.distributed as dist
-
     kind = getattr(torch, dtype)
     index = torch.arange(_piece(members, device), device=device)
     places = range(members.size)
@@ -109,8 +93,6 @@ def _exchanged(members: GroupMembers, device: torch.device, dtype: str) -> Pair:
 
 def _by_pairs(members: GroupMembers, received: torch.Tensor, sent: torch.Tensor) -> None:
     """Send one and receive one at each distance along the ring."""
-    import torch.distributed as dist
-
     group = members.handle or dist.distributed_c10d._get_default_group()
     outgoing, incoming = sent.chunk(members.size), received.chunk(members.size)
     incoming[members.place].copy_(outgoing[members.place])

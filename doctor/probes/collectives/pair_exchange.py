@@ -10,34 +10,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from doctor.analysis.fabric.pairing import NO_PARTNER
 from doctor.core.facts import Exchange
+from doctor.probes.collectives.group_limits import (
+    FIRST_BYTES,
+    GROWTH,
+    LEAST_BYTES,
+    MEMORY_SHARE,
+    MOST_BYTES,
+    NO_TIME,
+    REPEATS,
+)
 from doctor.probes.runtime.cpu_starvation import RunQueueDelay
 
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-MEASURED = "gloo"
-"""The backend that needs none of this: it uses TCP, over which the bandwidth between hosts is measured."""
-LEAST_BYTES = 8
-"""For the round trip."""
-FIRST_BYTES = 1 << 16
-"""0.05 s at 10 Mb/s."""
-GROWTH = 8
-MOST_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
-"""By the kind of device: 5 ms at 400 Gb/s."""
-MEMORY_SHARE = 8
-"""At most this fraction, one in so many, of the free memory of a GPU is used."""
 ENOUGH_SECONDS = 0.02
-REPEATS = 3
 SECONDS = 4.0
 """For all rounds, which take a few tenths on a usual network; no round begins later. Far below the timeout of the
 group, because a rank without partner waits for the slow ones."""
-
-NO_TIME = "no time was left for messages of pairs"
 
 
 class PairExchange:
@@ -65,8 +58,6 @@ class PairExchange:
 
     def _prepare(self) -> str:
         """Allocate the messages; return the error, if any."""
-        import torch
-
         room = MOST_BYTES.get(self._device.type, MOST_BYTES["cpu"])
         try:
             if self._device.type == "cuda":
@@ -77,16 +68,12 @@ class PairExchange:
         return ""
 
     def _all_ready(self, ready: bool) -> bool:
-        import torch.distributed as dist
-
         word = self._number(not ready)
         dist.all_reduce(word, op=dist.ReduceOp.MAX)
         return not word.item()
 
     def _exchange(self, turn: int, partner: int) -> None:
         """Measure both ways; the lower place receives first. The smaller buffer limits the messages."""
-        import torch.distributed as dist
-
         own, other = self._number(self._piece.numel()), self._number(0)
         self._run(dist.P2POp(dist.isend, own, partner), dist.P2POp(dist.irecv, other, partner))
         most = min(self._piece.numel(), int(other.item()))
@@ -98,8 +85,6 @@ class PairExchange:
 
     def _serve(self, partner: int) -> None:
         """Send the messages that the partner requests, then the share of time without a processor."""
-        import torch.distributed as dist
-
         waiting = RunQueueDelay()
         while length := self._receive_number(partner):
             self._run(dist.P2POp(dist.isend, self._piece[:length], partner))
@@ -120,35 +105,24 @@ class PairExchange:
 
     def _request(self, partner: int, length: int) -> float:
         """Request a message, and return the seconds until it has arrived."""
-        import torch.distributed as dist
-
         self._send_number(partner, length)
         began = time.perf_counter()
         self._run(dist.P2POp(dist.irecv, self._piece[:length], partner))
         return time.perf_counter() - began
 
     def _send_number(self, partner: int, number: int) -> None:
-        import torch.distributed as dist
-
         self._run(dist.P2POp(dist.isend, self._number(number), partner))
 
     def _receive_number(self, partner: int) -> int:
-        import torch.distributed as dist
-
         word = self._number(0)
         self._run(dist.P2POp(dist.irecv, word, partner))
         return int(word.item())
 
     def _number(self, value: int) -> torch.Tensor:
-        import torch
-
         return torch.tensor([value], dtype=torch.int64, device=self._device)
 
     def _run(self, *operations: dist.P2POp) -> None:
         """Run the operations as a batch, since NCCL would create a communicator per pair otherwise, and synchronize."""
-        import torch
-        import torch.distributed as dist
-
         for work in dist.batch_isend_irecv([*operations]):
             work.wait()
         if self._device.type == "cuda":

@@ -12,9 +12,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.core.decoding import prepared
@@ -36,10 +38,6 @@ from doctor.probes.collectives.group_steps import (
 from doctor.probes.collectives.known_values import GroupMembers, known_values
 from doctor.probes.collectives.pair_exchange import PairExchange
 from doctor.probes.runtime.torch_child import WorkRefused
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
 DIAL_SECONDS = 2.0
 """For one address of the host of the store."""
@@ -72,9 +70,6 @@ class ProcessGroupSession:
         return GroupStepResult(device=device, seconds=time.monotonic() - began)
 
     def _make(self) -> None:
-        import torch
-        import torch.distributed as dist
-
         dist.init_process_group(
             self._order.backend,
             store=dist.PrefixStore("group", self._store),  # type: ignore[attr-defined]
@@ -155,8 +150,6 @@ class ProcessGroupSession:
 
     def _group(self, share: AxisMembership) -> GroupMembers:
         """Create each group on its members only, axis by axis: no rank waits for a group of others."""
-        import torch.distributed as dist
-
         if share.axis not in self._groups:
             places = [self._numbers.index(rank) for rank in share.members]
             patience = timedelta(seconds=self._order.patience)
@@ -189,8 +182,6 @@ class ProcessGroupSession:
 
     def leave(self, step: LeaveGroup, *, is_host: bool) -> None:
         """Destroy the group; the host of the store leaves last."""
-        import torch.distributed as dist
-
         if not step.broken:
             dist.destroy_process_group()
         if is_host:
@@ -205,8 +196,6 @@ def _absence(awaited: tuple[int, ...]) -> str:
 
 def _device(order: JoinGroup) -> torch.device:
     """Return the device of this rank and make it the current one of the process."""
-    import torch
-
     if order.device != "cuda":
         return torch.device(order.device)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -219,8 +208,6 @@ def _device(order: JoinGroup) -> torch.device:
 
 def _store_at(order: JoinGroup) -> Store:
     """Return a client of the store, at the first of its addresses that answers."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     errors = []
     for address in order.addresses:
         try:
@@ -249,8 +236,6 @@ def work(argument: bytes) -> GroupStepResult:
     """
     step = msgspec.json.decode(argument, type=prepared(GroupStep))
     if isinstance(step, OpenStore):
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         # The client half of the host goes over loopback; the server listens on every address, at a port that is free.
         patience = timedelta(seconds=step.seconds)
         _State.hosted = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
