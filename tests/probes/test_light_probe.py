@@ -17,8 +17,7 @@ from doctor.collectors.network.routes import read_interface_errors
 from doctor.facts import ReachFacts
 from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget, ProbeTarget
 from doctor.probes.reachability.dns_lookups import peer_name_of
-from doctor.probes.reachability.light_probe import probe_light
-from doctor.probes.reachability.master_port import try_master_port
+from doctor.probes.reachability.light_probe import probe_light, try_master_port
 from doctor.probes.reachability.tcp_info import read_tcp_info
 from doctor.probes.responder.listener import Responder
 from doctor.probes.responder.wire_format import WELCOME_BYTES, greeting

@@ -14,7 +14,7 @@ import datetime
 import sys
 from torch.distributed import TCPStore
 from doctor.probes.runtime.deadline import ProbeDeadline
-from doctor.probes.reachability.master_port import try_master_port
+from doctor.probes.reachability.light_probe import try_master_port
 
 options = dict(timeout=datetime.timedelta(seconds=20), wait_for_workers=False, use_libuv=sys.argv[1] == "libuv")
 server = TCPStore("127.0.0.1", 0, 3, True, **options)

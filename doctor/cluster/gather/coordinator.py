@@ -158,7 +158,6 @@ class Coordinator:
         return not self.table.awaited and not self.table.expected_soon
 
     def _is_complete(self) -> bool:
-
         now, joined = time.monotonic(), len(self.table.joined)
         if joined != self._joined:
             self._joined, self._joined_at = joined, now

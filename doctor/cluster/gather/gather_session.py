@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from doctor.cluster.gather.coordinator import Coordinator, Superseded
 from doctor.cluster.gather.dismissal import Dismissed
@@ -238,21 +238,19 @@ class GatherSession:
 
     def _participate_or_take_over(self, store: Store) -> Job:
         try:
-            return self._participate(store)
+            self._participate(store)
         except NoCoordinator as missing:
             if not store.survives_coordinator:
                 raise
-            return self._take_over(store, missing.announcement)
-
-    def _take_over(self, store: Store, after: bytes | None) -> Job:
-        """Coordinate a gather of the remaining processes, unless another one does so first."""
+            announcement = missing.announcement
+        # Coordinate a gather of the remaining processes, unless another one does so first.
         self._close_at = time.monotonic() + TAKE_OVER
         coordinator = self._new_coordinator(store)
-        if not coordinator.take_over(after):
+        if not coordinator.take_over(announcement):
             raise Superseded
         return self._gather_as(coordinator, None)
 
-    def _participate(self, store: Store) -> Job:
+    def _participate(self, store: Store) -> NoReturn:
         member = GatherMember(
             store,
             self._participant,

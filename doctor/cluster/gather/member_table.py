@@ -73,7 +73,6 @@ class MemberTable:
         self.enter(facts)
 
     def _note_facts(self, facts: MemberFacts) -> None:
-
         if facts.token == self._own or facts.token in self.disputed:
             raise MalformedMessage(f"another card of rank {facts.number}")
         known = self.joined.get(facts.token)

@@ -114,13 +114,10 @@ class ProbeSchedule:
     def take_part(self, task: ProbeTask) -> StageResult:
         """Run a task of this process, and keep the sections. Raises :class:`MalformedMessage` for a damaged order."""
         stage = self._stages.get(task.stage)
-        found = self._take_part(stage, task) if stage is not None else StageResult({})
-        self.sections.update(found.sections)
-        return found
-
-    def _take_part(self, stage: Stage, task: ProbeTask) -> StageResult:
+        if stage is None:
+            return StageResult({})
         try:
-            return stage.take_part(task.order, self._context, ProbeDeadline(min(task.seconds, stage.most_seconds)))
+            found = stage.take_part(task.order, self._context, ProbeDeadline(min(task.seconds, stage.most_seconds)))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise MalformedMessage(str(error)) from None
         except Forbidden as error:
@@ -129,7 +126,9 @@ class ProbeSchedule:
         except Exception as error:  # noqa: BLE001 - probes are collectors: one that breaks is missing, and the report goes on
             broken = _broken(stage, error)
             self._write_line(broken.reason)
-            return StageResult({section.key: broken for section in stage.makes})
+            found = StageResult({section.key: broken for section in stage.makes})
+        self.sections.update(found.sections)
+        return found
 
     def close(self) -> None:
         """Stop what still runs for it."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from doctor.cluster.rendezvous.connect_attempt import ConnectAttempt, attempt_connect
+from doctor.cluster.rendezvous.connect_attempt import attempt_connect
 from doctor.collectors.launch.launcher import PORTS
 from doctor.core.errors import UnusableError
 
@@ -60,18 +60,13 @@ def check_listening(address: str, until: float) -> None:
     name, port = parsed
     found = attempt_connect((name,), port, until=min(until, time.monotonic() + CONNECT_TIMEOUT))
     if found.open_at is None:
-        raise RayUnreachable(f"no Ray cluster at {address}: {_in_words(name, found)}")
-
-
-def _in_words(name: str, found: ConnectAttempt) -> str:
-    if not found.resolved:
-        return f"{name} does not resolve here ({found.lookup_error or 'no address'})"
-    outcome = found.attempts[-1].outcome
-    return {
-        "refused": "the port refuses; no head runs there, or it listens elsewhere (`ray status` on the head)",
-        "silent": "no answer; a firewall drops it, or it is the wrong network",
-        "unroutable": "this host has no way to that network",
-    }[outcome]
+        reason = {
+            "unresolved": f"{name} does not resolve here ({found.lookup_error or 'no address'})",
+            "refused": "the port refuses; no head runs there, or it listens elsewhere (`ray status` on the head)",
+            "silent": "no answer; a firewall drops it, or it is the wrong network",
+            "unroutable": "this host has no way to that network",
+        }[found.attempts[-1].outcome]
+        raise RayUnreachable(f"no Ray cluster at {address}: {reason}")
 
 
 def explain_no_answer(address: str) -> str:

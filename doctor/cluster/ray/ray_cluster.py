@@ -154,7 +154,6 @@ def _translate_errors(work: Callable[[], T]) -> T:
 
 
 def _enter(address: str) -> None:
-
     import ray
 
     try:

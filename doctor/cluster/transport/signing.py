@@ -94,7 +94,7 @@ class SignedBackend:
     def __init__(self, backend: StoreBackend, run: str, secret: Secret | None, rejected: RejectedMessages) -> None:
         self.description = backend.description
         self.survives_coordinator = backend.survives_coordinator
-        self.is_authentic = secret is not None
+
         self._backend = backend
         self._sign = secret.signer(run) if secret is not None else None
         self._rejected = rejected

@@ -85,7 +85,10 @@ def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbePartic
         return
     usual = question.usual
     if question.controls:
-        usual = yield from _usual(question, job, processes)
+        usual = None
+        controls = _members(question.controls, processes)
+        if len(controls) == len(question.controls):
+            usual = (yield from _Trials(question, job, controls, None).run(None)).value
         if usual is None:
             reason = f"against what is usual: {ranks_in_words(question.controls)}, which are well, brought nothing"
             yield recording_orders(members, (not_tried("collective", reason),))
@@ -101,17 +104,6 @@ def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbePartic
 def _members(ranks: Sequence[int], processes: Sequence[ProbeParticipant]) -> list[ProbeParticipant]:
     chosen = set(ranks[:MOST_MEMBERS])
     return sorted((one for one in processes if one.number in chosen), key=lambda one: one.number)
-
-
-def _usual(
-    question: TrialRequest, job: Job, processes: Sequence[ProbeParticipant]
-) -> Generator[StageOrders, Sequence[ProbeParticipant], float | None]:
-
-    controls = _members(question.controls, processes)
-    if len(controls) < len(question.controls):
-        return None
-    outcome = yield from _Trials(question, job, controls, None).run(None)
-    return outcome.value
 
 
 class _Trials:

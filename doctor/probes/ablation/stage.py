@@ -86,7 +86,6 @@ def _read(order: bytes) -> OwnOrder | PrepareTrial | RunTrial:
 
 
 def _ends(task: OwnOrder | PrepareTrial | RunTrial) -> list[tuple[str | None, int]]:
-
     if isinstance(task, PacketOrder | ReachOrder):
         return [(way.address, task.peer.port) for way in (task.peer.way, *task.peer.others)]
     if isinstance(task, SpeedOrder):

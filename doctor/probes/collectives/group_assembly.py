@@ -145,7 +145,6 @@ def _why_not(backend: str, device: str, count: int) -> str:
 
 
 def _shares(lines: Sequence[AxisGroups]) -> dict[int, tuple[AxisMembership, ...]]:
-
     found: dict[int, list[AxisMembership]] = {}
     for course in lines:
         for group in course.groups:

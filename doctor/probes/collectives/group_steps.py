@@ -139,7 +139,6 @@ class GroupStepResult(msgspec.Struct, frozen=True):
     exchanges: tuple[Exchange, ...] = ()
     port: int = 0
     device: str = ""
-    seconds: float = 0.0
     error: str = ""
     awaited: tuple[int, ...] = ()
     over: bool = False

@@ -9,7 +9,6 @@ Before each step all ranks gather at the store, which identifies a missing one: 
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
@@ -57,7 +56,6 @@ class ProcessGroupSession:
 
     def set_up(self) -> GroupStepResult:
         """Wait for the other ranks, and create the default group."""
-        began = time.monotonic()
         self._device = _device(self._order)
         self._store = _store_at(self._order)
         device = str(self._device)
@@ -67,7 +65,7 @@ class ProcessGroupSession:
             self._make()
         except BREAKS as error:
             return GroupStepResult(error=error_text(error), awaited=self._lost(error, self._numbers), device=device)
-        return GroupStepResult(device=device, seconds=time.monotonic() - began)
+        return GroupStepResult(device=device)
 
     def _make(self) -> None:
         dist.init_process_group(

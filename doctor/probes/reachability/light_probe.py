@@ -21,11 +21,10 @@ from doctor.core.facts import ClockFacts, PathFacts, PathSample, Reach, ReachFac
 from doctor.core.facts.probe_results import ReachOutcome
 from doctor.probes.reachability.assignments import Assignment, LightProbeResult, MasterTarget, ProbeTarget
 from doctor.probes.reachability.dns_lookups import AT_ONCE, Lookups, NameProbe
-from doctor.probes.reachability.master_port import try_master_port
 from doctor.probes.reachability.path_probe import PathProbe, PathResult
 from doctor.probes.responder.listener import Responder
 from doctor.probes.runtime.deadline import ProbeDeadline
-from doctor.probes.runtime.tcp_connect import affordable
+from doctor.probes.runtime.tcp_connect import affordable, connect_tcp
 from doctor.probes.runtime.thread_pool import start_side_by_side, wait_for
 
 SECONDS = 8.0
@@ -41,6 +40,11 @@ RESOLVE_SECONDS = 3.0
 
 MOST_ADDRESSES = 4
 """Addresses of the master that are tried."""
+
+MASTER_PATIENCE = 2.0
+"""Seconds for the listener to start: all agents begin at about the same time."""
+
+MASTER_PAUSE = 0.1
 
 
 def probe_light(
@@ -147,7 +151,6 @@ class _LightProbe:
 def _master_reach(
     master: MasterTarget, address: str, outcome: ReachOutcome, seconds: float | None, own: Addresses
 ) -> Reach:
-
     interface, source, _ = route_to((address,), own)
     return Reach(master.peer, address, master.port, outcome, "master", _rounded(seconds), interface, source)
 
@@ -166,7 +169,6 @@ def _peer_reach(found: _TargetResult, own: Addresses) -> Reach | None:
 
 
 def _path_facts(every: Sequence[_TargetResult], errors: int | None) -> PathFacts:
-
     samples = tuple(_sample(found) for found in every if found.target.measured)
     infos = [found.path.info for found in every if found.path.info is not None]
     return PathFacts(
@@ -206,3 +208,29 @@ def _clock_facts(assignment: Assignment, every: Sequence[_TargetResult]) -> Cloc
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
+
+
+def try_master_port(
+    address: str, port: int, deadline: ProbeDeadline, *, patient: bool
+) -> tuple[ReachOutcome | None, float]:
+    """Return the outcome of a connection to ``port``, and the seconds that it took to open.
+
+    ``patient``: a listener is expected, so a refusal counts only if it lasts. Otherwise a refusal is no outcome: the
+    address was reached, and no listener was required.
+    """
+    patience = deadline.within(MASTER_PATIENCE)
+    while True:
+        outcome, connection, seconds = connect_tcp(address, port, deadline)
+        if connection is not None:
+            # A farewell, and no reset as elsewhere: of a reset torch's store would complain.
+            connection.close()
+        if outcome == "stranger":
+            # Accepted and then cut off: there is a listener, which is all that matters here.
+            outcome = "open"
+        if outcome != "refused":
+            return outcome, seconds
+        if not patient:
+            return None, seconds
+        if patience.left() <= MASTER_PAUSE:
+            return "refused", seconds
+        time.sleep(MASTER_PAUSE)
