@@ -250,7 +250,7 @@ def test_a_coordinator(entries: list[tuple[str, bytes]]) -> None:
 def test_signed_boards(entries: list[tuple[str, bytes]]) -> None:
     """What was not signed with the key is not there."""
     shelf, rejected = Shelf(), RejectedMessages()
-    rejected.keep("call")
+    rejected.kept.add("call")
     signed = SignedBackend(shelf, "run", SECRET, rejected)
     signed.set("abc/leave", b"x")
     sealed = shelf.values["abc/leave"]

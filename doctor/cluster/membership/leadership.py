@@ -44,7 +44,7 @@ class JoinAttempt:
         self._key = key
         self._request = encode(request)
         self._rejected = rejected or RejectedMessages()
-        self._rejected.keep(key)
+        self._rejected.kept.add(key)
         self._answered = b""
         self.current: bytes | None = None
         self.latest: bytes | None = None

@@ -169,7 +169,8 @@ def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
         if error.errno == errno.EADDRINUSE:
             with contextlib.suppress(RendezvousFailed):
                 return _join_duplicate_host(endpoint, identity, torch, until)
-        raise PortInUse(f"port {endpoint.port} can't be listened on here: {error.strerror or error}") from None
+        reason = os.strerror(error.errno) if error.errno else error
+        raise PortInUse(f"port {endpoint.port} can't be listened on here: {reason}") from None
     with listener:
         if not names_this_host(endpoint.names):
             with contextlib.suppress(RendezvousFailed):

@@ -47,16 +47,13 @@ class RejectedMessages:
     """Messages that could not be authenticated, each counted once however often it is read."""
 
     def __init__(self) -> None:
-        self._kept: set[str] = set()
         self._seen: set[bytes] = set()
+        self.kept: set[str] = set()
+        """Names of the messages of which the latest is kept."""
         self.is_signed = False
         """Whether one of them was signed and this process has no key."""
         self.latest: dict[str, bytes] = {}
         """Latest message of the kept names, without its signature."""
-
-    def keep(self, name: str) -> None:
-        """Keep the latest message with that name."""
-        self._kept.add(name)
 
     @property
     def count(self) -> int:
@@ -65,7 +62,7 @@ class RejectedMessages:
 
     def note(self, name: str, data: bytes) -> None:
         """Count a message with that name."""
-        if name in self._kept:
+        if name in self.kept:
             self.latest[name] = data[len(SIGNED) + _DIGEST :] if data.startswith(SIGNED) else data
         if len(self._seen) < MOST_COUNTED:
             self._seen.add(hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + data).digest()[:12])
@@ -76,12 +73,10 @@ class RejectedMessages:
         if not self._seen:
             return ""
         messages = "1 message" if self.count == 1 else f"{self.count} messages"
+        why = "could not be authenticated and were ignored"
         if self.is_signed:
-            return f"{messages} of other ranks ignored: they are signed, and this rank has no key. {GIVE_ALL}"
-        return f"{messages} could not be authenticated and were ignored. {GIVE_ALL}"
-
-
-GIVE_ALL = "Give every rank of the job the same DOCTOR_SECRET_FILE."
+            why = "of other ranks ignored: they are signed, and this rank has no key"
+        return f"{messages} {why}. Give every rank of the job the same DOCTOR_SECRET_FILE."
 
 
 class SignedBackend:

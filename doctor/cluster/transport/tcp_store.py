@@ -112,23 +112,9 @@ def listen(port: int) -> socket.socket:
     Raises:
         OSError: the port is in use or may not be bound.
     """
-    with contextlib.suppress(OSError):
-        return _listen(socket.AF_INET6, "::", port)
-    return _listen(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 - the others come from other hosts
-
-
-def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    with contextlib.suppress(OSError, ValueError):  # no IPv6
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=BACKLOG)
 
 
 def host_store(listener: socket.socket, seconds: float) -> C10dStore:

@@ -184,10 +184,7 @@ def _losing(job: Job) -> Iterator[TrialRequest]:
 
 def members_by_host(job: Job) -> dict[str, Rank]:
     """Return the first rank of every host, by host name."""
-    members: dict[str, Rank] = {}
-    for rank in job.ranks:
-        members.setdefault(rank.host.name, rank)
-    return members
+    return {rank.host.name: rank for rank in reversed(job.ranks)}
 
 
 def _path_requests(subject: Subject, ways: Iterable[_TriedPath]) -> Iterator[TrialRequest]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
 from doctor.core.decoding import prepared
-from doctor.core.facts import Section, Trial, TrialFacts
+from doctor.core.facts import Trial, TrialFacts
 from doctor.core.job import Job
 from doctor.probes.ablation.device_trials import DEVICE_SECONDS, DeviceOrder, device_orders, try_device
 from doctor.probes.ablation.experiments import MOST_COLLECTIVES, MOST_REQUESTS, TrialRequest, trial_requests
@@ -35,8 +34,6 @@ from doctor.probes.responder.wire_format import GREETING_BYTES, WELCOME_BYTES
 from doctor.probes.runtime.cost_text import counted, in_bytes, in_seconds
 from doctor.probes.runtime.deadline import ProbeDeadline
 
-GROUP_SECONDS = (1 + 2 * (1 + MOST_VARIANTS)) * (PREPARE_SECONDS + RUN_SECONDS)
-
 HELLO_BYTES = GREETING_BYTES + WELCOME_BYTES
 """Of a connection that is only opened; one without an answer sends less."""
 
@@ -48,11 +45,11 @@ class WhyStage(Stage):
     """Stage of the trials (:class:`doctor.probes.base.Stage`). One request after the other, so that no trial disturbs
     another."""
 
-    name: ClassVar[str] = "why"
-    makes: ClassVar[tuple[type[Section], ...]] = (TrialFacts,)
+    name = "why"
+    makes = (TrialFacts,)
 
     def __init__(self) -> None:
-        of_groups = MOST_COLLECTIVES * GROUP_SECONDS
+        of_groups = MOST_COLLECTIVES * (1 + 2 * (1 + MOST_VARIANTS)) * (PREPARE_SECONDS + RUN_SECONDS)
         self.most_seconds = MOST_REQUESTS * max(PATH_SECONDS, DEVICE_SECONDS) + of_groups
         self._groups = GroupTrials()
 

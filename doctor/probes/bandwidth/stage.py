@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -17,7 +16,7 @@ from doctor.analysis.fabric.transfer_matrix import (
     subnets_of,
 )
 from doctor.core.decoding import prepared
-from doctor.core.facts import Section, TransferFacts
+from doctor.core.facts import TransferFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
 from doctor.probes.bandwidth.schedule import TransferSchedule, outgoing_connections
@@ -26,8 +25,6 @@ from doctor.probes.bandwidth.transfer_worker import TransferWorker
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.reachability.connection_plan import ProbeNode, nodes_of
 from doctor.probes.runtime.deadline import ProbeDeadline
-
-MOST_STEPS = 1 + MOST_CONFIRMING
 
 MOST_ROUNDS = 16
 """Of the first step: enough to distinguish 65,536 hosts."""
@@ -46,8 +43,8 @@ class TransfersStage(Stage):
     First all hosts in rounds, then those that look slow, paired with healthy hosts.
     """
 
-    name: ClassVar[str] = "transfers"
-    makes: ClassVar[tuple[type[Section], ...]] = (TransferFacts,)
+    name = "transfers"
+    makes = (TransferFacts,)
 
     def __init__(self) -> None:
         self.most_seconds = (MOST_ROUNDS + MOST_CONFIRMING) * ROUND_SECONDS + (1 + MOST_CONFIRMING) * LATE_START
@@ -55,7 +52,7 @@ class TransfersStage(Stage):
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Yield rounds for all hosts, then some for the suspects; none for fewer than two hosts."""
         began, first = time.monotonic(), 0
-        for step in range(MOST_STEPS):
+        for step in range(1 + MOST_CONFIRMING):
             nodes, tokens = _in_order(job, processes)
             if len(nodes) < 2:
                 return

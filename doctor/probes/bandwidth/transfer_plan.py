@@ -46,11 +46,11 @@ def transfer_schedules(
             pairings.setdefault(high, []).append(_pairing(nodes, number, low, len(pairs), calls=False))
     survey = secrets.randbits(64)
 
-    def schedule(place: int) -> TransferSchedule:
-        word, own = nodes[place].agent.word, tuple(pairings[place])
-        return TransferSchedule(survey, place, word, own, first, ROUND_SECONDS, MOST_BYTES, MOST_SECONDS, confirms)
-
-    return {place: schedule(place) for place in pairings}
+    limits = (ROUND_SECONDS, MOST_BYTES, MOST_SECONDS)
+    return {
+        place: TransferSchedule(survey, place, nodes[place].agent.word, tuple(own), first, *limits, confirms)
+        for place, own in pairings.items()
+    }
 
 
 def _pairing(nodes: Sequence[ProbeNode], number: int, place: int, pairs: int, *, calls: bool) -> TransferPairing:

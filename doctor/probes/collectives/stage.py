@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
 from doctor.core.decoding import prepared
-from doctor.core.facts import CollectiveFacts, Missing, MissingReason, Section
+from doctor.core.facts import CollectiveFacts, Missing, MissingReason
 from doctor.core.job import Job
 from doctor.probes.authorization import require_peers
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
@@ -43,8 +42,8 @@ class GroupsStage(Stage):
     """Stage of the collectives (:class:`doctor.probes.base.Stage`). All load torch; one creates a store; all join and
     use the group. ``mesh``: the axes of the job, empty if they are to be determined."""
 
-    name: ClassVar[str] = "groups"
-    makes: ClassVar[tuple[type[Section], ...]] = (CollectiveFacts,)
+    name = "groups"
+    makes = (CollectiveFacts,)
 
     def __init__(self, mesh: tuple[Axis, ...] = ()) -> None:
         self.most_seconds = LOAD_SECONDS + OPEN_SECONDS + seconds_of("nccl", MOST_AXES)

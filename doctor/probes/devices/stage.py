@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
 from doctor.analysis.device_speed import compare_devices, samples_of, slow_devices
 from doctor.analysis.visible_devices import local_rank_of, processor_asked
 from doctor.core.decoding import prepared
-from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing, Section
+from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts, Missing
 from doctor.core.job import Job
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
 from doctor.probes.devices.device_worker import COPIES, COPY_BYTES, DeviceTask
@@ -49,8 +49,8 @@ class DevicesStage(Stage):
     with those of a few other hosts, and if it is still slow, again after a pause.
     """
 
-    name: ClassVar[str] = "devices"
-    makes: ClassVar[tuple[type[Section], ...]] = (DeviceSpeedFacts,)
+    name = "devices"
+    makes = (DeviceSpeedFacts,)
 
     def __init__(self) -> None:
         self.most_seconds = LOAD_SECONDS + 3 * MEASURE_SECONDS

@@ -55,10 +55,7 @@ class ProbeNode(NamedTuple):
 
 
 def plan_light(job: Job, agents: Iterable[Agent]) -> tuple[Assignment, ...]:
-    """Return an assignment for the agent of every host, in the order of ``agents``; none for fewer than two hosts.
-
-    Of several agents of one host only the first has one, and that of a host outside the job has none.
-    """
+    """Return an assignment for the agent of every host, in the order of ``agents``; none for fewer than two hosts."""
     agents = tuple(agents)
     nodes = [*nodes_of(job, agents)]
     if len(nodes) < 2:
@@ -116,9 +113,7 @@ def reference_of(place: int, count: int) -> int:
 def nodes_of(job: Job, agents: Iterable[Agent]) -> Iterator[ProbeNode]:
     """Return the hosts of ``job`` that have an agent, in the order of the job; of several agents the first counts."""
     local = job.by_host()
-    by_host: dict[int, Agent] = {}
-    for agent in agents:
-        by_host.setdefault(agent.host, agent)
+    by_host = {agent.host: agent for agent in reversed(tuple(agents))}
     for host in sorted(by_host):
         if 0 <= host < len(local) and local[host].members:
             agent, members = by_host[host], local[host].members

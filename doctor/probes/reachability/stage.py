@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -30,8 +29,8 @@ BURSTS = 3
 class LightStage(Stage):
     """Stage of the light probes (:class:`doctor.probes.base.Stage`). One step: all hosts at the same time."""
 
-    name: ClassVar[str] = "light"
-    makes: ClassVar[tuple[type[Section], ...]] = ()  # a host that stops responding here is reported by LastSeen
+    name = "light"
+    makes = ()  # a host that stops responding here is reported by LastSeen
 
     def __init__(self) -> None:
         self.most_seconds = LIMIT_SECONDS

@@ -56,8 +56,7 @@ class WrittenFile:
 
     def __init__(self, place: ProbeDirectory, seconds: float, command: Sequence[str] = COMMAND) -> None:
         self.place = place
-        arguments = ("write", _absolute(place), place.name, str(place.size), str(seconds * WRITE_SHARE))
-        self._child = _start((*command, *arguments), stdin=subprocess.PIPE)
+        self._child = _start((*command, "write"), place, str(seconds * WRITE_SHARE), stdin=subprocess.PIPE)
 
     def trial(self, deadline: ProbeDeadline) -> StorageTrial:
         """Return the result. A child that has not answered in time is abandoned."""
@@ -92,7 +91,7 @@ def read_files(
     places: Sequence[ProbeDirectory], deadline: ProbeDeadline, command: Sequence[str] = COMMAND
 ) -> list[StorageReading]:
     """Return what this host sees of the files of others, if a child could be started."""
-    children = [_start((*command, "read", _absolute(place), place.name, str(place.size))) for place in places]
+    children = [_start((*command, "read"), place) for place in places]
     readings = []
     for place, child in zip(places, children, strict=True):
         answer = _read_answer(child, deadline)
@@ -105,14 +104,12 @@ def read_files(
     return readings
 
 
-def _absolute(place: ProbeDirectory) -> str:
-    """Return the absolute path: children run in another directory."""
-    return str(Path.cwd() / place.path)
-
-
-def _start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes] | None:
+def _start(
+    command: Sequence[str], place: ProbeDirectory, *more: str, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes] | None:
+    folder = str(Path.cwd() / place.path)  # absolute: children run in another directory
     try:
-        return start_child(command, stdin=stdin, cwd="/")
+        return start_child((*command, folder, place.name, str(place.size), *more), stdin=stdin, cwd="/")
     except OSError:
         return None
 

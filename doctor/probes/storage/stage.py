@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from doctor.analysis.storage_speed import slow_storage, visibility_tests
 from doctor.core.decoding import prepared
-from doctor.core.facts import Directory, Section, StorageFacts, StorageSpeedFacts
+from doctor.core.facts import Directory, StorageFacts, StorageSpeedFacts
 from doctor.core.job import Job
 from doctor.probes.authorization import require_own_directory
 from doctor.probes.base import ProbeContext, ProbeParticipant, Stage, StageOrders, StagePlan, StageResult
@@ -58,8 +58,8 @@ class StorageStage(Stage):
     then all files are removed, and slow hosts write again.
     """
 
-    name: ClassVar[str] = "storage"
-    makes: ClassVar[tuple[type[Section], ...]] = (StorageSpeedFacts,)
+    name = "storage"
+    makes = (StorageSpeedFacts,)
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         """``command`` starts a child of :mod:`doctor.probes.storage.file_child`."""
