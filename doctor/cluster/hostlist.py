@@ -29,10 +29,7 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
 
 
 def as_hostlist(names: Iterable[str], launcher: str = "") -> str:
-    """Format names as the launcher's exclude option takes them, by default ``srun --exclude``.
-
-    Such as ``node[003,007-009],login``; empty for none.
-    """
+    """Format names as the launcher excludes them, by default for ``srun --exclude``: ``node[003,007-009],login``."""
     row = BY_NAME.get(launcher)
     if row is not None and not row.folds_hosts:
         return ",".join(sorted(set(names)))

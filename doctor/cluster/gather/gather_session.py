@@ -160,7 +160,6 @@ class GatherSession:
         raise self._leave_unreached(RendezvousFailed(reason, "ENV005"))
 
     def _alone(self) -> Job:
-        """Return the job as this process alone sees it."""
         return build_job([self._participant.member()], world_size=self._identity.world_size)
 
     def _join(self) -> ConnectedStore:

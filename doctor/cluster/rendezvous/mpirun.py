@@ -46,10 +46,7 @@ def mpirun_of(environ: Environ) -> Mpirun | None:
 
 
 def _addresses_of_uri(uri: str) -> list[str]:
-    """Return the IP addresses of an ORTE URI, IPv4 first.
-
-    Such as ``1234.0;tcp://10.0.0.1,10.1.0.1:4567;tcp6://[fd00::1]:4568``.
-    """
+    """Return the IP addresses, IPv4 first, of ``1234.0;tcp://10.0.0.1,10.1.0.1:4567;tcp6://[fd00::1]:4568``."""
     found = []
     for transport in ("tcp", "tcp4", "tcp6"):
         for part in uri.split(";"):

@@ -244,10 +244,7 @@ class FailoverStore:
             store.clear(self._key(name))
 
     def clear_run(self, emptied: Iterable[str]) -> None:
-        """Remove the keys of this run.
-
-        A TCPStore cannot delete keys: values under the names ``emptied``, which are most of the data, are emptied.
-        """
+        """Remove the keys of this run; a TCPStore cannot, so the largest values, those ``emptied``, become empty."""
         full = [self._key(name) for name in emptied]
         for connection in self.alive:
             connection.clear(self.namespace)

@@ -111,10 +111,7 @@ class FileStoreBackend:
 
 
 def _read_entry(box: OpenFolder, entry: str) -> bytes | None:
-    """Read an entry; ``None`` if it has just been removed.
-
-    An entry that cannot be read counts as damaged, so that the other entries are still read.
-    """
+    """Read an entry; ``None`` if it has just been removed, empty, which is damaged, if it cannot be read."""
     try:
         return box.read(entry, LARGEST)
     except FileNotFoundError:

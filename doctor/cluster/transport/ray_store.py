@@ -27,10 +27,7 @@ def new_run() -> str:
 
 
 class RayStoreBackend:
-    """Store backend in GCS; see :class:`doctor.cluster.transport.store.StoreBackend`.
-
-    A mailbox is all keys below its name.
-    """
+    """Store backend in GCS (:mod:`doctor.cluster.transport.store`); a mailbox is all keys below its name."""
 
     description = "the key-value store of the Ray cluster"
     survives_coordinator = False

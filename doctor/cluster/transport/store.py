@@ -183,10 +183,7 @@ class DeadlineWorker:
         self._stuck = False
 
     def run(self, work: Callable[[], T], seconds: float) -> T:
-        """Return the result of ``work``, or raise its exception.
-
-        Raises ``TimeoutError`` after ``seconds``, and at once in all later calls.
-        """
+        """Return the result of ``work``. Raises ``TimeoutError`` after ``seconds``, and at once in all later calls."""
         if self._stuck:
             raise TimeoutError
         if self._thread is None:

@@ -18,10 +18,7 @@ _TOKEN = 16
 
 
 class C10dStore(Protocol):
-    """The methods of torch.distributed.Store in use.
-
-    ``append`` exists since torch 2.0 and is missing in its type stubs.
-    """
+    """The methods of torch.distributed.Store in use. ``append`` exists since 2.0 and is missing in its type stubs."""
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key."""

@@ -1,7 +1,4 @@
-"""Maximum of bytes that a rank of a group sends, by the limits of all that it runs.
-
-It excludes the store of the group, the setup of a backend and packet headers.
-"""
+"""Maximum of bytes that a rank of a group sends, without the store, the setup of a backend and packet headers."""
 
 from __future__ import annotations
 

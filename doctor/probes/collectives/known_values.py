@@ -25,10 +25,7 @@ LETTERS = 128
 
 
 class GroupMembers(NamedTuple):
-    """A process group of which this process is the member at ``place`` of ``ranks``.
-
-    ``handle`` is that of torch, ``None`` for the default group.
-    """
+    """A process group of ``ranks``, this process at ``place``; ``handle`` is ``None`` for the default group."""
 
     axis: str
     ranks: tuple[int, ...]

@@ -23,10 +23,7 @@ class ConnectionBacklog:
         self._closed = False
 
     def add(self, handshake: TransferHandshake, connection: socket.socket) -> None:
-        """Keep the connection until it is taken.
-
-        An earlier connection with the same handshake is reset; if too many wait, the oldest is.
-        """
+        """Keep the connection until it is taken; reset an earlier one with its handshake, or the oldest of too many."""
         with self._changed:
             former = self._waiting.pop(handshake, None)
             if former is None and len(self._waiting) >= self._most:
