@@ -31,10 +31,8 @@ Probe = Literal["none", "light", "full"]
 
 
 def collect(settings: Settings | None = None, *, announce: Announce | None = None) -> Job:
-    """Collect the facts of this process and its host as a job of one rank.
-
-    Every collector has a deadline. ``announce`` is called once with what is still being read after a second.
-    """
+    """Collect the facts of this process and its host as a job of one rank; every collector has a deadline.
+    ``announce`` is called once with what is still being read after a second."""
     from doctor.collectors import MODULES
     from doctor.collectors.base import Machine
     from doctor.collectors.runner import collect_facts

@@ -175,6 +175,5 @@ def _home(network: Network) -> Network | None:
 
 
 def _inside(network: Network, wider: Network) -> bool:
-    return (
-        network.version == wider.version and network.prefixlen >= wider.prefixlen and network.network_address in wider
-    )
+    is_smaller = network.version == wider.version and network.prefixlen >= wider.prefixlen
+    return is_smaller and network.network_address in wider
