@@ -36,6 +36,7 @@ from doctor.core.facts import (
 )
 from doctor.core.job import Job, Rank
 from doctor.core.section_table import IdenticalRanks, once_per_rank
+from doctor.knowledge import releases
 from doctor.knowledge.interface_syntax import (
     MAX_INTERFACES,
     MAX_RDMA_DEVICES,
@@ -107,8 +108,7 @@ class RdmaChoice(NamedTuple):
 
 def release_of(text: str | None) -> tuple[int, ...] | None:
     """``2.27.3`` or ``2.27.3+cuda12`` as numbers; ``None`` without a release."""
-    match = re.match(r"\d+(?:\.\d+)*", text or "")
-    return tuple(int(part) for part in match[0].split(".")) if match else None
+    return releases.release(text or "") or None
 
 
 def _is_since(release: str | None, first: tuple[int, ...]) -> bool:
