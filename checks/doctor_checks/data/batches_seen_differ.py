@@ -126,6 +126,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails("two ranks: the longer one blocks", _streams({1: (101, True)}, world=2), ranks=(1,)),
         Fails("the longer one has begun a batch that no other rank has", _streams({1: (101, False)}), ranks=(1,)),
         Fails("within one of two groups", in_a_loop(_streams({3: (103, True)}, world=4), (0, 1), (2, 3)), ranks=(3,)),
+        Fails(
+            "in a plain loop",
+            _streams({0: (60, True)}).alter(TrainingFacts, framework="plain"),
+            ranks=(0,),
+        ),
     ),
 )
 def batches_seen_differ(job: Job) -> Iterator[Verdict]:

@@ -184,6 +184,11 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         Fails("one rank of four has one batch less", with_loader(running(2, 2), ranks=(3,), length=99), ranks=(3,)),
         Fails("two ranks: the longer one blocks", with_loader(running(), ranks=(1,), length=101), ranks=(1,)),
         Fails(
+            "split evenly: the longer ones block",
+            with_loader(running(2, 2), ranks=(0, 1), length=103),
+            ranks=(0, 1),
+        ),
+        Fails(
             "a limit that only one rank reaches",
             with_loader(with_loader(running(1, 3), limit=102), ranks=(1,), length=200),
             ranks=(1,),

@@ -85,6 +85,13 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
             with_loader(_unparted(running(1, 3)), ranks=(0,), fingerprint="f0"),
             ranks=(1, 2),
         ),
+        Fails(
+            "a plain loop, in order",
+            _unparted(running(), sampler=Sampler("SequentialSampler", shuffle=False)).alter(
+                TrainingFacts, framework="plain"
+            ),
+            ranks=(0, 1),
+        ),
         Fails("a data set that can't be looked into gives the same", _opaque({0: "a", 1: "a"}), ranks=(0, 1)),
     ),
 )

@@ -90,6 +90,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails("nvidia-uvm is missing", _container("/dev/nvidia-uvm"), ranks=(2, 3)),
         Fails("the file of one GPU is missing", _container("/dev/nvidia1"), ranks=(2, 3)),
         Fails("InfiniBand without its verbs files", _without_verbs(), ranks=(2, 3)),
+        Fails(
+            "cards that can do RoCE without their verbs files",
+            _without_verbs("Ethernet"),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
         Fails("RoCE that the settings ask for", _without_verbs("Ethernet").environ(NCCL_IB_HCA="mlx5"), ranks=(2, 3)),
         Fails("MIG without its capability files", _container().gpu(0, hosts=("node1",), mig=True), ranks=(2, 3)),
     ),

@@ -58,6 +58,11 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
             healthy(hosts=2).alter(HostFacts, hosts=("node0",), cpu_governor="powersave", cpu_driver="acpi-cpufreq"),
             ranks=(0, 1),
         ),
+        Fails(
+            "powersave under intel_pstate in its passive mode",
+            healthy().alter(HostFacts, cpu_governor="powersave", cpu_driver="intel_cpufreq"),
+            ranks=(0, 1),
+        ),
         Passes(
             "throttled long ago, and not in the run",
             running(2, 2)

@@ -146,6 +146,11 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
             _failed("FileExistsError", "[Errno 17] File exists: '/home/me/runs/checkpoints'", "checkpoint"),
             ranks=(0,),
         ),
+        Fails(
+            "a file above it",
+            _failed("NotADirectoryError", "[Errno 20] Not a directory: '/home/me/runs/checkpoints'", "checkpoint"),
+            ranks=(0,),
+        ),
         Passes(
             "a hook of the user's that makes a directory twice",
             _failed("FileExistsError", "[Errno 17] File exists: 'plots'", "checkpoint"),

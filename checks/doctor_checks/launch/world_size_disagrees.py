@@ -77,6 +77,13 @@ def _counted_by_each_host(hosts: int) -> JobBuilder:
             healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="8", RANK="0"),
             ranks=(0, 1, 2, 3),
         ),
+        Fails(
+            "mpirun starts two and WORLD_SIZE=4 is left over",
+            healthy().launched(
+                without=("TORCHELASTIC_RUN_ID",), OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", WORLD_SIZE="4"
+            ),
+            ranks=(0, 1),
+        ),
     ),
 )
 def world_size_disagrees(job: Job) -> Iterator[Verdict]:

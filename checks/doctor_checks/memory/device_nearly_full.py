@@ -35,6 +35,10 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     cases=lambda: (
         Passes("empty GPUs", healthy(hosts=2, per_host=2)),
         Passes(
+            "half full",
+            healthy(per_host=2).gpu(0, memory_used=40 * GIB, processes=(GpuProcess(4242, 40 * GIB, "python"),)),
+        ),
+        Passes(
             "filled by its own rank",
             healthy(per_host=2).gpu(0, memory_used=78 * GIB, processes=(GpuProcess(10_000, 78 * GIB, "python"),)),
             silent=False,

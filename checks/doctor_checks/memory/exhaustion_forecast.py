@@ -106,6 +106,11 @@ def _in_order(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
         Fails("one rank keeps 10 MiB of each step", _grows(2, mebibytes_a_step=10), ranks=(2,)),
         Fails("all ranks keep 2 MiB of each step", _grows(0, 1, 2, 3, mebibytes_a_step=2), ranks=(0, 1, 2, 3)),
         Fails(
+            "the run would go on for longer",
+            _grows(1, mebibytes_a_step=10).alter(TrainingFacts, max_steps=100_000),
+            ranks=(1,),
+        ),
+        Fails(
             "a batch that another rank had is too long for this one, whose GPU others use",
             _batches(12, 20, 16, 28, 24, 18, met=55, foreign=15),
             ranks=(1,),

@@ -95,6 +95,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
             severity=Severity.ERROR,
         ),
+        Fails(
+            "the same message of an old torch",
+            logged(
+                "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 39.59 GiB total capacity; 29.51 "
+                "GiB already allocated; 4.19 MiB free; 37.61 GiB reserved in total by PyTorch) If reserved memory is "
+                ">> allocated memory try setting max_split_size_mb to avoid fragmentation."
+            ),
+            severity=Severity.ERROR,
+        ),
     ),
 )
 def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]:

@@ -80,6 +80,14 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
                 "srun: error: node7: task 3: Killed",
             ),
         ),
+        Passes(
+            "a step that SLURM ends because a task failed",
+            logged(
+                "srun: error: node7: task 1: Exited with exit code 1",
+                "srun: Terminating StepId=42.0",
+                "srun: error: node7: task 0: Killed",
+            ),
+        ),
         Fails(
             "Kubernetes", logged("    Last State:  Terminated", "      Reason:    OOMKilled", "      Exit Code: 137")
         ),

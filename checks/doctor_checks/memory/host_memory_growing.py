@@ -48,6 +48,7 @@ def _grows(
 
 
 _EPOCH = LoaderFacts(loaders=(Loader("train", length=2400),))
+_LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
 
 
 @check(
@@ -66,6 +67,11 @@ _EPOCH = LoaderFacts(loaders=(Loader("train", length=2400),))
         Passes(
             "the first epoch fills a cache of samples, and ends in time",
             _grows(0, 1, workers=150).alter(ProgressFacts, epoch=0, batch=1800).put(_EPOCH),
+        ),
+        Fails(
+            "the first epoch does not end in time",
+            _grows(0, 1, workers=150, available=20).alter(ProgressFacts, epoch=0, batch=1800).put(_LONG_EPOCH),
+            ranks=(0, 1),
         ),
         Fails(
             "a run of one epoch",

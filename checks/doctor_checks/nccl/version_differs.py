@@ -115,6 +115,11 @@ def _in_words(number: str | None) -> str:
             healthy(2, 2).expecting(healthy(1, 1).alter(SoftwareFacts, torch=None, nccl_libraries=())),
         ),
         Fails(
+            "one rank loads an older NCCL",
+            healthy(hosts=2, per_host=2).alter(SoftwareFacts, ranks=(2,), nccl_libraries=_loading("2.21.5")),
+            ranks=(2,),
+        ),
+        Fails(
             "one host of three has another image",
             healthy(hosts=3, per_host=2).alter(SoftwareFacts, hosts=("node1",), nccl_libraries=_loading("2.30.7")),
             ranks=(2, 3),
@@ -126,6 +131,11 @@ def _in_words(number: str | None) -> str:
             "half of the ranks",
             healthy(hosts=2, per_host=1).alter(SoftwareFacts, ranks=(1,), nccl_libraries=_loading("2.30.7")),
             ranks=(0, 1),
+        ),
+        Fails(
+            "half of the ranks, and a baseline that shows which",
+            healthy(2, 1).alter(SoftwareFacts, ranks=(1,), nccl_libraries=_loading("2.30.7")).expecting(healthy(1, 1)),
+            ranks=(1,),
         ),
         Fails(
             "all but one unlike the capture",

@@ -99,6 +99,11 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
         Passes("a strategy that a plug-in registered", _with_arguments(strategy="my_strategy")),
         Fails("gpus=4 under Lightning 2", _with_arguments(gpus="4"), ranks=(0, 1)),
         Fails("strategy ddp_sharded under Lightning 2", _with_arguments(strategy="ddp_sharded"), ranks=(0, 1)),
+        Fails(
+            "a checkpoint to resume from, which is ignored",
+            _with_arguments(resume_from_checkpoint="/c/last.ckpt"),
+            ranks=(0, 1),
+        ),
         Fails("an argument of a newer release", _with_arguments("1.9.5", barebones="1"), ranks=(0, 1)),
         Passes(
             "log of an argument of another library",

@@ -77,6 +77,11 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
         ),
         Fails("another patch of Python", _one_host(python="3.11.9"), ranks=(2, 3), severity=Severity.INFO),
         Fails(
+            "half and half, and a baseline that shows which",
+            healthy(hosts=2).alter(SoftwareFacts, ranks=(2, 3), python="3.12.3").expecting(healthy(1, 1)),
+            ranks=(2, 3),
+        ),
+        Fails(
             "most ranks unlike the capture",
             healthy(hosts=3).alter(SoftwareFacts, ranks=range(2, 6), torch=_OLD_TORCH).expecting(healthy()),
             ranks=(2, 3, 4, 5),

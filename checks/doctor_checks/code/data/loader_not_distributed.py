@@ -51,6 +51,10 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             _script("DataLoader(Images(f'part-{rank}', transform), batch_size=64, shuffle=True)"),
         ),
         passes("prepared by accelerate", _ACCELERATE),
+        passes(
+            "a subset by rank",
+            _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
+        ),
         passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
         passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),

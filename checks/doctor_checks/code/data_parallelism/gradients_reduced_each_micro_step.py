@@ -59,6 +59,12 @@ _STEPS = frozenset({"step"})
             _script("loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            print(loss)"),
         ),
         passes(
+            "a schedule that goes on now and then",
+            _script(
+                "loss.backward()\n        optimizer.step()\n        if step % 100 == 0:\n            scheduler.step()"
+            ),
+        ),
+        passes(
             "accelerate does it",
             _ACCELERATE.replace(
                 "accelerator.backward(loss)  # !",

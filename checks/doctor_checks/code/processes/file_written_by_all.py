@@ -51,6 +51,10 @@ _OWN = re.compile(
             "results as JSON",
             _script("with open(OUT + '/results.json', 'w') as file:  # !\n        json.dump({'epoch': epoch}, file)"),
         ),
+        fails(
+            "the best one",
+            _script("if loss < best:\n        torch.save({'model': model.state_dict()}, f'{OUT}/best.pth')  # !"),
+        ),
         fails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
         fails("in ranks that the script starts", _SPAWNED),
         fails("a path that the caller hands in", _HANDED),
@@ -60,6 +64,10 @@ _OWN = re.compile(
         ),
         passes("rank 0", _script("if rank == 0:\n        torch.save(model.module.state_dict(), 'last.pt')")),
         passes("a file for each rank", _script("torch.save(model.state_dict(), f'last-{rank}.pt')")),
+        passes(
+            "a folder for each rank",
+            _script("torch.save(model, os.path.join(mine, 'last.pt'))", "mine = f'{OUT}/{dist.get_rank()}'"),
+        ),
         passes(
             "in a function that rank 0 calls",
             _script("if rank == 0: save(model)", "def save(model):\n    torch.save(model, 'last.pt')"),

@@ -128,6 +128,14 @@ def _bus_id(event: Event) -> str:
             running(2, 2).alter(TrainingFacts, ranks=(3,), device="cuda:0", device_id="00000000:10:00.0"),
             ranks=(2, 3),
         ),
+        Fails(
+            "the same by UUID, and Gloo",
+            running(1, 2).alter(
+                TrainingFacts, device="cuda:1", device_id="00000000-0000-0000-0000-000000000001", backend="gloo"
+            ),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
     ),
 )
 def device_shared(job: Job) -> Iterator[Verdict]:

@@ -94,6 +94,16 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Fails("more ranks than GPUs", healthy(per_host=4, gpus=2), ranks=(2, 3)),
         Fails(
+            "one device left visible for all ranks",
+            healthy(per_host=4).environ(CUDA_VISIBLE_DEVICES="0"),
+            ranks=(1, 2, 3),
+        ),
+        Fails(
+            "a shorter list on one host",
+            healthy(hosts=2, per_host=4).environ(ranks=(4, 5, 6, 7), CUDA_VISIBLE_DEVICES="0,1,2"),
+            ranks=(7,),
+        ),
+        Fails(
             "four ranks that share two GPUs on purpose",
             healthy(per_host=4, gpus=2).environ(NCCL_MULTI_RANK_GPU_ENABLE="1"),
             ranks=(2, 3),

@@ -50,6 +50,13 @@ def _in_run(
             healthy(per_host=2, gpus=1).put(EstimateFacts(device_peak=50 * GIB)),
             ranks=(0, 1),
         ),
+        Fails(
+            "on one of two hosts",
+            healthy(hosts=2, per_host=2)
+            .environ(ranks=(2, 3), CUDA_VISIBLE_DEVICES="1")
+            .put(EstimateFacts(device_peak=41 * GIB)),
+            ranks=(2, 3),
+        ),
         Passes("a run with a GPU for each rank", running(2, 2)),
         Passes("a run on the CPU", running(1, 4, gpus=0)),
         Passes("two ranks of a run that fit", _in_run(30, reserved=36, free=7)),

@@ -98,6 +98,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             healthy(per_host=4).environ(ranks=(2,), CUDA_VISIBLE_DEVICES="0,1,3"),
             ranks=(2,),
         ),
+        Fails(
+            "one rank hides its devices",
+            healthy(hosts=2, per_host=4).environ(ranks=(5,), CUDA_VISIBLE_DEVICES=""),
+            ranks=(5,),
+        ),
     ),
 )
 def visible_devices_differ(job: Job) -> Iterator[Verdict]:

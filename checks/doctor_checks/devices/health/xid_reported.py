@@ -79,6 +79,12 @@ def _told(job: Job) -> Iterator[Finding]:
             severity=Severity.WARNING,
         ),
         Fails(
+            "a program that was killed",
+            healthy(per_host=2).alter(KernelLogFacts, events=(_line(45, 500.0, "0000:10:00"),)),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
+        Fails(
             "a code that no table has",
             healthy(per_host=2).alter(KernelLogFacts, events=(_line(999, 863500.0, "0000:99:00"),)),
             ranks=(0, 1),

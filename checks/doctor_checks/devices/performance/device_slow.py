@@ -103,6 +103,12 @@ _BUSY = {"seconds": 0.004, "processor_share": 0.21, "pinned_to": (1,)}
         Passes("two ranks have nothing to be compared with", _measured(2, 1, _gpu, 1, seconds=0.01)),
         Passes("two ranks at 60 % of what their links carry", _alone(0.6)),
         Fails("one of two ranks at a tenth of what its link carries", _alone(0.1), ranks=(1,), severity=Severity.INFO),
+        Fails(
+            "a lone GPU whose copies to the host are at a tenth",
+            _measured(1, 1, _gpu, 0, to_host=0.1 * _LINK),
+            ranks=(0,),
+            severity=Severity.INFO,
+        ),
         Passes("a link with four lanes carries no more", _alone(0.1).gpu(1, pcie_generation=3, pcie_width=4)),
         Passes("a link of unknown width", _alone(0.1).gpu(1, pcie_width=None)),
         Passes("a link of unknown generation", _alone(0.1).gpu(1, pcie_generation=None)),

@@ -90,6 +90,11 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
             ranks=(2,),
         ),
         Fails(
+            "most hosts with another driver than in the capture",
+            healthy(3, 2).alter(GpuFacts, hosts=("node0", "node1"), driver_version="550.54.15").expecting(healthy()),
+            ranks=(0, 1, 2, 3),
+        ),
+        Fails(
             "half of the hosts with smaller cards, and a capture of those",
             _smaller(healthy(hosts=2, per_host=1), "node1").expecting(_smaller(healthy(1, 1), "node0")),
             ranks=(0,),

@@ -89,6 +89,12 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
             ranks=(1,),
             severity=Severity.ERROR,
         ),
+        Fails(
+            "the mesh of another job",
+            healthy(1, 6).put(not_set_up("the mesh dp=4,tp=2 has 8 ranks, the job 6")),
+            ranks=tuple(range(6)),
+            severity=Severity.ERROR,
+        ),
     ),
 )
 def collective_slow(

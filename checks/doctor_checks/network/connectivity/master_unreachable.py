@@ -127,6 +127,13 @@ def _confidence(group: EventGroup) -> float:
                 "Cannot assign requested address)."
             ),
         ),
+        Passes(
+            "an address that this host has no use for",
+            logged(
+                "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:22456 (errno: 22 - "
+                "Invalid argument)."
+            ),
+        ),
         Fails(
             "every address of the master was tried",
             logged(

@@ -116,6 +116,12 @@ def _no_speed(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
             _reached(transferred(6, failed=touching(2)), 2, "open"),
             ranks=(2,),
         ),
+        Fails(
+            "all hosts far below what their interfaces carry",
+            transferred(4, usual=12e6),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.INFO,
+        ),
         Passes("messages of all pairs over NCCL equally fast", _over_nccl()),
         Passes("one card has 80 % of the usual bandwidth", _over_nccl(5, share=0.8)),
         Fails("one card of one host is slow over NCCL", _over_nccl(5), ranks=(5,)),

@@ -189,6 +189,15 @@ _FIX_TOLD = (
             ranks=(0, 1, 2, 3),
         ),
         Fails(
+            "one pair of four hosts",
+            healthy(4, 1)
+            .put(_reached("node3", own=1, hosts=4), ranks=(1,))
+            .put(_reached(own=0, hosts=4), ranks=(0,))
+            .put(_reached(own=2, hosts=4), ranks=(2,))
+            .put(_reached(own=3, hosts=4), ranks=(3,)),
+            ranks=(1, 3),
+        ),
+        Fails(
             "one pair of four hosts, which has another network",
             healthy(4, 1)
             .put(_reached("node3", own=1, hosts=4), ranks=(1,))

@@ -130,6 +130,12 @@ def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identi
     cases=lambda: (
         shell_fails("what to leave out", "export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"),
         shell_fails("a whole name", "GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"),
+        shell_fails(
+            "the value of NCCL's variable",
+            "export NCCL_SOCKET_IFNAME=^lo",
+            "export GLOO_SOCKET_IFNAME=$NCCL_SOCKET_IFNAME  # !",
+            "srun x.py",
+        ),
         shell_passes("a name", "export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=^lo", "torchrun train.py"),
         shell_passes("two names", "export GLOO_SOCKET_IFNAME=eth0,eth1", "torchrun train.py"),
         shell_passes("from outside", "export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"),

@@ -118,6 +118,11 @@ _LOST = (
             ranks=(0, 1),
         ),
         Fails(
+            "IPv6 is asked for and no interface is named",
+            healthy(1, 2).environ(NCCL_SOCKET_FAMILY="AF_INET6"),
+            ranks=(0, 1),
+        ),
+        Fails(
             "the DHCP lease is gone and IPv6 kept its link-local address",
             healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_LINK_LOCAL,)),
             ranks=(2, 3),

@@ -63,6 +63,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
+            "GLOO_SOCKET_IFNAME of a missing interface",
+            healthy(1, 2).environ(GLOO_SOCKET_IFNAME="bond1"),
+            ranks=(0, 1),
+        ),
+        Fails(
             "Gloo needs every interface of its list",
             healthy(1, 2).environ(GLOO_SOCKET_IFNAME="eth0,eth1"),
             ranks=(0, 1),

@@ -56,6 +56,9 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
 _DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))
+_COMPOSE = Interface(
+    "br-0a1b2c3d4e5f", "container-bridge", physical=False, addresses=(Address("inet", "172.18.0.1", 16),)
+)
 _BRIDGED = Interface("eth0", "veth", physical=False, addresses=(Address("inet", "172.17.0.2", 16),))
 _CABLE = Interface(
     "veth25f2e72", "veth", physical=False, addresses=(Address("inet6", "fe80::380d:bfff:fe5b:54d2", 64),)
@@ -157,6 +160,11 @@ def _target(group: EventGroup) -> str:
             "every container is 172.17.0.2",
             healthy(2, 1).alter(InterfaceFacts, interfaces=(_LOOPBACK, _BRIDGED)),
             ranks=(0, 1),
+        ),
+        Fails(
+            "a compose bridge is listed first",
+            healthy(2, 1).alter(InterfaceFacts, hosts=("node0",), interfaces=lambda old: (old[0], _COMPOSE, old[1])),
+            ranks=(0,),
         ),
         Fails(
             "the host's end of a container's cable, with a link-local address",

@@ -97,6 +97,11 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
             healthy(2, 1).put(_mtu(1500), hosts=("node1",)).expecting(healthy(1, 1)),
             ranks=(1,),
         ),
+        Fails(
+            "all hosts have 1500, and the job that worked had 9000",
+            healthy(3, 2).put(_mtu(1500)).expecting(healthy(2, 1)),
+            ranks=(0, 1, 2, 3, 4, 5),
+        ),
         Fails("one process with another MTU", healthy(1, 1).put(_mtu(1500)).expecting(healthy()), ranks=(0,)),
     ),
 )

@@ -87,6 +87,9 @@ _CONNECTIONS = (
     cases=lambda: (
         Passes("names lead to real addresses", healthy(hosts=2, per_host=2)),
         Passes("loopback is only one of the addresses", healthy(2, 1).alter(HostFacts, names=_BOTH)),
+        Passes(
+            "a laptop of Debian's making", healthy(per_host=1, gpus=0).alter(HostFacts, names=_LOOPBACK), silent=False
+        ),
         Fails(
             "Debian's 127.0.1.1 on one host of two",
             healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_LOOPBACK),

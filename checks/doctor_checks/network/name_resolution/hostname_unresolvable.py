@@ -100,6 +100,11 @@ _RENAME = (
     cases=lambda: (
         Passes("every host knows itself", healthy(hosts=2, per_host=2)),
         Passes("no answer within the time limit", healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_SILENT)),
+        Passes(
+            "a lone machine without a resolvable name",
+            healthy(per_host=1, gpus=0).alter(HostFacts, names=_UNKNOWN_NAME),
+            silent=False,
+        ),
         Fails(
             "one host of two is missing in /etc/hosts and DNS",
             healthy(hosts=2, per_host=2).alter(HostFacts, hosts=("node1",), names=_UNKNOWN_NAME),

@@ -118,6 +118,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             .environ(NCCL_IB_HCA="mlx5"),
             ranks=(1,),
         ),
+        Fails(
+            "the selected port is down",
+            healthy(2, 1, rdma=2).alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN).environ(NCCL_IB_HCA="=mlx5_0"),
+            ranks=(1,),
+        ),
         Passes(
             "no RDMA device, and none asked for",
             logged(

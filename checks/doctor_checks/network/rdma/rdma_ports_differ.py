@@ -87,6 +87,13 @@ class _RankRdmaPorts(NamedTuple):
             severity=Severity.ERROR,
         ),
         Fails(
+            "most hosts lost a port, and a baseline shows it",
+            healthy(3, 1, rdma=4)
+            .alter(RdmaFacts, hosts=("node0", "node2"), devices=lambda old: old[:3])
+            .expecting(healthy(1, 1, rdma=4)),
+            ranks=(0, 2),
+        ),
+        Fails(
             "one process on a host with fewer ports than in the capture",
             healthy(1, 1, rdma=2).expecting(healthy(2, 1, rdma=4)),
             ranks=(0,),

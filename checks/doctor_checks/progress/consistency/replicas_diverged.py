@@ -43,6 +43,13 @@ def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> JobBuilder
     return running(2, 2).put(_sums("a", "b", "c", part=part)).put(_sums(*values, part=part), ranks=ranks)
 
 
+def _each_for_itself() -> JobBuilder:
+    sketch = running(2, 2)
+    for rank in range(4):
+        sketch = sketch.put(_sums(f"a{rank}", f"b{rank}"), ranks=(rank,))
+    return sketch
+
+
 @check(
     id="RUN007",
     severity=Severity.ERROR,
@@ -111,6 +118,7 @@ def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> JobBuilder
             "from the start", _with("x", "y", "z", ranks=(1,)).alter(ModelFacts, ranks=(1,), initial="9"), ranks=(1,)
         ),
         Fails("both ranks of a job of two", running(1, 2).put(_sums("q", "r"), ranks=(1,)), ranks=(0, 1)),
+        Fails("every rank for itself", _each_for_itself(), ranks=(0, 1, 2, 3)),
         Fails("two that agree with one another", _with("a", "b", "z", ranks=(0, 3)), ranks=(0, 1, 2, 3)),
         Fails(
             "one of the replicas of a part", in_a_loop(_with("a", "b", "z", ranks=(3,)), (0, 2), (1, 3)), ranks=(1, 3)

@@ -109,6 +109,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(0,),
         ),
         Fails(
+            "self.log(sync_dist=True) that only one rank made, at the end of the epoch",
+            with_call(stalled(), (1,), "barrier", _SYNC, _LOG, _LOOP, input_sizes=(), output_sizes=()),
+            ranks=(1,),
+        ),
+        Fails(
             "trainer.save_checkpoint() in a function of rank 0",
             with_call(stalled(1, 3), (0,), "barrier", _SAVE, user_frame(70, "save"), _RANK_ZERO, user_frame(71)),
             ranks=(0,),
@@ -135,6 +140,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails(
             "a gather that depends on the data",
             with_call(stalled(1, 2), (1,), "all_gather", user_frame(57)),
+            ranks=(1,),
+        ),
+        Fails(
+            "a gather that depends on the data, by dumps",
+            with_call(stalled(1, 2), (1,), "all_gather", user_frame(57)).drop(ProgressFacts, reason="no such evidence"),
             ranks=(1,),
         ),
         Fails(

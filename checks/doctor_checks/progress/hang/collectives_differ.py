@@ -243,9 +243,21 @@ _BATCHES = (
             ranks=(0, 1),
         ),
         Fails("one rank of four gives more elements", _of_size((2,), 4, size=12), ranks=(2,)),
+        Fails(
+            "one rank of four gives more elements, by dumps",
+            _of_size((2,), 4, size=12).drop(ProgressFacts, reason="no such evidence"),
+            ranks=(2,),
+        ),
         Fails("one rank of four gives another type", _of_size((3,), 4, size=10, kind="Double"), ranks=(3,)),
         Fails("one rank of three calls in another order", _other_order(3), ranks=(0,)),
         Fails("two ranks: neither is the odd one", _other_order(2), ranks=(0, 1)),
+        Fails(
+            "one rank broadcasts where the others reduce",
+            with_call(
+                with_call(stalled(1, 3), range(3), "all_reduce", user_frame(50)), (1,), "broadcast", user_frame(50)
+            ),
+            ranks=(1,),
+        ),
         Fails(
             "integers among floats, which the back end adds up without an error",
             with_call(running(1, 3), (1,), "all_reduce", user_frame(50), ago=1, types=("Int",)),
@@ -257,6 +269,11 @@ _BATCHES = (
             .alter(RecorderFacts, collectives=_over_gloo)
             .alter(ProgressFacts, ranks=(1,), state="gone"),
             ranks=(2,),
+        ),
+        Fails(
+            "calls printed by TORCH_DISTRIBUTED_DEBUG=DETAIL",
+            with_failure(stalled(), (0, 1), "RuntimeError", _mismatch(1, 0), user_frame(50)),
+            ranks=(0, 1),
         ),
         Fails(
             "printed calls of three ranks",

@@ -48,6 +48,11 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
             ),
         ),
         Fails("two groups in different order", _crossed(2), ranks=(0, 1)),
+        Fails(
+            "two groups in different order, by dumps",
+            _crossed(2).drop(ProgressFacts, reason="no such evidence"),
+            ranks=(0, 1),
+        ),
         Fails("two groups in different order, and others that wait for both", _crossed(4), ranks=(0, 1)),
         Fails(
             "two ranks that send to one another and never receive",

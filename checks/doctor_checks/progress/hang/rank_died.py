@@ -239,6 +239,11 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
             ranks=(1,),
         ),
         Fails("sys.exit(0) on one rank alone", with_failure(stalled(), (1,), "SystemExit", "0"), ranks=(1,)),
+        Fails(
+            "sys.exit(0) on one rank alone, which the other loses",
+            with_failure(with_failure(running(), (0,), "RuntimeError", _CLOSED, at=0.2), (1,), "SystemExit", "0"),
+            ranks=(1,),
+        ),
         Fails("sys.exit(1) on all ranks", with_failure(running(), (0, 1), "SystemExit", "1"), ranks=(0, 1)),
         Fails(
             "one rank is gone",
@@ -246,6 +251,11 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
                 ProgressFacts, ranks=(3,), state="gone", seen_by=2
             ),
             ranks=(3,),
+        ),
+        Fails(
+            "one rank is gone, and the others wait",
+            stalled().alter(ProgressFacts, ranks=(1,), state="gone"),
+            ranks=(1,),
         ),
         Fails(
             "the same error on all ranks",

@@ -243,6 +243,11 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Passes("dumps of which most were not collected", _dumps(stalled(1, 4)).only((0,))),
         Fails("dumps of a rank that did not join", _dumps(with_late_ranks(stalled(1, 4), (2,))), ranks=(2,)),
         Fails("dumps of all ranks but one", _dumps(stalled(1, 4)).only((0, 1, 3)), ranks=(2,)),
+        Fails(
+            "dumps of a device that does not finish",
+            _dumps(stalled(1, 4, gpus=4).alter(RecorderFacts, ranks=(2,), collectives=_device_behind)),
+            ranks=(2,),
+        ),
     ),
 )
 def rank_stalled(job: Job) -> Iterator[Verdict]:

@@ -107,6 +107,11 @@ def _swinging() -> StepFacts:
             ranks=(0,),
         ),
         Fails(
+            "one of two logs while the other waits for its flag",
+            _job(_windows(data=0.13), {0: _windows(other=0.13)}, hosts=1),
+            ranks=(0,),
+        ),
+        Fails(
             "both ranks of one host",
             _job(_windows(), {2: _windows(data=0.1, backward=0.16), 3: _windows(data=0.11, backward=0.15)}),
             ranks=(2, 3),
