@@ -55,21 +55,21 @@ ROOMS: dict[str, str] = {
     "doctor.monitor.sinks": "core report",
     "doctor.cli": f"{EXAMINE} cluster postmortem lint estimate probes session report version",
     "doctor_checks": "",
+    "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
     "doctor_checks.data": CHECK,
-    "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric analysis.trial_conclusions "
-    "knowledge lint.launch",
+    "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric knowledge lint.launch",
     "doctor_checks.host": f"{CHECK} analysis.storage_speed",
     "doctor_checks.launch": f"{CHECK} knowledge.launcher_index analysis.launch_origin lint.launch",
     "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings lint.launch",
     "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings lint.launch",
-    "doctor_checks.network": f"{CHECK} knowledge analysis.trial_conclusions analysis.fabric lint.launch",
+    "doctor_checks.network": f"{CHECK} knowledge analysis.fabric lint.launch",
     "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.hang",
     "doctor_checks.software": f"{CHECK} knowledge",
 }
 """Each room, a package or a module, and what of ``doctor`` it may import beside itself: rooms, or modules of them by
-name. A part of a room that has a line of its own is a room of its own. A family of checks may import its own modules
-whose names begin with ``_``."""
+name. A part of a room that has a line of its own is a room of its own. A family of checks may import
+modules whose names begin with ``_``: its own, and those that all families share."""
 
 
 class Import(NamedTuple):
@@ -147,8 +147,11 @@ def is_below(module: str, package: str) -> bool:
 def is_allowed(found: Import) -> bool:
     """Whether ``ROOMS`` has this import."""
     source, target = room_of(found.source), room_of(found.target)
+    if is_below(source, CHECKS) and is_below(target, CHECKS):
+        package, _, name = found.target.rpartition(".")
+        return name.startswith("_") and (source == target or package == CHECKS)
     if source == target:
-        return not is_below(source, CHECKS) or found.target.rpartition(".")[2].startswith("_")
+        return True
     named = (f"doctor.{name}" for name in ROOMS[source].split())
     return any(is_below(found.target, name) and room_of(name) == target for name in named)
 

@@ -70,6 +70,10 @@ class Finding(msgspec.Struct, frozen=True):
     explains: tuple[str, ...] = ()
     source: Source | None = None
 
+    def extended(self, evidence: Mapping[str, object], fix: str) -> Finding:
+        """This finding with more evidence, and another fix unless that is empty."""
+        return msgspec.structs.replace(self, evidence={**self.evidence, **evidence}, fix=fix or self.fix)
+
 
 class Skip(msgspec.Struct, frozen=True):
     """The check does not apply."""

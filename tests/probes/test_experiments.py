@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctor.analysis.trial_conclusions import AGAIN, NOT_TRIED, trial_conclusions, with_trials
+from doctor.analysis.trial_selection import AGAIN, NOT_TRIED
 from doctor.api import Finding, Job
 from doctor.facts import (
     Address,
@@ -33,6 +33,7 @@ from doctor.testing import healthy
 from doctor.testing.cases import JobBuilder
 from doctor.testing.collective_timings import exchanged, slow_with, timed_on_mesh, usual_seconds
 from doctor.testing.host_transfers import touching, transferred
+from doctor_checks._trial_conclusions import trial_conclusions, with_trials
 from tests.lab.cases import each_case
 from tests.probes.staged import Staged
 

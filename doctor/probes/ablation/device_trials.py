@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.analysis.device_speed import What, speed_of
-from doctor.analysis.trial_conclusions import AGAIN
+from doctor.analysis.trial_selection import AGAIN
 from doctor.analysis.visible_devices import gpu_of, local_rank_of, processor_asked
 from doctor.collectors.base import read_text
 from doctor.core.facts import DeviceSpeed, GpuFacts, ProcessFacts, Trial

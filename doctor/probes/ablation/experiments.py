@@ -14,7 +14,7 @@ from doctor.analysis.fabric.p2p_bandwidth import SlowRail, p2p_bandwidths, slow_
 from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS, lossy_parts
 from doctor.analysis.fabric.transfer_matrix import bandwidths, sent_samples
 from doctor.analysis.interface_choice import choice_of
-from doctor.analysis.trial_conclusions import Subject
+from doctor.analysis.trial_selection import Subject
 from doctor.core.facts import CollectiveFacts, CollectiveResult, PathFacts, ReachFacts
 from doctor.core.job import Job, Rank
 from doctor.probes.ablation.alternative_paths import alternative_paths

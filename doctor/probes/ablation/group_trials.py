@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from doctor.analysis.launch_origin import ranks_in_words
-from doctor.analysis.trial_conclusions import AGAIN
+from doctor.analysis.trial_selection import AGAIN
 from doctor.core.decoding import prepared
 from doctor.core.facts import CollectiveFacts, Trial
 from doctor.core.job import Job

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from doctor.analysis.fabric.packet_loss import LEAST_SEGMENTS
-from doctor.analysis.trial_conclusions import AGAIN, Subject
+from doctor.analysis.trial_selection import AGAIN, Subject
 from doctor.core.facts import Transfer, Trial
 from doctor.probes.ablation.alternative_paths import AlternativePath
 from doctor.probes.ablation.trials import (

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from doctor.analysis.trial_conclusions import NOT_TRIED, Subject
+from doctor.analysis.trial_selection import NOT_TRIED, Subject
 from doctor.core.facts import Trial
 from doctor.core.message_bounds import Mtu, Name, Port, Rate, Text, Word
 from doctor.probes.ablation.alternative_paths import MOST_WAYS, AlternativePath

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from doctor.analysis.device_speed import SlowDevice, compare_devices
 from doctor.analysis.fabric.p2p_bandwidth import SlowNeighbour, slow_neighbours
 from doctor.analysis.fabric.peak_bandwidth import SlowCopies, copies_below
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check, ranks_in_words
 from doctor.facts import DeviceSpeed, DeviceSpeedFacts, GpuFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.collective_timings import exchanged
+from doctor_checks._trial_conclusions import with_trials
 
 COMES_WITH_OTHERS = ("out of memory", "busy or unavailable", "is this rank's", "memory are free", "no answer within")
 """Errors that say more of the moment, or of the doctor, than of the device."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
 from doctor.facts import CollectiveFacts, CollectiveResult
 from doctor.testing import Fails, Passes, healthy
+from doctor_checks._trial_conclusions import with_trials
 
 EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to these are exact in each type, and so are sums of integers that stay below, in whichever order they are

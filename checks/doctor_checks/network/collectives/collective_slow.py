@@ -14,11 +14,11 @@ from doctor.analysis.fabric.group_timings import (
     slow_groups,
     timed_groups,
 )
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, correlates, ranks_in_words
 from doctor.facts import CollectiveFacts
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.collective_timings import breaking, not_set_up, slow_with, timed_on_mesh, usual_seconds
+from doctor_checks._trial_conclusions import with_trials
 
 _SMALL = 4096
 """Bytes: the messages whose time is latency."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from doctor.analysis.fabric.bandwidth_suspects import SlowPart
 from doctor.analysis.fabric.localization.confirmation import WHOLE_HOSTS
 from doctor.analysis.fabric.p2p_bandwidth import SlowRail
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Unknown, Verdict, ranks_in_words
 from doctor.facts import CollectiveFacts
+from doctor_checks._trial_conclusions import with_trials
 
 SHOWN = 8
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from doctor.analysis.fabric.packet_loss import PacketLoss, lossy_parts
 from doctor.analysis.fabric.transfer_matrix import sent_samples
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import HostUseFacts, InterfaceFacts, PathFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor.testing.host_transfers import between, received_by, touching, transferred
+from doctor_checks._trial_conclusions import with_trials
 
 _OTHERWISE = (
     "`ethtool -S <interface> | grep -iE 'err|drop|crc'` on this host, then change cable, transceiver or port; on RoCE "

@@ -11,7 +11,6 @@ from doctor.analysis.fabric.p2p_bandwidth import slow_rails
 from doctor.analysis.fabric.peak_bandwidth import SlowMessages, messages_below, paths_below
 from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
 from doctor.analysis.fabric.transfer_matrix import HostBandwidths, bandwidths, sent_samples, subnets_of
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import Finding, Job, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import (
     Interface,
@@ -27,6 +26,7 @@ from doctor.facts import (
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.collective_timings import exchanged
 from doctor.testing.host_transfers import across, at_times, between, received_by, sent_by, touching, transferred
+from doctor_checks._trial_conclusions import with_trials
 from doctor_checks.network.connectivity._slow_rails import bandwidth_evidence, rail_findings, rate_in_words
 
 _NOISE = 500e-6

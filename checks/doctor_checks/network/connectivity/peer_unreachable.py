@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 from doctor.analysis.fabric.slow_paths import MeasuredPath, take_hosts
 from doctor.analysis.logs.event_timeline import failed_before, set_up_after, set_up_before
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import (
     EventGroup,
     Finding,
@@ -24,6 +23,7 @@ from doctor.api import (
 )
 from doctor.facts import Event, HostFacts, Reach, ReachFacts, Trial, TrialFacts
 from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks._trial_conclusions import with_trials
 
 FAILURES = {
     "refused": "refused",

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 
 from doctor.analysis.interface_choice import CARRIES_NOTHING, CHOICE_SECTIONS, InterfaceEndpoint, choice_of
-from doctor.analysis.trial_conclusions import with_trials
 from doctor.api import (
     BaselineDeviation,
     Finding,
@@ -24,6 +23,7 @@ from doctor.api import (
 )
 from doctor.facts import Interface, InterfaceFacts, NcclFacts, PathFacts, PathSample, Trial, TrialFacts
 from doctor.testing import Fails, Passes, healthy
+from doctor_checks._trial_conclusions import with_trials
 
 
 def _mtu(size: int) -> InterfaceFacts:

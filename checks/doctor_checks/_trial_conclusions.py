@@ -1,24 +1,13 @@
-"""Conclusions from the trials of a finding: the changes that resolve it, those that do not, and commands to run."""
+"""Text for the trials of a finding: the changes that resolve it, those that do not, and commands to run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from doctor.core.facts import Trial, TrialFacts
-from doctor.core.finding import Finding
-from doctor.core.job import Job
-
-Subject = Literal["path", "packet", "collective", "device"]
-"""The subject of a trial; see :class:`doctor.core.facts.Trial`."""
-
-AGAIN = "nothing changed"
-"""The knob of a trial that succeeded without any change: the fault is intermittent."""
-
-NOT_TRIED = "not tried"
-"""The knob of a trial that could not be made; its error has the reason."""
+from doctor.analysis.trial_selection import AGAIN, NOT_TRIED, Subject, trials_of
+from doctor.api import Finding, Job
+from doctor.facts import Trial
 
 
 class TrialConclusions(NamedTuple):
@@ -61,28 +50,14 @@ def with_trials(
 
     ``otherwise``: the alternative fix. ``unit``: trials with another unit are left out."""
     tried = trial_conclusions(job, *subjects, ranks=finding.ranks, unit=unit)
-    return msgspec.structs.replace(
-        finding, evidence={**finding.evidence, **tried.evidence}, fix=tried.fix(otherwise) or finding.fix
-    )
+    return finding.extended(tried.evidence, tried.fix(otherwise))
 
 
 def trial_conclusions(
     job: Job, *subjects: Subject, ranks: Collection[int], unit: str | None = None
 ) -> TrialConclusions:
-    """The conclusions from trials of ``subjects`` for a finding about ``ranks``.
-
-    Trials of paths count if they start or end on the hosts of the ranks, trials of devices for the ranks themselves,
-    trials of collectives if one of the ranks took part. ``unit``: only trials with it, or without any (those that could
-    not be made)."""
-    hosts = set(job.hosts_of(ranks))
-    trials = [
-        trial
-        for rank in job.ranks
-        if (facts := rank.find(TrialFacts)) is not None
-        for trial in facts.trials
-        if trial.subject in subjects and (unit is None or trial.unit in ("", unit))
-        if (rank.number in ranks if trial.peer is None else not hosts.isdisjoint((rank.host.name, trial.peer)))
-    ]
+    """The conclusions from the trials that :func:`trials_of` selects."""
+    trials = trials_of(job, *subjects, ranks=ranks, unit=unit)
     restoring = [trial for trial in trials if trial.restores]
     return TrialConclusions(
         _once(map(_words, restoring)),
