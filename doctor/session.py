@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from doctor.analysis.logs.run_outcome import outcome_of
 from doctor.core.facts import LaunchFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.core.logs.event_groups import place_of_line
-from doctor.core.report_document import CheckResult, FailOn, Report, ReportInput
+from doctor.core.report_document import CheckResult, FailOn, Report, ReportInput, RunOutcome
 from doctor.core.report_summary import summarize
 from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 Announce = Callable[[str], None]
 Probe = Literal["none", "light", "full"]
+OutcomeOf = Callable[[Job, Collection[tuple[str, int]], float], RunOutcome | None]
+"""How the run of a job ended, by the places that findings quote and the time in seconds since the epoch."""
 
 
 def collect(settings: Settings | None = None, *, announce: Announce | None = None) -> Job:
@@ -159,7 +160,7 @@ def judge(
     *,
     strict: bool = False,
     must_be_complete: bool = True,
-    after_the_run: bool = False,
+    outcome_of: OutcomeOf | None = None,
     inputs: Iterable[ReportInput] = (),
     started: float | None = None,
     ignore: Ignore | None = None,
@@ -167,7 +168,7 @@ def judge(
     """Run the checks of ``catalog`` over ``job`` and build the report.
 
     ``must_be_complete``: missing ranks of a running job make the verdict inconclusive (not so for captures).
-    ``after_the_run``: the job is what a run left behind, which is healthy only if its end or its progress was seen.
+    ``outcome_of``: of what a run left behind, which is healthy only if its end or its progress was seen.
     ``started``: ``time.time()`` when the command began.
     """
     from doctor.core.check_runner import examine_job
@@ -182,9 +183,9 @@ def judge(
         fail_on=settings.fail_on,
         strict=strict,
         must_be_complete=must_be_complete,
-        inconclusive=after_the_run and any(one.notes for one in inputs),
+        inconclusive=outcome_of is not None and any(one.notes for one in inputs),
         inputs=inputs,
-        outcome=outcome_of(job, quoted_places(results), now=began) if after_the_run else None,
+        outcome=outcome_of(job, quoted_places(results), began) if outcome_of else None,
     )
 
 

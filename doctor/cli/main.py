@@ -205,6 +205,7 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
     """
     from doctor.core.files.spooled_streams import spooled_paths
     from doctor.core.report_summary import merge_reports
+    from doctor.postmortem.run_outcome import outcome_of
     from doctor.postmortem.run_reader import read_runs
     from doctor.session import judge
 
@@ -226,7 +227,7 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
                 settings,
                 strict=options.strict,
                 must_be_complete=False,
-                after_the_run=True,
+                outcome_of=outcome_of,
                 inputs=inputs,
                 started=started,
                 ignore=ignored,

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from doctor.analysis.logs.run_outcome import outcome_of
 from doctor.cli.main import app
 from doctor.core.report_document import Report
 from doctor.monitor.sinks.console import ConsoleSink
@@ -18,6 +17,7 @@ from doctor.postmortem.logs.outcome_marks.marks import Marks, _mark_of
 from doctor.postmortem.logs.prefixes import parse_line
 from doctor.postmortem.logs.rank_attribution import LogProcesses
 from doctor.postmortem.logs.timestamps import Calendar
+from doctor.postmortem.run_outcome import outcome_of
 from doctor.testing import logged
 from doctor.testing.cases import healthy
 
@@ -206,5 +206,5 @@ def test_marks_are_bounded():
 
 
 def test_facts_of_a_host_have_no_end():
-    assert outcome_of(healthy().job(), now=0.0) is None
-    assert outcome_of(logged("hello").job(), now=0.0).kind == "unknown"
+    assert outcome_of(healthy().job(), (), 0.0) is None
+    assert outcome_of(logged("hello").job(), (), 0.0).kind == "unknown"

@@ -1,6 +1,6 @@
 """Marks of the outcome of a run: last step of each process, orderly end, lines like errors.
 
-No check needs them; :mod:`doctor.analysis.logs.run_outcome` uses them if no check found anything.
+No check needs them; :mod:`doctor.postmortem.run_outcome` uses them if no check found anything.
 
 Marks do not depend on one program: they are progress bars of tqdm and rich, counters named step, iteration, batch or
 epoch, levels of loggers, names of exceptions, and messages of shells, the C library and the kernel about a process that
@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from doctor.analysis.logs.run_outcome import END, ERROR, NAN, STEP
 from doctor.core.facts import Event
 from doctor.core.facts.log_events import LONGEST
 from doctor.knowledge.linear_regex import linear, loose
 from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
 from doctor.postmortem.logs.rank_attribution import LogProcesses
+from doctor.postmortem.run_outcome import END, ERROR, NAN, STEP
 
 PREFIX = "mark."
 """Prefix of the kinds of marks, which are kept separate from other events."""

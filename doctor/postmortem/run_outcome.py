@@ -38,7 +38,7 @@ _SIGNALLED = ("elastic.sigrecv", "elastic.sigexc", "pl.sigterm", "launch.hangup"
 _TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
 
 
-def outcome_of(job: Job, quoted: Collection[Place] = (), *, now: float) -> RunOutcome | None:
+def outcome_of(job: Job, quoted: Collection[Place], now: float) -> RunOutcome | None:
     """How the run of ``job`` ended at ``now`` (seconds since the epoch); ``None`` if there are only facts of hosts.
 
     ``quoted``: places that findings quote, and so explain."""
