@@ -301,17 +301,6 @@ def needs_zone(address: Address) -> bool:
     return parsed is not None and parsed.version == 6 and parsed.is_link_local
 
 
-def export_line(variable: str, interfaces: InterfaceFacts) -> str:
-    """A line that sets ``variable`` to a usable interface of the host, or describes one."""
-    good = good_interfaces(interfaces)
-    if not good:
-        return f"`export {variable}=<name>`, the name of an interface that `ip -br address` shows up, with an address"
-    exact = "=" if variable.startswith("NCCL_") else ""
-    value = f"'{exact}{good[0].name}'" if exact else good[0].name
-    others = f" (also up here: {', '.join(one.name for one in good[1:4])})" if len(good) > 1 else ""
-    return f"`export {variable}={value}`{others}"
-
-
 @lru_cache(maxsize=1 << 14)
 def _network(text: str) -> IPv4Network | IPv6Network | None:
     try:

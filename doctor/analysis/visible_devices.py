@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from doctor.core.facts import (
@@ -36,15 +36,26 @@ HIDE_ALL = frozenset({"", "-1", "nodevfiles", "none"})
 _LEADING_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
+class VisibleListFault(NamedTuple):
+    """What is wrong with a value of CUDA_VISIBLE_DEVICES.
+
+    ``kind``: ``entry`` is no device and ends the list, is repeated, or is read in part; or no device of the host fits
+    it, or several do. ``others``: the entries behind it that are ignored, or the part of it that is read."""
+
+    kind: Literal["ends", "repeated", "partly read", "absent", "ambiguous"]
+    entry: str
+    others: tuple[str, ...] = ()
+
+
 class VisibleList(NamedTuple):
     """CUDA_VISIBLE_DEVICES as CUDA reads it, without asking the driver; ``is_set``: whether it is set at all.
 
-    ``entries``: the valid ones, in order (index as digits, UUID or its beginning). ``fault``: what is wrong with the
-    value, as the end of a sentence that begins with it; ``None`` if it is valid, or hides every GPU on purpose."""
+    ``entries``: the valid ones, in order (index as digits, UUID or its beginning). ``fault``: ``None`` if the value is
+    valid, or hides every GPU on purpose."""
 
     entries: tuple[str, ...] = ()
     is_set: bool = True
-    fault: str | None = None
+    fault: VisibleListFault | None = None
 
     @property
     def is_by_index(self) -> bool:
@@ -72,7 +83,7 @@ def _read_uuids(text: str, prefix: str) -> VisibleList:
         if not word.startswith(prefix):
             return VisibleList(tuple(taken), fault=_cut(word, words[position + 1 :]))
         if word in taken:
-            return VisibleList(fault=_repeats(word))
+            return VisibleList(fault=VisibleListFault("repeated", word))
         taken.append(word)
     return VisibleList(tuple(taken))
 
@@ -87,24 +98,19 @@ def _read_indices(text: str) -> VisibleList:
             return VisibleList(tuple(taken), fault=_cut(word, words[position + 1 :]) or fault)
         index = str(int(number[0]))
         if index in taken:
-            return VisibleList(fault=_repeats(index))
+            return VisibleList(fault=VisibleListFault("repeated", index))
         if number[0] != word:
-            fault = fault or f"holds {word!r}, of which CUDA reads {index} alone"
+            fault = fault or VisibleListFault("partly read", word, (index,))
         taken.append(index)
     return VisibleList(tuple(taken), fault=fault)
 
 
-def _cut(word: str, rest: list[str]) -> str | None:
-    """The effect of an entry that ends the list; empty for an empty or negative one at the end."""
-    lost = [name for name in rest if name.strip()]
+def _cut(word: str, rest: list[str]) -> VisibleListFault | None:
+    """An entry that ends the list; an empty or negative one at the end does no harm."""
+    lost = tuple(name for name in rest if name.strip())
     if not lost and (not word.strip() or word.strip() == "-1"):
         return None
-    behind = f"; {', '.join(lost)} behind it {'is' if len(lost) == 1 else 'are'} ignored" if lost else ""
-    return f"is cut short at {word!r}, which is no device{behind}"
-
-
-def _repeats(word: str) -> str:
-    return f"repeats device {word}: CUDA then shows no device at all"
+    return VisibleListFault("ends", word, lost)
 
 
 class VisibleDevice(NamedTuple):
@@ -128,11 +134,11 @@ class VisibleDevices(NamedTuple):
     """The GPUs of a host that are visible in an environment.
 
     ``devices``: in CUDA's order, ``None`` if unknown, for the reason ``why``. ``size``: the number of devices, ``None``
-    if even that is unknown. ``error``: what is wrong with CUDA_VISIBLE_DEVICES."""
+    if even that is unknown. ``fault``: what is wrong with CUDA_VISIBLE_DEVICES."""
 
     devices: tuple[VisibleDevice, ...] | None
     size: int | None
-    error: str | None = None
+    fault: VisibleListFault | None = None
     why: str = ""
 
     @property
@@ -166,37 +172,36 @@ def visible_to(process: Process) -> VisibleDevices | None:
     return seen
 
 
-def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], str | None]:
+def _by_index(listed: VisibleList, gpus: GpuFacts) -> tuple[list[Gpu], VisibleListFault | None]:
     if not listed.is_set:
         return list(gpus.gpus), None
-    there = len(gpus.gpus)
     for position, entry in enumerate(listed.entries):
-        if int(entry) >= there:
+        if int(entry) >= len(gpus.gpus):
             kept = [gpus.gpus[int(index)] for index in listed.entries[:position]]
-            return kept, f"names device {entry}, and this host shows {there} GPU{'' if there == 1 else 's'}"
+            return kept, VisibleListFault("absent", entry)
     return [gpus.gpus[int(index)] for index in listed.entries], None
 
 
-def _in_order(chosen: list[Gpu], error: str | None, gpus: GpuFacts, order: str | None) -> VisibleDevices:
+def _in_order(chosen: list[Gpu], fault: VisibleListFault | None, gpus: GpuFacts, order: str | None) -> VisibleDevices:
     """Devices by index, which are known if all GPUs are of one model.
 
     CUDA's default order has the fastest first, NVML's is that of the PCI bus."""
     if any(gpu.mig for gpu in chosen):
-        return _slices(chosen, error)
+        return _slices(chosen, fault)
     if len({gpu.name for gpu in gpus.gpus if gpu.name}) > 1 and (order or "").strip() != "PCI_BUS_ID":
         why = "the GPUs are of different models and CUDA_DEVICE_ORDER is not PCI_BUS_ID"
-        return VisibleDevices(None, len(chosen), error, why)
-    return VisibleDevices(tuple(VisibleDevice(gpu) for gpu in chosen), len(chosen), error)
+        return VisibleDevices(None, len(chosen), fault, why)
+    return VisibleDevices(tuple(VisibleDevice(gpu) for gpu in chosen), len(chosen), fault)
 
 
-def _slices(chosen: list[Gpu], error: str | None) -> VisibleDevices:
+def _slices(chosen: list[Gpu], fault: VisibleListFault | None) -> VisibleDevices:
     """CUDA shows a process only one MIG slice, the first one (MIG user guide, "CUDA device enumeration")."""
     if not all(gpu.mig for gpu in chosen):
-        return VisibleDevices(None, None, error, "MIG is enabled on some of the GPUs and not on others")
+        return VisibleDevices(None, None, fault, "MIG is enabled on some of the GPUs and not on others")
     first = next(((gpu, gpu.mig_devices[0]) for gpu in chosen if gpu.mig_devices), None)
     if first is None:
-        return VisibleDevices(None, None, error, "MIG is enabled and no MIG slice can be seen")
-    return VisibleDevices((VisibleDevice(*first),), 1, error)
+        return VisibleDevices(None, None, fault, "MIG is enabled and no MIG slice can be seen")
+    return VisibleDevices((VisibleDevice(*first),), 1, fault)
 
 
 def _by_uuid(listed: VisibleList, gpus: GpuFacts) -> VisibleDevices:
@@ -206,10 +211,10 @@ def _by_uuid(listed: VisibleList, gpus: GpuFacts) -> VisibleDevices:
         if len(matches) != 1:
             if not matches and any(gpu.lost or not gpu.uuid for gpu in gpus.gpus):
                 return VisibleDevices(None, None, listed.fault, "the UUID of a GPU could not be read")
-            kind = "fits several devices" if matches else "is not on this host"
-            return VisibleDevices(tuple(found), len(found), f"names {entry}, which {kind}")
+            fault = VisibleListFault("ambiguous" if matches else "absent", entry)
+            return VisibleDevices(tuple(found), len(found), fault)
         if matches[0] in found:
-            return VisibleDevices((), 0, _repeats(entry))
+            return VisibleDevices((), 0, VisibleListFault("repeated", entry))
         found.append(matches[0])
     taken = found[:1] if found and found[0].slice else found
     return VisibleDevices(tuple(taken), len(taken), listed.fault)

@@ -46,6 +46,7 @@ from doctor.core.facts import (
 from doctor.knowledge.xid_catalog import ACTIONS, xid
 from doctor.testing.cases import healthy
 from doctor_checks.devices._xid_events import xids_of
+from doctor_checks.devices.assignment.visible_devices_invalid import fault_text
 from tests.lab.cases import each_case
 
 UUIDS = [
@@ -156,7 +157,9 @@ def test_sound_values_have_no_fault(text: str) -> None:
     ],
 )
 def test_faults_are_named(text: str, words: str) -> None:
-    assert words in (parse_visible_devices(text).fault or "")
+    fault = parse_visible_devices(text).fault
+    assert fault
+    assert words in fault_text(fault, 2)
 
 
 def test_different_models_are_not_guessed() -> None:

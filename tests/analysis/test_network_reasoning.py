@@ -5,7 +5,6 @@ import pytest
 from doctor.analysis.fabric.slow_paths import MeasuredPath, slow_paths
 from doctor.analysis.interface_choice import (
     data_goes_by_sockets,
-    export_line,
     gid_index,
     gloo_endpoints,
     good_interfaces,
@@ -33,6 +32,7 @@ from doctor.core.facts import (
     Setting,
     Variable,
 )
+from doctor_checks.network.interfaces._export_line import export_line
 
 
 def _interface(name, *addresses, kind="ethernet", **more):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.visible_devices import parse_visible_devices, visible_to
+from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
 from doctor.api import Finding, Job, Severity, Unknown, Verdict, check
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason
 from doctor.testing import Fails, Passes, healthy
@@ -50,10 +50,10 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
     for environment, identical in job.each(EnvironmentFacts, also=(GpuFacts,)):
         text = environment.get("CUDA_VISIBLE_DEVICES")
         listed, gpus, seen = parse_visible_devices(text), identical.find(GpuFacts), visible_to(identical)
-        fault = listed.fault or (seen.error if seen and gpus and gpus.gpus else None)
+        fault = listed.fault or (seen.fault if seen and gpus and gpus.gpus else None)
         if fault:
             yield Finding(
-                f"CUDA_VISIBLE_DEVICES={text} {fault}",
+                f"CUDA_VISIBLE_DEVICES={text} {fault_text(fault, len(gpus.gpus) if gpus else 0)}",
                 ranks=identical.ranks,
                 evidence={
                     "CUDA_VISIBLE_DEVICES": text,
@@ -65,3 +65,22 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
             reason = f"whether the devices of CUDA_VISIBLE_DEVICES={text} are there is not known: {missing.reason}"
             yield Unknown(reason, identical.ranks, missing.unhide)
+
+
+def fault_text(fault: VisibleListFault, there: int) -> str:
+    """The end of a sentence that begins with the value; ``there``: the number of GPUs of the host."""
+    match fault.kind:
+        case "ends":
+            are = "is" if len(fault.others) == 1 else "are"
+            behind = f"; {', '.join(fault.others)} behind it {are} ignored" if fault.others else ""
+            return f"is cut short at {fault.entry!r}, which is no device{behind}"
+        case "repeated":
+            return f"repeats device {fault.entry}: CUDA then shows no device at all"
+        case "partly read":
+            return f"holds {fault.entry!r}, of which CUDA reads {fault.others[0]} alone"
+        case "absent" if fault.entry.isdigit():
+            return f"names device {fault.entry}, and this host shows {there} GPU{'' if there == 1 else 's'}"
+        case "absent":
+            return f"names {fault.entry}, which is not on this host"
+        case _:
+            return f"names {fault.entry}, which fits several devices"

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from doctor.analysis.interface_choice import (
     CHOICE_SECTIONS,
-    export_line,
     nccl_endpoints_of,
     nccl_matters,
     needs_zone,
@@ -30,6 +29,7 @@ from doctor.api import (
 from doctor.facts import Address, EnvironmentFacts, Interface, InterfaceFacts, MasterFacts, NcclFacts, SoftwareFacts
 from doctor.knowledge.interface_syntax import gloo_names, nccl_interface_list, nccl_socket_family
 from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.network.interfaces._export_line import export_line
 
 _UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
 _LINK_LOCAL = Interface("eth0", addresses=(Address("inet6", "fe80::5054:ff:fe12:3456", 64),))

@@ -8,13 +8,13 @@ from doctor.analysis.interface_choice import (
     CARRIES_NOTHING,
     CHOICE_SECTIONS,
     choice_of,
-    export_line,
     good_interfaces,
     sends_data_by_sockets,
 )
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
 from doctor.testing import Fails, Passes, healthy
+from doctor_checks.network.interfaces._export_line import export_line
 
 _GIGABIT = Interface("eth0", mtu=1500, speed=1_000, addresses=(Address("inet", "10.0.0.2", 16),))
 _FAST = Interface("ens5", mtu=9000, speed=100_000, addresses=(Address("inet", "10.1.0.2", 16),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.interface_choice import export_line, gloo_name_refused, parse_address, setting_text
+from doctor.analysis.interface_choice import gloo_name_refused, parse_address, setting_text
 from doctor.api import (
     Finding,
     IdenticalRanks,
@@ -25,6 +25,7 @@ from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_n
 from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.network.interfaces._export_line import export_line
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from doctor.analysis.interface_choice import (
     InterfaceEndpoint,
     NetworkChoice,
     choice_of,
-    export_line,
     gloo_endpoints,
     leads_nowhere,
     needs_zone,
@@ -53,6 +52,7 @@ from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.process_launches import file_spans_hosts
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.network.interfaces._export_line import export_line
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
 _DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))
