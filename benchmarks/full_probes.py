@@ -87,9 +87,9 @@ class Row:
         return f"| {' | '.join(map(str, (self.name, self.ids, self.times, *marks, self.others, spent, late)))} |"
 
 
-def play_sick(scene: LiveScene, row: Row) -> Iterator[str]:
+def play_faulty(scene: LiveScene, row: Row) -> Iterator[str]:
     """One repetition; yields what went wrong."""
-    outcome = yield from _played(scene.sick, row)
+    outcome = yield from _played(scene.faulty, row)
     if outcome is not None:
         wrong = judged(scene, outcome)
         row.found += not wrong.found
@@ -147,7 +147,7 @@ def play_all(scenes: Sequence[LiveScene], times: int) -> list[Row]:
     for number in range(1, times + 1):
         for scene, row in zip(scenes, rows, strict=True):
             if not row.skipped:
-                _tell(number, row, play_sick(scene, row))
+                _tell(number, row, play_faulty(scene, row))
         _tell(number, healthy, play_healthy(next(twins), healthy))
     return [*rows, healthy]
 

@@ -101,8 +101,8 @@ def measure_lab() -> list[tuple[str, str, str]]:
 # -- large jobs
 
 
-def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
-    """Token, rank and card of every rank. They bring what was collected here just now, under names of their own: the
+def _posted(ranks: int) -> Iterator[tuple[str, int, bytes]]:
+    """Token, rank and facts of every rank. They bring what was collected here just now, under names of their own: the
     facts of the host with its first rank, as the speaker of a host does."""
     from doctor.cluster.gather.protocol import MemberFacts
     from doctor.cluster.transport.codec import encode, pack_member
@@ -120,42 +120,42 @@ def _cards(ranks: int) -> Iterator[tuple[str, int, bytes]]:
         speaks = member.rank % PER_HOST == 0
         brought = {key: value for key, value in sections.items() if speaks or SECTIONS[key].level == "rank"}
         capture = pack_member(Member(member.rank, brought, identity))
-        card = MemberFacts(f"{member.rank:016x}", member.rank, host.hostname, capture)
-        yield card.token, card.number, encode(card)
+        facts = MemberFacts(f"{member.rank:016x}", member.rank, host.hostname, capture)
+        yield facts.token, facts.number, encode(facts)
 
 
 def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyValueStore) -> tuple[float, int]:
-    """Seconds from the call until the job is built, and bytes of the cards."""
+    """Seconds from the call until the job is built, and bytes of the posted."""
     from doctor.cluster.gather.coordinator import Coordinator
     from doctor.cluster.gather.protocol import MemberFacts
     from doctor.cluster.membership.protocol import JoinRequest
     from doctor.cluster.rendezvous.process_identity import ProcessIdentity
     from doctor.cluster.transport.codec import decode, encode
 
-    cards = list(_cards(ranks))
+    posted = list(_posted(ranks))
     keeper = Coordinator(
         keeper_board, ProcessIdentity(0, ranks, "bench"), "nonce", close_at=time.monotonic() + 300, write_line=print
     )
     local = threading.local()
 
-    def post(card: tuple[str, int, bytes]) -> None:
+    def post(facts: tuple[str, int, bytes]) -> None:
         if not hasattr(local, "board"):
             local.board = boards()
-        token, number, data = card
+        token, number, data = facts
         local.board.append("nonce/hello", encode(JoinRequest(token, number, f"node{number // PER_HOST}")))
-        local.board.append("nonce/card", data)
+        local.board.append("nonce/facts", data)
 
     began = time.perf_counter()
     keeper.open()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        for card in cards[1:]:
-            pool.submit(post, card)
-        own = decode(cards[0][2], MemberFacts)
+        for facts in posted[1:]:
+            pool.submit(post, facts)
+        own = decode(posted[0][2], MemberFacts)
         job = keeper.gather(lambda: own, None)
     ended = time.perf_counter()
     if len(job.ranks) != ranks:
         raise RuntimeError(f"{len(job.ranks)} of {ranks} ranks came")
-    return ended - began, sum(len(data) for _, _, data in cards)
+    return ended - began, sum(len(data) for _, _, data in posted)
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def _measure_store(ranks: int) -> tuple[float, int]:
 
 def _store_rows(measured: Sequence[tuple[float, int]]) -> list[tuple[str, str, str]]:
     rows = [
-        (f"{ranks:,} simulated ranks over a store", f"{took:.2f} s, {size / 1e6:.1f} MB of cards", "")
+        (f"{ranks:,} simulated ranks over a store", f"{took:.2f} s, {size / 1e6:.1f} MB of posted", "")
         for ranks, (took, size) in zip(STORE_SIZES, measured, strict=True)
     ]
     exponent = math.log(measured[-1][0] / measured[0][0]) / math.log(STORE_SIZES[-1] / STORE_SIZES[0])
@@ -219,7 +219,7 @@ def measure_folder() -> list[tuple[str, str, str]]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         limit = "30 s" if ranks == FOLDER_SIZES[-1] else ""
-        words = f"{took:.1f} s while {CLIENTS} writers share its cores, {size / 1e6:.1f} MB of cards"
+        words = f"{took:.1f} s while {CLIENTS} writers share its cores, {size / 1e6:.1f} MB of posted"
         rows.append((f"{ranks:,} simulated ranks through a folder, read into one job", words, limit))
     return rows
 

@@ -55,7 +55,7 @@ def play_scene(scene: LiveScene) -> Row:
     except AssertionError as wrong:  # a traceback on stderr, two reports
         return Row(scene.name, ids, (False, False, None), [str(wrong)])
     marks = (not result.found, not result.blamed, not result.silent)
-    return Row(scene.name, ids, marks, result.complaints, perform(scene.sick).seconds)
+    return Row(scene.name, ids, marks, result.complaints, perform(scene.faulty).seconds)
 
 
 def play_healthy(name: str) -> Row:

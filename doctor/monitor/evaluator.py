@@ -180,4 +180,4 @@ def _decision(report: Report, trigger: Trigger) -> Decision:
     ids = tuple(dict.fromkeys(result.id for result, _ in errors))
     words = "; ".join(f"{result.id} {finding.summary}" for result, finding in errors[:3])
     ranks = tuple(sorted({rank for _, finding in errors for rank in finding.ranks}))
-    return Decision(sick=True, words=shortened(words), ids=ids[:MOST_IDS], ranks=ranks)
+    return Decision(has_errors=True, words=shortened(words), ids=ids[:MOST_IDS], ranks=ranks)

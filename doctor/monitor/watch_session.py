@@ -122,7 +122,7 @@ class WatchSession:
             )
         decision = self._watchdog.check_start(STARTUP_TIMEOUT)
         self.telemetry.progress.run = self._watchdog.run
-        if decision is not None and decision.sick and self._options.on_error == "raise":
+        if decision is not None and decision.has_errors and self._options.on_error == "raise":
             way_out = f" (the way out: doctor explain {decision.ids[0]})" if decision.ids else ""
             raise Findings(
                 f"the doctor ends this run before its first batch, as on_error='raise' says: {decision.words}{way_out}",
@@ -175,17 +175,17 @@ class WatchSession:
 
     def startup_facts(self) -> Sections:
         """Return everything known before the first batch."""
-        return {**self._static_sections(FACTS_TIMEOUT), **self._probe_sections, **self.telemetry.card()}
+        return {**self._static_sections(FACTS_TIMEOUT), **self._probe_sections, **self.telemetry.current_facts()}
 
-    def card(self) -> Sections:
+    def current_facts(self) -> Sections:
         """Return everything known now."""
-        sections = {**self._static_sections(), **self.telemetry.card()}
+        sections = {**self._static_sections(), **self.telemetry.current_facts()}
         if self._prometheus is not None:
-            self._prometheus.card(sections)
+            self._prometheus.own_facts(sections)
         return sections
 
     def position(self) -> Sections:
-        """Return the card with stacks, children and the newest collectives."""
+        """Return the facts with stacks, children and the newest collectives."""
         storage = self._static_facts.storage() if self._static_facts else {}
         return {**self._static_sections(), **storage, **self.telemetry.position()}
 

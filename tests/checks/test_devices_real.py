@@ -1,4 +1,4 @@
-"""Sick GPUs, caused in a fake driver and read by the real collectors through the real nvidia-ml-py."""
+"""Faulty GPUs, caused in a fake driver and read by the real collectors through the real nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_idle_desktop_is_silent(fake_nvml: FakeNvml) -> None:
         ("pcie_degraded", "GPU012", {5}),
     ],
 )
-def test_a_sick_gpu_is_blamed_on_its_rank(fake_nvml: FakeNvml, machine: str, check: str, ranks: set[int]) -> None:
+def test_a_faulty_gpu_is_blamed_on_its_rank(fake_nvml: FakeNvml, machine: str, check: str, ranks: set[int]) -> None:
     result = judged(gathered(fake_nvml, machine, *({} for _ in range(8))), check)
     assert result.status is Status.FAIL
     assert blamed(result) == ranks
@@ -284,8 +284,8 @@ def manager(tmp_path: Path) -> Iterator[int]:
 def test_a_running_fabric_manager(fake_nvml: FakeNvml, switches: Path, manager: int) -> None:
     well = judged(gathered(fake_nvml, "eight_h100", {}, {}, sys=switches), "GPU014")
     assert (well.status, well.findings) == (Status.PASS, ())
-    sick = judged(gathered(fake_nvml, "no_fabric_manager", {}, {}, sys=switches), "GPU014")
-    assert (sick.status, blamed(sick)) == (Status.FAIL, {0, 1})
+    faulty = judged(gathered(fake_nvml, "no_fabric_manager", {}, {}, sys=switches), "GPU014")
+    assert (faulty.status, blamed(faulty)) == (Status.FAIL, {0, 1})
 
 
 def test_no_fabric_manager(fake_nvml: FakeNvml, switches: Path) -> None:
@@ -330,7 +330,7 @@ def test_hosts_of_one_nvlink_domain(fake_nvml: FakeNvml, imex: Path) -> None:
 
 
 def test_a_cpu_build_beside_gpus(fake_nvml: FakeNvml) -> None:
-    """The torch of the test environment is read from its files; only a build without CUDA is sick."""
+    """The torch of the test environment is read from its files; only a build without CUDA is faulty."""
     pytest.importorskip("torch")
     environ = fake_nvml.environ("eight_h100")
     sections = collect_facts(("environment", "trainer", "software", "gpus"), Machine(environ=environ))

@@ -1,4 +1,4 @@
-"""Sick hosts, caused with limits, users, mounts, files and fake device trees, and read by the real collectors."""
+"""Faulty hosts, caused with limits, users, mounts, files and fake device trees, and read by the real collectors."""
 
 from __future__ import annotations
 

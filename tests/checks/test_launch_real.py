@@ -70,7 +70,7 @@ HELPER = STEP | {
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29311"}
 
 
-def sick(*members):
+def faulty(*members):
     """What is found, as ``{id: (severity, ranks)}``; the worst finding of each id."""
     results = examine_job(build_job(Member(rank, sections) for rank, sections in members), CHECKS)
     assert [result.reason for result in results if result.status.value == "error"] == []
@@ -91,7 +91,7 @@ def lone(environ):
     sections = here(environ, "launch", "environment", "trainer", "process", "host")
     launch = sections["launch"]
     assert isinstance(launch, LaunchFacts)
-    return sick((launch.rank or 0, sections))
+    return faulty((launch.rank or 0, sections))
 
 
 def start(*prefix, arguments=("-c", PROGRAM), **variables):
@@ -186,7 +186,7 @@ def test_healthy_variables(environ):
     ],
     ids=lambda value: None if isinstance(value, dict) else "",
 )
-def test_sick_variables(environ, expected):
+def test_faulty_variables(environ, expected):
     assert lone(environ) == expected
 
 
@@ -209,26 +209,26 @@ def stranger():
 def test_a_busy_port():
     with stranger() as (pid, port):
         sections = here({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port})
-        assert sick((0, sections))["ENV008"] == ("error", (0,))
+        assert faulty((0, sections))["ENV008"] == ("error", (0,))
         assert sections["master"].listener.pid == pid
         other_rank = here({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port})
         agent = here({"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost", "MASTER_PORT": port})
-        assert "ENV008" not in sick((1, other_rank)) | sick((0, agent))
+        assert "ENV008" not in faulty((1, other_rank)) | faulty((0, agent))
     free = here({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port})
-    assert "ENV008" not in sick((0, free))
+    assert "ENV008" not in faulty((0, free))
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset (util-linux)")
 def test_ranks_on_one_core():
     first = str(min(os.sched_getaffinity(0)))
     pinned = [start("taskset", "-c", first, OMP_NUM_THREADS="1") for _ in range(2)]
-    assert sick(*enumerate(map(facts_of, pinned))) == {"ENV012": ("warning", (0, 1))}
+    assert faulty(*enumerate(map(facts_of, pinned))) == {"ENV012": ("warning", (0, 1))}
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_ranks_on_two_cores():
     free = [start(OMP_NUM_THREADS="1") for _ in range(2)]
-    assert sick(*enumerate(map(facts_of, free))) == {}
+    assert faulty(*enumerate(map(facts_of, free))) == {}
 
 
 def unshared(*kinds):
@@ -253,8 +253,8 @@ def test_containers_of_one_machine(kinds, setup):
     apart = start(*unshared(*kinds), "sh", "-c", f'{setup}; exec "$0" "$@"')
     others = [start(), start()]
     first, second, third = map(facts_of, [*others, apart])
-    assert sick((0, first), (1, second), (2, third))["ENV018"] == ("warning", (2,))
-    assert "ENV018" not in sick((0, first), (1, second))
+    assert faulty((0, first), (1, second), (2, third))["ENV018"] == ("warning", (2,))
+    assert "ENV018" not in faulty((0, first), (1, second))
 
 
 def test_each_host_is_its_own_master():
@@ -264,7 +264,7 @@ def test_each_host_is_its_own_master():
         )
         for name in ("alpha", "beta")
     ]
-    found = sick(*enumerate(map(facts_of, hosts)))
+    found = faulty(*enumerate(map(facts_of, hosts)))
     assert found["ENV006"] == ("error", (1,))
 
 
@@ -279,7 +279,7 @@ def test_each_host_is_its_own_master():
 )
 def test_an_interactive_session(options, strategy, expected):
     process = start(arguments=(*options, "-c", PROGRAM), PL_TRAINER_STRATEGY=strategy)
-    assert sick((0, facts_of(process))) == expected
+    assert faulty((0, facts_of(process))) == expected
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
@@ -292,8 +292,8 @@ def test_torchrun(tmp_path):
     assert process.returncode == 0, errors
     ranks = [read((tmp_path / f"facts.{rank}").read_text()) for rank in range(2)]
     assert [sections["launch"].launcher for sections in ranks] == ["torchrun", "torchrun"]
-    assert sick(*enumerate(ranks)) == {}
-    assert sick((0, ranks[0]), (0, ranks[1]))["ENV004"] == ("error", (0,))
+    assert faulty(*enumerate(ranks)) == {}
+    assert faulty((0, ranks[0]), (0, ranks[1]))["ENV004"] == ("error", (0,))
 
 
 def test_the_way_out_of_a_collision_is_that_of_the_launcher():

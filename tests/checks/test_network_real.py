@@ -1,4 +1,4 @@
-"""Sick networks, caused in namespaces of their own and read by the real collectors.
+"""Faulty networks, caused in namespaces of their own and read by the real collectors.
 
 A host here is a set of namespaces with its own interfaces, host name, /etc/hosts, resolver and boot id, so two of them
 are two machines to the doctor. RDMA is read from recorded trees of sysfs.

@@ -1,4 +1,4 @@
-"""Sick Python environments, made of real folders of metadata and files, and read by the real collectors."""
+"""Faulty Python environments, made of real folders of metadata and files, and read by the real collectors."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def forger(board: KeyValueStore) -> None:
                 if hello is not None and hello.token not in tokens:
                     tokens[hello.token] = hello.number
                     member = healthy(1, 2).members[hello.number % 2]
-                    card = MemberFacts(hello.token, hello.number, hello.host, pack_member(member))
-                    board.append(f"{nonce}/card", encode(card))
+                    facts = MemberFacts(hello.token, hello.number, hello.host, pack_member(member))
+                    board.append(f"{nonce}/facts", encode(facts))
                     say(f"posed {hello.number}")
             board.set(f"{nonce}/verdict", encode(GatherVerdict(0)))
         time.sleep(0.05)

@@ -142,9 +142,9 @@ def until(holds: Callable[[], T], seconds: float = LIMIT) -> T:
     return found
 
 
-def cards(share: Path) -> int:
+def posted(share: Path) -> int:
     """How many ranks have brought their facts to the gathering in a folder."""
-    return len([entry for entry in share.glob(".rankdoctor-*/*/card/*") if not entry.name.startswith(".")])
+    return len([entry for entry in share.glob(".rankdoctor-*/*/facts/*") if not entry.name.startswith(".")])
 
 
 def lacks_of_hosts(report: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -95,12 +95,12 @@ def together(work):
 
 
 def test_every_mailbox_reader_gets_every_entry_once(boards):
-    writer, early, late = boards(), boards().mailbox("nonce/card"), boards().mailbox("nonce/card")
+    writer, early, late = boards(), boards().mailbox("nonce/facts"), boards().mailbox("nonce/facts")
     assert early.fresh() == []
     for data in (b"one", b"two", b""):
-        writer.append("nonce/card", data)
+        writer.append("nonce/facts", data)
     assert sorted(wait_for(early, 3)) == [b"", b"one", b"two"]
-    writer.append("nonce/card", b"one")
+    writer.append("nonce/facts", b"one")
     assert wait_for(early, 1) == [b"one"]
     assert early.fresh() == []
     assert sorted(wait_for(late, 4)) == [b"", b"one", b"one", b"two"]
@@ -114,20 +114,20 @@ def wait_for(box, count):
 
 def test_mailboxes_and_values_do_not_mix(boards):
     board = boards()
-    board.append("nonce/card", b"card")
+    board.append("nonce/facts", b"facts")
     board.set("nonce/verdict", b"verdict")
     assert board.mailbox("nonce/hello").fresh() == []
-    assert board.mailbox("other/card").fresh() == []
-    assert wait_for(board.mailbox("nonce/card"), 1) == [b"card"]
+    assert board.mailbox("other/facts").fresh() == []
+    assert wait_for(board.mailbox("nonce/facts"), 1) == [b"facts"]
 
 
 def test_nothing_is_lost_while_many_write_and_one_reads(boards):
-    each, reader, seen = 10, boards().mailbox("nonce/card"), []
+    each, reader, seen = 10, boards().mailbox("nonce/facts"), []
 
     def write(number):
         board = boards()
         for count in range(each):
-            board.append("nonce/card", b"%d %d" % (number, count))
+            board.append("nonce/facts", b"%d %d" % (number, count))
 
     writing = threading.Thread(target=together, args=(write,))
     writing.start()

@@ -51,12 +51,12 @@ def test_values_of_the_required_store_alone_count(both, sides):
 
 
 def test_mailboxes_of_both_stores_are_read(both, sides):
-    box = both.mailbox("nonce/card")
+    box = both.mailbox("nonce/facts")
     for number, side in enumerate(sides):
-        side().append("nonce/card", b"%d" % number)
+        side().append("nonce/facts", b"%d" % number)
     assert sorted(box.fresh()) == [b"0", b"1"]
     assert box.fresh() == []
-    sides[1]().append("nonce/card", b"late")
+    sides[1]().append("nonce/facts", b"late")
     assert box.fresh() == [b"late"]
 
 
@@ -68,8 +68,8 @@ def test_both_are_cleared(both, sides):
 
 @pytest.mark.parametrize("work", ["set", "fresh", "clear"])
 def test_the_fallback_may_be_lost(both, sides, lost, tmp_path, work):
-    box = both.mailbox("nonce/card")
-    sides[0]().append("nonce/card", b"1")
+    box = both.mailbox("nonce/facts")
+    sides[0]().append("nonce/facts", b"1")
     destroy(tmp_path / "second")
     both.set("call", b"1")
     assert both.get("call") == b"1"
@@ -89,9 +89,9 @@ def test_the_loss_of_the_required_store_is_raised(both, lost, tmp_path, work):
 
 def test_a_blocked_fallback_costs_its_patience_once(sides, lost, tmp_path):
     first, second = sides
-    second().append("nonce/card", b"2")
+    second().append("nonce/facts", b"2")
     with blocked(tmp_path / "second"):
         both = with_fallback(first(), KeyValueStore(second().backend, patience=0.2), lost)
-        first().append("nonce/card", b"1")
-        assert both.mailbox("nonce/card").fresh() == [b"1"]
+        first().append("nonce/facts", b"1")
+        assert both.mailbox("nonce/facts").fresh() == [b"1"]
     assert len(lost) == 1

@@ -32,29 +32,29 @@ def root(tmp_path):
 def test_gatherings_of_other_keys_do_not_mix(tmp_path):
     one, other = folder_boards(tmp_path, "one")(), folder_boards(tmp_path, "other")()
     one.set("call", b"one")
-    one.append("card", b"one")
+    one.append("facts", b"one")
     assert other.get("call") is None
-    assert other.mailbox("card").fresh() == []
+    assert other.mailbox("facts").fresh() == []
 
 
 def test_half_a_file_is_never_read(root, board):
     """A writer that died leaves what it wrote aside, and nobody takes it for an entry."""
-    board.append("card", b"whole")
-    (root / "card" / ".0123456789abcdef").write_bytes(b"ha")
-    assert board.mailbox("card").fresh() == [b"whole"]
+    board.append("facts", b"whole")
+    (root / "facts" / ".0123456789abcdef").write_bytes(b"ha")
+    assert board.mailbox("facts").fresh() == [b"whole"]
 
 
 def test_entries_that_cannot_be_read_do_not_hide_the_others(root, board):
-    board.append("card", b"whole")
-    (root / "card" / "folder").mkdir()
-    (root / "card" / "link").symlink_to("nowhere")
-    (root / "card" / "forbidden").write_bytes(b"")
-    (root / "card" / "forbidden").chmod(0)
+    board.append("facts", b"whole")
+    (root / "facts" / "folder").mkdir()
+    (root / "facts" / "link").symlink_to("nowhere")
+    (root / "facts" / "forbidden").write_bytes(b"")
+    (root / "facts" / "forbidden").chmod(0)
     for path in (root.parent, root, *root.rglob("*")):
         os.chown(path, NOBODY if os.geteuid() == 0 else -1, -1, follow_symlinks=False)
     with readable_parents(root), without_rights():
         board = folder_boards(root.parent)()
-        box = board.mailbox("card")
+        box = board.mailbox("facts")
         assert sorted(box.fresh()) == [b"", b"", b"", b"whole"]
         assert box.fresh() == [], "what can't be read is looked at once"
 
@@ -106,12 +106,12 @@ def test_a_folder_that_is_not_there_is_made(tmp_path):
 
 def test_a_folder_that_vanishes_is_empty_and_can_be_filled_again(root, board):
     board.set("call", b"1")
-    box = board.mailbox("card")
-    board.append("card", b"1")
+    box = board.mailbox("facts")
+    board.append("facts", b"1")
     shutil.rmtree(root)
     assert board.get("call") is None
     assert box.fresh() == []
-    board.append("card", b"2")
+    board.append("facts", b"2")
     assert box.fresh() == [b"2"]
 
 
@@ -132,9 +132,9 @@ def test_a_full_disk(tmp_path):
         board = folder_boards(disk)()
         board.set("call", b"small")
         with pytest.raises(StoreLost, match="No space left on device"):
-            board.append("card", b"x" * (1 << 20))
+            board.append("facts", b"x" * (1 << 20))
         assert board.get("call") == b"small"
-        board.append("card", b"y" * (1 << 14))  # nothing of what did not fit is left
+        board.append("facts", b"y" * (1 << 14))  # nothing of what did not fit is left
 
 
 def test_only_stale_gathers_are_removed(root, board, monkeypatch):
@@ -152,6 +152,6 @@ def test_only_stale_gathers_are_removed(root, board, monkeypatch):
 
 def test_clearing_removes_a_gathering_from_the_disk(root, board):
     board.set("ended/verdict", b"")
-    board.append("ended/card", b"")
+    board.append("ended/facts", b"")
     board.clear("ended")
     assert os.listdir(root) == [MARK]

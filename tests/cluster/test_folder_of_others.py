@@ -196,8 +196,8 @@ def test_a_large_mailbox_is_read_in_several_calls(share, monkeypatch):
     monkeypatch.setattr("doctor.cluster.transport.file_store.AT_ONCE", 100)
     one = board(share)
     for number in range(10):
-        one.append("card", b"%d" % number * 40)
-    box = one.mailbox("card")
+        one.append("facts", b"%d" % number * 40)
+    box = one.mailbox("facts")
     looks = [box.fresh() for _ in range(6)]
     assert max(map(len, looks)) < 5
     assert sorted(itertools.chain(*looks)) == [b"%d" % number * 40 for number in range(10)]
@@ -205,14 +205,14 @@ def test_a_large_mailbox_is_read_in_several_calls(share, monkeypatch):
 
 def test_a_gathering_is_removed_without_what_is_not_ours(share, home):
     one = board(share)
-    one.append("ended/card", b"1")
-    inner = share / ROOT / "ended" / "card"
+    one.append("ended/facts", b"1")
+    inner = share / ROOT / "ended" / "facts"
     (inner / "link").symlink_to(home)
     kept = set()
     if os.geteuid() == 0:
         (inner / "theirs").write_text("1")
         belongs_to(NOBODY, inner / "theirs")
-        kept = {f"{ROOT}/ended/card/theirs"}
+        kept = {f"{ROOT}/ended/facts/theirs"}
     before = contents(home)
     one.clear("ended")
     assert contents(home) == before
@@ -261,12 +261,12 @@ class TestGroup:
                 assert theirs.get("call") == b"1"
                 theirs.append("doorbell", b"bob")
                 theirs.set("call", b"2")
-                theirs.append("new/card", b"3")
+                theirs.append("new/facts", b"3")
             with as_user(ALICE, TEAM):
                 ours = board(share, TEAM)
                 assert ours.get("call") == b"2"
                 assert sorted(ours.mailbox("doorbell").fresh()) == [b"alice", b"bob"]
-                assert ours.mailbox("new/card").fresh() == [b"3"]
+                assert ours.mailbox("new/facts").fresh() == [b"3"]
                 ours.clear("new")
         finally:
             os.umask(before)

@@ -100,7 +100,7 @@ def test_rank_0_is_killed_after_the_verdict(place, moment):
 @SCENES.scene()
 def test_a_member_is_killed_before_it_sends_its_facts(place):
     ranks = new_ranks(place.boards(), range(3), 3, **ABSENT)
-    dies_at(ranks[1], "append", "card")
+    dies_at(ranks[1], "append", "facts")
     assert run(*ranks) == [1, None, 1]
     assert ranks[0].job.absent == (1,)
     assert ranks[0].job.last_seen == ((1, "node0", "joined"),)

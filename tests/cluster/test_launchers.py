@@ -90,9 +90,9 @@ def test_by_torchrun_which_starts_again(commands, ports, tmp_path):
     where = ["--master-addr", "127.0.0.1", "--master-port", str(next(ports)), "--no-python"]
     done = commands.start([*torchrun, *where, *CHECK, "--plugin", plugin, "--select", "ENV004,ENV005,NET003,ZZZ001"])
     assert done.wait() == 0, done.stderr
-    sick, well = documents(done.stdout)
-    assert [report["exit_code"] for report in (sick, well)] == [1, 0]
-    for report in (sick, well):
+    faulty, well = documents(done.stdout)
+    assert [report["exit_code"] for report in (faulty, well)] == [1, 0]
+    for report in (faulty, well):
         assert (report["job"]["launcher"], report["coverage"]["ranks_seen"]) == ("torchrun", 2)
         assert lacks_of_hosts(report) == []
 

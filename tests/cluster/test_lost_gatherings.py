@@ -226,7 +226,7 @@ def test_malformed_messages_do_not_block_the_verdict(place):
     board = place.boards()()
     nonce = until(lambda: announcement_of(board)).nonce
     for _ in range(60):
-        box = chance.choice(["hello", "card", "measured", "heard"])
+        box = chance.choice(["hello", "facts", "measured", "heard"])
         board.append(f"{nonce}/{box}", chance.randbytes(chance.randrange(30)))
     waiting.set()
     assert wait_for(*ranks) == [CODE] * 4
@@ -234,7 +234,7 @@ def test_malformed_messages_do_not_block_the_verdict(place):
     assert " of the messages of other ranks can't be read: " in ranks[0].told[0]
 
 
-NAMES = ("call", "{}/pulse", "{}/verdict", "{}/leave", "{}/hello", "{}/card", "{}/measured", "{}/heard", "{}/plan/{}")
+NAMES = ("call", "{}/pulse", "{}/verdict", "{}/leave", "{}/hello", "{}/facts", "{}/measured", "{}/heard", "{}/plan/{}")
 
 
 @SCENES.scene(CARRIERS, seed=range(4))

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.cluster.processes import ABOUT_THE_JOB, Commands, cards, until, wait
+from tests.cluster.processes import ABOUT_THE_JOB, Commands, posted, until, wait
 from tests.lab.ports import free_ports
 from tests.lab.speed import slowness
 
@@ -33,7 +33,7 @@ class Job:
 
     def is_waiting(self):
         """Whether all who are there have brought their facts. Whoever keeps has its own at hand."""
-        return cards(self._share) == 1
+        return posted(self._share) == 1
 
     def send(self, number, sent):
         """Send a signal to a rank once all wait."""

@@ -29,8 +29,8 @@ def token(number):
     return f"{number:016x}"
 
 
-def card(number, *, speaks=True, **more):
-    """The card of a rank; who does not speak for its host brings nothing of the host."""
+def facts_of(number, *, speaks=True, **more):
+    """The facts of a rank; who does not speak for its host brings nothing of the host."""
     member = MEMBERS[number]
     sections = {key: value for key, value in member.sections.items() if speaks or SECTIONS[key].level == "rank"}
     capture = pack_member(Member(number, sections, identity(member)))
@@ -51,13 +51,13 @@ def hello(board, number, name=None):
     board.append("nonce/hello", encode(JoinRequest(name or token(number), number, f"node{number // 2}")))
 
 
-def bring(board, *cards):
-    for one in cards:
-        board.append("nonce/card", encode(one))
+def bring(board, *posted):
+    for one in posted:
+        board.append("nonce/facts", encode(one))
 
 
 def test_joined_and_missing_ranks(board, roll):
-    bring(board, card(2), card(0))
+    bring(board, facts_of(2), facts_of(0))
     roll.look()
     assert roll.numbers == {0, 2}
     assert roll.missing == (1, 3)
@@ -66,7 +66,7 @@ def test_joined_and_missing_ranks(board, roll):
 
 
 def test_members_have_the_facts_that_were_sent(board, roll):
-    bring(board, *(card(number, speaks=number % 2 == 0) for number in range(WORLD)))
+    bring(board, *(facts_of(number, speaks=number % 2 == 0) for number in range(WORLD)))
     roll.look()
     job, whole = build_job(roll.members()), build_job(MEMBERS)
     assert [host.name for host in job.hosts] == ["node0", "node1"]
@@ -79,17 +79,17 @@ def test_a_rank_with_a_join_request_is_expected(board, roll):
     roll.look()
     assert roll.expected_soon
     assert roll.last_seen((), {}) == ((1, "node0", "joined"),)
-    bring(board, card(1))
+    bring(board, facts_of(1))
     roll.look()
     assert not roll.expected_soon
     assert roll.last_seen((), {}) == ()
 
 
 def test_a_duplicate_that_was_seen_is_expected(board, roll):
-    bring(board, card(1, duplicates=1))
+    bring(board, facts_of(1, duplicates=1))
     roll.look()
     assert roll.expected_soon
-    twin = card(1)
+    twin = facts_of(1)
     bring(board, msgspec.structs.replace(twin, token=token(99)))
     roll.look()
     assert not roll.expected_soon
@@ -98,14 +98,14 @@ def test_a_duplicate_that_was_seen_is_expected(board, roll):
 
 
 def test_one_process_leads_each_host(board, roll):
-    bring(board, *(card(number, port=4000 + number, word="word") for number in (1, 2, 3)), card(0))
+    bring(board, *(facts_of(number, port=4000 + number, word="word") for number in (1, 2, 3)), facts_of(0))
     roll.look()
     posts = probe_addresses(build_job(roll.members()), roll.in_order, {})
     assert [post.number for post in posts if post.speaks] == [1, 2]
 
 
 def test_a_host_whose_leading_process_never_joined(board, roll):
-    bring(board, card(0), card(3, speaks=False))
+    bring(board, facts_of(0), facts_of(3, speaks=False))
     roll.look()
     first, last = roll.members()
     assert isinstance(first.sections[HostFacts.key], HostFacts)
@@ -115,7 +115,7 @@ def test_a_host_whose_leading_process_never_joined(board, roll):
 
 def test_probe_results_are_merged(board, roll):
     reach = [ReachFacts(attempts=(Reach("node1", f"10.0.0.{number}", 1, "open", "peer"),)) for number in range(2)]
-    bring(board, card(0, port=1, word=""))
+    bring(board, facts_of(0, port=1, word=""))
     roll.look()
     [arrival] = roll.in_order
     roll._members[arrival.token] = with_section(roll._members[arrival.token], reach[0])
@@ -139,14 +139,14 @@ def with_section(member, section):
         ("hello", b""),
         ("hello", b"\xff\xfe"),
         ("hello", encode(ProbeResult(token(1), 1, b""))),
-        ("card", encode(MemberFacts(token(1), 1, "node0", b"no zlib"))),
-        ("card", encode(JoinRequest(token(1), 1, "node0"))),
+        ("facts", encode(MemberFacts(token(1), 1, "node0", b"no zlib"))),
+        ("facts", encode(JoinRequest(token(1), 1, "node0"))),
         ("measured", encode(ProbeResult(token(1), 1, b""))),
     ],
 )
 def test_damaged_messages_are_noted_and_hide_no_rank(board, roll, box, data):
     board.append(f"nonce/{box}", data)
-    bring(board, card(0))
+    bring(board, facts_of(0))
     roll.look()
     assert len(roll.damaged) == 1
     assert roll.numbers == {0}
@@ -155,7 +155,7 @@ def test_damaged_messages_are_noted_and_hide_no_rank(board, roll, box, data):
 
 
 def test_a_rank_outside_the_world_size_is_kept_for_the_checks(board, roll):
-    bring(board, card(0), MemberFacts(token(9), 9, "node0", card(1).capture))
+    bring(board, facts_of(0), MemberFacts(token(9), 9, "node0", facts_of(1).capture))
     hello(board, 7)
     roll.look()
     assert [member.rank for member in roll.members()] == [0, 9]
@@ -165,13 +165,13 @@ def test_a_rank_outside_the_world_size_is_kept_for_the_checks(board, roll):
 
 def test_any_bytes_in_any_mailbox(board, roll):
     chance = random.Random(3)
-    whole = encode(card(1))
-    for box in ("hello", "card", "measured"):
+    whole = encode(facts_of(1))
+    for box in ("hello", "facts", "measured"):
         for _ in range(60):
             damaged = bytearray(whole)
             damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
             board.append(f"nonce/{box}", chance.choice([bytes(damaged), chance.randbytes(chance.randrange(50))]))
-    bring(board, card(0))
+    bring(board, facts_of(0))
     roll.look()
     assert 0 in roll.numbers
     build_job(roll.members(), world_size=WORLD, last_seen=roll.last_seen((), {}))
@@ -182,7 +182,7 @@ def test_join_requests_of_an_earlier_gather(board):
     hello(board, 1)
     later = MemberTable(board, "later", WORLD)
     later.recall(encode(LeaderAnnouncement("nonce", 0, 1.0)))
-    board.append("later/card", encode(card(1)))
+    board.append("later/facts", encode(facts_of(1)))
     later.look()
     assert later.last_seen((), {}) == ((0, "node0", "joined"),)
 

@@ -119,9 +119,9 @@ def test_a_card_is_there_once_the_facts_are(key):
     assert process.member_facts() is None
     ready.set()
     assert process.member().rank == 1
-    card = process.member_facts()
-    assert (card.token, card.number, card.duplicates) == (process.join_request.token, 1, 0)
-    [arrived] = unpack_capture(card.capture, "card").members
+    facts = process.member_facts()
+    assert (facts.token, facts.number, facts.duplicates) == (process.join_request.token, 1, 0)
+    [arrived] = unpack_capture(facts.capture, "facts").members
     assert arrived.host == NODE0
     assert arrived.sections["launch"] == member.sections["launch"]
     assert "host" not in arrived.sections

@@ -91,7 +91,7 @@ def test_a_verdict_does_not_cover_by_bytes_of_two_neighbours():
 
 
 def test_facts_survive_the_round_trip():
-    [arrived] = unpack_capture(pack_member(MEMBER), "card").members
+    [arrived] = unpack_capture(pack_member(MEMBER), "facts").members
     assert arrived.rank == MEMBER.rank
     assert arrived.sections == MEMBER.sections
 
@@ -99,7 +99,7 @@ def test_facts_survive_the_round_trip():
 def test_large_facts_survive_the_round_trip():
     many = tuple(Variable(f"NCCL_{number}", "x" * 1000) for number in range(3000))
     member = MEMBER._replace(sections={**MEMBER.sections, EnvironmentFacts.key: EnvironmentFacts(variables=many)})
-    [arrived] = unpack_capture(pack_member(member), "card").members
+    [arrived] = unpack_capture(pack_member(member), "facts").members
     assert arrived.sections == member.sections
 
 
@@ -120,12 +120,12 @@ def test_large_facts_survive_the_round_trip():
     ],
 )
 def test_facts_that_are_damaged(data):
-    with pytest.raises(MalformedMessage, match="the card of rank 3"):
-        unpack_capture(data, "the card of rank 3")
+    with pytest.raises(MalformedMessage, match="the facts of rank 3"):
+        unpack_capture(data, "the facts of rank 3")
 
 
 def test_a_bomb_is_not_blown_up():
     bomb = zlib.compress(b" " * (FILE_LIMIT >> 5))
     assert len(bomb) < 1 << 17
     with pytest.raises(MalformedMessage, match="too large"):
-        unpack_capture(bomb, "card")
+        unpack_capture(bomb, "facts")

@@ -176,12 +176,12 @@ def test_a_damaged_index_blocks_no_reader():
     """Reading a key that is not there would wait for it."""
     key, chance = secrets.token_hex(4), random.Random(5)
     boards = store_boards(key)
-    board, reader = boards(), boards().mailbox("nonce/card")
-    board.set("nonce/card", chance.randbytes(160))
+    board, reader = boards(), boards().mailbox("nonce/facts")
+    board.set("nonce/facts", chance.randbytes(160))
     assert reader.fresh() == []
-    board.append("nonce/card", b"whole")
+    board.append("nonce/facts", b"whole")
     assert soon(lambda: reader.fresh() == [b"whole"])
-    board.set("nonce/card", chance.randbytes(7))
+    board.set("nonce/facts", chance.randbytes(7))
     assert reader.fresh() == []
 
 

@@ -107,12 +107,12 @@ def _private(home, host):
 
 def test_stand_ins_are_the_same_in_a_job_and_in_what_it_expects(tmp_path):
     worked = _private("alice", "atlas07")
-    for now, sick in ((_private("alice", "atlas08"), False), (_private("bob", "atlas08"), True)):
+    for now, faulty in ((_private("alice", "atlas08"), False), (_private("bob", "atlas08"), True)):
         job = now.job()
         job.expected = load_baseline(write(tmp_path / "worked.json", worked))
         shown = from_document(redact(to_document(job)))
         (result,) = examine(shown, CheckRegistry(tuple(check for check in CHECKS if check.id == "NCCL003")))
-        assert (result.status is Status.FAIL) is sick
+        assert (result.status is Status.FAIL) is faulty
         for finding in result.findings:
             assert finding.evidence["expected_from"] == f"capture of {shown.expected.hosts[0].name}, 2026-11-20"
             assert finding.evidence["found"] == {"NCCL_TOPO_FILE": "/home/user-1/topology.xml"}

@@ -59,9 +59,9 @@ def test_a_rank_that_failed_this_time_is_told():
 
 
 def test_reports_differ_by_their_findings():
-    healthy, sick = examine(RUN.job()), examine(stalled(1, 4).only((0, 1, 2), absent=(3,)).job())
-    assert compare_reports(sick, sick) == []
-    told = compare_reports(healthy, sick)
+    healthy, faulty = examine(RUN.job()), examine(stalled(1, 4).only((0, 1, 2), absent=(3,)).job())
+    assert compare_reports(faulty, faulty) == []
+    told = compare_reports(healthy, faulty)
     assert ("report", "verdict", "pass", "fail") in {(one.section, one.path, one.before, one.after) for one in told}
     assert {one.path for one in told if one.section == "finding"} >= {"RUN001"}
     assert all(one.before is None for one in told if one.path == "RUN001")
@@ -116,7 +116,7 @@ def test_reports_on_the_command_line_and_not_mixed(doctor, tmp_path):
 
 
 def test_severities_weigh():
-    sick = examine(stalled(1, 4).only((0, 1, 2), absent=(3,)).job())
-    weights = {one.weight for one in compare_reports(examine(RUN.job()), sick) if one.path == "RUN001"}
+    faulty = examine(stalled(1, 4).only((0, 1, 2), absent=(3,)).job())
+    weights = {one.weight for one in compare_reports(examine(RUN.job()), faulty) if one.path == "RUN001"}
     assert weights == {"high"}
     assert Severity.ERROR.weight > Severity.WARNING.weight

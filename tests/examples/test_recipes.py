@@ -45,7 +45,7 @@ def test_torchrun_trains_on_healthy_hosts(lab_hosts: Callable[..., tuple[LabHost
         assert out.splitlines()[-1] == f"trained {rank}"
 
 
-def test_torchrun_does_not_start_where_a_host_is_sick(
+def test_torchrun_does_not_start_where_a_host_fails(
     lab_hosts: Callable[..., tuple[LabHost, ...]], script: Path
 ) -> None:
     first, second = _on_both(lab_hosts(2), script, NCCL_SOCKET_IFNAME="eth9")
@@ -67,8 +67,8 @@ def test_slurm_job_checks_in_a_step_and_trains(slurm_cluster: Callable[..., Slur
     healthy = cluster.sbatch(_batch("slurm_job.sbatch", tasks=1).replace('"$@"', str(script)), timeout=100)
     assert "trained 0" in healthy, healthy
     assert "trained 1" in healthy, healthy
-    sick = _batch("slurm_job.sbatch", tasks=1).replace('"$@"', str(script))
-    output = cluster.sbatch(sick.replace("srun doctor", "NCCL_SOCKET_IFNAME=eth9 srun doctor"), timeout=100)
+    faulty = _batch("slurm_job.sbatch", tasks=1).replace('"$@"', str(script))
+    output = cluster.sbatch(faulty.replace("srun doctor", "NCCL_SOCKET_IFNAME=eth9 srun doctor"), timeout=100)
     assert "NET007" in output, output
     assert "trained" not in output
 

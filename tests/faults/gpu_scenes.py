@@ -1,4 +1,4 @@
-"""Sick GPUs and drivers, through the real bindings and a driver of the lab."""
+"""Faulty GPUs and drivers, through the real bindings and a driver of the lab."""
 
 from __future__ import annotations
 

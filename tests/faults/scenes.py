@@ -45,7 +45,7 @@ class Scene:
 
     name: str
     id: str
-    sick: Play
+    faulty: Play
     twin: Play
     severity: str = "error"
     ranks: tuple[int, ...] = (0,)
@@ -80,8 +80,8 @@ class Score(NamedTuple):
 
 def score(scene: Scene) -> Score:
     """Play ``scene`` and its twin. Raises ``CannotPlay`` where that can't be done here."""
-    sick, twin = perform(scene.sick), perform(scene.twin)
-    return Score(_not_found(scene, sick), _wrongly_blamed(scene, sick), loud(scene.twin, twin))
+    faulty, twin = perform(scene.faulty), perform(scene.twin)
+    return Score(_not_found(scene, faulty), _wrongly_blamed(scene, faulty), loud(scene.twin, twin))
 
 
 def loud(play: Play, outcome: Outcome) -> list[str]:
@@ -122,7 +122,7 @@ def others_blamed(scene: Expected, outcome: Outcome) -> list[str]:
 
 def _wrongly_blamed(scene: Scene, outcome: Outcome) -> list[str]:
     wrong = others_blamed(scene, outcome)
-    true = {scene.id, *scene.also, *true_here(scene.sick)}
+    true = {scene.id, *scene.also, *true_here(scene.faulty)}
     others = outcome.alarms(but_consequences_of=scene.id)
     wrong += [f"untrue there: {check} {words}" for check, words in others.items() if check not in true]
     return wrong

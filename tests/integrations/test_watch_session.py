@@ -118,15 +118,15 @@ def test_a_report_on_every_occasion_and_news_once(make_evaluator):
 def test_a_decision_covers_errors_and_a_stall_is_explained_by_related_families(make_evaluator):
     evaluate, _ = make_evaluator("RUN901", "NET901", "DATA901")
     before, stall = evaluate(job(), "before"), evaluate(job(), "stall")
-    assert (before.sick, {*before.ids}, before.ranks) == (True, {"RUN901", "NET901"}, (0, 1))
-    assert (stall.sick, stall.ids, stall.words) == (True, ("RUN901",), "RUN901 it stands still")
-    assert not make_evaluator("DATA901")[0](job(), "before").sick, "a warning"
-    assert not make_evaluator("NET901")[0](job(), "stall").sick, "a loose cable does not tell why this stall is"
+    assert (before.has_errors, {*before.ids}, before.ranks) == (True, {"RUN901", "NET901"}, (0, 1))
+    assert (stall.has_errors, stall.ids, stall.words) == (True, ("RUN901",), "RUN901 it stands still")
+    assert not make_evaluator("DATA901")[0](job(), "before").has_errors, "a warning"
+    assert not make_evaluator("NET901")[0](job(), "stall").has_errors, "a loose cable does not tell why this stall is"
 
 
 def test_a_check_that_breaks_is_a_line_of_the_report(make_evaluator):
     evaluate, recording = make_evaluator("RUN902", "DATA901")
-    assert not evaluate(job(), "end").sick
+    assert not evaluate(job(), "end").has_errors
     (crash,) = [result for result in evaluate.history.report.results if result.status.value == "error"]
     assert (crash.id, "of my own" in crash.reason) == ("RUN902", True)
     assert recording.told[0] == ("found", "DATA901")
@@ -136,7 +136,7 @@ def test_a_sink_that_raises_is_disabled(make_evaluator, capsys):
     broken, recording = BrokenSink(), RecordingSink()
     evaluate, _ = make_evaluator("RUN901", sinks=[broken, recording])
     for occasion in ("before", "end"):
-        assert evaluate(job(), occasion).sick
+        assert evaluate(job(), occasion).has_errors
     evaluate.close()
     assert broken.told == [("close",)]
     assert [word for word, *_ in recording.told] == ["found", "round", "round", "ended", "close"]
@@ -180,7 +180,7 @@ def test_another_evaluating_rank_continues_where_the_last_one_stopped(make_evalu
 def test_settings_that_do_not_fit_the_checks_are_gone_without(tmp_path, capsys):
     settings = Settings(limits={"MEM003.no_such": 1.0})
     evaluate = RunEvaluator(settings, [], tmp_path / "report.json", 0)
-    assert not any(evaluate(job(), occasion).sick for occasion in ("before", "end"))
+    assert not any(evaluate(job(), occasion).has_errors for occasion in ("before", "end"))
     (line,) = said(capsys)
     assert "MEM003.no_such" in line
     assert line.endswith("; continuing without settings")

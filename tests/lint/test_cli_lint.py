@@ -41,7 +41,7 @@ def lint(*arguments, cwd, code=None):
 
 
 @pytest.fixture
-def sick(tmp_path):
+def faulty(tmp_path):
     (tmp_path / "train.py").write_text(SICK)
     return tmp_path
 
@@ -57,8 +57,8 @@ def test_parts_that_are_not_read_are_told(tmp_path):
     assert [one["message"]["text"] for one in run["invocations"][0]["toolExecutionNotifications"]] == [words]
 
 
-def test_text(sick):
-    shown = lint("train.py", cwd=sick, code=1).stdout
+def test_text(faulty):
+    shown = lint("train.py", cwd=faulty, code=1).stdout
     assert "train.py:11:5: error CODE005 " in shown
     assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
     assert "doctor explain CODE005" in shown
@@ -66,8 +66,8 @@ def test_text(sick):
     assert "fail: 1 error, 1 warning in 1 of 1 files" in shown
 
 
-def test_quiet_is_a_line_a_finding(sick):
-    first, second, *rest = lint("-q", "train.py", cwd=sick, code=1).stdout.splitlines()
+def test_quiet_is_a_line_a_finding(faulty):
+    first, second, *rest = lint("-q", "train.py", cwd=faulty, code=1).stdout.splitlines()
     assert first.startswith("train.py:5:")
     assert second.startswith("train.py:11:5: error CODE005")
     assert len(rest) == 1
@@ -78,12 +78,12 @@ def test_the_corrected_twin_is_silent(tmp_path):
     assert lint(".", cwd=tmp_path, code=0).stdout.startswith("pass: no finding in 1 file;")
 
 
-def test_verbose_shows_what_is_ignored_and_every_rule(sick):
-    shown = lint("-v", "--ignore", "CODE005", "train.py", cwd=sick, code=0).stdout
+def test_verbose_shows_what_is_ignored_and_every_rule(faulty):
+    shown = lint("-v", "--ignore", "CODE005", "train.py", cwd=faulty, code=0).stdout
     assert "ignored CODE005" in shown
     assert "typed on the command line" in shown
     assert "pass    CODE001 " in shown
-    assert "CODE005" not in lint("--ignore", "CODE005", "train.py", cwd=sick, code=0).stdout
+    assert "CODE005" not in lint("--ignore", "CODE005", "train.py", cwd=faulty, code=0).stdout
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_verbose_shows_what_is_ignored_and_every_rule(sick):
         ("html", "CODE005"),
     ],
 )
-def test_formats(sick, form, words):
-    shown = lint("--format", form, "train.py", cwd=sick, code=1).stdout
+def test_formats(faulty, form, words):
+    shown = lint("--format", form, "train.py", cwd=faulty, code=1).stdout
     assert words in shown
     assert "the whole job" not in shown
 
 
-def test_json_is_the_report_document(sick):
-    document = json.loads(lint("--format", "json", ".", cwd=sick, code=1).stdout)
+def test_json_is_the_report_document(faulty):
+    document = json.loads(lint("--format", "json", ".", cwd=faulty, code=1).stdout)
     assert (document["schema"], document["job"], document["exit_code"]) == (1, None, 1)
     assert document["inputs"] == [{"path": "train.py", "kind": "python", "skipped": None}]
     ids = [result["id"] for result in document["results"]]
@@ -110,28 +110,28 @@ def test_json_is_the_report_document(sick):
     assert {"CODE000", "CODE001", "CODE005", "ENV010"} <= set(ids)
 
 
-def test_relative_uris_in_sarif(sick):
-    document = json.loads(lint("--format", "sarif", "-o", "out.sarif", ".", cwd=sick, code=1).stdout or "null")
+def test_relative_uris_in_sarif(faulty):
+    document = json.loads(lint("--format", "sarif", "-o", "out.sarif", ".", cwd=faulty, code=1).stdout or "null")
     assert document is None
-    run = json.loads((sick / "out.sarif").read_text())["runs"][0]
+    run = json.loads((faulty / "out.sarif").read_text())["runs"][0]
     assert run["artifacts"] == [{"location": {"uri": "train.py"}}]
 
 
-def test_diff_shows_and_changes_nothing(sick):
-    done = lint("--diff", "train.py", cwd=sick, code=1)
+def test_diff_shows_and_changes_nothing(faulty):
+    done = lint("--diff", "train.py", cwd=faulty, code=1)
     assert "+    sampler.set_epoch(epoch)\n" in done.stdout
     assert "1 finding would be mended in train.py" in done.stderr
-    assert (sick / "train.py").read_text() == SICK
-    subprocess.run(["patch", "-p0"], input=done.stdout, text=True, cwd=sick, check=True, capture_output=True)
-    assert "sampler.set_epoch(epoch)" in (sick / "train.py").read_text()
+    assert (faulty / "train.py").read_text() == SICK
+    subprocess.run(["patch", "-p0"], input=done.stdout, text=True, cwd=faulty, check=True, capture_output=True)
+    assert "sampler.set_epoch(epoch)" in (faulty / "train.py").read_text()
 
 
-def test_fix_writes_and_judges_again(sick):
-    done = lint("--fix", "train.py", cwd=sick, code=1)
+def test_fix_writes_and_judges_again(faulty):
+    done = lint("--fix", "train.py", cwd=faulty, code=1)
     assert "1 finding was mended in train.py" in done.stderr
     assert "fail: 1 error in 1 of 1 files" in done.stdout
-    assert "    sampler.set_epoch(epoch)\n    for batch in loader:" in (sick / "train.py").read_text()
-    assert "0 findings were mended" in lint("--fix", "train.py", cwd=sick, code=1).stderr
+    assert "    sampler.set_epoch(epoch)\n    for batch in loader:" in (faulty / "train.py").read_text()
+    assert "0 findings were mended" in lint("--fix", "train.py", cwd=faulty, code=1).stderr
 
 
 def test_fix_leaves_what_is_ignored_and_links_that_lead_away(tmp_path):
@@ -147,24 +147,24 @@ def test_fix_leaves_what_is_ignored_and_links_that_lead_away(tmp_path):
     assert (folder / "kept.py").read_text() == kept
 
 
-def test_fix_without_libcst_is_one_sentence(sick):
+def test_fix_without_libcst_is_one_sentence(faulty):
     code = "import sys; sys.modules['libcst'] = None; from doctor.__main__ import main; main()"
     command = [sys.executable, "-c", code, "lint", "--fix", "train.py"]
-    done = subprocess.run(command, cwd=sick, env=CLEAN, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=faulty, env=CLEAN, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr == "doctor: --fix and --diff need LibCST, which is not installed: pip install 'rankdoctor[fix]'\n"
     )
 
 
-def test_libcst_and_torch_are_not_loaded(sick):
+def test_libcst_and_torch_are_not_loaded(faulty):
     code = (
         "import sys; from doctor.__main__ import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'lightning', 'libcst', 'jinja2'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, "lint", "train.py"], cwd=sick, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, "lint", "train.py"], cwd=faulty, capture_output=True, text=True)
     assert done.stderr == "[]\n"
 
 
@@ -180,35 +180,35 @@ def test_libcst_and_torch_are_not_loaded(sick):
         ([], "PATHS"),
     ],
 )
-def test_what_can_not_be_used_is_one_sentence(sick, arguments, words):
-    done = lint(*arguments, cwd=sick, code=2)
+def test_what_can_not_be_used_is_one_sentence(faulty, arguments, words):
+    done = lint(*arguments, cwd=faulty, code=2)
     assert words in done.stderr
     assert done.stdout == ""
 
 
-def test_one_bad_file_among_good_ones_is_listed(sick):
-    (sick / "old.py").write_text("print 'rank torch.load DistributedSampler'\n")
-    shown = lint(".", "gone.py", cwd=sick, code=1).stdout
+def test_one_bad_file_among_good_ones_is_listed(faulty):
+    (faulty / "old.py").write_text("print 'rank torch.load DistributedSampler'\n")
+    shown = lint(".", "gone.py", cwd=faulty, code=1).stdout
     assert "passed over old.py: it is no Python of this interpreter: line 1" in shown
     assert "passed over gone.py: it can't be read" in shown
 
 
-def test_warnings_of_python_are_not_told(sick):
-    (sick / "train.py").write_text(SICK + "rank = 0 if rank is 0 else '\\d'\n")
-    assert lint("train.py", cwd=sick, code=1).stderr == ""
+def test_warnings_of_python_are_not_told(faulty):
+    (faulty / "train.py").write_text(SICK + "rank = 0 if rank is 0 else '\\d'\n")
+    assert lint("train.py", cwd=faulty, code=1).stderr == ""
 
 
-def test_settings_serve_both_sides(sick):
-    (sick / "doctor.toml").write_text(
+def test_settings_serve_both_sides(faulty):
+    (faulty / "doctor.toml").write_text(
         'select = ["CODE", "NET"]\nfail-on = "warning"\n'
         '[[ignore]]\nid = "CODE005"\nreason = "examples"\npath = "train.py"\n'
         '[[ignore]]\nid = "NET007"\nreason = "one host"\n'
     )
-    document = json.loads(lint("--format", "json", ".", cwd=sick, code=1).stdout)
+    document = json.loads(lint("--format", "json", ".", cwd=faulty, code=1).stdout)
     (ignored,) = next(one["findings"] for one in document["results"] if one["id"] == "CODE005")
     assert ignored["ignored"] == {"reason": "examples", "by": "doctor.toml:4"}
     listed = [sys.executable, "-m", "doctor", "check", "--probe", "none", "--gather", "none", "--format", "json"]
-    done = subprocess.run(listed, cwd=sick, env=CLEAN, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(listed, cwd=faulty, env=CLEAN, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 1), done.stderr
     assert {result["family"] for result in json.loads(done.stdout)["results"]} == {"network"}
 
@@ -231,12 +231,12 @@ def test_list_and_explain_know_rules(tmp_path):
     assert page.stdout.startswith("# CODE000 ignore-in-vain")
 
 
-def test_the_hook_of_pre_commit(sick):
+def test_the_hook_of_pre_commit(faulty):
     (hook,) = yaml.safe_load((Path(__file__).parent.parent.parent / ".pre-commit-hooks.yaml").read_text())
     assert hook["id"] == "doctor-lint"
     program, *arguments = shlex.split(hook["entry"])
     assert program == "doctor"
     command = [sys.executable, "-m", "doctor", *arguments, "train.py"]
-    done = subprocess.run(command, cwd=sick, env=CLEAN, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=faulty, env=CLEAN, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "train.py:11:5: error CODE005" in done.stdout

@@ -71,7 +71,7 @@ class Findings:
         assert result.status is not Status.ERROR, result.reason
         return result
 
-    def sick(self) -> dict[str, set[str]]:
+    def faulty(self) -> dict[str, set[str]]:
         """The hosts that each check blames; checks that blame nobody are left out."""
         found = {name: {host for one in self.result(name).findings for host in one.hosts} for name in JUDGES}
         return {name: hosts for name, hosts in found.items() if hosts}

@@ -1,4 +1,4 @@
-"""Light probes between hosts of the lab: sick networks, clocks and name servers, and the same hosts in health."""
+"""Light probes between hosts of the lab: faulty networks, clocks and name servers, and the same hosts in health."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def carry_jumbo_frames(host: LabHost) -> None:
 def test_healthy_hosts(lab_hosts: Lab, count: int) -> None:
     with surveying(lab_hosts(count)) as survey:
         found = survey.run()
-    assert found.sick() == {}
+    assert found.faulty() == {}
     # A few hosts send too few packets to tell loss, and two have no way to compare with.
     unjudged = {"NET014", "NET015"} if count == 2 else {"NET015"}
     assert {name for name in JUDGES if found.result(name).status is not Status.PASS} == unjudged
@@ -69,7 +69,7 @@ def test_healthy_again_and_again(lab_hosts: Lab) -> None:
     with surveying(lab_hosts(3)) as survey:
         for _ in range(20):
             found = survey.run()
-            assert found.sick() == {}, found.measured
+            assert found.faulty() == {}, found.measured
         assert max(found.files.values()) < 20, "descriptors leak"
 
 
@@ -77,7 +77,7 @@ def test_healthy_while_all_processors_compute(lab_hosts: Lab) -> None:
     with surveying(lab_hosts(4)) as survey, busy_processors():
         for _ in range(20):
             found = survey.run()
-            assert found.sick() == {}, found.measured
+            assert found.faulty() == {}, found.measured
             assert in_time(found)
 
 
@@ -89,7 +89,7 @@ def test_a_firewall_that_drops(lab_hosts: Lab) -> None:
         found = survey.run()
     assert found.outcomes()[0, "node2"] == found.outcomes()[1, "node2"] == "silent"
     assert found.outcomes()[2, "node0"] == found.outcomes()[0, "node1"] == "open"
-    assert found.sick() == {"NET013": {"node2"}}
+    assert found.faulty() == {"NET013": {"node2"}}
     assert in_time(found)
 
 
@@ -103,7 +103,7 @@ def test_a_firewall_that_rejects(lab_hosts: Lab) -> None:
         found = survey.run()
     assert found.outcomes()[0, "node1"] == "refused"
     assert found.outcomes()[1, "node0"] == "open"
-    assert found.sick() == {"NET013": {"node0", "node1"}}
+    assert found.faulty() == {"NET013": {"node0", "node1"}}
     assert max(found.took.values()) < patience(2)
 
 
@@ -114,7 +114,7 @@ def test_no_route(lab_hosts: Lab) -> None:
     with surveying((first, second, third)) as survey:
         found = survey.run()
     assert found.outcomes()[0, "node2"] == "unroutable"
-    assert found.sick()["NET013"] == {"node2"}
+    assert found.faulty()["NET013"] == {"node2"}
 
 
 def test_a_cable_that_is_pulled(lab_hosts: Lab) -> None:
@@ -123,8 +123,8 @@ def test_a_cable_that_is_pulled(lab_hosts: Lab) -> None:
         network.link_down(machines[2])
         found = survey.run()
     assert {found.outcomes()[rank, "node2"] for rank in (0, 1)} <= {"silent", "unroutable"}
-    assert found.sick()["NET013"] == {"node2"}
-    assert found.sick()["NET006"] == {"node2"}
+    assert found.faulty()["NET013"] == {"node2"}
+    assert found.faulty()["NET006"] == {"node2"}
     assert in_time(found)
 
 
@@ -144,7 +144,7 @@ def test_an_interface_that_is_not_there_is_no_matter_of_the_network(lab_hosts: L
     with surveying(lab_hosts(2), env={variable: "nosuch0"}) as survey:
         found = survey.run()
     assert found.outcomes() == {(0, "node1"): "open", (1, "node0"): "open"}
-    assert found.sick() == {}
+    assert found.faulty() == {}
 
 
 def test_the_network_of_gloo_is_closed_and_that_of_nccl_is_open(lab_hosts: Lab) -> None:
@@ -160,7 +160,7 @@ def test_the_network_of_gloo_is_closed_and_that_of_nccl_is_open(lab_hosts: Lab) 
     outcomes = {one.library: one.outcome for one in found.reach(0, "node1")}
     assert outcomes["NCCL"] == "open"
     assert outcomes["Gloo"] in ("silent", "unroutable")
-    assert found.sick() == {"NET013": {"node0", "node1"}}
+    assert found.faulty() == {"NET013": {"node0", "node1"}}
     assert found.result("NET013").severity is Severity.WARNING
 
 
@@ -180,7 +180,7 @@ def test_full_size_packets_of_a_host_vanish(lab_hosts: Lab) -> None:
         found = survey.run()
     assert {way for way, whole in arrived(found).items() if whole is not True} == {(2, "node0"), (2, "node1")}
     assert set(arrived(found).values()) == {True, False}
-    assert found.sick() == {"NET012": {"node2"}}
+    assert found.faulty() == {"NET012": {"node2"}}
     assert found.result("NET012").severity is Severity.ERROR
     assert in_time(found)
 
@@ -197,7 +197,7 @@ def test_full_size_packets_to_a_host_vanish(lab_hosts: Lab) -> None:
     with surveying(machines) as survey:
         found = survey.run()
     assert {way for way, whole in arrived(found).items() if whole is False} == {(0, "node1"), (2, "node1")}
-    assert found.sick() == {"NET012": {"node1"}}
+    assert found.faulty() == {"NET012": {"node1"}}
 
 
 def test_full_size_packets_vanish_between_all(lab_hosts: Lab) -> None:
@@ -206,7 +206,7 @@ def test_full_size_packets_vanish_between_all(lab_hosts: Lab) -> None:
     with surveying(machines) as survey:
         found = survey.run()
     assert set(arrived(found).values()) == {False}
-    assert found.sick() == {"NET012": {"node0", "node1"}}
+    assert found.faulty() == {"NET012": {"node0", "node1"}}
 
 
 def test_jumbo_frames_arrive(lab_hosts: Lab) -> None:
@@ -217,7 +217,7 @@ def test_jumbo_frames_arrive(lab_hosts: Lab) -> None:
         found = survey.run()
         assert survey.plan()[0].burst == 18000
     assert arrived(found) == {(0, "node1"): True, (1, "node0"): True}
-    assert found.sick() == {}
+    assert found.faulty() == {}
 
 
 def test_a_link_of_10_megabits(lab_hosts: Lab) -> None:
@@ -227,7 +227,7 @@ def test_a_link_of_10_megabits(lab_hosts: Lab) -> None:
     with surveying(machines) as survey:
         found = survey.run()
     assert set(arrived(found).values()) == {True}
-    assert found.sick() == {}
+    assert found.faulty() == {}
 
 
 def test_a_host_that_is_far_away(lab_hosts: Lab) -> None:
@@ -237,7 +237,7 @@ def test_a_host_that_is_far_away(lab_hosts: Lab) -> None:
     far = next(one for one in found.measured[0].paths.samples if one.peer == "node2")
     assert 0.039 < far.round_trip < 0.06
     assert far.full_size_arrived
-    assert found.sick() == {"NET014": {"node2"}}
+    assert found.faulty() == {"NET014": {"node2"}}
 
 
 def test_a_lossy_way_is_neither_closed_nor_too_small(lab_hosts: Lab) -> None:
@@ -245,7 +245,7 @@ def test_a_lossy_way_is_neither_closed_nor_too_small(lab_hosts: Lab) -> None:
     with delayed(machines[2], milliseconds=10, loss=0.05), surveying(machines) as survey:
         found = survey.run()
     assert set(found.outcomes().values()) == {"open"}
-    assert not found.sick().keys() & {"NET012", "NET013", "NET006", "HOST003"}
+    assert not found.faulty().keys() & {"NET012", "NET013", "NET006", "HOST003"}
     assert in_time(found)
 
 
@@ -253,21 +253,21 @@ def test_a_lossy_way_is_neither_closed_nor_too_small(lab_hosts: Lab) -> None:
 def test_a_clock_that_is_wrong(lab_hosts: Lab, ahead: float) -> None:
     with surveying(lab_hosts(3), ahead={"node1": ahead}) as survey:
         found = survey.run()
-    assert found.sick() == {"HOST003": {"node1"}}
+    assert found.faulty() == {"HOST003": {"node1"}}
     assert found.measured[1].clock.offset == pytest.approx(ahead, abs=0.01)
     assert found.measured[0].clock.reference == found.measured[2].clock.reference == "node0"
 
 
 def test_the_reference_itself_is_wrong(lab_hosts: Lab) -> None:
     with surveying(lab_hosts(3), ahead={"node0": 60}) as survey:
-        assert survey.run().sick() == {"HOST003": {"node0"}}
+        assert survey.run().faulty() == {"HOST003": {"node0"}}
 
 
 def test_a_millisecond_is_no_difference(lab_hosts: Lab) -> None:
     machines = lab_hosts(3)
     with delayed(machines[1], milliseconds=1, jitter=1), surveying(machines, ahead={"node2": 0.001}) as survey:
         found = survey.run()
-    assert "HOST003" not in found.sick()
+    assert "HOST003" not in found.faulty()
     assert abs(found.measured[2].clock.offset - 0.001) < 0.001
 
 
@@ -276,7 +276,7 @@ def test_a_name_server_that_swallows_packets(lab_hosts: Lab) -> None:
     network.swallow_dns(machines[1])
     with surveying(machines) as survey:
         found = survey.run()
-    assert found.sick() == {"NET024": {"node1"}}
+    assert found.faulty() == {"NET024": {"node1"}}
     [sample, *_] = [one for one in found.measured[1].paths.samples if one.reverse_error]
     assert (sample.forward_lookup < 0.5, sample.reverse_lookup) == (True, 5.0)
     assert set(found.outcomes().values()) == {"open"}
@@ -292,7 +292,7 @@ def test_a_peer_that_stands_still(lab_hosts: Lab) -> None:
         finally:
             machines[2].signal(signal.SIGCONT, "agent.py")
     assert found.outcomes()[0, "node2"] == "unanswered"
-    assert found.sick() == {}
+    assert found.faulty() == {}
     assert found.result("NET013").status is Status.UNKNOWN
     assert in_time(found)
 
@@ -303,7 +303,7 @@ def test_the_port_of_the_master_is_filtered(lab_hosts: Lab) -> None:
     with surveying(machines) as survey:
         found = survey.run()
     assert found.outcomes("master") == {(0, "node0"): "open", (1, "node0"): "silent", (2, "node0"): "silent"}
-    assert found.sick() == {"NET006": {"node1", "node2"}}
+    assert found.faulty() == {"NET006": {"node1", "node2"}}
     assert (
         "eth0 from 10.20.0.11"
         in found.result("NET006").findings[0].summary + found.result("NET006").findings[1].summary
@@ -316,12 +316,12 @@ def test_the_port_of_the_master_is_rejected(lab_hosts: Lab) -> None:
     with surveying(machines) as survey:
         found = survey.run()
     assert found.outcomes("master")[1, "node0"] == "refused"
-    assert found.sick() == {"NET006": {"node1"}}
+    assert found.faulty() == {"NET006": {"node1"}}
 
 
 def test_the_master_address_is_that_of_another_host(lab_hosts: Lab) -> None:
     with surveying(lab_hosts(2), env={"MASTER_ADDR": "node1"}) as survey:
-        assert survey.run().sick() == {"NET006": {"node0", "node1"}}
+        assert survey.run().faulty() == {"NET006": {"node0", "node1"}}
 
 
 def test_the_port_of_the_master_is_free_afterwards(lab_hosts: Lab) -> None:
@@ -347,7 +347,7 @@ def test_hosts_that_know_only_ipv6(lab_hosts: Lab) -> None:
         found = survey.run()
     assert [one.address for one in found.reach(0, "node1")] == ["fd00::2"]
     assert set(found.outcomes().values()) == set(found.outcomes("master").values()) == {"open"}
-    assert found.sick() == {}
+    assert found.faulty() == {}
 
 
 def test_hosts_without_ipv6(lab_hosts: Lab) -> None:
@@ -357,7 +357,7 @@ def test_hosts_without_ipv6(lab_hosts: Lab) -> None:
     with surveying(machines) as survey:
         found = survey.run()
     assert set(found.outcomes().values()) == {"open"}
-    assert found.sick() == {}
+    assert found.faulty() == {}
 
 
 def test_a_job_too_large_for_all_pairs(lab_hosts: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,10 +366,10 @@ def test_a_job_too_large_for_all_pairs(lab_hosts: Lab, monkeypatch: pytest.Monke
     machines = lab_hosts(7)
     with surveying(machines, ahead={"node5": 5}) as survey:
         found = survey.run()
-        assert found.sick() == {"HOST003": {"node5"}}
+        assert found.faulty() == {"HOST003": {"node5"}}
         assert found.measured[6].clock.reference == "node4"
         network.drop_new_from(machines[3], "10.20.0.0/24")
-        assert survey.run().sick() == {"HOST003": {"node5"}, "NET013": {"node3"}}
+        assert survey.run().faulty() == {"HOST003": {"node5"}, "NET013": {"node3"}}
 
 
 def test_no_more_bytes_than_announced(lab_hosts: Lab) -> None:
@@ -391,7 +391,7 @@ def test_few_open_files_allowed(lab_hosts: Lab) -> None:
         found = survey.run()
     assert len(found.outcomes()) == 56
     assert set(found.outcomes().values()) == {"open"}
-    assert found.sick() == {}
+    assert found.faulty() == {}
 
 
 def test_the_whole_probe_keeps_its_time_whatever_it_is(lab_hosts: Lab) -> None:

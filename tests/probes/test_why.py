@@ -33,7 +33,7 @@ def test_a_cure_mends_twice_in_a_row(before, after, usual, cures):
     assert is_improvement(before, after, usual) is cures
 
 
-def resent(sick: int, other: int, sent: int = 4000) -> list[Trial]:
+def resent(faulty: int, other: int, sent: int = 4000) -> list[Trial]:
     """What is told of a way that lost so many segments in each round, and of another one."""
     meeting = TransferPairing(0, 1, "node1", "10.0.0.2", 1, "", calls=True)
     itinerary = TransferSchedule(1, 0, "", (meeting,), first=0, round_seconds=1.0, bytes=1, seconds=1.0)
@@ -41,7 +41,7 @@ def resent(sick: int, other: int, sent: int = 4000) -> list[Trial]:
     samples = [
         Transfer("node1", "done", 1e8, segments_sent=sent, segments_retransmitted=lost)
         for _ in range(MOST_ROUNDS)
-        for lost in (sick, other)
+        for lost in (faulty, other)
     ]
     return list(speed_trials(order, samples))
 

@@ -54,10 +54,10 @@ def page_of(job, *, inputs=(), settings=None):
 
 
 def report_of(*findings, check_id="NET901"):
-    def sick_thing(job):
+    def faulty_thing(job):
         yield from findings
 
-    made = check(id=check_id, severity=Severity.ERROR, needs=(SoftwareFacts,))(sick_thing)
+    made = check(id=check_id, severity=Severity.ERROR, needs=(SoftwareFacts,))(faulty_thing)
     return judge(healthy(2, 2).job(), CheckRegistry([made]), Settings())
 
 

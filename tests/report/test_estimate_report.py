@@ -177,9 +177,9 @@ def test_programs_get_the_document():
     assert document["schema"] == 1
     assert document["estimate"]["peak_bytes"] == estimate.peak_bytes
     assert document["estimate"]["parts"]["parameters"] == 4 * GIB
-    sick, _ = answered(TrainingPlan(batch_size=128))
-    assert "MEM005" in render_junit(sick)
-    assert "::error title=MEM005" in render_github(sick)
+    faulty, _ = answered(TrainingPlan(batch_size=128))
+    assert "MEM005" in render_junit(faulty)
+    assert "::error title=MEM005" in render_github(faulty)
     assert github_notice(estimate).startswith(
         "::notice title=doctor estimate::It fits: a rank takes 28.6 GiB of 80 GiB"
     )

@@ -43,7 +43,7 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), min_si
 def reported(text):
     """A report in which everything that a job can tell is ``text``."""
 
-    def sick_thing(job):
+    def faulty_thing(job):
         yield Finding(
             f"x {text}",
             hosts=(f"h{text}",),
@@ -53,7 +53,7 @@ def reported(text):
             source=Source(f"s{text}"),
         )
 
-    made = check(id="NET901", severity=Severity.ERROR, needs=(SoftwareFacts,))(sick_thing)
+    made = check(id="NET901", severity=Severity.ERROR, needs=(SoftwareFacts,))(faulty_thing)
     job = healthy(1, 2).alter(HostFacts, hostname=f"n{text}").job()
     return judge(job, CheckRegistry([made]), Settings()), job
 

@@ -38,10 +38,10 @@ def elements(markdown):
 
 
 def report_of(*findings):
-    def sick_thing(job):
+    def faulty_thing(job):
         yield from findings
 
-    made = check(id="NET901", severity=Severity.ERROR, needs=(SoftwareFacts,))(sick_thing)
+    made = check(id="NET901", severity=Severity.ERROR, needs=(SoftwareFacts,))(faulty_thing)
     return judge(healthy(2, 2).job(), CheckRegistry([made]), Settings())
 
 

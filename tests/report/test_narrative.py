@@ -24,11 +24,11 @@ from tests.report.pages import logged_job
 
 
 def checked(check_id, *findings, severity=Severity.ERROR):
-    def sick_thing(job):
+    def faulty_thing(job):
         yield from findings
 
-    sick_thing.__name__ = f"sick_{check_id.lower()}"
-    return check(id=check_id, severity=severity, needs=(SoftwareFacts,))(sick_thing)
+    faulty_thing.__name__ = f"faulty_{check_id.lower()}"
+    return check(id=check_id, severity=severity, needs=(SoftwareFacts,))(faulty_thing)
 
 
 def report_of(*checks, hosts=2):

@@ -22,10 +22,10 @@ from doctor.testing import healthy
 
 
 def finds(*findings, check_id="NET901", severity=Severity.ERROR):
-    def sick_thing(job):
+    def faulty_thing(job):
         yield from findings
 
-    return check(id=check_id, severity=severity, needs=(SoftwareFacts,))(sick_thing)
+    return check(id=check_id, severity=severity, needs=(SoftwareFacts,))(faulty_thing)
 
 
 def skips(reason):
@@ -62,7 +62,7 @@ def text_of(report, width=100, **options):
 
 def test_a_finding_says_where_what_and_the_way_out():
     text = text_of(report_of(finds(BAD)))
-    assert "✗ error   NET901 sick-thing" in text
+    assert "✗ error   NET901 faulty-thing" in text
     assert "where    ranks 2-3 (node1)" in text
     assert "NCCL_SOCKET_IFNAME: eth9" in text
     assert "free: 64 MiB" in text
@@ -80,7 +80,7 @@ def test_what_was_read_after_the_event_is_told_in_a_sentence_first():
     report = msgspec.structs.replace(report, inputs=(ReportInput("job.log", "log"),))
     lines = text_of(report).splitlines()
     assert lines[2] == "Ranks 2-3 (node1): eth9 is not there."
-    assert lines[3] == "NET901 sick-thing, confidence very high (1)"
+    assert lines[3] == "NET901 faulty-thing, confidence very high (1)"
     assert lines[4] == "  job.log:7: rank 2: NCCL WARN no socket interface found"
     assert "fix: unset X" in lines
     assert "the end" in text_of(report)
@@ -196,11 +196,11 @@ def test_json_holds_the_schema():
         "ranks_seen": 4,
         "ranks_expected": 4,
     }
-    sick, skipped = document["results"]
-    assert list(sick) == [
+    faulty, skipped = document["results"]
+    assert list(faulty) == [
         *("id", "name", "family", "status", "severity", "seen", "expected", "reason", "seconds", "findings"),
     ]
-    assert list(sick["findings"][0]) == [
+    assert list(faulty["findings"][0]) == [
         *("summary", "severity", "ignored", "ranks", "hosts", "evidence", "effect", "fix", "confidence"),
         *("explained_by", "source"),
     ]
@@ -221,13 +221,13 @@ def test_github_annotations_are_one_line_each():
     lines = render_github(report_of(finds(finding))).splitlines()
     assert len(lines) == 2
     assert "confidence: very high (1)" in lines[0]
-    assert lines[0].startswith("::error file=nccl.conf,line=3,title=NET901 sick-thing::100 %25 bad%0Areally%0A")
+    assert lines[0].startswith("::error file=nccl.conf,line=3,title=NET901 faulty-thing::100 %25 bad%0Areally%0A")
 
 
 def test_markdown_escapes_its_table():
     page = render_markdown(report_of(finds(BAD), skips("a | b")))
     assert "| NET902 quiet-thing | skip | 4/4 | a \\| b |" in page
-    assert "Most likely root cause: **NET901** sick-thing" in page
+    assert "Most likely root cause: **NET901** faulty-thing" in page
 
 
 @pytest.mark.parametrize(("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 5), "0-2,5"), ((5, 4, 4, 1), "1,4-5")])

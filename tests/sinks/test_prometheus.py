@@ -71,7 +71,7 @@ def test_findings_are_counted_by_check_and_severity_and_go_when_they_are_gone(si
 def test_a_rank_that_does_not_evaluate_shows_itself():
     sink = PrometheusSink(0, rank=4, host="node2", write_line=pytest.fail)
     member = running(3, 2).members[4]
-    sink.card(member.sections)
+    sink.own_facts(member.sections)
     try:
         assert scraped(sink)["rankdoctor_step"] == {("4", "node2"): 140.0}
     finally:
@@ -81,7 +81,7 @@ def test_a_rank_that_does_not_evaluate_shows_itself():
 def test_its_own_card_renews_the_rank_of_the_last_round(sink):
     job = running(1, 2)
     sink.round(job.job(), report_of(sketch=job))
-    sink.card(job.alter(ProgressFacts, step=999).members[0].sections)
+    sink.own_facts(job.alter(ProgressFacts, step=999).members[0].sections)
     assert scraped(sink)["rankdoctor_step"] == {("0", "node0"): 999.0, ("1", "node0"): 140.0}
 
 

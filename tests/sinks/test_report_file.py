@@ -7,11 +7,11 @@ from tests.sinks.reports import DIED, SLOW, all_news, illness, report_of
 
 def test_the_report_is_written_when_something_is_found_and_at_the_end(tmp_path):
     sink = ReportFileSink(tmp_path / "rankdoctor", print)
-    healthy, sick = report_of(illness("RUN003", "slow")), report_of(illness("RUN003", "slow", SLOW))
+    healthy, faulty = report_of(illness("RUN003", "slow")), report_of(illness("RUN003", "slow", SLOW))
     sink.found([], healthy)
     sink.round(None, healthy)
     assert not sink.path.exists()
-    sink.found(all_news(sick), sick)
+    sink.found(all_news(faulty), faulty)
     assert json.loads(sink.path.read_text())["primary"] == "RUN003"
     sink.ended(healthy)
     assert json.loads(sink.path.read_text())["verdict"] == "pass"

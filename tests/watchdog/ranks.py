@@ -58,9 +58,9 @@ class ScriptedSource:
 
     def startup_facts(self) -> Sections:
         """The host, and where it is."""
-        return {"host": HostFacts(hostname="here", boot_id="b", machine_id="m"), **self.card()}
+        return {"host": HostFacts(hostname="here", boot_id="b", machine_id="m"), **self.current_facts()}
 
-    def card(self) -> Sections:
+    def current_facts(self) -> Sections:
         """Where it is."""
         facts = ProgressFacts(
             state="stalled" if self.stall() else self.state,
@@ -76,7 +76,7 @@ class ScriptedSource:
 
     def position(self) -> Sections:
         """The same with its stack."""
-        facts = self.card()["progress"]
+        facts = self.current_facts()["progress"]
         assert isinstance(facts, ProgressFacts)
         facts = msgspec.structs.replace(facts, stack=thread_stack(self.trainer), stack_from="interpreter")
         return {"progress": facts}
@@ -98,7 +98,7 @@ class Rank:
         self.world = world
         self.folder = folder
         hang_after = options.pop("hang_after", HANG_AFTER)
-        self.sick = options.pop("sick", True)
+        self.faulty = options.pop("faulty", True)
         self.source = ScriptedSource(number, hang_after)
         self.watchdog = Watchdog(number, world, self.source, directory, self.judge, write_line=self.tell, **options)
         self.directory = directory
@@ -130,7 +130,7 @@ class Rank:
                 "failure": progress.failure.message if progress.failure else None,
             }
         self.write(judged=occasion, members=members, world=job.world_size)
-        return Decision(occasion in ("stall", "failure") and self.sick, f"judged by {self.number}", ("RUN001",), (0,))
+        return Decision(occasion in ("stall", "failure") and self.faulty, f"judged by {self.number}", ("RUN001",), (0,))
 
     def train(self, seconds: float) -> None:
         """Make progress for a while, longer on a slow machine."""

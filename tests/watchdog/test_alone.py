@@ -18,20 +18,20 @@ HANG_AFTER = 0.4 * slowness()
 
 
 class Run:
-    """A run of one rank. ``sick``: what is found wherever it stands still."""
+    """A run of one rank. ``faulty``: what is found wherever it stands still."""
 
-    def __init__(self, directory, source=None, sick=True, judge=None, blames=(), **options):
+    def __init__(self, directory, source=None, faulty=True, judge=None, blames=(), **options):
         self.blames = blames
         self.source = source or ScriptedSource(0, hang_after=HANG_AFTER)
         self.judged, self.told = [], []
-        self._sick = sick
+        self._faulty = faulty
         self.watchdog = Watchdog(
             0, 1, self.source, directory, judge or self._evaluate, write_line=self.told.append, **options
         )
 
     def _evaluate(self, job, occasion):
         self.judged.append((occasion, time.monotonic()))
-        return Decision(occasion == "stall" and self._sick, "why", ranks=self.blames)
+        return Decision(occasion == "stall" and self._faulty, "why", ranks=self.blames)
 
     def __enter__(self):
         self.watchdog.start()
@@ -103,7 +103,7 @@ def test_an_exception_of_a_single_process_is_evaluated_at_once(tmp_path, monkeyp
 
 
 def test_a_healthy_stall_is_evaluated_again_after_twice_the_time(tmp_path):
-    with Run(tmp_path, sick=False) as run:
+    with Run(tmp_path, faulty=False) as run:
         began = run.source.since
         run.until(lambda: len(run.times("stall")) == 3)
         waited = [at - began for at in run.times("stall")]
@@ -143,7 +143,7 @@ def test_waiting_for_a_decision_is_not_a_stall(tmp_path):
         assert not run.times("stall")
 
 
-@pytest.mark.parametrize("broken", ["stall", "startup_facts", "card", "position"])
+@pytest.mark.parametrize("broken", ["stall", "startup_facts", "current_facts", "position"])
 def test_a_source_that_raises(tmp_path, broken, monkeypatch):
     """Said once; nobody waits for what will not come; after repeated failures it is silent."""
 

@@ -166,12 +166,12 @@ def test_what_is_left_is_removed_or_emptied(tmp_path):
             ]
         )
     )
-    lines.set("card/1", b"1")
+    lines.set("facts/1", b"1")
     lines.append("box", b"1")
     lines.all[1].set("bell/lead", b"1")
-    lines.clear_run(["card/1", "card/2"])
-    assert [line.get("place/card/1") for line in lines.all] == [b"", None]
-    assert lines.all[0].get("place/card/2") is None
+    lines.clear_run(["facts/1", "facts/2"])
+    assert [line.get("place/facts/1") for line in lines.all] == [b"", None]
+    assert lines.all[0].get("place/facts/2") is None
     assert os.listdir(tmp_path / ".rankdoctor-third") == [MARK]
 
 

@@ -181,7 +181,7 @@ def test_a_verdict_of_a_healthy_run_ends_nothing(scene):
         rank.source.state = "ended"
         rank.watchdog.stop(LIMIT)
 
-    scene.start(script, 2, on_hang="abort", sick=False)
+    scene.start(script, 2, on_hang="abort", faulty=False)
     scene.wait()
     assert scene.codes == {0: 0, 1: 0}
     assert scene.judged("stall")

@@ -154,7 +154,7 @@ def test_a_rank_that_makes_progress_is_not_ended(scene, carried, tmp_path, with_
             time.sleep(0.1)
 
     options = {"secret": SECRET} if with_key else {}
-    carried(script, stranger, on_hang="abort", sick=False, hang_after=LIMIT, **options)
+    carried(script, stranger, on_hang="abort", faulty=False, hang_after=LIMIT, **options)
     try:
         scene.until(lambda: often.exists() and (with_key or _told(scene, "makes progress and does not abort")))
     finally:

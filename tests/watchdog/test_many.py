@@ -29,7 +29,7 @@ class Calm(ScriptedSource):
         super().__init__(rank, hang_after=1e9)
 
     def position(self):
-        return self.card()
+        return self.current_facts()
 
 
 class Ranks:

@@ -125,7 +125,7 @@ class GatherMember:
 
     def _run_due_work(self) -> None:
         if not self._sent_facts and (member_facts := self._participant.member_facts()) is not None:
-            self._store.append(f"{self._nonce}/card", encode(member_facts))
+            self._store.append(f"{self._nonce}/facts", encode(member_facts))
             self._sent_facts = True
         if self._sent_facts and self._schedule is not None:
             task = decode_or_none(self._store.get(f"{self._nonce}/plan/{self._token}"), ProbeTask)

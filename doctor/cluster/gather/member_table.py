@@ -40,7 +40,7 @@ class MemberTable:
         self._earlier: dict[str, JoinRequest] = {}
         self._boxes: tuple[tuple[Mailbox, Callable[[bytes], None]], ...] = (
             (store.mailbox(f"{nonce}/{JOIN_REQUESTS}"), lambda data: self._note_request(data, self.join_requests)),
-            (store.mailbox(f"{nonce}/card"), lambda data: self._note_facts(decode(data, MemberFacts))),
+            (store.mailbox(f"{nonce}/facts"), lambda data: self._note_facts(decode(data, MemberFacts))),
             (store.mailbox(f"{nonce}/measured"), self._note_result),
         )
 
@@ -74,7 +74,7 @@ class MemberTable:
 
     def _note_facts(self, facts: MemberFacts) -> None:
         if facts.token == self._own or facts.token in self.disputed:
-            raise MalformedMessage(f"another card of rank {facts.number}")
+            raise MalformedMessage(f"other facts of rank {facts.number}")
         known = self.joined.get(facts.token)
         if known == facts:
             return
@@ -85,7 +85,7 @@ class MemberTable:
             return
         self.disputed.add(facts.token)
         del self.joined[facts.token], self._members[facts.token]
-        raise MalformedMessage(f"two different cards of rank {facts.number}")
+        raise MalformedMessage(f"two different sets of facts of rank {facts.number}")
 
     def enter(self, facts: MemberFacts) -> None:
         """Add a process. Its rank may be outside the world size known here: a check reports that.
@@ -93,7 +93,7 @@ class MemberTable:
         Raises:
             MalformedMessage: its facts are damaged.
         """
-        for member in unpack_capture(facts.capture, f"the card of rank {facts.number}").members[:1]:
+        for member in unpack_capture(facts.capture, f"the facts of rank {facts.number}").members[:1]:
             self.joined[facts.token] = facts
             self._members[facts.token] = member._replace(rank=facts.number)
 

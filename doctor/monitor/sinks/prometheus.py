@@ -138,8 +138,8 @@ class PrometheusSink(FindingSink):
         self._ranks = {(one.rank, one.host): one for one in all_rank_metrics(job) if few or one.host == self._host}
         self.found((), report)
 
-    def card(self, sections: Sections) -> None:
-        """Take the metrics of this rank from its own card."""
+    def own_facts(self, sections: Sections) -> None:
+        """Take the metrics of this rank from its own facts."""
         own = rank_metrics(SectionHolder(sections), self._rank, self._host)
         self._ranks = {**self._ranks, (self._rank, self._host): own}
 

@@ -32,7 +32,7 @@ Sections = dict[str, "Section | Missing"]
 class RankTelemetry:
     """The telemetry of one rank.
 
-    Adapters call it from the training thread; :meth:`card` and :meth:`position` are called from the watchdog's.
+    Adapters call it from the training thread, the watchdog :meth:`current_facts` and :meth:`position` from its own.
     ``every_n_steps``: interval of expensive samples (memory, checksums); ``when_due`` is called with them. ``note``
     appends an event, as :meth:`mark` does, without its frame.
     """
@@ -189,7 +189,7 @@ class RankTelemetry:
             self.memory.look()
         return self.progress.stall()
 
-    def card(self) -> Sections:
+    def current_facts(self) -> Sections:
         """Return everything known of this rank without disturbing it."""
         readers: dict[str, Callable[[], Section]] = {
             "training": lambda: self.training,
@@ -205,7 +205,7 @@ class RankTelemetry:
         return {key: _read_section(key, read) for key, read in readers.items()}
 
     def position(self) -> Sections:
-        """Return the card with what explains a stall: stack, children, newest collectives."""
+        """Return the facts with what explains a stall: stack, children, newest collectives."""
 
         def progress_with_stack() -> Section:
             return msgspec.structs.replace(
@@ -216,7 +216,7 @@ class RankTelemetry:
             )
 
         return {
-            **self.card(),
+            **self.current_facts(),
             "progress": _read_section("progress", progress_with_stack),
             "flight-recorder": _read_section("flight-recorder", read_recorder),
         }

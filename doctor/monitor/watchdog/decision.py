@@ -33,11 +33,11 @@ class RankSource(Protocol):
     def startup_facts(self) -> Sections:
         """Return all facts before the first batch; may take seconds, in a thread of its own."""
 
-    def card(self) -> Sections:
+    def current_facts(self) -> Sections:
         """Return what changes during the run."""
 
     def position(self) -> Sections:
-        """Return the card with stack and newest collectives."""
+        """Return the facts with stack and newest collectives."""
 
     def dumps(self) -> Mapping[str, bytes]:
         """Return the flight recorder dumps taken with the last position, by recorder."""
@@ -46,7 +46,7 @@ class RankSource(Protocol):
 class Decision(msgspec.Struct, frozen=True):
     """The outcome of one evaluation. ``words``: on one line; ``ranks``: at fault."""
 
-    sick: bool = False
+    has_errors: bool = False
     words: Text = ""
     ids: Annotated[tuple[CheckId, ...], Meta(max_length=MOST_IDS)] = ()
     ranks: Ranks = ()

@@ -140,7 +140,7 @@ class IncidentHandler:
                 self.fail(request, now)  # the exception occurred while the others were being evaluated for a stall
 
     def _apply(self, collection: CollectionRound, message: DecisionMessage, now: float) -> None:
-        incident, confirmed = collection.name, message.ruling.sick
+        incident, confirmed = collection.name, message.ruling.has_errors
         self._stalls.evaluated(incident, now, confirmed=confirmed, passed=self._context.progress.passed)
         if confirmed:
             resumed = self._context.peer_store.mailbox(_resumed(incident))

@@ -18,14 +18,14 @@ from doctor.monitor.watchdog.rounds.collection_round import CollectionRound
 from doctor.monitor.watchdog.run_records import RunRecords
 
 ACTIVE_WITHIN = 60.0
-"""Seconds after the last card for which a rank is considered running: a few rounds."""
+"""Seconds after the last facts for which a rank is considered running: a few rounds."""
 FINAL = ("ended", "failed")
 """States in which a process may be gone: the state it reported is final."""
 
 
-def card_name(rank: int) -> str:
-    """Return the key of a rank's card."""
-    return f"card/{rank}"
+def facts_key(rank: int) -> str:
+    """Return the key of a rank's facts."""
+    return f"facts/{rank}"
 
 
 class PeerTable:
@@ -42,28 +42,28 @@ class PeerTable:
         self._local_state = local_state
         self._store = store
         self._records = records
-        self._cards: dict[int, tuple[bytes, ...]] = {}
+        self._posted: dict[int, tuple[bytes, ...]] = {}
         self._members: dict[int, Member] = {}
         self._reachable: set[int] = set()
         self.silent: dict[int, Member] = {}
 
     def read(self, connections: Sequence[StoreConnection]) -> bool:
-        """Read the cards of the other ranks on these connections; return whether any is new."""
-        names = {card_name(rank): rank for rank in range(self._world_size) if rank != self._rank}
-        found = {names[name]: cards for name, cards in self._store.get_many(names, connections).items()}
+        """Read the facts of the other ranks on these connections; return whether any are new."""
+        names = {facts_key(rank): rank for rank in range(self._world_size) if rank != self._rank}
+        found = {names[name]: posted for name, posted in self._store.get_many(names, connections).items()}
         self._reachable = {*found}
-        fresh = {rank: cards for rank, cards in found.items() if cards != self._cards.get(rank)}
-        for rank, cards in fresh.items():
-            self._cards[rank] = cards
-            self._update(rank, cards)
+        fresh = {rank: posted for rank, posted in found.items() if posted != self._posted.get(rank)}
+        for rank, posted in fresh.items():
+            self._posted[rank] = posted
+            self._update(rank, posted)
         return bool(fresh)
 
-    def _update(self, rank: int, cards: Iterable[bytes]) -> None:
-        """Take the newest card of a rank; connections may hold different ones."""
+    def _update(self, rank: int, posted: Iterable[bytes]) -> None:
+        """Take the newest facts of a rank; connections may hold different ones."""
         found: list[tuple[str, Member]] = []
-        for card in {*cards}:
+        for one in {*posted}:
             try:
-                capture = unpack_capture(card, f"the card of rank {rank}")
+                capture = unpack_capture(one, f"the facts of rank {rank}")
             except MalformedMessage:
                 continue
             found += [(capture.created, member) for member in capture.members[:1]]

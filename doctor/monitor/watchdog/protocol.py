@@ -39,7 +39,7 @@ class PeerProcess(msgspec.Struct, frozen=True):
 
 
 class RankPresence(msgspec.Struct, frozen=True):
-    """A rank in a round. ``came``: its card is posted; ``failed``: with an exception."""
+    """A rank in a round. ``came``: its facts are posted; ``failed``: with an exception."""
 
     rank: Count
     came: bool = False

@@ -17,7 +17,7 @@ from doctor.monitor.watchdog.decision import Decision, EvaluateJob, OnRecovery, 
 from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER
 from doctor.monitor.watchdog.local_state import LocalState
-from doctor.monitor.watchdog.peer_table import PeerTable, card_name, progress_of
+from doctor.monitor.watchdog.peer_table import PeerTable, facts_key, progress_of
 from doctor.monitor.watchdog.protocol import RankPresence
 from doctor.monitor.watchdog.rounds.collection_round import CANDIDATES, CollectionRound
 from doctor.monitor.watchdog.run_records import RunRecords
@@ -75,7 +75,7 @@ class WatchdogContext:
         return self.records.write([self.local_state.member, *self.peer_table.silent.values()], self.namespace.run)
 
     def take_position(self) -> None:
-        """Take the position of this rank; write its record, then its dumps, then post its card.
+        """Take the position of this rank; write its record, then its dumps, then post its facts.
 
         The record comes first because the process may end at any moment.
         """
@@ -90,12 +90,12 @@ class WatchdogContext:
     def post_card(self) -> None:
         """Post the facts of this rank on every connection."""
         if self.is_joined:
-            self.store.set(card_name(self.rank), self.local_state.packed())
+            self.store.set(facts_key(self.rank), self.local_state.packed())
 
     def refresh_card(self) -> None:
         """Post the facts of this rank on the preferred connection."""
         if self.is_joined:
-            self.store.set_on_best(card_name(self.rank), self.local_state.packed())
+            self.store.set_on_best(facts_key(self.rank), self.local_state.packed())
 
     def evaluate_incident(self, collection: CollectionRound) -> Decision:
         """Evaluate the ranks that reported in an incident, and those that are missing."""
@@ -147,7 +147,7 @@ class WatchdogContext:
 
     def clear(self) -> None:
         """Clear the store, now that the run is over for all ranks."""
-        self.store.clear_run(card_name(rank) for rank in range(self.world_size))
+        self.store.clear_run(facts_key(rank) for rank in range(self.world_size))
         self.store.close()
         self.records.remove_empty_folder()
 
@@ -158,8 +158,8 @@ class WatchdogContext:
         self.records.close()
 
     def update_local_state(self) -> None:
-        """Update the state of this rank by its current card."""
-        self.local_state.update(self.source.card())
+        """Update the state of this rank by its current facts."""
+        self.local_state.update(self.source.current_facts())
 
     @property
     def has_failed(self) -> bool:

@@ -145,14 +145,14 @@ def slow_card(host: LabHost, name: str, limit: str) -> None:
     host.switch.run("tc", "qdisc", "replace", "dev", f"{host.port}-{name}", "root", *token_bucket(limit))
 
 
-def slow_path(title: str, sick: Play, twin: Play, *numbers: int, exclude: bool = False) -> LiveScene:
+def slow_path(title: str, faulty: Play, twin: Play, *numbers: int, exclude: bool = False) -> LiveScene:
     """A path that is slow by the fault of the hosts with these ``numbers``. What a narrow place can't take it drops
     (NET015), and collectives wait for it (NET027)."""
     names = tuple(f"node{number}" for number in numbers)
     return LiveScene(
         title,
         "NET014",
-        sick,
+        faulty,
         twin,
         severity="warning",
         ranks=numbers,
@@ -266,7 +266,7 @@ def scenes(count: int) -> dict[str, LiveScene]:
     every = (
         path_scenes(count) | card_scenes(count) | busy_scenes(BUSY_HOSTS) | storage_scenes(count) | sum_scenes(count)
     )
-    return {kind: replace(scene, overtime=SECONDS - scene.sick.timeout) for kind, scene in every.items()}
+    return {kind: replace(scene, overtime=SECONDS - scene.faulty.timeout) for kind, scene in every.items()}
 
 
 def twins_of(chosen: Sequence[LiveScene]) -> tuple[Play, ...]:

@@ -32,7 +32,7 @@ class LiveScene:
 
     name: str
     id: str
-    sick: Play
+    faulty: Play
     twin: Play
     severity: str = "error"
     ranks: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class LiveScene:
     @property
     def is_judged(self) -> bool:
         """Whether anybody is left to print a report."""
-        return any(rank not in dict(self.lines) for rank, _, _ in self.sick.started)
+        return any(rank not in dict(self.lines) for rank, _, _ in self.faulty.started)
 
     def code(self, rank: int | None) -> int | None:
         """What a rank must end with."""
@@ -76,19 +76,19 @@ class Judgement(NamedTuple):
 
 def score(scene: LiveScene) -> Score:
     """Play ``scene`` and its twin. Raises ``CannotPlay`` where that can't be done here."""
-    sick, twin = perform(scene.sick), perform(scene.twin)
-    wrong = judged(scene, sick)
-    found = [*wrong.found, str(sick)] if wrong.found else []
+    faulty, twin = perform(scene.faulty), perform(scene.twin)
+    wrong = judged(scene, faulty)
+    found = [*wrong.found, str(faulty)] if wrong.found else []
     return Score(found, wrong.culprit + wrong.others, noise(scene.twin, twin))
 
 
-def judged(scene: LiveScene, sick: Outcome) -> Judgement:
+def judged(scene: LiveScene, faulty: Outcome) -> Judgement:
     """What is wrong with what was said of a fault."""
-    found = [*_wrong_lines(scene, sick), *_wrong_codes(scene, sick)]
-    timeout = at_this_speed(scene.sick).timeout
-    if sick.seconds > timeout + patience(scene.overtime):
-        found.append(f"it took {sick.seconds:.0f} s with --timeout {timeout}")
-    report = sick.report
+    found = [*_wrong_lines(scene, faulty), *_wrong_codes(scene, faulty)]
+    timeout = at_this_speed(scene.faulty).timeout
+    if faulty.seconds > timeout + patience(scene.overtime):
+        found.append(f"it took {faulty.seconds:.0f} s with --timeout {timeout}")
+    report = faulty.report
     if report is None:
         return Judgement(found + (["nobody printed a report"] if scene.is_judged else []), [], [])
     if not scene.is_judged:
@@ -119,8 +119,8 @@ def _wrong_lines(scene: LiveScene, outcome: Outcome) -> list[str]:
 
 def _wrong_codes(scene: LiveScene, outcome: Outcome) -> list[str]:
     wrong = [f"rank {rank} ended with {code}" for rank, code in outcome.codes if code != scene.code(rank)]
-    if len(outcome.codes) != len(scene.sick.started):
-        wrong.append(f"{len(outcome.codes)} processes said something, not {len(scene.sick.started)}")
+    if len(outcome.codes) != len(scene.faulty.started):
+        wrong.append(f"{len(outcome.codes)} processes said something, not {len(scene.faulty.started)}")
     return wrong
 
 
@@ -140,7 +140,7 @@ def _wrong_culprit(scene: LiveScene, report: Judged) -> list[str]:
 
 
 def _untrue(scene: LiveScene, report: Judged) -> list[str]:
-    true = {scene.id, *scene.also, *true_here(scene.sick)}
+    true = {scene.id, *scene.also, *true_here(scene.faulty)}
     wrong = [f"untrue there: {words}" for check, words in _unexplained(report, scene.id) if check not in true]
     return wrong + report.crashed()
 

@@ -32,7 +32,7 @@ def test_scene(scene: LiveScene) -> None:
 def test_all_options_at_once(tmp_path: Path) -> None:
     """One host of four is slow, and asked: who it is, along which groups, what would mend it, and whom to exclude."""
     excluded = tmp_path / "bad-hosts"
-    slow = scenes(TEST_HOSTS)["slow host"].sick
+    slow = scenes(TEST_HOSTS)["slow host"].faulty
     options = ("--mesh", "dp=2,tp=2:1MiB", "--why", "--exclude-list", str(excluded))
     outcome = perform(replace(slow, options=(*slow.options, *options), seconds=2 * SECONDS))
     assert outcome.report is not None

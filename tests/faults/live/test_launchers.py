@@ -43,10 +43,10 @@ LEFT_OUT = pytest.mark.skip(reason=f"10 s: {len(SAMPLE)} such scenes are played;
     ],
 )
 def test_verdict_in_time(scene: LiveScene) -> None:
-    report = perform(scene.sick).report
+    report = perform(scene.faulty).report
     assert (report is None) == (not scene.is_judged)
     if report is not None:
-        assert report.report["seconds"] <= at_this_speed(scene.sick).timeout + patience(OVERTIME + NOISE)
+        assert report.report["seconds"] <= at_this_speed(scene.faulty).timeout + patience(OVERTIME + NOISE)
 
 
 def started_on(port: str, **odd: str) -> tuple[Ranks, Ranks]:
@@ -81,12 +81,12 @@ def blamed(report: dict[str, Any], check: str) -> list[list[int]]:
 def test_jobs_side_by_side_keep_apart(name: str) -> None:
     outcome = perform(SIDE_BY_SIDE[name])
     assert sorted(code for _, code in outcome.codes) == [0, 0, 1, 1], str(outcome)
-    healthy, sick = reports(outcome)
-    for report in (healthy, sick):
+    healthy, faulty = reports(outcome)
+    for report in (healthy, faulty):
         assert report["coverage"]["ranks_seen"] == report["coverage"]["ranks_expected"] == 2
         assert [host["ranks"] for host in report["job"]["hosts"]] == [[0], [1]]
     assert (healthy["verdict"], blamed(healthy, "NET007")) == ("pass", [])
-    assert (sick["primary"], blamed(sick, "NET007")) == ("NET007", [[1]])
+    assert (faulty["primary"], blamed(faulty, "NET007")) == ("NET007", [[1]])
 
 
 def test_every_round_of_torchrun_gathers_anew() -> None:

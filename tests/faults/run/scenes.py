@@ -77,9 +77,9 @@ def score(scene: RunScene) -> Score:
 def judged(scene: RunScene) -> tuple[Outcome, list[str], list[str]]:
     """The outcome of the fault alone, what was not found, and who was wrongly blamed."""
     enough = scene.ending == "hangs" and not scene.run.to_the_end
-    sick = perform(scene.run, Wanted(scene.ids, scene.severity, enough))
-    found = [*_not_found(scene, sick), *_otherwise(scene, sick)]
-    return sick, found, _wrongly_blamed(scene, sick) if sick.report else []
+    faulty = perform(scene.run, Wanted(scene.ids, scene.severity, enough))
+    found = [*_not_found(scene, faulty), *_otherwise(scene, faulty)]
+    return faulty, found, _wrongly_blamed(scene, faulty) if faulty.report else []
 
 
 def noise(outcome: Outcome) -> list[str]:

@@ -1,6 +1,6 @@
 """One collection round: all ranks report and one of them evaluates.
 
-A rank announces itself at once, and reports when its card is posted. Missing ranks are observed by the lowest rank of
+A rank announces itself at once, and reports when its facts are posted. Missing ranks are observed by the lowest rank of
 their host that reported. Once all ranks are accounted for, or the time is up, the lowest rank that reported evaluates;
 if it makes no decision in time, the next one does. All ranks adopt the decision.
 """
@@ -30,7 +30,7 @@ everything everywhere would be millions of entries."""
 class RoundTimeouts(NamedTuple):
     """Seconds since the start of a round.
 
-    ``grace``: for announcements; ``longest``: for cards; ``broken``: minimum after an exception, even if all ranks
+    ``grace``: for announcements; ``longest``: for facts; ``broken``: minimum after an exception, even if all ranks
     reported.
     """
 
@@ -96,7 +96,7 @@ class CollectionRound:
         self._post(RankPresence(self._rank))
 
     def report(self, *, failed: bool = False) -> None:
-        """Report that this rank has posted its card; ``failed``: after an exception."""
+        """Report that this rank has posted its facts; ``failed``: after an exception."""
         self._post(RankPresence(self._rank, came=True, failed=failed))
 
     def _post(self, here: RankPresence) -> None:
@@ -198,6 +198,6 @@ class CollectionRound:
         if waited >= self._times.longest:
             return True
         settled = waited >= self._times.grace + (SETTLE if self._observes else 0.0)
-        # The card or the stacks of these may still arrive.
+        # The facts or the stacks of these may still arrive.
         asked = {rank for rank, one in self.observations.items() if one.asked and not one.stack}
         return settled and awaited.isdisjoint(self.announced | asked)

@@ -1,4 +1,4 @@
-"""Periodic rounds of a healthy run: the lowest live rank evaluates the newest cards."""
+"""Periodic rounds of a healthy run: the lowest live rank evaluates the newest facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from doctor.cluster.transport.codec import decode_or_none
 from doctor.monitor.watchdog.watchdog_context import WatchdogContext
 
 PER_RANK = 0.05
-"""Seconds by which each rank lengthens the interval: reading a card takes half a millisecond, and evaluation should
+"""Seconds by which each rank lengthens the interval: reading its facts takes half a millisecond, and evaluation should
 take a hundredth of the time."""
 MISSED, IN_TURN = 3, 8
 """Missed heartbeats after which the next rank takes over; each rank waits for one more, up to this many."""
@@ -26,7 +26,7 @@ class PeriodicRounds:
         self._monitor = HeartbeatMonitor(lambda: context.peer_store.get(NAME))
 
     def step(self, now: float) -> None:
-        """Post a new card and evaluate all cards, if a round is due and any card is new."""
+        """Post new facts and evaluate those of all ranks, if a round is due and any are new."""
         if now < self._due:
             return
         self._due = now + self._every
