@@ -15,12 +15,34 @@ _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _named: set[str] = set()
 _lock = threading.Lock()
 """Held while the set is changed or copied: threads are started from several threads."""
+START_SECONDS = 20.0
+"""Seconds within which a new thread must run."""
+
+
+class _BoundedEvent(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(START_SECONDS if timeout is None else timeout)
+
+
+def start_daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread.
+
+    ``Thread.start()`` waits without a limit for the new thread, which never answers if it has no memory to begin with.
+
+    Raises:
+        RuntimeError: The thread does not run, for want of memory or by a limit on processes.
+    """
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread._started = _BoundedEvent()  # type: ignore[attr-defined]
+    thread.start()
+    if thread.ident is None:
+        raise RuntimeError("can't start new thread")
+    return thread
 
 
 def start_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a daemon thread that :func:`join_threads` joins."""
-    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-    thread.start()
+    """Start a daemon thread that :func:`join_threads` joins; see :func:`start_daemon`."""
+    thread = start_daemon(name, target, *args)
     with _lock:
         _started.add(thread)
     return thread

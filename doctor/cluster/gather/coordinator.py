@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -29,6 +28,7 @@ from doctor.cluster.transport.failover import Store
 from doctor.cluster.transport.polling import PollInterval
 from doctor.cluster.transport.signing import RejectedMessages
 from doctor.cluster.transport.store import StoreLost
+from doctor.core.background import start_daemon
 from doctor.core.job import Job, build_job
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Coordinator:
                 found = schedule.take_part(task)
                 self.table.note_measured(self._own_token, task.step, found.sections, found.note)
 
-            threading.Thread(target=take_part, daemon=True).start()
+            start_daemon("doctor-probe", take_part)
         self._wait(lambda: not self._unmeasured(tasks), until=time.monotonic() + probe_round.seconds)
         for token in self._unmeasured(tasks):
             self.table.note_timeout(token, probe_round.makes)

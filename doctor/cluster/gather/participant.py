@@ -18,6 +18,7 @@ from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import Identity, host_identity
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.runner import collect_facts
+from doctor.core.background import start_daemon
 from doctor.core.facts import SECTIONS, GpuFacts, Missing, ReachFacts, Section, SlurmFacts
 from doctor.core.job import Member
 
@@ -67,7 +68,7 @@ class Participant:
             finally:
                 self._ready.set()
 
-        threading.Thread(target=run, name="doctor-facts", daemon=True).start()
+        start_daemon("doctor-facts", run)
 
     def set_reach(self, reach: ReachFacts) -> None:
         """Record the connection attempts made to reach the store."""

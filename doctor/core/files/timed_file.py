@@ -10,12 +10,13 @@ import errno
 import os
 import queue
 import stat
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
+
+from doctor.core.background import start_daemon
 
 SECONDS = 20.0
 """The timeout of one call, in seconds. A spun-down disk or a tape cache responds within it."""
@@ -35,7 +36,7 @@ class TimedFile(AbstractContextManager["TimedFile"]):
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._descriptor = -1
-        threading.Thread(target=self._work, name="doctor-reader", daemon=True).start()
+        start_daemon("doctor-reader", self._work)
         self.status = self._ask(lambda: self._open(path), os.stat_result)
 
     def read(self, most: int) -> bytes:

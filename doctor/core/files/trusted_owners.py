@@ -7,11 +7,11 @@ import grp
 import os
 import pwd
 import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from doctor.core.background import start_daemon
 from doctor.core.errors import UnusableError
 
 VARIABLE = "DOCTOR_SHARE_GROUP"
@@ -185,9 +185,7 @@ def _looked_up(look: Callable[[], str | int]) -> str | int | None:
         except (KeyError, ValueError, OSError):
             return
 
-    thread = threading.Thread(target=work, name="doctor-lookup", daemon=True)
-    thread.start()
-    thread.join(LOOKUP)
+    start_daemon("doctor-lookup", work).join(LOOKUP)
     return found[0] if found else None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from doctor.core.background import start_daemon
 from doctor.probes.responder.backlog import ConnectionBacklog
 from doctor.probes.responder.responder_protocol import ProtocolViolation, ResponderProtocol, SilentProtocol
 from doctor.probes.runtime.tcp_connect import affordable, reset_connection
@@ -67,8 +68,7 @@ class Server:
         self._most = affordable(MOST_CONNECTIONS)
         self._closed = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="doctor-responder", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("doctor-responder", self._run)
 
     def serve(self, listener: socket.socket, protocol: Callable[[], ResponderProtocol | SilentProtocol]) -> bool:
         """Accept connections from ``listener``, which is closed with this server; ``False`` if it is closed already."""

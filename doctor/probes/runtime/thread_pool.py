@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from doctor.core.background import start_daemon
 from doctor.probes.runtime.deadline import ProbeDeadline
 
 
@@ -19,12 +20,10 @@ def start_side_by_side(
     waiting = deque(tasks)
     threads: list[threading.Thread] = []
     for _ in range(min(workers, len(waiting))):
-        thread = threading.Thread(target=_work, args=(waiting, deadline), name="doctor-probe", daemon=True)
         try:
-            thread.start()
+            threads.append(start_daemon("doctor-probe", _work, waiting, deadline))
         except RuntimeError:
             break
-        threads.append(thread)
     return threads
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from doctor.core.background import start_daemon
 from doctor.core.decoding import prepared
 from doctor.core.process import abandon_child, start_python
 
@@ -93,7 +93,7 @@ class TorchChild:
                     take(line)
             end()
 
-        threading.Thread(target=read, name="doctor-child", daemon=True).start()
+        start_daemon("doctor-child", read)
 
     def ask(self, work: str, argument: object, kind: type[R], seconds: float) -> R:
         """Return the result of ``work`` for ``argument`` (a msgspec Struct or plain data), decoded as ``kind``.

@@ -10,10 +10,10 @@ import importlib
 import os
 import queue
 import sys
-import threading
 
 import msgspec
 
+from doctor.core.background import start_daemon
 from doctor.core.decoding import prepared
 from doctor.probes.runtime.torch_child import WorkRefused, WorkReply, WorkRequest
 
@@ -38,7 +38,7 @@ def main() -> None:
             orders.put(line)
         os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    start_daemon("doctor-orders", listen)
     while True:
         answers.write(msgspec.json.encode(_answer(orders.get())) + b"\n")
         answers.flush()
