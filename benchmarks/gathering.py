@@ -125,7 +125,7 @@ def _posted(ranks: int) -> Iterator[tuple[str, int, bytes]]:
 
 
 def gather(ranks: int, boards: Callable[[], KeyValueStore], keeper_board: KeyValueStore) -> tuple[float, int]:
-    """Seconds from the call until the job is built, and bytes of the posted."""
+    """Seconds from the call until the job is built, and bytes of the facts."""
     from doctor.cluster.gather.coordinator import Coordinator
     from doctor.cluster.gather.protocol import MemberFacts
     from doctor.cluster.membership.protocol import JoinRequest
@@ -196,7 +196,7 @@ def _measure_store(ranks: int) -> tuple[float, int]:
 
 def _store_rows(measured: Sequence[tuple[float, int]]) -> list[tuple[str, str, str]]:
     rows = [
-        (f"{ranks:,} simulated ranks over a store", f"{took:.2f} s, {size / 1e6:.1f} MB of posted", "")
+        (f"{ranks:,} simulated ranks over a store", f"{took:.2f} s, {size / 1e6:.1f} MB of facts", "")
         for ranks, (took, size) in zip(STORE_SIZES, measured, strict=True)
     ]
     exponent = math.log(measured[-1][0] / measured[0][0]) / math.log(STORE_SIZES[-1] / STORE_SIZES[0])
@@ -219,7 +219,7 @@ def measure_folder() -> list[tuple[str, str, str]]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         limit = "30 s" if ranks == FOLDER_SIZES[-1] else ""
-        words = f"{took:.1f} s while {CLIENTS} writers share its cores, {size / 1e6:.1f} MB of posted"
+        words = f"{took:.1f} s while {CLIENTS} writers share its cores, {size / 1e6:.1f} MB of facts"
         rows.append((f"{ranks:,} simulated ranks through a folder, read into one job", words, limit))
     return rows
 
