@@ -28,6 +28,9 @@ INTERRUPTED, TERMINATED = 130, 143
 def main() -> None:
     """Run the command line and exit with 0, 1, 2 or 3; 130 when interrupted."""
     leave_working_directory()
+    if not os.environ.get("DOCTOR_TRACEBACK"):
+        # A thread without memory to begin with would print a traceback. A built-in function needs no memory itself.
+        sys.unraisablehook = callable
     _ready_streams()
     if sys.argv[1:] == ["--version"]:
         # Before the command line is built, because scripts run this often.

@@ -15,7 +15,7 @@ _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _named: set[str] = set()
 _lock = threading.Lock()
 """Held while the set is changed or copied: threads are started from several threads."""
-START_SECONDS = 20.0
+START_SECONDS = 10.0
 """Seconds within which a new thread must run."""
 
 

@@ -89,7 +89,8 @@ def test_a_limit_on_memory_is_no_finding(folder, kilobytes):
     )
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 3)
-    assert done.returncode == 0 or done.stderr.startswith("doctor: ")
+    # A thread may lack even the memory for the arguments of sys.unraisablehook; the interpreter names that on the line.
+    assert done.returncode == 0 or "doctor: " in done.stderr
 
 
 @pytest.mark.parametrize("command", ["check", "capture"])
