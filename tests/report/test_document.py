@@ -194,6 +194,19 @@ def test_what_is_ignored_is_shown_with_its_reason():
     assert "known (doctor.toml:3)" in page
 
 
+def test_each_state_of_a_check_has_a_color_of_its_own():
+    def broken_thing(job):
+        raise ValueError("oops")
+        yield
+
+    broken = check(id="NET903", severity=Severity.ERROR, needs=(SoftwareFacts,))(broken_thing)
+    page = render_html(judge(healthy(1, 1).job(), CheckRegistry([broken]), Settings()))
+    assert set(re.findall(r'<span class="chip (\w+)">(\w+)</span>', page)) == {("crashed", "crashed")}
+    rules = re.findall(r"([^{}]+){([^{}]*)}", re.sub(r"@media[^{]*{", "", page.partition("</style>")[0]))
+    colored = {one.strip() for selectors, body in rules for one in selectors.split(",") if "background:" in body}
+    assert {f".chip.{state}" for state in ("error", "warning", "crashed", "info", "unknown", "pass")} <= colored
+
+
 def test_absent_ranks_have_a_row():
     import dataclasses
 
