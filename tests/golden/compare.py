@@ -1,26 +1,30 @@
 """Show how two recorded corpora differ, by entry.
 
-    python tests/golden/compare.py OLD NEW [--only WORD] [--limit N] [--replace PATTERN TEXT]...
+    python tests/golden/compare.py OLD NEW [--only WORD] [--limit N] [--replace PATTERN TEXT]... [--listed FILE]
 
 Differences in JSON are grouped: where one value became another in many entries, it is shown once, with their number and
 the first of them. ``--replace`` rewrites OLD first (a regular expression), for words that were changed on purpose.
-Exit 1 where anything differs.
+``--listed`` first applies the changes that a file lists, see :func:`apply_listed`. Exit 1 if anything differs, or if a
+listed change is not found.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import fnmatch
 import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import markupsafe
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from record import masked
+from record import as_lines, masked
 
 NAMES = ("case", "id", "name", "path")
 """Fields by which items of a list are told apart, the first that is there."""
@@ -69,6 +73,78 @@ def read(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): masked(path.read_text(encoding="utf-8")) for path in sorted(files)}
 
 
+def apply_listed(groups: list[dict[str, Any]], old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """Apply listed changes to two corpora in place, and return those that are not found.
+
+    A group says ``why``, optionally ``in`` which entries (a glob), and what becomes what, by kind: ``masks``, regular
+    expressions for both corpora; ``patterns``, the same for OLD; ``sentences``, exact texts of OLD; ``cases`` of OLD,
+    by name of the file and title, with their title in NEW or ``null``; ``added``, cases or entries that only NEW has.
+    """
+    unused = []
+    for group in groups:
+        for kind in (kind for kind in group if kind in KINDS):
+            corpora = {"masks": (old, new), "added": (new,)}.get(kind, (old,))
+            for was, now in group[kind].items():
+                before = [dict(corpus) for corpus in corpora]
+                for corpus in corpora:
+                    names = fnmatch.filter(corpus, group.get("in", "*"))
+                    corpus.update({name: KINDS[kind](name, corpus[name], was, now) for name in names})
+                if before == list(corpora):
+                    unused.append(f"listed, but not found: {was}")
+    for corpus in (old, new):
+        for name in fnmatch.filter(corpus, "*.jsonl"):  # lines are sorted, and may have been rewritten
+            corpus[name] = as_lines(map(json.loads, corpus[name].splitlines()))
+        for name in [name for name, text in corpus.items() if not text]:
+            del corpus[name]
+    return unused
+
+
+def _matched(name: str, text: str, was: str, now: str) -> str:
+    return re.sub(was, now, text)
+
+
+def _reworded(name: str, text: str, was: str, now: str) -> str:
+    """The text with a sentence replaced, also at the beginning of a headline, spelled as the format has it."""
+    spelled = _in_html if name.endswith("html") else _in_json if "json" in name else str
+    for case in (str, _capital):
+        text = text.replace(spelled(case(was)), spelled(case(now)))
+    return text
+
+
+def _in_html(text: str) -> str:
+    return str(markupsafe.escape(text))
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _retitled(name: str, text: str, was: str, now: str | None) -> str:
+    """The JSON lines with that case under another title, or without it; no text if ``was`` is an entry."""
+    file, _, title = was.partition(" ")
+    if not title:
+        return "" if fnmatch.fnmatch(name, file) else text
+    if Path(name).name != f"{file}.jsonl" or _in_json(title) not in text:
+        return text
+    entries = [json.loads(line) for line in text.splitlines()]
+    kept = (one for one in entries if now is not None or one["case"] != title)
+    return as_lines({**one, "case": now if one["case"] == title else one["case"]} for one in kept)
+
+
+KINDS: dict[str, Callable[[str, str, str, Any], str]] = {
+    "masks": _matched,
+    "patterns": _matched,
+    "sentences": _reworded,
+    "cases": _retitled,
+    "added": _retitled,
+}
+"""Kinds of listed changes, and what each makes of an entry: called with its name, its text, the old and the new."""
+
+
 def main() -> int:
     """Print the differences; 1 where there are any."""
     parser = argparse.ArgumentParser(description="Show how two recorded corpora differ.")
@@ -77,19 +153,22 @@ def main() -> int:
     parser.add_argument("--only", default="", help="entries whose name contains this")
     parser.add_argument("--limit", type=int, default=200, help="differences shown (default: 200)")
     parser.add_argument("--replace", nargs=2, action="append", default=[], metavar=("PATTERN", "TEXT"))
+    parser.add_argument("--listed", type=Path, metavar="FILE", help="changes that were made on purpose, as JSON")
     asked = parser.parse_args()
     old, new = read(asked.old), read(asked.new)
     if not old or not new:
         parser.error("a corpus is empty")
     for pattern, text in asked.replace:
         old = {name: re.sub(pattern, text, one) for name, one in old.items()}
+    groups = json.loads(asked.listed.read_text(encoding="utf-8")) if asked.listed else []
+    unused = apply_listed(groups, old, new)
     names = [name for name in sorted({*old, *new}) if asked.only in name and old.get(name) != new.get(name)]
-    blocks = list(_blocks(old, new, names))
+    blocks = [*unused, *_blocks(old, new, names)]
     print("\n".join(blocks[: asked.limit]))
     if len(blocks) > asked.limit:
         print(f"... and {len(blocks) - asked.limit} more differences (--limit)")
     print(f"{len(names)} of {len({*old, *new})} entries differ")
-    return 1 if names else 0
+    return 1 if names or unused else 0
 
 
 def _blocks(old: dict[str, str], new: dict[str, str], names: list[str]) -> Iterator[str]:

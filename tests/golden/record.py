@@ -3,6 +3,7 @@
     python tests/golden/record.py OUTDIR [--only PART]...    write the corpus (parts: see PARTS)
     python tests/golden/record.py --digests                  rewrite digests.txt from the cheap parts
     python tests/golden/compare.py OLD NEW                   show the differences by entry
+    python tests/golden/compare.py OLD NEW --listed tests/golden/changes.json      show those that are not listed
 
 Entries are named by what is public: ids of checks, titles of cases, commands, fields of messages. What differs between
 two runs on one tree (times, folders, the version) is masked.
@@ -173,7 +174,7 @@ def record_jobs() -> Entries:
 
 def _gist(report: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in report.items() if key not in ("results", "tool", "schema", "inputs")}
-    found = [one for one in report["results"] if one["findings"] or one.get("error")]
+    found = [one for one in report["results"] if one["findings"] or one["status"] == "error"]
     return {**kept, "found": {one["id"]: [_told(finding) for finding in one["findings"]] for one in found}}
 
 
