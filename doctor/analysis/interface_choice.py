@@ -130,8 +130,13 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 def network_of(address: Address) -> IPv4Network | IPv6Network | None:
     """The subnet of an interface's address; without a prefix length the address alone."""
     length = address.prefix_length
+    return _network(address.address if length is None else f"{address.address}/{length}")
+
+
+@lru_cache(maxsize=1 << 14)
+def _network(text: str) -> IPv4Network | IPv6Network | None:
     try:
-        return ip_network(address.address if length is None else f"{address.address}/{length}", strict=False)
+        return ip_network(text, strict=False)
     except ValueError:
         return None
 
@@ -159,11 +164,12 @@ def nccl_endpoints(
 
     The first one is used for the bootstrap; NET/Socket uses all. Empty if NCCL would fail. A host name in NCCL_COMM_ID
     is not resolved here and has no effect."""
-    seen = [endpoint for endpoint in _endpoints(interfaces) if _nccl_sees(endpoint, nccl, release)]
+    family, wants_carrier = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY")), _is_since(release, RUNNING_SINCE)
+    seen = [endpoint for endpoint in _endpoints(interfaces) if _nccl_sees(endpoint, family, wants_carrier)]
     chosen = nccl_interface_list(nccl.get("NCCL_SOCKET_IFNAME"))
     if chosen is not None:
         return _one_a_name(endpoint for endpoint in seen if chosen.selects(endpoint.interface.name))
-    classes = AUTOMATIC if _is_since(release, RUNNING_SINCE) else AUTOMATIC_BEFORE
+    classes = AUTOMATIC if wants_carrier else AUTOMATIC_BEFORE
     for position, names in enumerate(classes):
         wanted = parse_nccl_list(names)
         found = _one_a_name(endpoint for endpoint in seen if wanted.selects(endpoint.interface.name))
@@ -174,13 +180,12 @@ def nccl_endpoints(
     return ()
 
 
-def _nccl_sees(endpoint: InterfaceEndpoint, nccl: NcclFacts, release: str | None) -> bool:
-    family = nccl_socket_family(nccl.get("NCCL_SOCKET_FAMILY"))
+def _nccl_sees(endpoint: InterfaceEndpoint, family: str | None, wants_carrier: bool) -> bool:
     if family is not None and endpoint.address.family != family:
         return False
     if endpoint.address.family == "inet6" and is_loopback(endpoint.address.address):
         return False
-    return endpoint.interface.running or not _is_since(release, RUNNING_SINCE)
+    return endpoint.interface.running or not wants_carrier
 
 
 def _one_a_name(endpoints: Iterable[InterfaceEndpoint]) -> tuple[InterfaceEndpoint, ...]:
@@ -299,14 +304,6 @@ def needs_zone(address: Address) -> bool:
     Link-local IPv4 works between hosts on one cable or switch."""
     parsed = parse_address(address.address)
     return parsed is not None and parsed.version == 6 and parsed.is_link_local
-
-
-@lru_cache(maxsize=1 << 14)
-def _network(text: str) -> IPv4Network | IPv6Network | None:
-    try:
-        return ip_network(text, strict=False)
-    except ValueError:
-        return None
 
 
 def routed_ranges(interfaces: InterfaceFacts, version: int, *, default: bool = True) -> tuple[tuple[int, int], ...]:

@@ -410,11 +410,15 @@ class GpuSharers(NamedTuple):
     ranks: tuple[int, ...]
 
 
-def shares(local: LocalRanks) -> list[GpuSharers]:
+Devices = Mapping[Rank, "VisibleDevice | None"]
+
+
+def shares(local: LocalRanks, devices: Devices | None = None) -> list[GpuSharers]:
     """Every GPU of these hosts, with the ranks that will use it, even if they compute on the CPU.
 
     A lone process may start others by itself, and one with an unknown device may use any: each of them counts for all
-    GPUs that it sees. A GPU that several containers of a machine show counts once."""
+    GPUs that it sees. A GPU that several containers of a machine show counts once. ``devices``: as from
+    :func:`cuda_devices`, if they are known already."""
     found: dict[str, Gpu] = {}
     users: dict[str, list[int]] = {}
     known: set[tuple[int, int]] = set()
@@ -426,7 +430,7 @@ def shares(local: LocalRanks) -> list[GpuSharers]:
             known.add(seen)
             for gpu in facts.gpus:
                 found.setdefault(_identity(rank, gpu), gpu)
-        for gpu in _may_use(rank, facts):
+        for gpu in _may_use(rank, facts, cuda_device_of(rank) if devices is None else devices[rank]):
             users.setdefault(_identity(rank, gpu), []).append(rank.number)
     return [GpuSharers(gpu, tuple(users.get(identity, ()))) for identity, gpu in found.items()]
 
@@ -435,11 +439,12 @@ def _identity(rank: Rank, gpu: Gpu) -> str:
     return gpu.uuid or f"{rank.host.index}/{gpu.index}"
 
 
-def _may_use(rank: Rank, facts: GpuFacts) -> tuple[Gpu, ...]:
-    launch, training = rank.find(LaunchFacts), rank.find(TrainingFacts)
-    device = cuda_device_of(rank) if training or (launch and launch.running_together) else None
-    if device and not training:
-        return (device.gpu,)
+def _may_use(rank: Rank, facts: GpuFacts, device: VisibleDevice | None) -> tuple[Gpu, ...]:
+    if device and rank.find(TrainingFacts) is None:
+        launch = rank.find(LaunchFacts)
+        if launch and launch.running_together:
+            return (device.gpu,)
+        device = None
     visible = visible_to(rank)
     if visible is None or visible.size == 0:
         return ()
@@ -508,13 +513,15 @@ GpuSharersByHost = tuple[tuple[LocalRanks, tuple[GpuSharers, ...]], ...]
 
 _BY_HOST: WeakKeyDictionary[Job, GpuSharersByHost] = WeakKeyDictionary()
 _BY_MACHINE: WeakKeyDictionary[Job, GpuSharersByHost] = WeakKeyDictionary()
-_DEVICES: WeakKeyDictionary[Job, Mapping[Rank, VisibleDevice | None]] = WeakKeyDictionary()
+_CUDA_DEVICES: WeakKeyDictionary[Job, Devices] = WeakKeyDictionary()
+_DEVICES: WeakKeyDictionary[Job, Devices] = WeakKeyDictionary()
 
 
 def shares_by_host(job: Job) -> GpuSharersByHost:
     """:func:`shares` of every host, computed once for a job."""
     if job not in _BY_HOST:
-        _BY_HOST[job] = tuple((local, tuple(shares(local))) for local in job.by_host())
+        devices = cuda_devices(job)
+        _BY_HOST[job] = tuple((local, tuple(shares(local, devices))) for local in job.by_host())
     return _BY_HOST[job]
 
 
@@ -522,21 +529,38 @@ def shares_by_machine(job: Job) -> GpuSharersByHost:
     """:func:`shares` of every machine, computed once for a job: containers of one machine show the same GPUs."""
     if job not in _BY_MACHINE:
         alone = len({host.machine for host in job.hosts}) == len(job.hosts)
-        found = shares_by_host(job) if alone else tuple((local, tuple(shares(local))) for local in job.by_machine())
-        _BY_MACHINE[job] = found
+        devices = cuda_devices(job)
+        of_machines = ((local, tuple(shares(local, devices))) for local in job.by_machine())
+        _BY_MACHINE[job] = shares_by_host(job) if alone else tuple(of_machines)
     return _BY_MACHINE[job]
 
 
-def devices_of(job: Job) -> Mapping[Rank, VisibleDevice | None]:
+def cuda_devices(job: Job) -> Devices:
+    """:func:`cuda_device_of` of every rank whose host shows its GPUs, computed once for a job.
+
+    The ranks of a host mostly differ in their local rank alone."""
+    if job not in _CUDA_DEVICES:
+        found: dict[Rank, VisibleDevice | None] = {}
+        for _, same in job.each(GpuFacts, also=DEVICE_SECTIONS):
+            training, seen = same.find(TrainingFacts), visible_to(same)
+            if seen is None or (training is not None and training.device is not None):
+                found.update(dict.fromkeys(same.members, cuda_device_of(same)))
+            else:
+                found.update((rank, _addressed(seen.devices, local_rank_of(rank))) for rank in same.members)
+        _CUDA_DEVICES[job] = found
+    return _CUDA_DEVICES[job]
+
+
+def devices_of(job: Job) -> Devices:
     """:func:`device_of` of every rank, computed once for a job.
 
     The GPU of a rank that is known from a log only is unknown, though a table of its host may show all GPUs."""
     if job not in _DEVICES:
-        found: dict[Rank, VisibleDevice | None] = {}
+        devices, found = cuda_devices(job), dict[Rank, "VisibleDevice | None"]()
         for _, same in job.each(GpuFacts, also=DEVICE_SECTIONS):
             seen = any(same.find(section) is not None for section in (EnvironmentFacts, TrainingFacts))
             if seen and on_processor(same) is None:
-                found.update((rank, cuda_device_of(rank)) for rank in same.members)
+                found.update((rank, devices[rank]) for rank in same.members)
         _DEVICES[job] = {rank: found.get(rank) for rank in job.ranks}
     return _DEVICES[job]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, cast
 
 from doctor.core.facts import Missing, Section
@@ -124,6 +125,7 @@ class SectionTable:
         self._hosts = tuple(hosts.values())
         positions = {host: position for position, host in enumerate(hosts)}
         self._host_of = [positions[id(rank.host)] for rank in ranks]
+        self._sections = [rank.sections for rank in ranks]
         self._known_to_ranks = frozenset().union(*(rank.sections for rank in ranks))
         self._columns: dict[str, Column[Section]] = {}
         self._reasons: dict[str, Column[Missing]] = {}
@@ -175,7 +177,7 @@ class SectionTable:
     def _read_reasons(self, section: type[Section]) -> Column[Missing]:
         """Why the section is missing, for every rank."""
         if section.key in self._known_to_ranks:
-            own = [rank.sections.get(section.key) for rank in self._ranks]
+            own = self._own(section)
             if set(map(type, own)) == {Missing}:
                 column = self._of_ranks(_interned(cast("list[Missing | None]", own)))
             else:
@@ -198,13 +200,20 @@ class SectionTable:
         return self._same_for_all(None)
 
     def _read_ranks(self, section: type[Section]) -> list[Section | None]:
-        own = [rank.sections.get(section.key) for rank in self._ranks]
+        own = self._own(section)
         kinds = set(map(type, own))
         if section.level == "rank" and kinds <= {section, type(None)}:
             return cast("list[Section | None]", own)
         if section.level == "rank" and not any(issubclass(kind, section) for kind in kinds):
             return [None] * len(own)
         return [rank.find(section) for rank in self._ranks]
+
+    def _own(self, section: type[Section]) -> list[Section | Missing | None]:
+        """What the ranks themselves have of a section; nearly always all of them have it."""
+        try:
+            return list(map(itemgetter(section.key), self._sections))
+        except KeyError:
+            return [sections.get(section.key) for sections in self._sections]
 
     def _of_ranks(self, values: list[V | None]) -> Column[V]:
         labels, has_gaps = _labels(values)

@@ -38,7 +38,10 @@ class NcclList:
 
     def names(self, name: str, port: int | None = None) -> bool:
         """Return whether an entry matches ``name``; a list without entries matches everything."""
-        return not self.entries or any(self.entry_matches(entry, name, port) for entry in self.entries)
+        for entry in self.entries:  # of every interface of every host; a generator would cost twice as much
+            if self.entry_matches(entry, name, port):
+                return True
+        return not self.entries
 
     def entry_matches(self, entry: Entry, name: str, port: int | None = None) -> bool:
         """Return whether this entry matches ``name``. Ports count only if both have one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.interface_choice import release_of
 from doctor.analysis.launch_origin import (
     DirectLaunch,
+    SlurmStep,
     devices_asked,
     direct_launch,
     is_left_alone,
@@ -305,7 +306,8 @@ def _is_read(identical: IdenticalRanks) -> bool:
 
 def _judge_each(job: Job) -> Iterator[Finding]:
     for launch, identical in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
-        yield from _judge_torchrun(launch, identical)
+        if "TORCHELASTIC_RUN_ID" in launch.filled and (step := slurm_step(launch)) is not None:
+            yield from _judge_torchrun(launch, step, identical)
         if is_left_alone(launch) and not is_lightning_slurm(launch):
             yield from _judge_local_rank(launch, identical)
             yield from _judge_node_rank(launch, identical)
@@ -345,9 +347,8 @@ def _contradicts(launch: LaunchFacts, direct: DirectLaunch) -> bool:
     return launch_number(launch, "WORLD_SIZE") in (None, direct.size)
 
 
-def _judge_torchrun(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    step = slurm_step(launch) if "TORCHELASTIC_RUN_ID" in launch.filled else None
-    if step is None or (step.most_per_node or 1) < 2:
+def _judge_torchrun(launch: LaunchFacts, step: SlurmStep, identical: IdenticalRanks) -> Iterator[Finding]:
+    if (step.most_per_node or 1) < 2:
         return
     agents = launch_number(launch, "GROUP_WORLD_SIZE")
     if agents is not None and agents == step.size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.launch_origin import PORT_CHOOSERS, launch_number
+from doctor.analysis.launch_origin import PORT_CHOOSERS, whole_number
 from doctor.api import (
     Finding,
     IdenticalRanks,
@@ -64,8 +64,12 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     Fix: `export MASTER_PORT=29500`, or another free port from 1024 up, the same on every host.
     """
     findings: list[Finding] = []
+    by_port: dict[str, list[tuple[LaunchFacts, IdenticalRanks]]] = {}
     for launch, identical in job.each(LaunchFacts, also=(HostFacts, ProcessFacts)):
-        for verdict in _judge(launch, identical) if "MASTER_PORT" in launch.filled else ():
+        if (text := launch.filled.get("MASTER_PORT")) is not None:
+            by_port.setdefault(text, []).append((launch, identical))
+    for text, launches in by_port.items():
+        for verdict in _judge(text, launches):
             if isinstance(verdict, Finding):
                 findings.append(verdict)
             else:
@@ -73,13 +77,16 @@ def master_port_invalid(job: Job) -> Iterator[Verdict]:
     yield from merge(findings)
 
 
-def _judge(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Verdict]:
-    text, port = launch.get("MASTER_PORT") or "", launch_number(launch, "MASTER_PORT")
+def _judge(text: str, launches: list[tuple[LaunchFacts, IdenticalRanks]]) -> Iterator[Verdict]:
+    port = whole_number(text)
     if wrong := _wrong(text, port):
-        yield Finding(wrong, ranks=identical.ranks, evidence={"MASTER_PORT": text})
-    elif port is not None and launch.launcher not in PORT_CHOOSERS and "TORCHELASTIC_RUN_ID" not in launch.filled:
-        yield from _judge_low(port, launch, identical)
-        yield from _judge_ephemeral(port, identical)
+        ranks = tuple(rank for _, identical in launches for rank in identical.ranks)
+        yield Finding(wrong, ranks=ranks, evidence={"MASTER_PORT": text})
+        return
+    for launch, identical in launches:
+        if port is not None and launch.launcher not in PORT_CHOOSERS and "TORCHELASTIC_RUN_ID" not in launch.filled:
+            yield from _judge_low(port, launch, identical)
+            yield from _judge_ephemeral(port, identical)
 
 
 def _wrong(text: str, port: int | None) -> str | None:

@@ -86,7 +86,7 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
 
 def _is_complete(values: Mapping[str, str]) -> bool:
     """Whether all variables that torch needs and LOCAL_RANK are set and short numbers, as torchrun sets them."""
-    numbers = "".join([values.get(name, "0") for name in NUMBERS])
+    numbers = "".join(filter(None, map(values.get, NUMBERS)))
     return values.keys() >= COMPLETE and numbers.isdecimal() and len(numbers) <= LONGEST_NUMBER
 
 

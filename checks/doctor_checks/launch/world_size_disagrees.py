@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.launch_origin import direct_launch, launch_number
+from doctor.analysis.launch_origin import DirectLaunch, direct_launch, launch_number
 from doctor.api import (
     FileFails,
     FilePasses,
@@ -96,7 +96,10 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
     """
     yield from _judge_each_other(job)
     yield from merge(
-        found for launch, identical in job.each(LaunchFacts) for found in _judge_launcher(launch, identical)
+        found
+        for launch, identical in job.each(LaunchFacts)
+        if (direct := direct_launch(launch)) is not None
+        for found in _judge_launcher(direct, launch, identical)
     )
 
 
@@ -132,9 +135,9 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
         )
 
 
-def _judge_launcher(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    direct, stated = direct_launch(launch), launch_number(launch, "WORLD_SIZE")
-    if direct is None or direct.size is None or stated is None or stated == direct.size:
+def _judge_launcher(direct: DirectLaunch, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    stated = launch_number(launch, "WORLD_SIZE")
+    if direct.size is None or stated is None or stated == direct.size:
         return
     if direct.most_per_node == 1 and "RANK" not in launch.filled and stated > direct.size:
         return  # One task a node that starts the ranks of the node itself; WORLD_SIZE is meant for those.

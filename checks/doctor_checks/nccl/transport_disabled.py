@@ -122,6 +122,8 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
 
 def _findings(job: Job) -> Iterator[Finding]:
     for nccl, identical in job.each(NcclFacts, also=(GpuFacts, HostFacts)):
+        if not nccl.settings:
+            continue
         gpus, host = identical.find(GpuFacts), identical.find(HostFacts)
         if gpus is None or not gpus.gpus:
             losses = _lost_elsewhere(nccl)

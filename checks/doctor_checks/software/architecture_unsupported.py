@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from doctor.analysis.visible_devices import DEVICE_SECTIONS, cuda_device_of, gpu_of, on_processor
+from doctor.analysis.visible_devices import DEVICE_SECTIONS, cuda_devices, gpu_of, on_processor
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, JobBuilder, Passes, healthy
@@ -52,12 +52,13 @@ def architecture_unsupported(job: Job) -> Iterator[Verdict]:
     """
     unsupported: dict[tuple[str, str], list[Rank]] = {}
     unread: list[int] = []
+    devices = cuda_devices(job)
     for software, _, identical in job.each(SoftwareFacts, GpuFacts, also=DEVICE_SECTIONS):
         torch = software.torch
         if torch is None or not torch.cuda or on_processor(identical):
             continue
         for rank in identical.members:
-            device = cuda_device_of(rank)
+            device = devices[rank]
             if device is None:
                 continue
             capability = device.gpu.compute_capability

@@ -133,7 +133,10 @@ class NcclFacts(Section, frozen=True, kw_only=True):
 
     def setting(self, name: str) -> Setting | None:
         """The effective setting ``name``."""
-        return next((setting for setting in self.settings if setting.name == name), None)
+        for setting in self.settings:  # dozens of checks ask every host; a generator would cost twice as much
+            if setting.name == name:
+                return setting
+        return None
 
     def get(self, name: str) -> str | None:
         """The effective value of ``name``, or ``None`` if it is not set."""

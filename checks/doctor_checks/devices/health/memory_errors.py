@@ -89,7 +89,7 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
     for local, found in shares_by_host(job):
         sick = set()
         for share in found:
-            faults = _faults(share.gpu, remapped_rows, retired_pages)
+            faults = tuple(_faults(share.gpu, remapped_rows, retired_pages))
             if faults:
                 sick.add(share.gpu.uuid)
                 gpu = share.gpu
@@ -122,19 +122,21 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
             yield reported.finding(local, severity if reported.ranks else Severity.INFO)
 
 
-def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> list[str]:
+def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> Iterator[str]:
     """NVIDIA "GPU Memory Error Management", RMA policy: 512 remapped rows, or the SRAM threshold flag. Cards before
     Ampere retire pages instead: NVIDIA "Dynamic Page Retirement", RMA policy, 60 pages, one for each error."""
-    remaps = gpu.remap_failed is not None
+    if gpu.ecc_volatile_uncorrected:
+        yield f"{gpu.ecc_volatile_uncorrected} uncorrectable errors"
+    if gpu.remap_failed:
+        yield "a row could not be remapped"
+    if gpu.remap_pending:
+        yield "a row waits to be remapped at the next reset"
+    if gpu.retired_pages_pending:
+        yield "pages wait to be retired at the next reset"
+    if gpu.ecc_sram_threshold_exceeded:
+        yield "SRAM errors are beyond the limit for return"
+    if (gpu.remapped_uncorrectable or 0) >= remapped_rows:
+        yield f"{gpu.remapped_uncorrectable} rows remapped"
     aggregate = gpu.ecc_aggregate_uncorrected or 0
-    limit = remapped_rows if remaps else retired_pages
-    named = (
-        (bool(gpu.ecc_volatile_uncorrected), f"{gpu.ecc_volatile_uncorrected} uncorrectable errors"),
-        (gpu.remap_failed, "a row could not be remapped"),
-        (gpu.remap_pending, "a row waits to be remapped at the next reset"),
-        (gpu.retired_pages_pending, "pages wait to be retired at the next reset"),
-        (gpu.ecc_sram_threshold_exceeded, "SRAM errors are beyond the limit for return"),
-        ((gpu.remapped_uncorrectable or 0) >= remapped_rows, f"{gpu.remapped_uncorrectable} rows remapped"),
-        (aggregate >= limit, f"{aggregate} uncorrectable errors in its life, beyond the limit for return"),
-    )
-    return [words for holds, words in named if holds]
+    if aggregate >= (retired_pages if gpu.remap_failed is None else remapped_rows):
+        yield f"{aggregate} uncorrectable errors in its life, beyond the limit for return"

@@ -158,8 +158,7 @@ def _judge(local: LocalRanks, share: GpuSharers, active: int, most: int, peers: 
     if active < most or 0 < active < total:
         words = f"{active} of {total} NVLinks active"
         yield _finding(local, share, words, _severity(gpu, active == most and peers > 1), most)
-    failing = [link for link in gpu.nvlinks or () if link.fatal]
-    if failing:
+    if failing := [link for link in gpu.nvlinks or () if link.fatal]:
         words = f"{sum(link.fatal or 0 for link in failing)} recovery errors on {len(failing)} NVLinks"
         yield _finding(local, share, words, Severity.WARNING, most)
 

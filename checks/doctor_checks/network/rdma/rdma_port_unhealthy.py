@@ -228,7 +228,9 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
     seen = list(_ports(job))
     states = baseline_values(job, lambda worked: ((one.hardware, one.port.state == "ACTIVE") for one in _ports(worked)))
     yield from _down(seen, states)
-    yield from _slow(seen, baseline_values(job, _rates))
+    rates = baseline_values(job, _rates)
+    if rates or len({one.port.rate for one in seen}) > 1:
+        yield from _slow(seen, rates)
     for paths, identical in job.each(PathFacts):
         if paths.rdma_errors:
             yield Finding(
