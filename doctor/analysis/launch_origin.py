@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from doctor.analysis.logs.event_timeline import parse_count
 from doctor.core.facts import LaunchFacts, SlurmFacts, TrainerFacts
@@ -69,6 +70,34 @@ def whole_number(text: str | None) -> int | None:
 def launch_number(launch: LaunchFacts, name: str) -> int | None:
     """The launch variable ``name`` as a number; ``None`` if it is not set or not a number."""
     return whole_number(launch.values.get(name))
+
+
+def launch_kinds(job: Job) -> tuple[LaunchFacts, ...]:
+    """The launch of one rank of each kind: by launcher, mark, world size, and names of variables that are not empty.
+
+    Computed once for a job. What follows from these alone is decided for a few kinds, and not for every rank."""
+    if job not in _KINDS:
+        kinds: dict[Hashable, LaunchFacts] = {}
+        for launch, _ in job.each(LaunchFacts):
+            key = (launch.launcher, launch.running_together, launch.world_size, tuple(launch.filled))
+            kinds.setdefault(key, launch)
+        _KINDS[job] = tuple(kinds.values())
+    return _KINDS[job]
+
+
+_KINDS: WeakKeyDictionary[Job, tuple[LaunchFacts, ...]] = WeakKeyDictionary()
+
+
+def may_be_direct(job: Job) -> bool:
+    """Whether :func:`direct_launch` may return something for any rank."""
+    return any(map(_may_be_direct, launch_kinds(job)))
+
+
+def _may_be_direct(launch: LaunchFacts) -> bool:
+    if _DIRECT_MARKS.isdisjoint(launch.filled):
+        return False
+    innermost = next(((row, count) for row, count in _RECOGNIZED_BY_COUNT if count.mark in launch.filled), None)
+    return innermost is None or not innermost[1].by_agent or bool(_STARTED_DIRECTLY.get(innermost[0].title))
 
 
 class SlurmStep(NamedTuple):

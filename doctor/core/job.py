@@ -317,24 +317,20 @@ class Job:
     def by_host(self) -> tuple[LocalRanks, ...]:
         """The hosts, each with its ranks."""
         if self._by_host is None:
-            self._by_host = self._gather_local(lambda host: host.index)
+            members: dict[Host, list[Rank]] = {host: [] for host in self.hosts}
+            for rank in self.ranks:
+                members[rank.host].append(rank)
+            self._by_host = tuple(LocalRanks((host,), tuple(found)) for host, found in members.items())
         return self._by_host
 
     def by_machine(self) -> tuple[LocalRanks, ...]:
         """The machines, each with its hosts (one, or several containers) and ranks."""
         if self._by_machine is None:
-            self._by_machine = self._gather_local(lambda host: host.machine)
+            machines: dict[Hashable, list[LocalRanks]] = {}
+            for local in self.by_host():
+                machines.setdefault(local.hosts[0].machine, []).append(local)
+            self._by_machine = tuple(map(_joined, machines.values()))
         return self._by_machine
-
-    def _gather_local(self, key: Callable[[Host], Hashable]) -> tuple[LocalRanks, ...]:
-        hosts: dict[Hashable, list[Host]] = {}
-        members: dict[Hashable, list[Rank]] = {}
-        for host in self.hosts:
-            hosts.setdefault(key(host), []).append(host)
-            members.setdefault(key(host), [])
-        for rank in self.ranks:
-            members[key(rank.host)].append(rank)
-        return tuple(LocalRanks(tuple(hosts[name]), tuple(members[name])) for name in hosts)
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The names of the hosts of ``ranks``, each once, in rank order."""
@@ -348,6 +344,14 @@ class Job:
         for rank in self.ranks:
             found.setdefault(rank.number, []).append(rank)
         return found
+
+
+def _joined(parts: list[LocalRanks]) -> LocalRanks:
+    """The ranks of one machine, in the order of the job."""
+    if len(parts) == 1:
+        return parts[0]
+    members = sorted((rank for part in parts for rank in part.members), key=lambda rank: rank.number)
+    return LocalRanks(tuple(host for part in parts for host in part.hosts), tuple(members))
 
 
 class LastSeen(NamedTuple):

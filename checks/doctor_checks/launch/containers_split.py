@@ -77,7 +77,7 @@ def _spaces_of(local: LocalRanks) -> list[tuple[Rank, Spaces]]:
     for rank in local.members:
         if (process := rank.find(ProcessFacts)) is None:
             continue
-        same = last and (last.shm_device, last.namespaces) == (process.shm_device, process.namespaces)
+        same = last and last.shm_device == process.shm_device and last.namespaces == process.namespaces
         known.append((rank, known[-1][1] if same else _spaces(process)))
         last = process
     return known

@@ -13,7 +13,9 @@ from doctor.analysis.launch_origin import (
     is_left_alone,
     is_lightning_slurm,
     joined_ranks,
+    launch_kinds,
     launch_number,
+    may_be_direct,
     slurm_step,
 )
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, spans_hosts
@@ -305,6 +307,8 @@ def _is_read(identical: IdenticalRanks) -> bool:
 
 
 def _judge_each(job: Job) -> Iterator[Finding]:
+    if all(launch.running_together and "SLURM_STEP_ID" not in launch.filled for launch in launch_kinds(job)):
+        return  # neither torchrun in a step, nor left alone
     for launch, identical in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
         if "TORCHELASTIC_RUN_ID" in launch.filled and (step := slurm_step(launch)) is not None:
             yield from _judge_torchrun(launch, step, identical)
@@ -316,7 +320,7 @@ def _judge_each(job: Job) -> Iterator[Finding]:
 def _judge_direct(job: Job) -> Iterator[Finding]:
     odd = [
         (launch, direct, identical)
-        for launch, identical in job.each(LaunchFacts)
+        for launch, identical in (job.each(LaunchFacts) if may_be_direct(job) else ())
         if "RANK" in launch.filled and (direct := direct_launch(launch)) is not None and _contradicts(launch, direct)
     ]
     if not odd:

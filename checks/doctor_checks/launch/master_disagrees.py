@@ -206,7 +206,8 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     if right is not None:
         # Ranks that dial an address which the master's host calls its own look there, though its interfaces
         # do not tell: a second host has the address too, or address translation stands before it.
-        own = {look.address for look in places[right] if right.host is not None and not is_loopback(look.address)}
+        own = {look.address for look in places[right] if right.host is not None}
+        own = {address for address in own if not is_loopback(address)}
         for place in [place for place in places if place.host is None and place.port == right.port]:
             if own.intersection(place.addresses):
                 places[right] += places.pop(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from doctor.analysis.launch_origin import devices_asked, inner_launcher, launch_number, slurm_step
+from doctor.analysis.launch_origin import devices_asked, inner_launcher, launch_kinds, launch_number, slurm_step
 from doctor.analysis.visible_devices import bound_per_task, on_processor, parse_visible_devices, visible_to
 from doctor.api import (
     Finding,
@@ -194,7 +194,9 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
     inside = False
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}
     visible: dict[tuple[int, int], int | None] = {}
-    for launch, identical in job.each(LaunchFacts, also=(EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)):
+    outside = all(launch.filled.keys().isdisjoint(("SLURM_JOB_ID", "SLURM_STEP_ID")) for launch in launch_kinds(job))
+    also = (EnvironmentFacts, GpuFacts, SlurmFacts, TrainerFacts)
+    for launch, identical in () if outside else job.each(LaunchFacts, also=also):
         if "SLURM_JOB_ID" not in launch.filled and slurm_step(launch) is None:
             continue
         inside = True

@@ -10,6 +10,7 @@ from doctor.analysis.launch_origin import (
     is_interactive_job,
     is_lightning_slurm,
     joined_ranks,
+    launch_kinds,
     launch_number,
     slurm_step,
     starts_tasks_unlaunched,
@@ -212,8 +213,9 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     """
     inside = False
     findings: list[Finding] = []
-    for launch, identical in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)):
-        if launch.filled.keys().isdisjoint(("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
+    may_be_inside = not all(launch.filled.keys().isdisjoint(_OF_JOB) for launch in launch_kinds(job))
+    for launch, identical in job.each(LaunchFacts, also=(TrainerFacts, SlurmFacts)) if may_be_inside else ():
+        if launch.filled.keys().isdisjoint(_OF_JOB):
             continue
         inside = True
         if inner_launcher(launch) is None:
@@ -221,6 +223,9 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     yield from merge(findings)
     if not inside:
         yield Skip("not inside a SLURM job")
+
+
+_OF_JOB = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")
 
 
 def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:

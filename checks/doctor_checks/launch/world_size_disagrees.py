@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.launch_origin import DirectLaunch, direct_launch, launch_number
+from doctor.analysis.launch_origin import DirectLaunch, direct_launch, launch_number, may_be_direct
 from doctor.api import (
     FileFails,
     FilePasses,
@@ -97,7 +97,7 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
     yield from _judge_each_other(job)
     yield from merge(
         found
-        for launch, identical in job.each(LaunchFacts)
+        for launch, identical in (job.each(LaunchFacts) if may_be_direct(job) else ())
         if (direct := direct_launch(launch)) is not None
         for found in _judge_launcher(direct, launch, identical)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from doctor.analysis.visible_devices import mebibytes, shares_by_host
 from doctor.api import (
@@ -23,7 +23,7 @@ from doctor.api import (
     split_groups,
     stands_alone,
 )
-from doctor.facts import Gpu, GpuFacts, LaunchFacts, MigDevice
+from doctor.facts import GpuFacts, LaunchFacts, MigDevice
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 GIB = 1 << 30
@@ -114,8 +114,8 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
     Fix: ask the scheduler for one kind of GPU (for example `--constraint` or `--gres=gpu:h100:8`), and bring all hosts
     to one driver.
     """
-    jobs = [job, job.expected] if job.expected else [job]
-    sizes = {gpu.memory_total for one in jobs for gpu, _ in _used(one) if gpu.memory_total}
+    used = {one: _used(one) for one in ((job, job.expected) if job.expected else (job,))}
+    sizes = {alike.memory for found in used.values() for alike in found if alike.memory}
     # Sizes that differ by less than `share` under one name: settings such as ECC or the driver's own reserve shift the
     # total a little.
     steps: dict[int, str] = {}
@@ -125,9 +125,12 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
             first = size
         steps[size] = mebibytes(first)
     expected = baseline_values(
-        job, lambda worked: ((trait, value) for trait, groups in _group(worked, steps).items() for value in groups)
+        job,
+        lambda worked: (
+            (trait, value) for trait, groups in _group(worked, used[worked], steps).items() for value in groups
+        ),
     )
-    own = _group(job, steps)
+    own = _group(job, used[job], steps)
     parted = {
         trait: split_groups({value: set(ranks) for value, ranks in groups.items()}, expected=expected.get(trait))
         for trait, groups in own.items()
@@ -150,30 +153,44 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
     yield from _unexpected(job, {trait: one for trait, one in parted.items() if one.expected})
 
 
-def _group(job: Job, steps: Mapping[int, str]) -> dict[str, Groups]:
+def _group(job: Job, used: _Used, steps: Mapping[int, str]) -> dict[str, Groups]:
     groups: dict[str, Groups] = {"driver": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
     for gpus, identical in job.each(GpuFacts):
         if gpus.driver_version:
             groups["driver"].setdefault(gpus.driver_version, []).extend(identical.ranks)
-    alike_gpus: dict[tuple[str | None, ...], list[int]] = {}
-    for gpu, ranks in _used(job):
-        traits = (gpu.name or None, steps.get(gpu.memory_total or 0), _layout(gpu))
-        alike_gpus.setdefault(traits, []).extend(ranks)
-    for values, users in alike_gpus.items():
+    for alike, users in used.items():
+        values = (alike.name or None, steps.get(alike.memory or 0), _layout(alike))
         for trait, value in zip(("GPU model", "GPU memory", "MIG layout"), values, strict=True):
             if value is not None:
                 groups[trait].setdefault(value, []).extend(users)
     return groups
 
 
-def _used(job: Job) -> Iterator[tuple[Gpu, tuple[int, ...]]]:
-    return ((share.gpu, share.ranks) for _, found in shares_by_host(job) for share in found if share.ranks)
+class _AlikeGpus(NamedTuple):
+    name: str
+    memory: int | None
+    mig: bool | None
+    slices: tuple[MigDevice, ...]
 
 
-def _layout(gpu: Gpu) -> str | None:
-    if not gpu.mig:
-        return None if gpu.mig is None else "MIG off"
-    slices = " + ".join(sorted(device.name or mebibytes(device.memory) for device in gpu.mig_devices))
+_Used = Mapping[_AlikeGpus, list[int]]
+
+
+def _used(job: Job) -> _Used:
+    """The ranks of GPUs that are alike in what is compared; a large job has few kinds of GPUs."""
+    found: dict[_AlikeGpus, list[int]] = {}
+    for _, gpus in shares_by_host(job):
+        for gpu, ranks in gpus:
+            if ranks:
+                alike = _AlikeGpus(gpu.name, gpu.memory_total, gpu.mig, gpu.mig_devices)
+                found.setdefault(alike, []).extend(ranks)
+    return found
+
+
+def _layout(alike: _AlikeGpus) -> str | None:
+    if not alike.mig:
+        return None if alike.mig is None else "MIG off"
+    slices = " + ".join(sorted(device.name or mebibytes(device.memory) for device in alike.slices))
     return f"MIG on ({slices or 'no slices'})"
 
 
