@@ -20,6 +20,7 @@ from tests.lab.load import busy_processor
 from tests.lab.needs import clean_environ
 from tests.lab.network import rate, token_bucket
 from tests.lab.quality import heed_loss, intermittent, lossy, packet_by_packet, second_switch, slow_boundary, slow_link
+from tests.lab.sample import ALL
 from tests.lab.storage import disk, own_directory, small_directory
 
 FULL = ("--probe", "full")
@@ -41,11 +42,11 @@ SPINNERS = 12
 """Programs that have a processor beside a rank that is bound to it, while matrix products are measured: beside so many
 all of its life, a rank would need half a minute to load torch."""
 TEST_HOSTS = 4
-IN_TESTS = ("slow card", "wrong sum")
-"""What tests play, with :data:`TEST_HOSTS`; a slow host is played with all options. Left to the benchmark: half of so
-few hosts is no boundary that could be told from slow hosts, a host that is slow at times needs more rounds, and a busy
-processor does not stand out where other tests keep all of them busy. Tests of the stages themselves lose packets, and
-have full and unshared disks."""
+IN_TESTS = ("wrong sum", *(("slow card",) if ALL else ()))
+"""What tests play, with :data:`TEST_HOSTS`; a slow host is played with all options, and a slow card with
+DOCTOR_LONG_TESTS=1. Left to the benchmark: half of so few hosts is no boundary that could be told from slow hosts, a
+host that is slow at times needs more rounds, and a busy processor does not stand out where other tests keep all of them
+busy. Tests of the stages themselves lose packets, and have full and unshared disks."""
 
 
 def full(count: int, *before: Act, **environ: str) -> Play:

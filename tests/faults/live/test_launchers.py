@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from tests.faults.live.launchers import JOB_NAME, TWO_ROUNDS, TWO_STEPS, TWO_TOR
 from tests.faults.live.rank_scenes import BY_FOLDER, BY_STORE, BY_TORCHRUN
 from tests.faults.live.scenes import LiveScene
 from tests.faults.live.stage import Outcome, Play, Ranks, at_this_speed, perform, ranks
+from tests.lab.sample import ALL, long_only
 from tests.lab.slurm import SlurmCluster
 from tests.lab.speed import patience
 
@@ -31,7 +31,6 @@ SAMPLE = (
     *(scene.name for scene in BY_TORCHRUN),
 )
 """Ways of ranks to be lost: one that is not rank 0, and rank 0 by each of three carriers."""
-ALL = "DOCTOR_LONG_TESTS" in os.environ
 LEFT_OUT = pytest.mark.skip(reason=f"10 s: {len(SAMPLE)} such scenes are played; DOCTOR_LONG_TESTS=1 plays all")
 
 
@@ -77,7 +76,13 @@ def blamed(report: dict[str, Any], check: str) -> list[list[int]]:
     return [finding["ranks"] for finding in result["findings"]]
 
 
-@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=long_only("jobs started otherwise are run") if name == "torchrun" else ())
+        for name in SIDE_BY_SIDE
+    ],
+)
 def test_jobs_side_by_side_keep_apart(name: str) -> None:
     outcome = perform(SIDE_BY_SIDE[name])
     assert sorted(code for _, code in outcome.codes) == [0, 0, 1, 1], str(outcome)

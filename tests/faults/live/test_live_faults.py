@@ -5,34 +5,31 @@ Of the scenes of one fault the first is played, all with DOCTOR_LONG_TESTS=1; ``
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
-from _pytest.mark import ParameterSet
 
 from tests.faults.live.healthy_jobs import HEALTHY
 from tests.faults.live.program import SCENES
 from tests.faults.live.scenes import LiveScene, noise, score
 from tests.faults.live.stage import perform
+from tests.lab.sample import long_only, sampled
 
 
-def _sampled() -> Iterator[ParameterSet]:
-    played: set[str] = set()
-    reason = "another scene of this fault is played; DOCTOR_LONG_TESTS=1 plays all, and benchmarks/live_faults.py does"
-    for scene in SCENES:
-        left_out = scene.fault in played and "DOCTOR_LONG_TESTS" not in os.environ
-        played.add(scene.fault)
-        yield pytest.param(scene, id=scene.title, marks=pytest.mark.skip(reason=reason) if left_out else ())
-
-
-@pytest.mark.parametrize("scene", [*_sampled()])
+@pytest.mark.parametrize("scene", sampled(SCENES, lambda scene: scene.fault, "benchmarks/live_faults.py"))
 def test_scene(scene: LiveScene) -> None:
     result = score(scene)
     assert not result.complaints, "\n".join(result.complaints)
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+SIZES = long_only("a job of another size or way to gather is run")
+LARGER = (
+    "eight hosts",
+    "four hosts, two ranks each",
+    "two hosts, two ranks each, over the store",
+    "two hosts by torchrun, in a folder",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SIZES if name in LARGER else ()) for name in HEALTHY])
 def test_healthy(name: str) -> None:
     outcome = perform(HEALTHY[name])
     assert not noise(HEALTHY[name], outcome), f"{noise(HEALTHY[name], outcome)}\n{outcome}"
