@@ -10,8 +10,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-COMMANDS = (["-m", "doctor", "check"], ["-m", "doctor", "capture"], ["-m", "tests.cluster.hostile"])
-"""Arguments of the interpreter in processes that use nothing but the store."""
+GATHERING = ("check", "capture")
+"""Commands of the doctor that use nothing but the store."""
 USED = ("Store", "TCPStore", "PrefixStore")
 
 
@@ -46,5 +46,12 @@ class TorchFinder(MetaPathFinder):
         return spec
 
 
-if sys.orig_argv[1:4] in COMMANDS or sys.orig_argv[1:3] in COMMANDS:
+def _needs_only_the_store() -> bool:
+    first, second, third, *_ = *sys.orig_argv[1:4], "", "", ""
+    if first == "-m":
+        return second == "tests.cluster.hostile" or (second == "doctor" and third in GATHERING)
+    return Path(first).name == "doctor" and second in GATHERING
+
+
+if _needs_only_the_store():
     sys.meta_path.insert(0, TorchFinder())
