@@ -36,10 +36,10 @@ def played(benches: Mapping[int, ProbeContext] | None = None) -> Staged:
     return staged(members, [DevicesStage() for _ in members], os.environ, benches or {})
 
 
-def bound(rank: int, processor: int) -> ProbeContext:
-    """What a process has at hand that may use one processor only."""
+def loaded(rank: int, *processors: int) -> ProbeContext:
+    """What a process has at hand whose child has imported torch; it may use these processors only, if any are given."""
     bench = ProbeContext(rank, None, Machine())
-    bench._child = TorchChild(dict(os.environ), processors=(processor,))
+    bench._child = TorchChild(dict(os.environ), processors=processors)
     bench._child.ask("load", None, LoadedTorch, 60)
     return bench
 
@@ -75,9 +75,9 @@ def busy(processor: int) -> Iterator[None]:
 @needs_processors
 def test_a_rank_on_a_busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_module, "PAUSE", 0.1)
-    bench = bound(1, processor=0)
+    benches = {0: loaded(0), 1: loaded(1, 0), 2: loaded(2)}
     with busy(processor=0):
-        found = played({1: bench})
+        found = played(benches)
     samples = [rank.find(DeviceSpeedFacts).samples for rank in found.job.ranks]
     if samples[0][0].processor_share < LEAST_SHARE:
         pytest.skip(
@@ -94,7 +94,7 @@ def test_a_rank_on_a_busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_processors
 def test_a_rank_bound_to_a_processor_of_its_own() -> None:
-    found = played({1: bound(1, processor=0)})
+    found = played({1: loaded(1, 0)})
     result = found.result("GPU024")
     assert (result.status, result.findings) == (Status.PASS, ())
     samples = [rank.find(DeviceSpeedFacts).samples[0] for rank in found.job.ranks]
