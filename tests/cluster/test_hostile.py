@@ -10,6 +10,7 @@ from doctor.cluster.rendezvous.process_identity import process_identity
 from doctor.cluster.transport.secret_file import VARIABLE
 from tests.cluster.processes import ABOUT_THE_JOB, LIMIT, Commands, rank_environ, until, wait
 from tests.lab.ports import free_ports
+from tests.lab.sample import long_only
 from tests.lab.speed import VARIABLE as SLOWNESS
 from tests.lab.speed import patience, slowness
 
@@ -63,12 +64,20 @@ def stage(request, commands, tmp_path):
 
 
 ORDERS = ["environment", "experiment", "storage"]
+NOBODY_LISTENS = long_only("a signed run listens to no order, whichever it is")
 
 
 @pytest.mark.parametrize(
-    ("role", "with_key"),
-    [pytest.param(role, False, id=f"without a key-{role}") for role in ORDERS]
-    + [pytest.param(ORDERS[0], True, id="with a key")],
+    ("stage", "role", "with_key"),
+    [pytest.param("store", role, False, id=f"store-without a key-{role}") for role in ORDERS]
+    + [pytest.param("store", ORDERS[0], True, id="store-with a key")]
+    + [pytest.param("folder", ORDERS[0], False, id=f"folder-without a key-{ORDERS[0]}")]
+    + [
+        pytest.param("folder", role, False, id=f"folder-without a key-{role}", marks=NOBODY_LISTENS)
+        for role in ORDERS[1:]
+    ]
+    + [pytest.param("folder", ORDERS[0], True, id="folder-with a key", marks=NOBODY_LISTENS)],
+    indirect=["stage"],
 )
 def test_orders_of_a_stranger_do_nothing(stage, tmp_path, role, with_key):
     """It poses as the coordinator. Without a key the ranks listen to it: and do nothing that they would not do anyway,

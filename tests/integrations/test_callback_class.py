@@ -14,6 +14,7 @@ import pytest
 import doctor
 from doctor.monitor.integrations.hook_guard import SWITCH
 from tests.integrations.recorded import RecordedSession
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 WITHOUT = """
@@ -80,8 +81,18 @@ assert isinstance(DoctorCallback(), later.Callback) and isinstance(callback, lat
 """
 
 
-@pytest.mark.parametrize("order", ["callback first", "lightning first"])
-@pytest.mark.parametrize("first", LIGHTNINGS)
+OTHER_PAIRS = long_only("each package and each order is run once")
+
+
+@pytest.mark.parametrize(
+    ("first", "order"),
+    [
+        ("lightning.pytorch", "callback first"),
+        ("pytorch_lightning", "lightning first"),
+        pytest.param("lightning.pytorch", "lightning first", marks=OTHER_PAIRS),
+        pytest.param("pytorch_lightning", "callback first", marks=OTHER_PAIRS),
+    ],
+)
 def test_no_second_lightning_is_imported(first: str, order: str, tmp_path: Path) -> None:
     for package in LIGHTNINGS:
         pytest.importorskip(package)
