@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.sample import ALL, ONE_OF_EXAMPLES, ONE_OF_PATTERNS
 from tests.lab.speed import VARIABLE, patience, slowness
 
 TESTS = Path(__file__).parent
@@ -47,9 +48,13 @@ def _load_hypothesis_profile() -> None:
     settings.load_profile("suite")
 
 
-def pytest_report_header() -> str:
-    """The measurement, for whoever reads a failure."""
-    return f"machine: {slowness():.2f} times as slow as the reference; deadlines follow"
+def pytest_report_header() -> list[str]:
+    """The measurement, for whoever reads a failure, and what is sampled without being skipped."""
+    lines = [f"machine: {slowness():.2f} times as slow as the reference; deadlines follow"]
+    if not ALL:
+        part = f"one of {ONE_OF_EXAMPLES} examples of slow fuzz tests and one of {ONE_OF_PATTERNS} patterns of modules"
+        lines.append(f"sample: {part}, and what is listed as skipped in the end; DOCTOR_LONG_TESTS=1 runs all")
+    return lines
 
 
 @pytest.hookimpl(trylast=True)

@@ -52,6 +52,7 @@ from doctor.probes.runtime import tcp_connect
 from doctor.probes.storage import file_probe
 from doctor.probes.storage.stage import StorageOrder
 from doctor.testing import healthy
+from tests.lab.sample import examples
 
 MOST_MEMORY = 96 << 20
 """Bytes that reading one message may take: facts of one process take 16 MB at most, and are parsed."""
@@ -143,7 +144,7 @@ def encoded(value: object) -> bytes:
 hostile = st.binary(max_size=300) | mutated(VALID) | values.map(encoded)
 IS_TEST = __name__ != "__main__"
 FEW = settings(
-    max_examples=120 if IS_TEST else 200,
+    max_examples=examples(120) if IS_TEST else 200,
     derandomize=IS_TEST,
     database=None,
     deadline=None,

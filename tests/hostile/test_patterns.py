@@ -8,7 +8,6 @@ import ast
 import functools
 import importlib
 import inspect
-import os
 import pkgutil
 import re
 import time
@@ -22,6 +21,7 @@ import doctor
 import doctor_checks
 from doctor.knowledge.log_patterns import known_patterns
 from tests.hostile.adversarial import adversarial_lines
+from tests.lab.sample import ONE_OF_PATTERNS
 
 SIZE = 8192
 """Characters of a line."""
@@ -148,17 +148,12 @@ def _searched() -> dict[re.Pattern[Any], tuple[str, Search]]:
     }
 
 
-ONE_OF = 1 if "DOCTOR_LONG_TESTS" in os.environ else 4
-"""All patterns of modules take half a minute of CPU."""
-
-
 @pytest.mark.timeout(600)
 def test_no_pattern_of_a_module_takes_long_on_any_line() -> None:
     slow = {}
     searched = _searched()
     assert len(searched) > 300
-    print(f"one pattern of {ONE_OF} is tried, in the order of modules; DOCTOR_LONG_TESTS=1 tries all")
-    for pattern, (name, search) in [*searched.items()][::ONE_OF]:
+    for pattern, (name, search) in [*searched.items()][::ONE_OF_PATTERNS]:
         cost, line = worst(search, pattern.pattern, pattern.flags & ~(re.UNICODE | re.ASCII))
         if cost > LIMIT:
             slow[name, search.__name__, pattern.pattern] = (round(cost, 1), line)

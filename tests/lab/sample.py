@@ -12,6 +12,16 @@ from _pytest.mark import ParameterSet
 ALL = "DOCTOR_LONG_TESTS" in os.environ
 
 
+ONE_OF_PATTERNS = 1 if ALL else 6
+"""All patterns of modules take half a minute of CPU."""
+ONE_OF_EXAMPLES = 1 if ALL else 3
+
+
+def examples(count: int) -> int:
+    """How many of ``count`` generated examples of a slow fuzz test are tried."""
+    return count // ONE_OF_EXAMPLES
+
+
 class Titled(Protocol):
     """A scene of either kind."""
 

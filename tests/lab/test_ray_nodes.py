@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from tests.lab.ray_nodes import RayCluster
+from tests.lab.sample import long_only
 
 DRIVER = """
 import ray, socket
@@ -22,6 +23,7 @@ print(*ray.get([where.options(scheduling_strategy=place).remote() for place in p
 """
 
 
+@long_only("test_ray.py uses such a cluster")
 def test_tasks_run_on_every_node(ray_cluster: Callable[..., RayCluster]) -> None:
     cluster = ray_cluster(2)
     done = cluster.run([sys.executable, "-c", DRIVER])

@@ -16,9 +16,12 @@ from doctor.postmortem.logs.prefixes import PrefixStyle, parse_line
 from doctor.postmortem.logs.scanner import read_lines, read_log
 from doctor.postmortem.logs.timestamps import Calendar
 from doctor.postmortem.sandbox import zstd
+from tests.lab.sample import examples
 
 FUZZ = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 WORDS = st.sampled_from(
     [

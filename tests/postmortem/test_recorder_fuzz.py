@@ -16,9 +16,10 @@ from doctor.core.job import Member, build_job
 from doctor.core.recorder_dump import parse_recorder
 from doctor.postmortem.flight_recorder.dumps import read_dumps
 from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
+from tests.lab.sample import examples
 
 ROUNDS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+MANY = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 OPCODES = [
     *(bytes([code]) for code in b"(.012FILMSTUVGJKNP QRXabcdeghijlopqrstu)]}\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89"),
