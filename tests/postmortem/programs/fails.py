@@ -22,7 +22,7 @@ def training_step(rank, number, fault):
             load_row(number)
         if fault == "hang" and rank == 1:
             time.sleep(600)
-        if fault == "kill" and rank == 3:
+        if fault == "kill" and rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(sample)
 
