@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # by optimizers: once, and not in every child
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
