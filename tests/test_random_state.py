@@ -14,6 +14,7 @@ import pytest
 
 from doctor.core.random_state import random_state_kept
 from tests.lab.needs import ROOT
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 EVERY = """
@@ -84,7 +85,10 @@ def _third_party() -> set[str]:
     [
         ("watch", "", "with watch(dirpath={folder!r}) as w: list(w.loader([1]))", "doctor"),
         ("DoctorCallback", "", "DoctorCallback()", "lightning"),
-        ("DoctorCallback", "import lightning.pytorch; random.seed(1)", "DoctorCallback()", "lightning"),
+        pytest.param(
+            *("DoctorCallback", "import lightning.pytorch; random.seed(1)", "DoctorCallback()", "lightning"),
+            marks=long_only("it is run where it imports Lightning itself"),
+        ),
         ("HFDoctorCallback", "import transformers; random.seed(1)", "HFDoctorCallback()", "transformers"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from doctor.cluster.transport.file_store import STALE_AFTER
 from tests.cluster.processes import ABOUT_THE_JOB, DOCTOR, Commands, rank_environ, wait
 from tests.lab.ports import free_ports
+from tests.lab.sample import long_only
 from tests.lab.users import ALICE, BOB, NOBODY, TEAM, belongs_to, public_folder, require_root, run_as, squashed
 
 PORTS = free_ports()
@@ -86,9 +87,20 @@ def test_redacted_messages_name_no_user(commands, share):
     assert "65534" not in command.stderr
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("kind", ["endless", "pipe", "folder", "sparse"])
-@pytest.mark.parametrize("name", ["call", "doorbell", "doorbell/x", "last"])
+KINDS = ["endless", "pipe", "folder", "sparse"]
+NAMES = ["call", "doorbell", "doorbell/x", "last"]
+OTHER_RANK = long_only("each entry of each kind meets one rank")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    [
+        pytest.param(name, kind, number, marks=OTHER_RANK if (row + column + number) % 2 else ())
+        for row, name in enumerate(NAMES)
+        for column, kind in enumerate(KINDS)
+        for number in (0, 1)
+    ],
+)
 def test_entries_that_never_end(commands, share, number, kind, name):
     """They take neither time nor memory, and what they cause is no finding."""
     if (name, kind) == ("doorbell", "folder"):

@@ -15,6 +15,7 @@ import pytest
 from doctor.core.capture import encode_document, to_document
 from doctor.facts import SoftwareFacts
 from doctor.testing import healthy
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
@@ -205,7 +206,18 @@ def test_without_a_home(folder):
     doctor(*SICK, cwd=folder, code=1, before="unset HOME")
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "²", "-5", "wide", "999999999999", "99999999"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "0",
+        "²",
+        "99999999",
+        *(
+            pytest.param(columns, marks=long_only("other widths that no terminal has are tried"))
+            for columns in ("1", "-5", "wide", "999999999999")
+        ),
+    ],
+)
 def test_widths_that_no_terminal_has(folder, columns):
     out, _ = doctor(*SICK, cwd=folder, code=1, COLUMNS=columns, LINES="²")
     assert max(map(len, out.splitlines())) <= 1000

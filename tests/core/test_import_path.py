@@ -12,6 +12,7 @@ import pytest
 
 import doctor
 from doctor.core.process import start_python
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 from tests.postmortem.allocating import training
 
@@ -93,7 +94,17 @@ def test_torchrun_starts_the_script_and_nothing_of_the_working_directory(tmp_pat
     assert "2 of 2 ranks seen" in done.stdout
 
 
-@pytest.mark.parametrize("entries", ["{}:", ":{}", ".:{}", "../here:{}"])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        "{}:",
+        *(
+            pytest.param(entries, marks=long_only("another empty or relative entry is run"))
+            for entries in (":{}", ".:{}")
+        ),
+        "../here:{}",
+    ],
+)
 def test_an_empty_or_relative_entry_of_pythonpath_is_no_working_directory(tmp_path, entries):
     (tmp_path / "elsewhere").mkdir()
     spared = {"sitecustomize", "usercustomize", *loaded_before_us()}

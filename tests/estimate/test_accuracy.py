@@ -15,6 +15,7 @@ from estimate_results import BELOW, NINETY_FIFTH, Results, Row, is_good, markdow
 from estimate_truth import Case, by_trace
 
 from doctor.estimate.data_model import TrainingPlan
+from tests.lab.sample import ALL, long_only
 
 
 def _case(name, **plan):
@@ -29,12 +30,21 @@ SAMPLE = {
 }
 
 
+LONG = ("states of an optimizer",)
+
+
 @pytest.fixture(scope="module")
 def traced():
-    return estimates(tuple(SAMPLE.values()), "cpu")
+    return estimates(tuple(case for name, case in SAMPLE.items() if ALL or name not in LONG), "cpu")
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=long_only("test_trace.py compares optimizer states") if name in LONG else ())
+        for name in SAMPLE
+    ],
+)
 def test_estimate_and_truth(name, traced):
     case = SAMPLE[name]
     estimated, truth = traced[case.name], train(case, "cpu")

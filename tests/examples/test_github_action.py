@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 yaml = pytest.importorskip("yaml")
@@ -103,7 +104,7 @@ def test_a_copy_of_it_asks_what_to_install(tmp_path: Path) -> None:
     [
         ("=eth9", {}, 1),
         ("=eth9", {"fail-on": "never"}, 0),
-        ("=eth9", {"options": "--ignore NET007"}, 0),
+        pytest.param("=eth9", {"options": "--ignore NET007"}, 0, marks=long_only("another input is passed on")),
         ("=lo", {"options": "--select NET007"}, 0),
     ],
 )

@@ -28,9 +28,8 @@ SAMPLE = (
     "a rank killed and one stopped, after their hello",
     "rank 0 stopped: the next one reports",
     "rank 0 stopped, over its store",
-    *(scene.name for scene in BY_TORCHRUN),
 )
-"""Ways of ranks to be lost: one that is not rank 0, and rank 0 by each of three carriers."""
+"""Ways of ranks to be lost: one that is not rank 0, and rank 0 by each of two carriers."""
 LEFT_OUT = pytest.mark.skip(reason=f"10 s: {len(SAMPLE)} such scenes are played; DOCTOR_LONG_TESTS=1 plays all")
 
 
