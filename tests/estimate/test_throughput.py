@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 pytest.importorskip("torch")
@@ -50,7 +51,7 @@ def test_mixed_precision_is_no_way_out_where_it_is_there():
         assert {way.plan.precision for way in variants_of(TrainingPlan(precision=precision))} == {precision}
 
 
-@pytest.mark.parametrize("place", [1, 4])
+@pytest.mark.parametrize("place", [1, pytest.param(4, marks=long_only("two ranks in single precision are run"))])
 def test_a_real_run(place, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     way = variants_of(TrainingPlan(batch_size=2, accumulate=2))[place]

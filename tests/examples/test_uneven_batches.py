@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.lab.needs import ROOT, clean_environ
+from tests.lab.sample import long_only
 from tests.lab.speed import patience
 
 pytest.importorskip("lightning.pytorch")
@@ -39,7 +40,13 @@ def _started(name: str, folder: Path, *arguments: str) -> Iterator[subprocess.Po
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["uneven_batches.py", "uneven_batches_without_log.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uneven_batches.py",
+        pytest.param("uneven_batches_without_log.py", marks=long_only("the example with a log is run")),
+    ],
+)
 def test_the_doctor_says_so_before_the_first_batch(name: str, tmp_path: Path) -> None:
     with _started(name, tmp_path) as process:
         said, _ = process.communicate(timeout=patience(100))

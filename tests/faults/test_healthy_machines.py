@@ -7,9 +7,15 @@ import pytest
 from tests.faults.healthy_machines import MACHINES
 from tests.faults.scenes import loud
 from tests.faults.stage import CannotPlay, own_alarms, perform
+from tests.lab.sample import long_only
+
+LONG = {
+    "eight H100, eight ranks": long_only("one process and two ranks of such machines are run"),
+    "two ranks by torchrun": long_only("test_live_faults.py has torchrun start healthy jobs"),
+}
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in MACHINES])
 def test_healthy(name: str) -> None:
     if name == "this machine" and own_alarms():
         pytest.skip(f"this very machine is not healthy: {', '.join(sorted(own_alarms()))}")

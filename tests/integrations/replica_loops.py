@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # by optimizers: once, and not in both ranks
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 

@@ -42,6 +42,8 @@ SPINNERS = 12
 """Programs that have a processor beside a rank that is bound to it, while matrix products are measured: beside so many
 all of its life, a rank would need half a minute to load torch."""
 TEST_HOSTS = 4
+SUM_HOSTS = 2
+"""Every rank knows the right sum, so that the wrong one needs no majority."""
 IN_TESTS = ("wrong sum", *(("slow card",) if ALL else ()))
 """What tests play, with :data:`TEST_HOSTS`; a slow host is played with all options, and a slow card with
 DOCTOR_LONG_TESTS=1. Left to the benchmark: half of so few hosts is no boundary that could be told from slow hosts, a

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.live.full_scenes import IN_TESTS, SCENES, SECONDS, TEST_HOSTS, scenes
+from tests.faults.live.full_scenes import IN_TESTS, SCENES, SECONDS, SUM_HOSTS, TEST_HOSTS, scenes
 from tests.faults.live.scenes import LiveScene, score
 from tests.faults.live.stage import perform
 
@@ -20,7 +20,7 @@ LEFT_OUT = pytest.mark.skip(reason=REASON)
     "scene",
     [
         pytest.param(scene, id=scene.title, marks=() if kind in IN_TESTS else LEFT_OUT)
-        for kind, scene in scenes(TEST_HOSTS).items()
+        for kind, scene in {**scenes(TEST_HOSTS), "wrong sum": scenes(SUM_HOSTS)["wrong sum"]}.items()
     ],
 )
 def test_scene(scene: LiveScene) -> None:
