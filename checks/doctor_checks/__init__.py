@@ -1,1 +1,1 @@
-"""The built-in checks: one folder a family, one module a check, named after the illness."""
+"""The built-in checks: one folder a family, one module a check, named after the fault."""

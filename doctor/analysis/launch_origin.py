@@ -24,11 +24,8 @@ from doctor.core.job import Job, Rank
 from doctor.core.logs.event_groups import EventGroup
 from doctor.core.section_table import IdenticalRanks
 from doctor.core.text import number_runs
-from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, LOCAL_RANKS, PARENTS
+from doctor.knowledge.launcher_index import BY_NAME, BY_PRECEDENCE, COUNTED, PARENTS
 from doctor.knowledge.launchers import FIRST_SPECIAL_STEP, INTERACTIVE_JOBS, LAUNCHERS, Launcher, ProcessCount
-
-LOCAL_RANK_NAMES = LOCAL_RANKS
-"""Variables with the local rank of a process."""
 
 PORT_CHOOSERS = frozenset(row.name for row in LAUNCHERS if row.chooses_port)
 """Launchers that choose MASTER_PORT themselves: a free port, or one reserved for it."""

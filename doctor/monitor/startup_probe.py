@@ -25,7 +25,8 @@ from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
 from doctor.core.files.own_folder import OwnFolder
-from doctor.monitor.static_facts import Sections, StaticFacts
+from doctor.monitor.static_facts import StaticFacts
+from doctor.monitor.telemetry.rank_telemetry import Sections
 from doctor.monitor.watchdog.store_discovery import StoreAddress, derived_run_id, find_store
 
 SECONDS = 15.0

@@ -17,11 +17,11 @@ from doctor.collectors.host.host_identity import host_identity
 from doctor.collectors.launch.launcher import launch_facts
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import start_thread
-from doctor.core.facts import SECTIONS, GpuFacts, HostUseFacts, LaunchFacts, Missing, Section, StorageFacts
+from doctor.core.facts import SECTIONS, GpuFacts, HostUseFacts, LaunchFacts, Section, StorageFacts
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.monitor.telemetry.host_counters import HostCounters
+from doctor.monitor.telemetry.rank_telemetry import Sections
 
-Sections = dict[str, "Section | Missing"]
 Pairs = tuple[tuple[str, str], ...]
 
 REREAD = (GpuFacts.key, "host")

@@ -23,10 +23,10 @@ from doctor.monitor.sinks.prometheus import PrometheusSink
 from doctor.monitor.sinks.python_warnings import WarningSink
 from doctor.monitor.sinks.report_file import ReportFileSink
 from doctor.monitor.startup_probe import probe_hosts
-from doctor.monitor.static_facts import Sections, StaticFacts
+from doctor.monitor.static_facts import StaticFacts
 from doctor.monitor.telemetry.flight_recorder import take_dumps
 from doctor.monitor.telemetry.progress import Stall
-from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
+from doctor.monitor.telemetry.rank_telemetry import RankTelemetry, Sections
 from doctor.monitor.watch_options import WatchOptions, absolute
 from doctor.monitor.watchdog.watchdog import Watchdog
 

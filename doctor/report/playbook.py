@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from doctor.lint.engine.rule import Rule
 
 _HEAD_END = "<!-- the lines above are made from the check by `python -m doctor.report.playbook` -->"
-_DOORS = {"P": "before the run", "R": "while it runs", "M": "after it", "L": "in the file, by `doctor lint`"}
+_STAGES = {"P": "before the run", "R": "while it runs", "M": "after it", "L": "in the file, by `doctor lint`"}
 _HEAD = re.compile(
     r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
     re.DOTALL,
@@ -91,11 +91,11 @@ def head_of(check: Check | Rule) -> str:
 
 
 def _facts(check: Check | Rule) -> str:
-    doors = ", ".join(_DOORS[door] for door in check.when)
+    stages = ", ".join(_STAGES[stage] for stage in check.when)
     scope = check.scope.value if isinstance(check, Check) else "file"
     facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"speaks of: {scope}"]
     title = f"{_title(check)}\n\n" if _title(check) else ""
-    lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · can be seen: {doors}\n"]
+    lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · can be seen: {stages}\n"]
     limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]
     return "\n".join([*lines, *([f"limits: {', '.join(limits)}\n"] if limits else [])])
 

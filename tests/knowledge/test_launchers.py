@@ -45,7 +45,8 @@ launchers.LAUNCHERS += (
 FOLLOW = """
 import json
 import sys
-from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, direct_launch, inner_launcher
+from doctor.analysis.launch_origin import direct_launch, inner_launcher
+from doctor.knowledge.launcher_index import LOCAL_RANKS
 from doctor.cluster.hostlist import as_hostlist
 from doctor.cluster.gather.plan import store_endpoint
 from doctor.cluster.rendezvous.process_identity import process_identity
@@ -71,7 +72,7 @@ print(json.dumps({
     "endpoint": [endpoint.names, endpoint.hosted, endpoint.source],
     "inner": inner_launcher(launch),
     "direct": direct_launch(launch),
-    "local_rank_name": "QUOKKA_LOCAL_TASK" in LOCAL_RANK_NAMES,
+    "local_rank_name": "QUOKKA_LOCAL_TASK" in LOCAL_RANKS,
     "job_name": "QUOKKA_TITLE" in JOB_NAMES,
     "process": "quokkad" in PROCESSES,
     "script_variables": ["QUOKKA_TASK" in SCRIPT_VARIABLES[0], "QUOKKA_TASKS" in SCRIPT_VARIABLES[1]],

@@ -9,7 +9,7 @@ from doctor.session import judge
 from doctor.testing import running
 
 
-def illness(check_id, name, *findings, severity=Severity.ERROR):
+def result_of(check_id, name, *findings, severity=Severity.ERROR):
     """A check of that id and name that always finds the same."""
 
     def judged(job):

@@ -15,7 +15,7 @@ from doctor.api import Finding, Severity
 from doctor.core.settings import IgnoreEntry, Settings
 from doctor.monitor.sinks.console import MOST_LINES, ConsoleSink
 from doctor.monitor.sinks.rate_limit import RateLimit
-from tests.sinks.reports import DIED, SLOW, VANISHED, all_news, illness, report_of
+from tests.sinks.reports import DIED, SLOW, VANISHED, all_news, report_of, result_of
 
 REPORT = Path("runs/rankdoctor/report.json")
 
@@ -55,7 +55,7 @@ def terminal():
 
 
 def test_a_finding_looks_as_it_does_in_the_terminal_report():
-    text = told(report_of(illness("RUN004", "rank-died", DIED)))
+    text = told(report_of(result_of("RUN004", "rank-died", DIED)))
     assert re.match(r"\nrankdoctor \d\d:\d\d:\d\d: 1 error\n✗ error   RUN004 rank-died\n", text)
     assert "where    rank 2 (node1)" in text
     assert "error: ValueError: bad sample" in text
@@ -65,28 +65,30 @@ def test_a_finding_looks_as_it_does_in_the_terminal_report():
 
 
 def test_a_healthy_run_prints_one_line_at_the_end_and_nothing_before():
-    remark = illness("RUN013", "communication-bound", Finding("40 % of the step"), severity=Severity.INFO)
-    for report in (report_of(illness("RUN003", "rank-straggling")), report_of(remark)):
+    remark = result_of("RUN013", "communication-bound", Finding("40 % of the step"), severity=Severity.INFO)
+    for report in (report_of(result_of("RUN003", "rank-straggling")), report_of(remark)):
         assert told(report) == ""
         assert ended(report).count("\n") == 1
         assert str(REPORT) in ended(report)
-    assert ended(report_of(illness("RUN003", "x"))) == f"rankdoctor: no finding on 4 ranks; report: {REPORT}\n"
+    assert ended(report_of(result_of("RUN003", "x"))) == f"rankdoctor: no finding on 4 ranks; report: {REPORT}\n"
 
 
 def test_ignored_findings_are_not_printed():
     settings = Settings(ignore=(IgnoreEntry("RUN003", "known", by="doctor.toml:3"),))
-    assert told(report_of(illness("RUN003", "rank-straggling", SLOW), settings=settings)) == ""
+    assert told(report_of(result_of("RUN003", "rank-straggling", SLOW), settings=settings)) == ""
 
 
 def test_a_flood_is_a_bounded_number_of_lines_and_one_that_counts_the_rest():
-    text = told(report_of(illness("RUN008", "non-finite-on-rank", *many(120)), illness("MEM002", "outlier", *many(80))))
+    text = told(
+        report_of(result_of("RUN008", "non-finite-on-rank", *many(120)), result_of("MEM002", "outlier", *many(80)))
+    )
     assert len(text.splitlines()) <= MOST_LINES + 4
     assert text.splitlines()[-1] == f"rankdoctor: 195 more findings (RUN008, MEM002); all in {REPORT}"
     assert "MEM002 outlier" in text, "a flood of one kind hides no other kind"
 
 
 def test_a_flood_drop_by_drop_is_bounded_too():
-    report = report_of(illness("RUN008", "non-finite-on-rank", *many(200)))
+    report = report_of(result_of("RUN008", "non-finite-on-rank", *many(200)))
     stream = io.StringIO()
     sink = ConsoleSink(REPORT, stream)
     for one in all_news(report):
@@ -98,7 +100,7 @@ def test_a_flood_drop_by_drop_is_bounded_too():
 
 
 def test_the_ration_comes_back():
-    report = report_of(illness("RUN008", "non-finite-on-rank", *many(3)))
+    report = report_of(result_of("RUN008", "non-finite-on-rank", *many(3)))
     assert told(report, rate_limit=RateLimit(burst=1, regain=3600)).count("is ill") == 1
     stream = io.StringIO()
     sink = ConsoleSink(REPORT, stream, RateLimit(burst=1, regain=1e-9))
@@ -109,16 +111,16 @@ def test_the_ration_comes_back():
 
 def test_long_evidence_is_cut():
     tall = Finding("much to see", evidence={f"value {number}": number for number in range(500)})
-    text = told(report_of(illness("RUN001", "rank-stalled", tall)))
+    text = told(report_of(result_of("RUN001", "rank-stalled", tall)))
     assert len(text.splitlines()) == MOST_LINES + 3
     assert re.fullmatch(r"… 4\d\d more lines in the report", text.splitlines()[-1])
 
 
 def test_causes_precede_consequences_and_errors_precede_warnings():
     report = report_of(
-        illness("DATA002", "batch-size-differs", SLOW, severity=Severity.WARNING),
-        illness("RUN004", "rank-died", DIED),
-        illness("RUN012", "peer-vanished", VANISHED),
+        result_of("DATA002", "batch-size-differs", SLOW, severity=Severity.WARNING),
+        result_of("RUN004", "rank-died", DIED),
+        result_of("RUN012", "peer-vanished", VANISHED),
     )
     assert report.result("RUN012").findings[0].explained_by == "RUN004"
     text = told(report)
@@ -126,7 +128,7 @@ def test_causes_precede_consequences_and_errors_precede_warnings():
 
 
 def test_the_end_of_a_failed_run_names_who_failed_first_and_not_the_consequences():
-    text = ended(report_of(illness("RUN004", "rank-died", DIED), illness("RUN012", "peer-vanished", VANISHED)))
+    text = ended(report_of(result_of("RUN004", "rank-died", DIED), result_of("RUN012", "peer-vanished", VANISHED)))
     assert text == (
         "\nrankdoctor: 2 errors on 4 ranks\n"
         "  start with RUN004 rank-died: rank 2 failed first: ValueError: bad sample (rank 2 (node1))\n"
@@ -136,12 +138,12 @@ def test_the_end_of_a_failed_run_names_who_failed_first_and_not_the_consequences
 
 def test_an_explained_failure_is_printed_with_its_cause():
     short = Finding("the batches of rank 2 are too large", ranks=(2,), explains=("RUN004",))
-    text = ended(report_of(illness("MEM004", "exhaustion-forecast", short), illness("RUN004", "rank-died", DIED)))
+    text = ended(report_of(result_of("MEM004", "exhaustion-forecast", short), result_of("RUN004", "rank-died", DIED)))
     assert text.index("failed first RUN004") < text.index("start with MEM004")
 
 
 def test_the_end_says_what_stands_in_the_way_of_a_verdict():
-    report = report_of(illness("RUN003", "rank-straggling"), sketch=_without_rank_3())
+    report = report_of(result_of("RUN003", "rank-straggling"), sketch=_without_rank_3())
     assert "no finding on 4 ranks, but 1 of 4 ranks were not gathered" in ended(report)
 
 
@@ -152,7 +154,7 @@ def _without_rank_3():
 
 
 def test_nothing_in_a_finding_steers_the_terminal():
-    text = told(report_of(illness("RUN004", "rank-died", Finding("bad\x1b[2Jname\x07"))))
+    text = told(report_of(result_of("RUN004", "rank-died", Finding("bad\x1b[2Jname\x07"))))
     assert "\x1b" not in text
     assert "\x07" not in text
 
@@ -160,10 +162,10 @@ def test_nothing_in_a_finding_steers_the_terminal():
 def test_a_block_begins_on_a_line_of_its_own_where_a_bar_left_its_line_open():
     with terminal() as (stream, shown):
         stream.write("Epoch 0:  40%|████      | 40/100")
-        report = report_of(illness("RUN004", "rank-died", DIED))
+        report = report_of(result_of("RUN004", "rank-died", DIED))
         sink = ConsoleSink(REPORT, stream)
         sink.found(all_news(report), report)
-        sink.ended(report_of(illness("RUN003", "rank-straggling")))
+        sink.ended(report_of(result_of("RUN003", "rank-straggling")))
         lines = shown().splitlines()
     assert lines[0].endswith("40/100")
     assert lines[1].startswith("rankdoctor ")
@@ -177,7 +179,7 @@ def test_colour_goes_to_terminals_that_want_it(no_color, monkeypatch):
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
-    report = report_of(illness("RUN004", "rank-died", DIED))
+    report = report_of(result_of("RUN004", "rank-died", DIED))
     with terminal() as (stream, shown):
         ConsoleSink(REPORT, stream).found(all_news(report), report)
         assert ("\x1b[1;31m" in shown()) is not no_color
@@ -186,13 +188,13 @@ def test_colour_goes_to_terminals_that_want_it(no_color, monkeypatch):
 @pytest.mark.parametrize("width", [30, 60, 120])
 def test_no_line_of_a_finding_is_longer_than_the_terminal(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    text = told(report_of(illness("RUN004", "rank-died", DIED)))
+    text = told(report_of(result_of("RUN004", "rank-died", DIED)))
     assert max(map(len, text.splitlines()[2:])) <= width
 
 
 def test_a_live_progress_bar_shows_the_block_whole_above_itself(monkeypatch):
     paper = io.StringIO()
-    report = report_of(illness("RUN004", "rank-died", DIED))
+    report = report_of(result_of("RUN004", "rank-died", DIED))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     console = Console(file=paper, force_terminal=True, width=100)
     with Progress(console=console, refresh_per_second=50, redirect_stderr=True) as progress:
@@ -208,7 +210,7 @@ def test_a_stream_that_breaks_is_left_alone():
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
-    report = report_of(illness("RUN004", "rank-died", DIED))
+    report = report_of(result_of("RUN004", "rank-died", DIED))
     sink = ConsoleSink(REPORT, stream)
     sink.found(all_news(report), report)
     with pytest.raises(BrokenPipeError):
@@ -219,7 +221,7 @@ def test_a_stream_that_breaks_is_left_alone():
 
 def test_a_process_without_stderr_is_no_reason_to_fail(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    report = report_of(illness("RUN004", "rank-died", DIED))
+    report = report_of(result_of("RUN004", "rank-died", DIED))
     sink = ConsoleSink(REPORT)
     sink.found(all_news(report), report)
     sink.ended(report)

@@ -6,7 +6,7 @@ from doctor.facts import ProgressFacts, RunMemoryFacts, StepFacts
 from doctor.monitor.sinks.logger_metrics import METRICS, metrics
 from doctor.testing import running
 from doctor.testing.cases import GIB
-from tests.sinks.reports import SLOW, illness, report_of
+from tests.sinks.reports import SLOW, report_of, result_of
 
 
 def measured(sketch, *checks):
@@ -74,8 +74,8 @@ def test_who_stands_still():
 def test_findings_that_stand_are_counted_by_severity():
     values = measured(
         running(1, 2),
-        illness("RUN003", "slow", SLOW, Finding("another"), severity=Severity.WARNING),
-        illness("RUN001", "stalled", Finding("stands")),
+        result_of("RUN003", "slow", SLOW, Finding("another"), severity=Severity.WARNING),
+        result_of("RUN001", "stalled", Finding("stands")),
     )
     assert (values["doctor/findings_error"], values["doctor/findings_warning"]) == (1.0, 2.0)
 

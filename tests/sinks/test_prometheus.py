@@ -11,7 +11,7 @@ from doctor.facts import ProgressFacts
 from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES, PrometheusSink
 from doctor.testing import running
 from doctor.testing.cases import GIB
-from tests.sinks.reports import DIED, SLOW, all_news, illness, report_of
+from tests.sinks.reports import DIED, SLOW, all_news, report_of, result_of
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
 
@@ -57,8 +57,8 @@ def test_what_a_rank_does_not_show_is_left_out(sink):
 
 
 def test_findings_are_counted_by_check_and_severity_and_go_when_they_are_gone(sink):
-    slow = illness("RUN003", "rank-straggling", SLOW, Finding("another"), severity=Severity.WARNING)
-    report = report_of(slow, illness("RUN004", "rank-died", DIED))
+    slow = result_of("RUN003", "rank-straggling", SLOW, Finding("another"), severity=Severity.WARNING)
+    report = report_of(slow, result_of("RUN004", "rank-died", DIED))
     sink.found(all_news(report), report)
     assert scraped(sink)[FINDINGS] == {
         ("RUN003", "rank-straggling", "warning"): 2.0,

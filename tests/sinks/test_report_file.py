@@ -2,12 +2,12 @@ import json
 import threading
 
 from doctor.monitor.sinks.report_file import ReportFileSink
-from tests.sinks.reports import DIED, SLOW, all_news, illness, report_of
+from tests.sinks.reports import DIED, SLOW, all_news, report_of, result_of
 
 
 def test_the_report_is_written_when_something_is_found_and_at_the_end(tmp_path):
     sink = ReportFileSink(tmp_path / "rankdoctor", print)
-    healthy, faulty = report_of(illness("RUN003", "slow")), report_of(illness("RUN003", "slow", SLOW))
+    healthy, faulty = report_of(result_of("RUN003", "slow")), report_of(result_of("RUN003", "slow", SLOW))
     sink.found([], healthy)
     sink.round(None, healthy)
     assert not sink.path.exists()
@@ -20,7 +20,7 @@ def test_the_report_is_written_when_something_is_found_and_at_the_end(tmp_path):
 
 def test_a_reader_always_sees_a_whole_report(tmp_path):
     sink = ReportFileSink(tmp_path, print)
-    report = report_of(illness("RUN004", "rank-died", *[DIED] * 50))
+    report = report_of(result_of("RUN004", "rank-died", *[DIED] * 50))
     sink.ended(report)
     whole, done = sink.path.read_bytes(), threading.Event()
     seen = set()
@@ -42,7 +42,7 @@ def test_an_unwritable_folder_is_reported_once(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
     sink = ReportFileSink(tmp_path / "file", said.append)
-    report = report_of(illness("RUN003", "slow", SLOW))
+    report = report_of(result_of("RUN003", "slow", SLOW))
     sink.found(all_news(report), report)
     sink.ended(report)
     assert said == [f"{sink.path} can't be written: Not a directory"]

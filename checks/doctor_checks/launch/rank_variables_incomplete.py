@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from doctor.analysis.launch_origin import LOCAL_RANK_NAMES, LONGEST_NUMBER, inner_launcher, launch_number, whole_number
+from doctor.analysis.launch_origin import LONGEST_NUMBER, inner_launcher, launch_number, whole_number
 from doctor.api import Finding, IdenticalRanks, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import LaunchFacts
-from doctor.knowledge.launcher_index import SCRIPT_VARIABLES
+from doctor.knowledge.launcher_index import LOCAL_RANKS, SCRIPT_VARIABLES
 from doctor.lint.launch.process_launches import (
     ProcessLaunch,
     hosts_of,
@@ -175,7 +175,7 @@ def _judge_local_ranks(job: Job) -> Iterator[Finding]:
 
 def _lacks_local_rank(launch: LaunchFacts, seen_here: int) -> bool:
     several = seen_here > 1 or (launch_number(launch, "LOCAL_WORLD_SIZE") or 1) > 1
-    return several and "RANK" in launch.filled and launch.filled.keys().isdisjoint(LOCAL_RANK_NAMES)
+    return several and "RANK" in launch.filled and launch.filled.keys().isdisjoint(LOCAL_RANKS)
 
 
 def _lone() -> JobBuilder:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from doctor.analysis.fabric.localization.localizer import BandwidthReading, Localization, confirming, localize, rounds
 from doctor.analysis.fabric.localization.noise_model import cells_of, pair_spread
-from doctor.analysis.fabric.localization.pairing_rounds import MOST_CONFIRMING_FEW, Pairs
+from doctor.analysis.fabric.localization.pairing_rounds import Pairs
 from doctor.analysis.interface_choice import CHOICE_SECTIONS, choice_of, network_of
 from doctor.core.facts import InterfaceFacts, NcclFacts, Transfer, TransferFacts
 from doctor.core.job import Job
@@ -27,8 +27,7 @@ MOST_WAITED = 0.9
 
 LEAST_READINGS = 3
 """The minimum number of readings to compare."""
-MOST_CONFIRMING = MOST_CONFIRMING_FEW
-"""The maximum number of confirming rounds, which small jobs have."""
+
 FEW_HOSTS = 4
 """The number of hosts up to which each has been paired with all others after three rounds."""
 AT_ONCE, TOGETHER = 16, 2
@@ -96,8 +95,8 @@ def unhindered(sample: Transfer) -> float:
 
 
 def rounds_to_confirm(known: HostBandwidths, *, patient: bool = True) -> tuple[Pairs, ...]:
-    """Pairs, by index, to measure again before a suspect is reported; at most :data:`MOST_CONFIRMING` rounds in all,
-    fewer without ``patient``.
+    """Pairs, by index, to measure again before a suspect is reported; at most :data:`MOST_CONFIRMING_FEW` rounds in
+    all, fewer without ``patient``.
 
     To be called again after the returned rounds; for many hosts only one round is returned. Other pairs are measured at
     the same time, so that readings can be compared with what is usual at that moment. If every host has been paired

@@ -8,12 +8,10 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from doctor.core.facts import Missing, Section
 from doctor.core.job import Job
 from doctor.core.message_bounds import Ranks, Text
 from doctor.monitor.telemetry.progress import Stall
-
-Sections = dict[str, "Section | Missing"]
+from doctor.monitor.telemetry.rank_telemetry import Sections
 
 Trigger = Literal["before", "round", "stall", "failure", "end"]
 """When a job is evaluated: before the first batch, periodically, on a stall, after an exception, at the end."""

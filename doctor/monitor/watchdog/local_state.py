@@ -8,7 +8,7 @@ from doctor.cluster.transport.codec import pack_member
 from doctor.collectors.host.host_identity import Identity
 from doctor.core.facts import ProgressFacts, RecorderFacts
 from doctor.core.job import Member
-from doctor.monitor.watchdog.decision import Sections
+from doctor.monitor.telemetry.rank_telemetry import Sections
 
 
 class LocalState:

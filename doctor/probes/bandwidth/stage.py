@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from doctor.analysis.fabric.localization.localizer import rounds
+from doctor.analysis.fabric.localization.pairing_rounds import MOST_CONFIRMING_FEW
 from doctor.analysis.fabric.transfer_matrix import (
-    MOST_CONFIRMING,
     bandwidths,
     ordered_hosts,
     rounds_to_confirm,
@@ -47,12 +47,12 @@ class TransfersStage(Stage):
     makes = (TransferFacts,)
 
     def __init__(self) -> None:
-        self.most_seconds = (MOST_ROUNDS + MOST_CONFIRMING) * ROUND_SECONDS + (1 + MOST_CONFIRMING) * LATE_START
+        self.most_seconds = (MOST_ROUNDS + MOST_CONFIRMING_FEW) * ROUND_SECONDS + (1 + MOST_CONFIRMING_FEW) * LATE_START
 
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Yield rounds for all hosts, then some for the suspects; none for fewer than two hosts."""
         began, first = time.monotonic(), 0
-        for step in range(1 + MOST_CONFIRMING):
+        for step in range(1 + MOST_CONFIRMING_FEW):
             nodes, tokens = _in_order(job, processes)
             if len(nodes) < 2:
                 return

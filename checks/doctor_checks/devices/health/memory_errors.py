@@ -87,11 +87,11 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
     failed or a return limit is passed, drain the host and have the card replaced.
     """
     for local, found in shares_by_host(job):
-        sick = set()
+        faulty = set()
         for share in found:
             faults = tuple(_faults(share.gpu, remapped_rows, retired_pages))
             if faults:
-                sick.add(share.gpu.uuid)
+                faulty.add(share.gpu.uuid)
                 gpu = share.gpu
                 yield Finding(
                     f"GPU {gpu.index} of {local.name}: {', '.join(faults)}",
@@ -118,7 +118,7 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
             # An Xid from before this job is past where the counters are clean again: they start anew with a reset.
             gpus = local.find(GpuFacts)
             uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
-            severity = Severity.ERROR if reported.recent else Severity.WARNING if sick or uncounted else Severity.INFO
+            severity = Severity.ERROR if reported.recent else Severity.WARNING if faulty or uncounted else Severity.INFO
             yield reported.finding(local, severity if reported.ranks else Severity.INFO)
 
 

@@ -61,7 +61,7 @@ def device_idle(
     Fix: a larger batch (with the learning rate that goes with it), fewer accumulated batches, mixed precision.
     """
     # Below two fifths the driver counts whole stretches without any kernel; half of the memory is where a batch twice
-    # as large fits. Who waits for data has another illness (RUN005).
+    # as large fits. A rank that waits for data is RUN005's.
     devices = devices_of(job)
     looks = [(rank, memory) for rank in job.ranks if (memory := rank.find(RunMemoryFacts)) and memory.total]
     if not looks:

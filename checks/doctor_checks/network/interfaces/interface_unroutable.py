@@ -263,7 +263,7 @@ def _used(job: Job) -> Iterator[_ChosenInterface]:
 
 
 def _leaves(choice: NetworkChoice) -> bool:
-    """Whether it is no loopback: that Gloo takes by the host's own name is another illness."""
+    """Whether it is no loopback: that Gloo takes by the host's own name is another fault."""
     return choice.first is not None and choice.first.interface.kind != "loopback"
 
 

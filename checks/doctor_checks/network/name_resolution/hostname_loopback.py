@@ -163,17 +163,17 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
     Fix: put the host's real address before its name in /etc/hosts in place of the 127.0.1.1 line, or
     `export GLOO_SOCKET_IFNAME=<interface>` and start torchrun with `--local-addr <address>`.
     """
-    sick = [
+    affected = [
         (name, identical)
         for host, identical in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts))
         if (name := next((name for name in host.names if name.role == "hostname"), None)) is not None
         and name.addresses
         and all(map(is_loopback, name.addresses))
     ]
-    by_name = [identical for _, identical in sick if _goes_by_name(identical)]
+    by_name = [identical for _, identical in affected if _goes_by_name(identical)]
     advertised = {rank.host.machine for identical in by_name for rank in identical.members}
     groups: dict[Severity, list[tuple[NameLookup, IdenticalRanks]]] = {}
-    for name, identical in sick:
+    for name, identical in affected:
         severity = Severity.ERROR if len(advertised) > 1 and _goes_by_name(identical) else Severity.WARNING
         severity = severity if job.is_multi_host else Severity.INFO
         groups.setdefault(severity, []).append((name, identical))

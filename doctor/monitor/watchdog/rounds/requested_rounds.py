@@ -8,7 +8,8 @@ from typing import NamedTuple
 from doctor.cluster.transport.codec import decode_all
 from doctor.cluster.transport.store import Mailbox
 from doctor.core.background import BackgroundCall
-from doctor.monitor.watchdog.decision import Decision, Sections
+from doctor.monitor.telemetry.rank_telemetry import Sections
+from doctor.monitor.watchdog.decision import Decision
 from doctor.monitor.watchdog.incidents import IncidentHandler
 from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundTimeouts
