@@ -127,7 +127,19 @@ def test_with_a_key_a_forger_changes_nothing(stage):
     assert "posed" not in stranger.stdout
 
 
-@pytest.mark.parametrize("keyed", [0, 1])
+EACH_ONCE = long_only("each carrier and each rank without a key is run once")
+
+
+@pytest.mark.parametrize(
+    ("stage", "keyed"),
+    [
+        ("folder", 0),
+        ("store", 1),
+        pytest.param("folder", 1, marks=EACH_ONCE),
+        pytest.param("store", 0, marks=EACH_ONCE),
+    ],
+    indirect=["stage"],
+)
 def test_one_rank_has_no_key(stage, keyed):
     """Neither hangs, nobody is called absent, and the sentence names the variable."""
     environ = stage.with_a_key() or stage.environ
