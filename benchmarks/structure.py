@@ -45,6 +45,7 @@ ROOMS: dict[str, str] = {
     "doctor.cluster.transport": "core",
     "doctor.session": f"{EXAMINE} analysis collectors probes cluster cluster.transport",
     "doctor.lint": f"{EXAMINE} knowledge",
+    "doctor.attach": "core knowledge analysis collectors",
     "doctor.estimate": "core core.check_registry knowledge probes.runtime session version",
     "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model",
     "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "
@@ -53,7 +54,7 @@ ROOMS: dict[str, str] = {
     "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.membership "
     "cluster.rendezvous.process_identity cluster.transport monitor.telemetry",
     "doctor.monitor.sinks": "core report",
-    "doctor.cli": f"{EXAMINE} cluster postmortem lint estimate probes session report version",
+    "doctor.cli": f"{EXAMINE} attach cluster postmortem lint estimate probes session report version",
     "doctor_checks": "",
     "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F403, F405 - __all__ says which names of the modules are exported
 
+from doctor.core.facts.attached import *
 from doctor.core.facts.devices import *
 from doctor.core.facts.host import *
 from doctor.core.facts.launch import *
@@ -22,6 +23,8 @@ __all__ = [
     "SECTIONS",
     "UNLIMITED",
     "Address",
+    "AttachFacts",
+    "AttachedProcess",
     "BuildLock",
     "Checksum",
     "ChildProcess",
@@ -60,6 +63,7 @@ __all__ = [
     "InterfaceFacts",
     "KernelEvent",
     "KernelLogFacts",
+    "KernelView",
     "LaunchFacts",
     "Layer",
     "Level",
@@ -92,6 +96,7 @@ __all__ = [
     "PointInTime",
     "ProcessFacts",
     "ProcessGroup",
+    "ProcessSample",
     "ProgressFacts",
     "RdmaDevice",
     "RdmaFacts",
@@ -114,6 +119,8 @@ __all__ = [
     "SlurmFacts",
     "SnapshotDevice",
     "SoftwareFacts",
+    "StackSource",
+    "StackThread",
     "StepFacts",
     "StorageFacts",
     "StorageReading",

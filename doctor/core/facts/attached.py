@@ -1,0 +1,108 @@
+"""What ``doctor attach`` reads of the processes of a running job, from outside of them.
+
+Everything here was read from a process of somebody's, who may be hostile: names, arguments and stacks are masked and
+bounded where they are read. Times named ``at`` are seconds since the epoch (UTC); all other times are durations in
+seconds.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from doctor.core.facts.telemetry import Frame, ProcessGroup, WatchedSection
+
+StackSource = Literal["py-spy", "callback", "recorder", "debug-server", "interpreter", ""]
+
+
+class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A thread of a process. ``native_id``: the kernel's id, 0 if unknown; ``active``: it ran at the time of the
+    sample, ``None`` if unknown; ``holds_gil``: it held the interpreter's lock; ``frames`` and ``native`` (names of
+    functions of native code, only where it was asked for): innermost first."""
+
+    name: str = ""
+    native_id: int = 0
+    is_main: bool = False
+    active: bool | None = None
+    holds_gil: bool = False
+    frames: tuple[Frame, ...] = ()
+    native: tuple[str, ...] = ()
+
+
+class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What ``/proc`` shows of a process, and of its main thread where it says so.
+
+    ``state``: the kernel's letter of the main thread (R, S, D, T, t, Z); ``wchan``: the kernel function in which it
+    sleeps; ``syscall``: number of its system call, ``None`` if it is in none or access is denied; ``cpu``: seconds of
+    all threads, ``main_cpu`` of the main thread; ``switches``: voluntary context switches of the main thread;
+    ``transferred``: bytes that the process read and wrote by system calls; ``queued``: bytes in the receive queues of
+    its sockets. ``None``: not readable."""
+
+    state: str = ""
+    wchan: str = ""
+    syscall: int | None = None
+    cpu: float | None = None
+    main_cpu: float | None = None
+    switches: int | None = None
+    transferred: int | None = None
+    queued: int | None = None
+
+
+class ProcessSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One reading of a process. ``paused``: seconds for which it was stopped; ``threads`` is empty where stacks could
+    not be read."""
+
+    at: float
+    kernel: KernelView = KernelView()
+    threads: tuple[StackThread, ...] = ()
+    paused: float | None = None
+
+
+class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A training process, or a process that belongs to one.
+
+    ``role``: ``rank``, ``worker`` (of a data loader), ``agent`` (a launcher), ``other``. ``rank``: its global rank,
+    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a worker belongs to. ``rank_from``
+    says what numbered it (``RANK``, ``SLURM_PROCID``, ``order of the processes``); ``guessed``: not by a launcher's
+    variable. ``world_size``, ``local_rank`` and ``node`` as the launcher states them. ``job``: id of the scheduler's
+    job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the script or module that it
+    runs, without arguments. ``pid`` is that of this PID namespace; ``started``: seconds since boot, by which a reused
+    PID is told. ``samples``: oldest first. ``stack_source``: how its stacks were read; ``refused``: why they could not
+    be, in one sentence, and ``remedy`` how to allow it. ``ended``: it ended while it was read (``ended``), or was
+    already a zombie (``zombie``). ``groups``: its process groups, where a source of the job shows them."""
+
+    pid: int
+    started: float
+    role: Literal["rank", "worker", "agent", "other"] = "rank"
+    parent: int | None = None
+    rank: int | None = None
+    rank_from: str = ""
+    guessed: bool = False
+    local_rank: int | None = None
+    world_size: int | None = None
+    local_world_size: int | None = None
+    node: int | None = None
+    job: str = ""
+    launcher: str = ""
+    program: str = ""
+    user: int | None = None
+    samples: tuple[ProcessSample, ...] = ()
+    stack_source: StackSource = ""
+    refused: str = ""
+    remedy: str = ""
+    ended: Literal["", "ended", "zombie"] = ""
+    groups: tuple[ProcessGroup, ...] = ()
+
+
+class AttachFacts(WatchedSection, frozen=True, kw_only=True):
+    """The training processes that one attaching process found on its host, and what it read of each.
+
+    ``processes``: ranks first, by rank and PID; ``unreadable``: processes of the job whose environment or command line
+    could not be read. ``notes``: sentences for the user about what was left out and why."""
+
+    key: ClassVar[str] = "attached"
+
+    processes: tuple[AttachedProcess, ...] = ()
+    unreadable: int = 0
+    notes: tuple[str, ...] = ()
