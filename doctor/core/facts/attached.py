@@ -13,7 +13,9 @@ import msgspec
 
 from doctor.core.facts.telemetry import Frame, ProcessGroup, WatchedSection
 
-StackSource = Literal["py-spy", "callback", "recorder", "debug-server", "interpreter", ""]
+StackSource = Literal[
+    "py-spy", "callback", "recorder", "debug-server", "interpreter", "pystack", "gdb", "faulthandler", "ray", ""
+]
 
 
 class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
