@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from doctor.collectors.base import NotPresent, NotVisible
+from doctor.collectors.host.local_processes import process_start_time, process_state
 from doctor.core.facts import Failure, Missing, MissingReason, ProgressFacts
 from doctor.core.frames import frames_of_traceback
 from doctor.monitor.telemetry.event_log import BatchMark, StageEntered
 from doctor.monitor.telemetry.flight_recorder import read_recorder
-from doctor.monitor.telemetry.local_processes import process_start_time, process_state
 from doctor.monitor.telemetry.progress import Progress
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
 from doctor.monitor.telemetry.stacks.stack_files import HEAD, read_stack_file

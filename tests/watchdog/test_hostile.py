@@ -15,7 +15,7 @@ from doctor.cluster.transport.store import KeyValueStore
 from doctor.cluster.transport.tcp_store import TCPStoreBackend, join_store
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import host_identity
-from doctor.monitor.telemetry.local_processes import process_start_time
+from doctor.collectors.host.local_processes import process_start_time
 from doctor.monitor.watchdog.decision import Decision
 from doctor.monitor.watchdog.local_peers.peer_observation import host_key
 from doctor.monitor.watchdog.protocol import DecisionMessage, PeerProcess, RankResumed

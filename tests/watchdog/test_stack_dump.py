@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from doctor.monitor.telemetry.local_processes import process_start_time
+from doctor.collectors.host.local_processes import process_start_time
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import StackDumper, StackSignal, stack_file
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, accepts_stack_signal, request_stacks

@@ -9,9 +9,9 @@ import msgspec
 
 from doctor.cluster.transport.codec import MalformedMessage, unpack_capture
 from doctor.cluster.transport.failover import FailoverStore, StoreConnection
+from doctor.collectors.host.local_processes import SILENT
 from doctor.core.facts import ProgressFacts
 from doctor.core.job import Job, Member, build_job
-from doctor.monitor.telemetry.local_processes import SILENT
 from doctor.monitor.watchdog.local_state import LocalState
 from doctor.monitor.watchdog.protocol import PeerObservation
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound

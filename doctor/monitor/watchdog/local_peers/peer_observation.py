@@ -11,8 +11,8 @@ from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.failover import FailoverStore
 from doctor.cluster.transport.store import Mailbox
 from doctor.collectors.host.host_identity import Identity
+from doctor.collectors.host.local_processes import GONE, SILENT, process_start_time, process_state
 from doctor.core.files.own_folder import OwnFolder
-from doctor.monitor.telemetry.local_processes import GONE, SILENT, process_start_time, process_state
 from doctor.monitor.telemetry.stacks.stack_files import read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, StackSignal, stack_file
 from doctor.monitor.watchdog.local_peers.stack_request import LocalPeer, request_stacks

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from doctor.monitor.telemetry.local_processes import SILENT, process_state
+from doctor.collectors.host.local_processes import SILENT, process_state
 from doctor.monitor.watchdog.local_peers.stack_dump import StackSignal
 
 PIDFD_THREAD = os.O_EXCL
@@ -29,7 +29,7 @@ MOST_FILES = 1 << 16
 class LocalPeer(NamedTuple):
     """The process of a rank, as it announced itself.
 
-    ``started``: as in :func:`doctor.monitor.telemetry.local_processes.process_start_time`; ``stack_signal``: thread and
+    ``started``: as in :func:`doctor.collectors.host.local_processes.process_start_time`; ``stack_signal``: thread and
     signal that request its stacks; ``file``: its stack file.
     """
 

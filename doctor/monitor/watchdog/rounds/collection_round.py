@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from doctor.cluster.transport.codec import decode_all, decode_or_none, encode
-from doctor.monitor.telemetry.local_processes import SILENT
+from doctor.collectors.host.local_processes import SILENT
 from doctor.monitor.watchdog.decision import Decision, Trigger
 from doctor.monitor.watchdog.protocol import DecisionMessage, PeerObservation, RankPresence
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from doctor.monitor.telemetry.local_processes import process_start_time, process_state
+from doctor.collectors.host.local_processes import process_start_time, process_state
 from tests.lab.speed import patience
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
