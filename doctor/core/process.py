@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from doctor.core.import_path import cleaned_path, working_directory
@@ -29,6 +29,13 @@ importlib.import_module(module).main(*arguments)
 
 GRACE = 1.0
 """Seconds that the end of the interpreter waits for a child that is just being started by a collector's thread."""
+
+
+class ChildOwner(NamedTuple):
+    """The user and group that a child runs as."""
+
+    uid: int
+    gid: int
 
 
 class _ChildRegistry:
@@ -79,10 +86,18 @@ def start_child(
     stderr: int = subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
+    owner: ChildOwner | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` with its output on a pipe and, by default, nothing to read. It is killed, with whatever it
-    started, when this interpreter ends before it does. ``OSError`` where it can't be started."""
-    return _CHILDREN.start(command, stdin=stdin, stderr=stderr, env=env, cwd=cwd)
+    started, when this interpreter ends before it does. ``OSError`` where it can't be started.
+
+    ``owner``: run it as this user, without further groups; the kernel then clears its capabilities
+    (capabilities(7)). Only root may do that.
+    """
+    options: dict[str, Any] = {}
+    if owner is not None:
+        options = {"user": owner.uid, "group": owner.gid, "extra_groups": []}
+    return _CHILDREN.start(command, stdin=stdin, stderr=stderr, env=env, cwd=cwd, **options)
 
 
 def start_python(
