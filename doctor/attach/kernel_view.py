@@ -10,7 +10,7 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from doctor.collectors.base import link_target, listed, parse_int, read_pairs, read_text
+from doctor.collectors.base import link_target, parse_int, read_pairs, read_text
 from doctor.core.facts import KernelView
 
 MOST_FILES = 4096

@@ -96,7 +96,8 @@ def run_dump(program: Path, request: DumpRequest) -> DumpOutput:
         OSError: py-spy cannot be started.
     """
     before = stop_state(request.pid)
-    child = start_child(_command(program, request), stderr=subprocess.PIPE, env=_ENVIRONMENT, cwd="/", owner=request.owner)
+    command = _command(program, request)
+    child = start_child(command, stderr=subprocess.PIPE, env=_ENVIRONMENT, cwd="/", owner=request.owner)
     try:
         output = _Collection(child, request).collect()
     finally:

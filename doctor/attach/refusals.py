@@ -5,7 +5,6 @@ What the kernel requires is described in ptrace(2), "Ptrace access mode checking
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 from doctor.attach.py_spy import DumpOutput
 from doctor.collectors.base import link_target, parse_int, read_pairs, read_text
 from doctor.core.masking import mask_text
+from doctor.core.process import ChildOwner
 
 INSTALL = "pip install 'rankdoctor[attach]'"
 _PROC = Path("/proc")
@@ -57,7 +57,7 @@ def credentials_of(pid: int | str = "self", proc: Path = _PROC) -> Credentials |
     folder = proc / str(pid)
     rows = read_pairs(folder / "status", ":", limit=1 << 16)
     uids = tuple(number for word in rows.get("Uid", "").split()[:3] if (number := parse_int(word)) is not None)
-    gid = parse_int((rows.get("Gid", "").split() or [None])[0])
+    gid = parse_int(rows.get("Gid", "").partition("\t")[0])
     try:
         owner = folder.stat().st_uid
         capabilities = int(rows.get("CapEff", ""), 16)
@@ -69,14 +69,16 @@ def credentials_of(pid: int | str = "self", proc: Path = _PROC) -> Credentials |
     return Credentials(uids, gid, capabilities, owner == uids[1], link_target(folder / "ns" / "user") or "")
 
 
-def explain_failure(output: DumpOutput, pid: int) -> Refusal:
-    """Return why py-spy could not read a process that exists."""
+def explain_failure(output: DumpOutput, pid: int, owner: ChildOwner | None = None) -> Refusal:
+    """Return why py-spy, run as ``owner``, could not read a process that exists."""
     if output.stopped_by == "size":
         return Refusal("Its stacks are larger than the doctor reads.")
     if output.stopped_by:
-        return Refusal("py-spy did not finish before its deadline.", "Run doctor attach again when the host is less busy.")
+        return Refusal(
+            "py-spy did not finish before its deadline.", "Run doctor attach again when the host is less busy."
+        )
     if _DENIED.search(output.message):
-        return explain_denial(pid)
+        return explain_denial(pid, owner)
     if unsupported := _UNSUPPORTED.search(output.message):
         version = unsupported["version"] or "its version"
         return Refusal(f"This py-spy does not support Python {version}.", "pip install --upgrade py-spy")
@@ -85,13 +87,15 @@ def explain_failure(output: DumpOutput, pid: int) -> Refusal:
     return Refusal(f"py-spy failed: {_first_cause(output.message) or 'it reported no reason'}")
 
 
-def explain_denial(pid: int, proc: Path = _PROC) -> Refusal:
-    """Return why the kernel refuses to let this process read another one that exists."""
+def explain_denial(pid: int, owner: ChildOwner | None = None, proc: Path = _PROC) -> Refusal:
+    """Return why the kernel does not let this process, or its child of ``owner``, read a process that exists."""
     own, target = credentials_of("self", proc), credentials_of(pid, proc)
     if own is None or target is None:
         return Refusal("The kernel refused access to this process.", "Run doctor attach as root.")
+    if owner is not None:
+        own = own._replace(uids=(owner.uid,) * 3, gid=owner.gid, capabilities=0)
     if not own.may_trace_all:
-        return _without_capability(own, target, pid, parse_int(read_text(proc / "sys/kernel/yama/ptrace_scope")) or 0)
+        return _without_capability(own, target, pid, proc)
     if own.users != target.users:
         return Refusal(
             "The process is in another user namespace, where CAP_SYS_PTRACE of this process does not apply.",
@@ -100,37 +104,37 @@ def explain_denial(pid: int, proc: Path = _PROC) -> Refusal:
     return _by_filter(proc)
 
 
-def _without_capability(own: Credentials, target: Credentials, pid: int, scope: int) -> Refusal:
-    uid = os.geteuid()
+def _without_capability(own: Credentials, target: Credentials, pid: int, proc: Path) -> Refusal:
+    """Apply the kernel's rules for a process without CAP_SYS_PTRACE, in the kernel's order."""
+    uid, as_root = own.uids[1], f"sudo doctor attach --pid {pid}"
     if uid == 0:
         return Refusal(
-            "This process runs as root, but without the capability CAP_SYS_PTRACE.",
+            "doctor attach runs as root, but without the capability CAP_SYS_PTRACE.",
             "Start the container with --cap-add SYS_PTRACE; on Kubernetes add SYS_PTRACE to"
             " securityContext.capabilities.add, or use kubectl debug --profile=sysadmin.",
         )
-    if set(target.uids) != {uid}:
+    if len(set(target.uids)) > 1:
+        return Refusal("The process runs under several user ids, so only root may read it.", as_root)
+    if target.uids[0] != uid:
         return Refusal(
             f"The process belongs to uid {target.uids[0]}, and doctor attach runs as uid {uid}.",
             f"sudo -u '#{target.uids[0]}' doctor attach --pid {pid}",
         )
     if not target.dumpable:
         return Refusal(
-            "The process forbids reading its memory (PR_SET_DUMPABLE is 0), except for root.",
-            f"sudo doctor attach --pid {pid}",
+            "The process forbids other processes to read its memory (PR_SET_DUMPABLE is 0), except for root.", as_root
         )
     if target.capabilities & ~own.capabilities:
-        return Refusal(
-            "The process has capabilities that doctor attach lacks, so only root may read it.",
-            f"sudo doctor attach --pid {pid}",
-        )
-    return _by_yama(scope, pid) if scope else _by_filter(_PROC)
+        return Refusal("The process has capabilities that doctor attach lacks, so only root may read it.", as_root)
+    scope = parse_int(read_text(proc / "sys/kernel/yama/ptrace_scope")) or 0
+    return _by_yama(scope, as_root) if scope else _by_filter(proc)
 
 
-def _by_yama(scope: int, pid: int) -> Refusal:
+def _by_yama(scope: int, as_root: str) -> Refusal:
     reason = f"The host restricts ptrace: kernel.yama.ptrace_scope is {scope}."
     if scope >= 3:
-        return Refusal(reason, "Set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d and reboot: 3 cannot be changed before.")
-    return Refusal(reason, f"sudo doctor attach --pid {pid}, or: sudo sysctl kernel.yama.ptrace_scope=0")
+        return Refusal(reason, "Set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d and reboot.")
+    return Refusal(reason, f"{as_root}, or: sudo sysctl kernel.yama.ptrace_scope=0")
 
 
 def _by_filter(proc: Path) -> Refusal:
@@ -138,7 +142,7 @@ def _by_filter(proc: Path) -> Refusal:
     source = "A seccomp filter" if mode == "2" else "A security module of the kernel (SELinux, AppArmor)"
     return Refusal(
         f"{source} refuses ptrace and reading the memory of other processes.",
-        "Allow ptrace and process_vm_readv in the container's security profile, or run doctor attach as root on the host.",
+        "Allow ptrace in the security profile of the container, or run doctor attach as root on the host.",
     )
 
 

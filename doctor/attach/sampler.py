@@ -1,0 +1,244 @@
+"""Reads the processes of a job several times: Python stacks by py-spy, and the kernel's view.
+
+One sample shows where a process is, several show whether it moves. All processes of a round are read concurrently, by
+a bounded number of children, so that the samples of a round belong together. A process is identified by its start time
+before each sample: the kernel reuses PIDs.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.attach.kernel_view import SocketQueues, read_kernel_view
+from doctor.attach.py_spy import SECONDS, DumpOutput, DumpRequest, find_py_spy, run_dump
+from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
+from doctor.attach.stop_guard import stop_state
+from doctor.collectors.base import parse_int, read_pairs
+from doctor.collectors.host.local_processes import GONE, process_state
+from doctor.core.background import start_daemon
+from doctor.core.errors import UnusableError
+from doctor.core.facts import AttachedProcess, KernelView, ProcessSample, StackThread
+from doctor.core.process import ChildOwner
+from doctor.core.stack_dumps.py_spy import rank_locals_of_py_spy_json, threads_of_py_spy_json
+
+FEWEST_CHILDREN = 4
+SETTLE = 0.3
+"""Seconds beyond the deadline within which a read that was ended at the deadline returns."""
+MOST_THREADS = 200
+"""Threads of a sample that are kept."""
+_NO_TIME = Refusal(
+    "doctor attach reached its own deadline before it read the stacks of this process.",
+    "Name fewer processes with --pid.",
+)
+
+
+class SamplingOptions(NamedTuple):
+    """How processes are read.
+
+    ``rounds``: samples of each process; ``interval``: seconds from the start of a round to the next; ``seconds``: the
+    deadline of all rounds. ``locals``: read local variables, too; ``native``: names of native functions, too, which
+    stops a process for up to a second. ``blocking``: stop a process while its stacks are read (see
+    :mod:`doctor.attach.py_spy`). ``as_owner``: if this process is root, read the processes of other users as these
+    users, without capabilities.
+    """
+
+    rounds: int = 3
+    interval: float = 1.5
+    seconds: float = 10.0
+    locals: bool = False
+    native: bool = False
+    blocking: bool = True
+    as_owner: bool = True
+
+
+DEFAULTS = SamplingOptions()
+
+
+def sample(targets: Sequence[AttachedProcess], options: SamplingOptions = DEFAULTS) -> tuple[AttachedProcess, ...]:
+    """Return ``targets`` with their samples, in the same order; ends within ``options.seconds`` and a few tenths."""
+    until = time.monotonic() + options.seconds
+    program = find_py_spy()
+    readers = [_ProcessReader(target, options, program, until) for target in targets]
+    start = time.monotonic()
+    for number in range(options.rounds):
+        _pause_until(min(start + number * options.interval, until))
+        if time.monotonic() >= until:
+            break
+        _read_all([reader for reader in readers if reader.is_ready], until)
+    return tuple(reader.result() for reader in readers)
+
+
+def _pause_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _read_all(readers: Sequence[_ProcessReader], until: float) -> None:
+    """Read one sample of each process concurrently; a read that is still blocked at the deadline is abandoned."""
+    queues = SocketQueues()
+    waiting: queue.SimpleQueue[_ProcessReader] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[_ProcessReader] = queue.SimpleQueue()
+    for reader in readers:
+        waiting.put(reader)
+
+    def work() -> None:
+        while time.monotonic() < until:
+            try:
+                reader = waiting.get_nowait()
+            except queue.Empty:
+                return
+            reader.read(queues)
+            finished.put(reader)
+
+    for _ in range(min(len(readers), max(FEWEST_CHILDREN, os.cpu_count() or 1))):
+        start_daemon("doctor-sampler", work)
+    for _ in readers:
+        try:
+            finished.get(timeout=max(0.0, until - time.monotonic()) + SETTLE)
+        except queue.Empty:
+            return
+
+
+class _ProcessReader:
+    """Reads the samples of one process. ``result`` may be called while a read is blocked."""
+
+    def __init__(self, target: AttachedProcess, options: SamplingOptions, program: Path | None, until: float) -> None:
+        self._target = target
+        self._options = options
+        self._program = program
+        self._until = until
+        self._samples: tuple[ProcessSample, ...] = ()
+        self._refusal: Refusal | None = None
+        self._is_final = False
+        """Whether another attempt to read the stacks would be refused for the same reason."""
+        self._is_busy = False
+        self._blocks = options.blocking
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether another sample can be read."""
+        return not self._is_busy and not self._target.ended
+
+    def read(self, queues: SocketQueues) -> None:
+        """Read one sample."""
+        self._is_busy = True
+        if self._is_alive():
+            at = time.time()
+            kernel = read_kernel_view(self._target.pid, queues)
+            paused, threads = self._stacks(kernel)
+            if self._is_alive() or threads:
+                self._samples += (ProcessSample(at, kernel, threads, paused),)
+        self._is_busy = False
+
+    def result(self) -> AttachedProcess:
+        """Return the process with what was read of it."""
+        target, samples = self._target, self._samples
+        if any(one.threads for one in samples):
+            return msgspec.structs.replace(target, samples=samples, stack_source="py-spy")
+        if target.ended:
+            return msgspec.structs.replace(target, samples=samples)
+        reason, remedy = self._refusal or _NO_TIME
+        return msgspec.structs.replace(target, samples=samples, refused=reason, remedy=remedy)
+
+    def _is_alive(self) -> bool:
+        """Return whether the process still exists; otherwise note how it ended."""
+        state, letter = process_state(self._target.pid, self._target.started)
+        if state == GONE:
+            self._target = msgspec.structs.replace(self._target, ended="zombie" if letter == "Z" else "ended")
+        return state != GONE
+
+    def _stacks(self, kernel: KernelView) -> tuple[float | None, tuple[StackThread, ...]]:
+        """Return for how long the process was stopped, and its threads; none if they cannot be read."""
+        if self._program is None:
+            self._refusal, self._is_final = NOT_INSTALLED, True
+        if self._is_final or self._program is None:
+            return None, ()
+        try:
+            request = self._request(kernel)
+            output = run_dump(self._program, request)
+            paused = output.paused
+            if output.status != 0 and request.blocking and self._is_alive():
+                # It was paused for too long, cannot be stopped, or ptrace is refused: reading memory may still work.
+                self._blocks = output.stopped_by == "pause"
+                request = request._replace(blocking=False, native=False, seconds=self._seconds())
+                output = run_dump(self._program, request)
+            return paused, self._threads(output, request.owner)
+        except OSError as error:
+            reason = f"py-spy could not be started: {error.strerror or type(error).__name__}."
+            self._refusal, self._is_final = Refusal(reason, "Install py-spy where this user can run it."), True
+            return None, ()
+
+    def _request(self, kernel: KernelView) -> DumpRequest:
+        """Return what py-spy is to read: a process that is stopped or traced, or cannot stop, is not traced."""
+        target, options = self._target, self._options
+        stopped = stop_state(target.pid)
+        may_block = self._blocks and kernel.state != "D" and (stopped is None or stopped.runs_freely)
+        return DumpRequest(
+            target.pid,
+            target.started,
+            blocking=may_block,
+            native=options.native and may_block,
+            locals=options.locals,
+            owner=self._owner(),
+            seconds=self._seconds(),
+        )
+
+    def _seconds(self) -> float:
+        return max(0.0, min(SECONDS, self._until - time.monotonic()))
+
+    def _owner(self) -> ChildOwner | None:
+        """Return the user that py-spy runs as, if it is another one than that of this process."""
+        own = os.geteuid()
+        target = credentials_of(self._target.pid) if own == 0 and self._options.as_owner else None
+        return ChildOwner(target.uids[0], target.gid) if target is not None and set(target.uids) != {own} else None
+
+    def _threads(self, output: DumpOutput, owner: ChildOwner | None) -> tuple[StackThread, ...]:
+        if output.status == 0:
+            try:
+                threads = threads_of_py_spy_json(output.document)
+            except UnusableError as error:
+                self._refusal = Refusal(f"The output of py-spy is unusable: {error}.")
+                return ()
+            self._note_rank(output.document)
+            return _bounded(_with_main(threads, self._target.pid))
+        if self._is_alive():
+            self._refusal = explain_failure(output, self._target.pid, owner)
+            self._is_final = not output.stopped_by
+        return ()
+
+    def _note_rank(self, document: bytes) -> None:
+        """Number a rank whose launcher did not, by local variables of its stack."""
+        target = self._target
+        if not self._options.locals or target.role != "rank" or not (target.rank is None or target.guessed):
+            return
+        found = rank_locals_of_py_spy_json(document)
+        rank = found.get("global_rank", found.get("rank"))
+        if rank is not None:
+            self._target = msgspec.structs.replace(
+                target,
+                rank=rank,
+                rank_from="locals of its stack",
+                guessed=True,
+                world_size=target.world_size or found.get("world_size"),
+            )
+
+
+def _with_main(threads: tuple[StackThread, ...], pid: int) -> tuple[StackThread, ...]:
+    """Mark the main thread: py-spy reports thread ids of the process's own PID namespace."""
+    inner = read_pairs(Path("/proc") / str(pid) / "status", ":", limit=1 << 16).get("NSpid", "").split()
+    number = parse_int(inner[-1]) if inner else None
+    if number in (None, pid):
+        return threads
+    return tuple(msgspec.structs.replace(one, is_main=one.native_id == number) for one in threads)
+
+
+def _bounded(threads: tuple[StackThread, ...]) -> tuple[StackThread, ...]:
+    """Keep the main thread and the one that holds the interpreter's lock, then others."""
+    first = sorted(threads, key=lambda one: not (one.is_main or one.holds_gil))
+    return tuple(first[:MOST_THREADS])
