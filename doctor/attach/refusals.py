@@ -59,13 +59,13 @@ def credentials_of(pid: int | str = "self", proc: Path = _PROC) -> Credentials |
     uids = tuple(number for word in rows.get("Uid", "").split()[:3] if (number := parse_int(word)) is not None)
     gid = parse_int(rows.get("Gid", "").partition("\t")[0])
     try:
-        owner = folder.stat().st_uid
+        owner = (folder / "status").stat().st_uid
         capabilities = int(rows.get("CapEff", ""), 16)
     except (OSError, ValueError):
         return None
     if len(uids) < 3 or gid is None:
         return None
-    # The files of a process that is not dumpable belong to root: proc(5). That does not show for a process of root.
+    # Files about a process that is not dumpable belong to root: proc(5). That does not show for a process of root.
     return Credentials(uids, gid, capabilities, owner == uids[1], link_target(folder / "ns" / "user") or "")
 
 

@@ -1,0 +1,105 @@
+"""Processes that tests read from outside, and the doctor's sampler as another user or with fewer rights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from doctor.attach.sampler import SamplingOptions, sample
+from doctor.collectors.host.local_processes import process_start_time
+from doctor.core.facts import AttachedProcess
+from tests.lab.needs import clean_environ
+from tests.lab.speed import patience
+
+QUICK = SamplingOptions(rounds=1, interval=0.1, seconds=patience(10))
+SLEEPER = """
+import time
+
+def outer():
+    inner()
+
+def inner():
+    print("ready", flush=True)
+    time.sleep(300)
+
+outer()
+"""
+FORBIDS_TRACING = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
+"""PR_SET_DUMPABLE of prctl(2)."""
+
+_SAMPLE = """
+import sys
+import msgspec
+from doctor.attach.sampler import SamplingOptions, sample
+from doctor.core.facts import AttachedProcess
+
+targets = msgspec.json.decode(sys.argv[1], type=tuple[AttachedProcess, ...])
+sys.stdout.buffer.write(msgspec.json.encode(sample(targets, SamplingOptions(rounds=1, seconds=float(sys.argv[2])))))
+"""
+
+
+@contextlib.contextmanager
+def started(
+    program: str = SLEEPER, *, before: Sequence[str] = (), arguments: Sequence[str] = ()
+) -> Iterator[AttachedProcess]:
+    """A Python process that has printed ``ready``; ``before``: what its command begins with."""
+    command = [*before, sys.executable, "-S", "-c", program, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd="/") as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield target_of(process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def target_of(pid: int) -> AttachedProcess:
+    return AttachedProcess(pid=pid, started=process_start_time(pid) or 0.0, rank=0)
+
+
+def read_one(target: AttachedProcess, options: SamplingOptions = QUICK) -> AttachedProcess:
+    """The process, with what was read of it."""
+    (found,) = sample([target], options)
+    return found
+
+
+def read_from(before: Sequence[str], target: AttachedProcess) -> AttachedProcess:
+    """The same, read by a process whose command begins with ``before``."""
+    targets = msgspec.json.encode([target]).decode()
+    command = [*before, sys.executable, "-c", _SAMPLE, targets, str(patience(10))]
+    environ = clean_environ(Path("/"))
+    done = subprocess.run(command, capture_output=True, env=environ, cwd="/", timeout=patience(30))
+    assert done.returncode == 0, done.stderr.decode()
+    (found,) = msgspec.json.decode(done.stdout, type=tuple[AttachedProcess, ...])
+    return found
+
+
+def functions_of(found: AttachedProcess, at: int = 0) -> list[str]:
+    """The functions on the stack of the main thread, innermost first."""
+    (main,) = (one for one in found.samples[at].threads if one.is_main)
+    return [frame.function for frame in main.frames]
+
+
+def only_child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + patience(10)
+    while not condition():
+        assert time.monotonic() < until, "not in time"
+        time.sleep(0.01)
