@@ -337,6 +337,30 @@ worker(3, 8)
     assert (found.rank, found.world_size, found.guessed, found.rank_from) == (3, 8, True, "locals of its stack")
 
 
+def test_local_variables_only_on_request_and_masked():
+    program = """
+import time
+
+def step(batch, password):
+    size = len(batch)
+    title = "\\x1b[2J" + "x" * 5000
+    print("ready", flush=True)
+    time.sleep(300)
+
+step([1, 2], "hunter2")
+"""
+    with started(program) as target:
+        found = read_one(target, QUICK._replace(locals=True))
+        plain = read_one(target)
+    (main,) = found.samples[0].threads
+    shown = {one.name: one.value for one in main.locals if one.frame == 0}
+    assert main.frames[0].function == "step"
+    assert (shown["size"], shown["password"]) == ("2", "<redacted>")
+    assert shown["title"].isprintable()
+    assert len(shown["title"]) <= 200
+    assert plain.samples[0].threads[0].locals == ()
+
+
 def test_native_functions_on_request():
     with started() as target:
         found = read_one(target, QUICK._replace(native=True))

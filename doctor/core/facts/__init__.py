@@ -72,6 +72,7 @@ __all__ = [
     "Loader",
     "LoaderEpoch",
     "LoaderFacts",
+    "LocalVariable",
     "LogEvidence",
     "LogFile",
     "MasterFacts",

@@ -18,10 +18,19 @@ StackSource = Literal[
 ]
 
 
+class LocalVariable(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A local variable: index of its frame in :attr:`StackThread.frames`, name, and its value as text."""
+
+    frame: int
+    name: str
+    value: str = ""
+
+
 class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A thread of a process. ``native_id``: the kernel's id, 0 if unknown; ``active``: it ran at the time of the
     sample, ``None`` if unknown; ``holds_gil``: it held the interpreter's lock; ``frames`` and ``native`` (names of
-    functions of native code, only where it was asked for): innermost first."""
+    functions of native code, only where it was asked for): innermost first; ``locals``: variables of the user's
+    frames, only where they were asked for."""
 
     name: str = ""
     native_id: int = 0
@@ -30,6 +39,7 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     holds_gil: bool = False
     frames: tuple[Frame, ...] = ()
     native: tuple[str, ...] = ()
+    locals: tuple[LocalVariable, ...] = ()
 
 
 class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Frame, StackThread
-from doctor.core.stack_dumps.threads import MOST_FRAMES, MOST_THREADS, dumped_frame, dumped_thread
+from doctor.core.stack_dumps.threads import MOST_FRAMES, MOST_LOCALS, MOST_THREADS, dumped_frame, dumped_thread
 
 MOST_PIDS = 1 << 22
 """``PID_MAX_LIMIT`` of Linux."""
@@ -85,12 +85,14 @@ def _traces(document: object) -> Iterator[Mapping[str, object]]:
 def _thread(trace: Mapping[str, object], *, is_main: bool) -> StackThread:
     frames: list[Frame] = []
     native: list[str] = []
+    variables: list[tuple[int, str, str]] = []
     listed = trace.get("frames")
     for frame in listed[:MOST_FRAMES] if isinstance(listed, list) else ():
         if not isinstance(frame, dict):
             continue
         file, name = _text(frame.get("filename")), _text(frame.get("name"))
         if frame.get("module") is None and not _LIBRARY.search(file):
+            variables += ((len(frames), name, value) for name, value in _locals_of(frame))
             frames.append(dumped_frame(file, _number(frame.get("line"), 1 << 31), name))
         elif not frames:
             native.append(name)
@@ -103,6 +105,7 @@ def _thread(trace: Mapping[str, object], *, is_main: bool) -> StackThread:
         is_main=is_main,
         active=active if isinstance(active, bool) else None,
         holds_gil=trace.get("owns_gil") is True,
+        variables=variables,
     )
 
 
@@ -110,15 +113,21 @@ def _main_of(traces: Sequence[Mapping[str, object]]) -> Mapping[str, object] | N
     """The thread whose kernel id is that of the process; without one, by its name, which programs may change."""
     by_id = (one for one in traces if one.get("pid") and one.get("os_thread_id") == one.get("pid"))
     by_name = (one for one in traces if one.get("thread_name") == "MainThread")
-    return next(by_id, None) or next(by_name, None)
+    return next(by_id, None) or next(by_name, None) or (traces[0] if len(traces) == 1 else None)
+
+
+def _locals_of(frame: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The names and values of a frame's local variables."""
+    listed = frame.get("locals")
+    for one in listed[:MOST_LOCALS] if isinstance(listed, list) else ():
+        if isinstance(one, dict) and (name := _text(one.get("name"))):
+            yield name, _text(one.get("repr"))
 
 
 def _numbers_in(frame: object) -> Iterator[tuple[str, int]]:
-    listed = frame.get("locals") if isinstance(frame, dict) else None
-    for one in listed if isinstance(listed, list) else ():
-        if isinstance(one, dict) and (name := _text(one.get("name"))) in RANK_NAMES:
-            if _NUMBER.fullmatch(_text(one.get("repr"))):
-                yield name, int(_text(one.get("repr")))
+    for name, value in _locals_of(frame) if isinstance(frame, dict) else ():
+        if name in RANK_NAMES and _NUMBER.fullmatch(value):
+            yield name, int(value)
 
 
 def _text(value: object) -> str:

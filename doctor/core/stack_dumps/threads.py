@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from doctor.core.facts import Frame, StackThread
+from doctor.core.facts import Frame, LocalVariable, StackThread
 from doctor.core.frames import MOST, is_user_code, shorten_stack
-from doctor.core.masking import mask_text
+from doctor.core.masking import mask_text, mask_value
 
 MOST_THREADS = 1024
 """Threads of one process that are kept."""
@@ -18,6 +19,10 @@ MOST_NATIVE = 40
 """Native frames of one stack that are kept."""
 OWN = 8
 """User frames that are kept beyond the innermost :data:`doctor.core.frames.MOST`."""
+MOST_LOCALS = 200
+"""Local variables of one thread that are kept."""
+LONGEST_VALUE = 200
+"""Maximum characters of the value of a local variable."""
 LONGEST_NAME, LONGEST_PATH = 200, 1000
 """Maximum characters of a function's or thread's name, and of a file's."""
 MOST_LINES = 1 << 31
@@ -73,8 +78,11 @@ def dumped_thread(
     is_main: bool = False,
     active: bool | None = None,
     holds_gil: bool = False,
+    variables: Iterable[tuple[int, str, str]] = (),
 ) -> StackThread:
     """Return a thread; ``frames`` and ``native`` innermost first.
+
+    ``variables``: index in ``frames``, name and value of local variables; those of the user's frames are kept.
 
     ``native``: names of native functions inside of the innermost Python frame, or of the whole stack if it has no
     Python frame: the interpreter's own functions between Python frames show nothing.
@@ -87,13 +95,25 @@ def dumped_thread(
         holds_gil=holds_gil,
         frames=shorten_stack(frames[:MOST_FRAMES], MOST, OWN),
         native=tuple(_clean(one, LONGEST_NAME) for one in native)[:MOST_NATIVE],
+        locals=tuple(islice((dumped_local(*one) for one in variables if _keeps_locals(frames, one[0])), MOST_LOCALS)),
     )
+
+
+def dumped_local(frame: int, name: str, value: str) -> LocalVariable:
+    """Return a local variable; a value is masked by the name, too (``password``)."""
+    name = _clean(name, LONGEST_NAME)
+    return LocalVariable(frame, name, mask_value(name, _clean(value, LONGEST_VALUE)))
+
+
+def _keeps_locals(frames: Sequence[Frame], index: int) -> bool:
+    """Whether the frame is the user's, and its index is the same in the shortened stack."""
+    return index < min(len(frames), MOST) and frames[index].user
 
 
 @functools.lru_cache(maxsize=4096)
 def _clean(text: str, most: int) -> str:
     """Return printable text of bounded length without secrets; frames of many ranks repeat the same few texts."""
-    text = text[:most]
+    text = text[: 4 * most]
     if not text.isprintable():
         text = "".join(one if one.isprintable() else "\ufffd" for one in text)
-    return mask_text(text)
+    return mask_text(text)[:most]  # a secret that the limit cuts would not be recognized
