@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,7 @@ from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_li
 
 if TYPE_CHECKING:
     from doctor.cluster.gather.gather_session import GatherSession
+    from doctor.cluster.gather.participant import HostCollector
     from doctor.cluster.gather.plan import GatherOptions
     from doctor.cluster.gather.probe_schedule import ProbeOptions
     from doctor.cluster.ray.ray_session import RayGatherSession
@@ -66,12 +68,14 @@ def open_gathering(
     announce: Announce | None = None,
     discreet: bool = False,
     own_code: Callable[[Job], int] | None = None,
+    collector: HostCollector | None = None,
 ) -> GatherSession | RayGatherSession | None:
     """Open the gathering of this process's job; ``None`` if it is checked alone.
 
     Collecting begins at once. ``probe``: ``None`` for light probes if there are several hosts. ``mesh``: the axes
     of the job, for full probes; ``why``: measure which settings fix what is slow or fails. ``own_code``: the exit
-    code of this process alone, which counts if messages are not signed.
+    code of this process alone, which counts if messages are not signed. ``collector``: what is collected in place of
+    all facts of this process.
 
     Raises:
         NoWay: nothing says where the processes can meet.
@@ -83,8 +87,10 @@ def open_gathering(
 
     tell = announce or (lambda _: None)
     machine = Machine(directories=settings.directories, commands=settings.commands)
+    if collector is not None:
+        machine = replace(machine, environ=collector.environ)
     launch = launch_facts(machine.environ)
-    plan = gather_plan(wish, machine.environ, launch)
+    plan = gather_plan(wish, machine.environ, launch, collector.identity if collector is not None else None)
     if plan.ray is None and plan.identity is None:
         return None
     from doctor.cluster.transport.secret_file import secret_from_environ
@@ -100,6 +106,7 @@ def open_gathering(
             directories=settings.directories,
             write_line=tell,
             discreet=discreet,
+            remote=collector.remote if collector is not None else ("", ""),
         )
     assert plan.identity is not None  # a plan has one or the other
     from doctor.cluster.gather.gather_session import GatherSession
@@ -107,7 +114,13 @@ def open_gathering(
 
     options = _probe_options(probe, mesh, why, several_hosts=plan.identity.spans_hosts)
     participant, schedule = start_participant(
-        plan.identity, machine, timeout=settings.timeout, probe_options=options, write_line=tell, announce=announce
+        plan.identity,
+        machine,
+        timeout=settings.timeout,
+        probe_options=options,
+        write_line=tell,
+        announce=announce,
+        collect=collector.collect if collector is not None else None,
     )
     return GatherSession(
         plan,

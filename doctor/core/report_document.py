@@ -160,13 +160,53 @@ class RunOutcome(msgspec.Struct, frozen=True):
         return self.kind in ("ended", "running")
 
 
+class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Ranks that are at the same place.
+
+    ``state``: ``waiting`` (in a collective), ``standing`` (without progress, outside of collectives), ``busy`` (it
+    works at one place), ``moving``, ``stopped``, ``locked`` (native code holds the interpreter's lock), ``unreadable``,
+    ``ended``. ``place``: ``all_reduce at train.py:41 (train)``, empty if no line is known. ``condition``: of the
+    line, as in :class:`doctor.core.facts.Frame`. ``seconds``: for which all of them have been there at least.
+    """
+
+    ranks: tuple[int, ...]
+    state: str
+    place: str = ""
+    condition: str = ""
+    seconds: float | None = None
+
+
+class CallNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A frame of the merged stacks with the ``ranks`` that are in it; ``calls``: the frames inside of it, those of most
+    ranks first. ``skipped``: library frames between it and the frame around it that are left out."""
+
+    place: str
+    ranks: tuple[int, ...]
+    user: bool = False
+    skipped: int = 0
+    calls: tuple[CallNode, ...] = ()
+
+
+class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the ranks of a job are: groups of them, the largest first, and the tree of their calls, outermost first.
+
+    ``job``: what the job is, in a line; ``notes``: sentences about what was not read, and why.
+    """
+
+    job: str = ""
+    groups: tuple[StackGroup, ...] = ()
+    calls: tuple[CallNode, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """The report document.
 
     ``started``: ISO 8601 in UTC. ``seconds``: wall-clock time. ``run``: the id of a monitored run, as in the
     records of its ranks. ``estimate``: the answer of ``doctor estimate``,
     :class:`doctor.estimate.data_model.Estimate` as a mapping. ``outcome``: how the run ended, if ``doctor
-    diagnose`` read logs, records or dumps. Fields that do not apply are omitted.
+    diagnose`` read logs, records or dumps. ``stacks``: where the ranks are, from ``doctor attach``. Fields that do
+    not apply are omitted.
     """
 
     schema: int
@@ -183,6 +223,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     run: str | None = None
     estimate: Mapping[str, object] | None = None
     outcome: RunOutcome | None = None
+    stacks: RankStacks | None = None
 
     def result(self, check_id: str) -> CheckResult | None:
         """The result of the check with this id, or ``None``."""

@@ -194,6 +194,8 @@ def shortened(line: str) -> str:
 
 def job_words(report: Report) -> list[str]:
     """Return the number of ranks, the launcher and the hosts; nothing without a job."""
+    if report.stacks is not None and report.stacks.job:
+        return [report.stacks.job]
     if report.job is None:
         return []
     size = report.job.world_size

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from doctor.core.finding import Status
 from doctor.core.job import Job
-from doctor.core.report_document import CheckResult, Report
+from doctor.core.report_document import CheckResult, RankStacks, Report
 from doctor.report.formatting import (
     cell,
     counts_line,
@@ -35,6 +35,7 @@ from doctor.report.narrative import (
     to_collect,
 )
 from doctor.report.rank_table import rank_rows, used_columns
+from doctor.report.stacks import MOST_INDENT, MOST_ROWS, call_rows, group_text, groups_title, ranks_text
 
 MOST = 60_000
 """Characters of the page: a comment on GitHub may have 65,536."""
@@ -115,6 +116,8 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
         yield "Further evidence", [_fenced(rest)]
     if ways := to_collect(report) if report.primary is None else []:
         yield "To see more next time", [f"- {line_of(way)} ({ids})" for ids, way in ways]
+    if report.stacks is not None and report.stacks.groups:
+        yield groups_title(report.stacks).capitalize(), [_stacks(report.stacks)]
     parts = (("What followed from it", story.followed), ("Other findings", story.others), ("Remarks", story.remarks))
     for title, findings in parts:
         if findings:
@@ -128,6 +131,13 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
         table = list(markdown_table(("file", "kind", "not read, because"), cells))
         yield f"What was read: {read} of {len(report.inputs)} files", table
     yield f"Checks: {coverage_line(report)}", _checks(report.results)
+
+
+def _stacks(stacks: RankStacks) -> str:
+    groups = [f"{ranks_text(group.ranks)}: {group_text(group)}" for group in stacks.groups]
+    rows = list(call_rows(stacks))
+    calls = [f"{'  ' * min(row.depth, MOST_INDENT)}{row.ranks}  {row.place}" for row in rows[:MOST_ROWS]]
+    return _fenced([*groups, *stacks.notes, "", *calls])
 
 
 def _folded(title: str, parts: list[str], room: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from doctor.core.finding import Severity, Status
-from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.report_document import CheckResult, RankStacks, Report, ReportFinding
 from doctor.report.formatting import (
     INLINE_CODE,
     counts_line,
@@ -40,6 +40,16 @@ from doctor.report.narrative import (
     to_collect,
 )
 from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text, cell_len
+from doctor.report.stacks import (
+    MOST_INDENT,
+    MOST_ROWS,
+    CallRow,
+    call_rows,
+    group_text,
+    groups_title,
+    ranks_text,
+    skipped_text,
+)
 
 if TYPE_CHECKING:
     from doctor.report.multi_run import JudgedRuns
@@ -158,8 +168,12 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
     lines: list[_Line] = []
     if not quiet:
         lines.append(Text(" · ".join([f"rankdoctor {report.tool.version}", *job_words(report)]), style="bold"))
+    if report.stacks is not None:
+        lines += _stacks(report.stacks, style)
     if report.inputs:
         lines += _verdict(report, style)
+    if report.stacks is not None and not verbose:
+        style = style._replace(quiet=True)  # most checks are about what attaching does not read
     for family, results in families(report).items():
         lines += _family(family, results, style)
     return _drawn(console, [*lines, _summary(report)])
@@ -181,6 +195,38 @@ def draw_findings(report: Report, console: Console) -> str:
     report = printable(report)
     style = _TerminalStyle(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
     return _drawn(console, (line for result in report.results if result.findings for line in _check(result, style)))
+
+
+def _stacks(stacks: RankStacks, style: _TerminalStyle) -> Iterable[_Line]:
+    """Return the groups of ranks by where they are, and the merged stacks if the groups differ."""
+    if style.report.outcome is not None:
+        yield Text(style.report.outcome.reason)
+        yield from (Text.assemble("  ", _prose(way), overflow="fold") for way in style.report.outcome.collect)
+    if stacks.groups:
+        yield Text(f"\n{groups_title(stacks)}", style="bold")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for group in stacks.groups:
+        table.add_row(f"  {ranks_text(group.ranks)}", Text(group_text(group)))
+    yield table
+    yield from (Text(note, style="magenta") for note in stacks.notes)
+    if len(stacks.groups) > 1 or style.verbose:
+        yield Text("\nmerged stacks, outermost call first", style="bold")
+        rows = list(call_rows(stacks))
+        shown = rows if style.verbose else rows[:MOST_ROWS]
+        yield from (_call_row(row) for row in shown)
+        if left := len(rows) - len(shown):
+            yield Text(f"  and {left} more calls (--verbose shows all)", style="dim")
+
+
+def _call_row(row: CallRow) -> Text:
+    return Text.assemble(
+        "  " * (1 + min(row.depth, MOST_INDENT)),
+        (f"{row.ranks}  ", "dim"),
+        (row.place, "bold" if row.user else ""),
+        (f"  {skipped_text(row)}".rstrip(), "dim"),
+    )
 
 
 def _indent(console: Console) -> int:

@@ -11,9 +11,9 @@ import pytest
 
 from doctor.core.facts import Frame
 from doctor.core.frames import MOST, call_site_frames, frames_of_traceback, is_user_code, shorten_stack
+from doctor.core.stack_dumps.rank_conditions import rank_condition
 from doctor.monitor.telemetry.stacks import rank_conditions
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
-from doctor.monitor.telemetry.stacks.rank_conditions import rank_condition
 from tests.lab.speed import NEVER
 
 

@@ -115,7 +115,9 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
         return None
     late = [rank for rank, one in states.ranks.items() if one.stack and not one.waits and not one.may_wait_in_backward]
     if late:
-        return _of_late_ranks(states, late)
+        # A rank that stands still is the cause, and not one that works on its own part meanwhile.
+        still = [rank for rank in late if states.ranks[rank].is_sampled and states.ranks[rank].is_stuck]
+        return _of_late_ranks(states, still or late)
     return _unmatched_transfers(states) or _diverged_by_stack(states)
 
 

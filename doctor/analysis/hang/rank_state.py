@@ -104,6 +104,11 @@ class RankState:
         return self.is_from_dumps and self.wait is not None
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether its process was read from outside, so that it has made no progress for at least the time known."""
+        return self.progress is not None and self.progress.sampled
+
+    @property
     def is_from_dumps(self) -> bool:
         """Whether it is known from a dump, perhaps with logs, and was not monitored."""
         is_monitored = self.progress is not None and (bool(self.progress.run) or self.progress.idle is not None)
@@ -175,8 +180,9 @@ class RankState:
 
     @property
     def stack_wait(self) -> str:
-        """The operation that it waits in according to its stack; empty if the stack shows no wait."""
-        return waits_in(self.stack)
+        """The operation that it waits in according to its stack, or to what else was seen of it; empty if it waits in
+        none."""
+        return (self.progress.awaits if self.progress else "") or waits_in(self.stack)
 
     @property
     def may_wait_in_backward(self) -> bool:

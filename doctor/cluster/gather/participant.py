@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from doctor.analysis.visible_devices import states_binding
 from doctor.cluster.gather.host_lease import HostLease
@@ -17,6 +17,7 @@ from doctor.collectors import MODULES
 from doctor.collectors.base import Machine
 from doctor.collectors.host.host_identity import Identity, host_identity
 from doctor.collectors.launch.launcher import launch_facts
+from doctor.collectors.launch.rank_variables import Environ
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import start_daemon
 from doctor.core.facts import SECTIONS, GpuFacts, Missing, ReachFacts, Section, SlurmFacts
@@ -36,6 +37,20 @@ def keys_to_collect(*, leads_host: bool, own_gpus: bool = False) -> tuple[str, .
     # SLURM is queried by the first task of a node, whether or not it leads the host.
     of_host = (SlurmFacts.key, GpuFacts.key) if own_gpus else (SlurmFacts.key,)
     return tuple(key for key in MODULES if leads_host or SECTIONS[key].level == "rank" or key in of_host)
+
+
+class HostCollector(NamedTuple):
+    """What a gather collects that is not a check of the processes themselves.
+
+    ``collect``: takes the keys that a check would collect, which include those of the host only in the process that
+    leads it. ``environ``: where the launcher of the processes is looked up. ``identity``: of a process that no launcher
+    numbers. ``remote``: ``module:function`` that makes the collector on a node of a Ray cluster, and its argument.
+    """
+
+    collect: Callable[[tuple[str, ...]], Sections]
+    environ: Environ
+    identity: ProcessIdentity | None = None
+    remote: tuple[str, str] = ("", "")
 
 
 class Participant:
@@ -97,11 +112,12 @@ def start_participant(
     probe_options: ProbeOptions | None,
     write_line: Callable[[str], None],
     announce: Callable[[str], None] | None = None,
+    collect: Callable[[tuple[str, ...]], Sections] | None = None,
 ) -> tuple[Participant, ProbeSchedule | None]:
     """Start collecting and return this process's side of the gather and of its probes.
 
     ``timeout``: seconds of the gather, and the limit of each collector; ``announce`` gets the collectors that still run
-    after a second.
+    after a second. ``collect``: returns the sections of this process in place of the collectors.
     """
     host = host_identity(machine)
     host_lease = HostLease(identity.key_here, host, "the host")
@@ -116,7 +132,7 @@ def start_participant(
         identity,
         host,
         host_lease,
-        lambda keys: collect_facts(keys, machine, timeout=timeout, announce=announce),
+        collect or (lambda keys: collect_facts(keys, machine, timeout=timeout, announce=announce)),
         answers_at=schedule.answers_at if schedule else None,
         own_gpus=states_binding(launch_facts(machine.environ)),
     )

@@ -74,10 +74,13 @@ class GatherPlan(NamedTuple):
     owners: TrustedOwners | None = None
 
 
-def gather_plan(options: GatherOptions, environ: Environ, launch: LaunchFacts) -> GatherPlan:
+def gather_plan(
+    options: GatherOptions, environ: Environ, launch: LaunchFacts, identity: ProcessIdentity | None = None
+) -> GatherPlan:
     """Return the plan for this process.
 
-    ``auto`` gathers only if the launcher's environment says that several processes run now.
+    ``auto`` gathers only if the launcher's environment says that several processes run now. ``identity``: of a process
+    that no launcher numbers.
 
     Raises:
         NoRendezvous: this is one of several processes, and no meeting point is known.
@@ -89,9 +92,9 @@ def gather_plan(options: GatherOptions, environ: Environ, launch: LaunchFacts) -
         raise UnusableError("--gather share needs --share DIR")
     if options.gather == "ray" or options.ray is not None:
         return _ray_plan(options, environ)
-    if options.gather == "none" or (options.gather == "auto" and not launch.running_together):
+    if options.gather == "none" or (options.gather == "auto" and identity is None and not launch.running_together):
         return GatherPlan()
-    identity = process_identity(environ, launch)
+    identity = identity or process_identity(environ, launch)
     if identity is None or identity.world_size < 2:
         if options.gather == "auto":
             return GatherPlan()

@@ -104,8 +104,9 @@ class RayDriver:
             )
             coordinator.open()
             # The key is not sent: nodes read the same path. Older releases accept only the arguments they need.
-            key = (os.environ[VARIABLE],) if secret else ()
-            cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories, *key)
+            key = os.environ[VARIABLE] if secret else ""
+            more = (key, *self._order.remote) if self._order.remote[0] else (key,) if key else ()
+            cluster.start(nodes, run, self._order.timeout, self._order.wanted, self._order.directories, *more)
             job = coordinator.gather(None, schedule)
             if rejected.warning:
                 write_line(rejected.warning)

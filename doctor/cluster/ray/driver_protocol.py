@@ -12,7 +12,8 @@ class DriverOrder(msgspec.Struct, frozen=True):
 
     ``close_at``: the monotonic time at which the gather stops waiting for nodes, valid in all processes of a host
     (CLOCK_MONOTONIC). ``timeout``: the seconds that a gather may take. ``directories``: pairs of role and path.
-    ``wanted``: the probes to run. ``discreet``: omit names from messages.
+    ``wanted``: the probes to run. ``discreet``: omit names from messages. ``remote``: what the nodes collect, see
+    :class:`doctor.cluster.gather.participant.HostCollector`.
     """
 
     address: str
@@ -21,6 +22,7 @@ class DriverOrder(msgspec.Struct, frozen=True):
     wanted: ProbeOptions | None = None
     directories: tuple[tuple[str, str], ...] = ()
     discreet: bool = False
+    remote: tuple[str, str] = ("", "")
 
 
 class StatusLine(msgspec.Struct, frozen=True, tag="told"):

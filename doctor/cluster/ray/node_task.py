@@ -18,7 +18,7 @@ from doctor.cluster.transport.store import KeyValueStore, StoreLost
 from doctor.collectors.base import Machine
 from doctor.collectors.launch.rank_variables import any_set
 from doctor.core.errors import UnusableError
-from doctor.knowledge.launcher_index import BY_NAME
+from doctor.knowledge.launcher_index import BY_NAME, function_of
 
 
 def join_from_node(
@@ -29,10 +29,13 @@ def join_from_node(
     probe_options: ProbeOptions | None,
     directories: tuple[tuple[str, str], ...],
     secret_file: str = "",
+    collector: str = "",
+    request: str = "",
 ) -> str:
     """Take part in the gather ``run`` as the node of that ``number``.
 
-    ``secret_file``: path of the job's key on this node. Returns why it failed; empty on success.
+    ``secret_file``: path of the job's key on this node. ``collector``: ``module:function`` that takes ``request`` and
+    returns what collects the facts, in place of the collectors. Returns why it failed; empty on success.
     """
     try:
         secret = secret_from_environ({VARIABLE: secret_file})
@@ -46,6 +49,7 @@ def join_from_node(
         timeout=timeout,
         probe_options=probe_options,
         write_line=lambda line: None,  # the driver reports for all nodes
+        collect=function_of(collector)(request) if collector else None,
     )
     rejected = RejectedMessages()
     store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))

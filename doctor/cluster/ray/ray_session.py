@@ -33,7 +33,8 @@ class RayGatherSession:
 
     Used like :class:`doctor.cluster.gather.gather_session.GatherSession`. ``timeout``: seconds within which the cluster
     accepts a driver and all nodes answer. ``directories``: pairs of role and path that every node also inspects.
-    ``write_line`` gets lines for stderr; ``discreet``: without names and addresses. Raises
+    ``write_line`` gets lines for stderr; ``discreet``: without names and addresses. ``remote``: what the nodes collect,
+    see :class:`doctor.cluster.gather.participant.HostCollector`. Raises
     :class:`doctor.cluster.gather.plan.NoRendezvous` if no process can be started.
     """
 
@@ -48,10 +49,11 @@ class RayGatherSession:
         directories: tuple[tuple[str, str], ...],
         write_line: Callable[[str], None],
         discreet: bool = False,
+        remote: tuple[str, str] = ("", ""),
     ) -> None:
         self._write_line = write_line
         self._until = time.monotonic() + timeout + OVERTIME
-        order = DriverOrder(address, time.monotonic() + timeout, timeout, probe_options, directories, discreet)
+        order = DriverOrder(address, time.monotonic() + timeout, timeout, probe_options, directories, discreet, remote)
         arguments = [msgspec.json.encode(order).decode()]
         # Otherwise a late call after Ray was left would start a cluster (ray/_private/auto_init_hook.py).
         environ = {**os.environ, "RAY_ENABLE_AUTO_CONNECT": "0"}

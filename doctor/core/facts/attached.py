@@ -75,14 +75,15 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     """A training process, or a process that belongs to one.
 
     ``role``: ``rank``, ``worker`` (of a data loader), ``agent`` (a launcher), ``other``. ``rank``: its global rank,
-    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a worker belongs to. ``rank_from``
-    says what numbered it (``RANK``, ``SLURM_PROCID``, ``order of the processes``); ``guessed``: not by a launcher's
-    variable. ``world_size``, ``local_rank`` and ``node`` as the launcher states them. ``job``: id of the scheduler's
-    job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the script or module that it
-    runs, without arguments. ``pid`` is that of this PID namespace; ``started``: seconds since boot, by which a reused
-    PID is told. ``samples``: oldest first. ``stack_source``: how its stacks were read; ``refused``: why they could not
-    be, in one sentence, and ``remedy`` how to allow it. ``ended``: it ended while it was read (``ended``), or was
-    already a zombie (``zombie``). ``groups``: its process groups, where a source of the job shows them."""
+    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a worker belongs to.
+    ``rank_from`` says what numbered it (``RANK``, ``SLURM_PROCID``, ``order of the processes``); ``guessed``: not
+    by a launcher's variable. ``world_size``, ``local_rank`` and ``node`` as the launcher states them. ``job``: id
+    of the scheduler's job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the
+    script or module that it runs, without arguments. ``pid`` is that of this PID namespace; ``started``: seconds
+    since boot, by which a reused PID is told. ``samples``: oldest first. ``stack_source``: how its stacks were
+    read; ``refused``: why they could not be, in one sentence, and ``remedy`` how to allow it. ``uses_gpu``: it has
+    a device of NVIDIA open. ``ended``: it ended while it was read (``ended``), or was already a zombie
+    (``zombie``). ``groups``: its process groups, where a source of the job shows them."""
 
     pid: int
     started: float
@@ -105,16 +106,19 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     remedy: str = ""
     ended: Literal["", "ended", "zombie"] = ""
     groups: tuple[ProcessGroup, ...] = ()
+    uses_gpu: bool = False
 
 
 class AttachFacts(WatchedSection, frozen=True, kw_only=True):
     """The training processes that one attaching process found on its host, and what it read of each.
 
     ``processes``: ranks first, by rank and PID; ``unreadable``: processes of the job whose environment or command line
-    could not be read. ``notes``: sentences for the user about what was left out and why."""
+    could not be read. ``chosen``: only processes that the user named were looked at. ``notes``: sentences for the user
+    about what was left out and why."""
 
     key: ClassVar[str] = "attached"
 
     processes: tuple[AttachedProcess, ...] = ()
     unreadable: int = 0
+    chosen: bool = False
     notes: tuple[str, ...] = ()

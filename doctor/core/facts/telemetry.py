@@ -124,6 +124,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     timeout while the rank is busy, which is longer while it waits for others. ``stack`` of the main thread, innermost
     first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not respond. ``ended``: data loaders
     that were exhausted, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
+    ``sampled``: the process was read from outside, so that ``idle`` is the least time and no point is known.
+    ``awaits``: the operation that it waits in, if its stack alone does not show it.
     """
 
     key: ClassVar[str] = "progress"
@@ -150,6 +152,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ended: tuple[EpochEnd, ...] = ()
     recent: tuple[PointInTime, ...] = ()
     children: tuple[ChildProcess, ...] = ()
+    sampled: bool = False
+    awaits: str = ""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -1,1 +1,1 @@
-"""Stacks of processes that a tool read from outside: bounded, masked threads, and the output of py-spy."""
+"""Stacks of processes that a tool read from outside: threads, the output of py-spy, and conditions in the source."""

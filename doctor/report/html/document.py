@@ -45,6 +45,7 @@ from doctor.report.narrative import (
     to_collect,
 )
 from doctor.report.rank_table import rank_rows, used_columns
+from doctor.report.stacks import MOST_INDENT, call_rows, group_text, skipped_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,6 +88,9 @@ def render_html(report: Report, job: Job | None = None) -> str:
         collect=to_collect(report) if report.primary is None else [],
         rows=rows,
         columns=used_columns(rows),
+        calls=[row._replace(depth=min(row.depth, MOST_INDENT)) for row in call_rows(report.stacks)]
+        if report.stacks
+        else [],
         timeline=timeline,
         memory=memory,
         pairs=pairs,
@@ -145,6 +149,8 @@ def environment() -> Environment:
         prose=prose,
         commands=commands,
         fix_parts=fix_parts,
+        group_text=group_text,
+        skipped_text=skipped_text,
         quotes=quotes,
         ranges=ranges,
     )

@@ -21,10 +21,11 @@ def stall_waiters(found: Diagnosis) -> str:
     """``; ranks 0 and 2-7 have waited 12 s in all_reduce at train.py:54 (step)``.
 
     If no other rank waits, ``, for 12 s``; empty if that is unknown too."""
+    least = "at least " if any(one.is_sampled for one in found.states.ranks.values()) else ""
     if not found.waiting:
-        return f", for {found.seconds:.0f} s" if found.seconds else ""
+        return f", for {least}{found.seconds:.0f} s" if found.seconds else ""
     site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"
-    waited = f" {found.seconds_waited:.0f} s" if found.seconds_waited else ""
+    waited = f" {least}{found.seconds_waited:.0f} s" if found.seconds_waited else ""
     where = site.text if site else "a collective"
     return f"; {ranks_in_words(found.waiting)} {verb} waited{waited} in {where}"
 

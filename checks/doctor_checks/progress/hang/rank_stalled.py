@@ -312,7 +312,7 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
             f"On {host}: `kill -CONT {pid}` lets it go on. Somebody sent SIGSTOP: a debugger, Ctrl-Z in a shell, a "
             "frozen cgroup, or a scheduler that suspends jobs.",
         )
-    if progress and progress.stack_from == "signal" and first and first.site:
+    if progress and (progress.stack_from == "signal" or progress.sampled) and first and first.site:
         return (
             f"{who} can't answer: C code holds the interpreter's lock at {first.site.place}{stall_waiters(found)}",
             f"Look into that call with `py-spy dump --native --pid {pid}` on {host}. Code of one's own gives the lock "
@@ -336,9 +336,15 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
             "share, and loaders of one length.",
         )
     place = f" at {first.site.place}" if first and first.site and first.site.place else ""
+    if found.within_limit and first is not None and first.is_sampled:
+        return (
+            f"{who} {'are' if several else 'is'} busy{place}{stall_waiters(found)}",
+            "Attach again later, or with --watch 60: a rank that is still in that line then does not only take its "
+            "time. Work that one rank does alone makes all others wait.",
+        )
     return (
         f"{who} {'stand' if several else 'stands'}{place}{stall_waiters(found)}",
-        "See what keeps it in that line and lets the others pass: `py-spy dump --pid PID` shows how it goes on. Work "
+        "See what keeps it in that line and lets the others pass; `py-spy dump --pid PID` shows how it goes on. Work "
         "of one rank alone belongs before the run, or where nobody waits.",
     )
 

@@ -1,0 +1,103 @@
+"""Whether the job that was attached to makes progress, and what of it could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from doctor.analysis.attached_job import AttachedRank, attached_ranks
+from doctor.analysis.hang.stack_groups import call_tree, stack_groups
+from doctor.analysis.launch_origin import ranks_in_words
+from doctor.core.facts import AttachFacts
+from doctor.core.job import Job
+from doctor.core.report_document import RankStacks, RunOutcome
+
+MOST_NOTES = 16
+
+
+def outcome_of_attach(members: Job) -> Callable[[Job, Collection[tuple[str, int]], float], RunOutcome]:
+    """Return what tells the outcome of the job that the ``members`` attached to (``doctor.session.OutcomeOf``)."""
+    ranks = attached_ranks(members)
+    return lambda job, _places, _at: _outcome(job, ranks)
+
+
+def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
+    unread = [rank for rank in ranks if rank.movement.kind == "unread" or rank.process.refused]
+    moving = [rank.number for rank in ranks if rank.movement.is_progress]
+    if unread:
+        remedies = tuple(dict.fromkeys(rank.process.remedy for rank in unread if rank.process.remedy))
+        return RunOutcome("unknown", _unread_in_words(unread), collect=remedies)
+    if len(moving) == len(ranks):
+        return RunOutcome(
+            "running", f"{ranks_in_words(tuple(moving))} {'make' if len(moving) > 1 else 'makes'} progress"
+        )
+    still = [rank for rank in ranks if not rank.movement.is_progress]
+    if moving:
+        numbers = [rank.number for rank in still]
+        return RunOutcome(
+            "running", f"{ranks_in_words(tuple(moving))} made progress, {ranks_in_words(tuple(numbers))} did not"
+        )
+    seconds = min((rank.movement.seconds or 0.0 for rank in still), default=0.0)
+    return RunOutcome(
+        "unknown",
+        f"no rank made progress in {seconds:.0f} s",
+        collect=(
+            "Attach again with `--watch 60`: a rank that is still at the same place does not only take its time",
+            "Attach with `--native` to see in which native call the ranks are",
+        ),
+    )
+
+
+def _unread_in_words(unread: Collection[AttachedRank]) -> str:
+    why = next((rank.process.refused for rank in unread if rank.process.refused), "no stack was returned")
+    numbers = ranks_in_words(tuple(rank.number for rank in unread))
+    return f"the stack{'s' if len(unread) > 1 else ''} of {numbers} could not be read: {why.rstrip('.')}"
+
+
+def rank_stacks(members: Job, job: Job) -> RankStacks:
+    """Where the ranks of ``job`` are, which the ``members`` attached to, and what was not read."""
+    return RankStacks(
+        job=job_in_words(members, job),
+        groups=stack_groups(job),
+        calls=call_tree(job),
+        notes=tuple(dict.fromkeys(_notes(members, job)))[:MOST_NOTES],
+    )
+
+
+def job_in_words(members: Job, job: Job) -> str:
+    """``train.py · launched by torchrun · 8 ranks on 2 hosts · job 4711``."""
+    processes = [rank.process for rank in attached_ranks(members)]
+    programs = list(dict.fromkeys(process.program for process in processes if process.program))
+    ids = list(dict.fromkeys(process.job for process in processes if process.job))
+    hosts = len({rank.host.identity for rank in job.ranks})
+    parts = [
+        ", ".join(programs[:3]),
+        f"launched by {job.launcher}" if job.launcher != "none" else "",
+        f"{job.world_size} rank{'s' if job.world_size > 1 else ''}",
+        f"{hosts} host{'s' if hosts > 1 else ''} attached" if hosts else "",
+        f"job {', '.join(ids[:3])}" if ids else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _notes(members: Job, job: Job) -> Iterable[str]:
+    if job.ungathered:
+        missing = sorted(set(range(job.world_size)) - {rank.number for rank in job.ranks})
+        yield f"not attached: {ranks_in_words(tuple(missing))}{_hosts_of(members, len(missing))}"
+    guessed = [rank.number for rank in attached_ranks(members) if rank.process.guessed]
+    if guessed:
+        yield f"the number{'s' if len(guessed) > 1 else ''} of {ranks_in_words(tuple(guessed))} are guessed"
+    for member in members.ranks:
+        facts = member.find(AttachFacts)
+        if facts is not None:
+            yield from facts.notes
+            if facts.unreadable:
+                yield f"{facts.unreadable} processes on {member.host.name} did not allow to read what they are"
+
+
+def _hosts_of(members: Job, missing: int) -> str:
+    """`` (2 hosts)``, by the number of ranks that a host has."""
+    sizes = [rank.process.local_world_size for rank in attached_ranks(members)]
+    size = next((size for size in sizes if size), None)
+    if not size or missing % size:
+        return ""
+    return f" ({missing // size} host{'s' if missing > size else ''})"

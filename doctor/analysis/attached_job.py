@@ -1,0 +1,262 @@
+"""The job of training ranks, from what attaching processes read of its processes.
+
+The state of a rank follows from its samples (:mod:`doctor.analysis.process_movement`). A rank that computes or writes
+while others wait for it is ``running``: what the reasoning over hangs finds then is a remark and no error, because a
+checkpoint, a long validation and a slow step look the same. Beyond the default timeout of process groups, which only
+repeated attaching can observe, it is ``stalled``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from doctor.analysis.process_movement import (
+    Movement,
+    is_idle_worker,
+    kernel_of,
+    movement_of,
+    waits_for_batch,
+    waits_for_children,
+)
+from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Frame, ProgressFacts
+from doctor.core.job import Host, Job, Member, Sections, build_job
+
+GROUP_TIMEOUT = 1800.0
+"""Default timeout of process groups in seconds, for all backends but NCCL, whose 600 s need not apply."""
+FIRST_CALL = 60.0
+"""Seconds that a collective in which all ranks are may take: the first one sets up connections."""
+DEVICE_WAIT = "synchronization with the GPU"
+"""The operation of a rank that computes nothing itself and waits for its device."""
+
+_STATES = {
+    "moving": "running",
+    "busy": "running",
+    "waiting": "stalled",
+    "standing": "stalled",
+    "held": "silent",
+    "stopped": "stopped",
+    "ended": "gone",
+    "unread": "stalled",
+}
+"""States of :class:`doctor.core.facts.ProgressFacts` by kind of movement. A rank that could not be read has a state but
+no stack, so that it is never the one that others are said to wait for."""
+
+T = TypeVar("T")
+
+
+class AttachedRank(NamedTuple):
+    """A rank, its host's part of the gathered job, its processes, and how it moved."""
+
+    number: int
+    process: AttachedProcess
+    workers: tuple[AttachedProcess, ...]
+    movement: Movement
+
+
+class _HostPart(NamedTuple):
+    """What one attaching process read: its ``host`` and section."""
+
+    host: Host
+    facts: AttachFacts
+
+
+class StandingTimes:
+    """Since when each process stands where it is, over repeated attaching to one job."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[object, ...], float] = {}
+
+    def seconds(self, host: Host, process: AttachedProcess, movement: Movement) -> float | None:
+        """The seconds for which the process has stood at least; forgets where it stood before."""
+        if movement.seconds is None or not process.samples:
+            return movement.seconds
+        place = (host.identity, process.pid, process.started)
+        where = (*place, movement.kind, tuple((frame.file, frame.line) for frame in movement.stack))
+        since = self._since.get(where, process.samples[0].at)
+        self._since = {key: at for key, at in self._since.items() if key[:3] != place}
+        if movement.kind == "moving":
+            return movement.seconds
+        self._since[where] = since
+        return round(process.samples[-1].at - since, 1)
+
+
+def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
+    """Return the job of the training ranks that the ``members``, attaching processes, read.
+
+    ``times``: of earlier rounds. Ranks of hosts that no process attached to are only counted in the world size. A
+    process that several members read counts once.
+    """
+    times = times or StandingTimes()
+    parts = _parts(members)
+    found = [(part, rank) for part in parts for rank in _ranks_of(part, times)]
+    found = _with_device_waits(found)
+    waits = any(rank.movement.kind == "waiting" for _, rank in found)
+    seen = {rank.number for _, rank in found}
+    lost = {number: part for part in parts for number in _lost(part) if number not in seen}
+    ranks = [_member(part.host, rank.number, _progress(rank, waits=waits)) for part, rank in found]
+    ranks += [_member(part.host, number, _ended(waits=waits)) for number, part in sorted(lost.items())]
+    processes = [rank.process for _, rank in found]
+    world = _most_common(process.world_size for process in processes if process.world_size)
+    return build_job(
+        ranks,
+        world_size=max(world or 0, len({member.rank for member in ranks}), 1),
+        launcher=_most_common(process.launcher for process in processes if process.launcher) or "none",
+        expected=members.expected,
+        captured=members.captured,
+        evidence=members.evidence,
+    )
+
+
+def attached_ranks(members: Job) -> tuple[AttachedRank, ...]:
+    """The ranks of all members with their processes, by number; the last of :func:`attached_job`'s parts."""
+    times = StandingTimes()
+    found = (rank for part in _parts(members) for rank in _ranks_of(part, times))
+    return tuple(sorted(found, key=lambda rank: rank.number))
+
+
+def _parts(members: Job) -> list[_HostPart]:
+    """What the members read, each process once."""
+    seen: set[tuple[object, ...]] = set()
+    parts = []
+    for member in members.ranks:
+        facts = member.find(AttachFacts)
+        if facts is None:
+            continue
+        kept = []
+        for process in facts.processes:
+            identity = (member.host.identity, process.pid, process.started)
+            if identity not in seen:
+                seen.add(identity)
+                kept.append(process)
+        parts.append(_HostPart(member.host, msgspec.structs.replace(facts, processes=tuple(kept))))
+    return parts
+
+
+def _ranks_of(part: _HostPart, times: StandingTimes) -> list[AttachedRank]:
+    ranks = [process for process in part.facts.processes if process.role == "rank"]
+    taken = {process.rank for process in ranks}
+    free = iter(number for number in range(len(ranks) + len(taken)) if number not in taken)
+    found = []
+    for process in ranks:
+        workers = tuple(
+            one for one in part.facts.processes if one.parent == process.pid and one.role in ("worker", "other")
+        )
+        movement = _of_rank(process, workers)
+        movement = movement._replace(seconds=times.seconds(part.host, process, movement))
+        number = process.rank if process.rank is not None else next(free)
+        found.append(AttachedRank(number, process, workers, movement))
+    return found
+
+
+def _of_rank(process: AttachedProcess, workers: Sequence[AttachedProcess]) -> Movement:
+    """The movement of a rank, in which its children count if it waits for them."""
+    own = movement_of(process)
+    if own.kind not in ("standing", "busy") or not waits_for_children(own.stack):
+        return own
+    moves = [(worker, movement_of(worker)) for worker in workers]
+    if any(movement.is_progress for _, movement in moves):
+        return own._replace(kind="busy")
+    if not waits_for_batch(own.stack):
+        return own
+    stuck = (one for _, one in moves if one.kind in ("standing", "held", "stopped") and _in_dataset(one))
+    worker_stack = next((one.stack for one in stuck), ())
+    # The rank waits for the line of the dataset that its worker is in.
+    return own._replace(kind="standing", stack=(*worker_stack, *own.stack))
+
+
+def _in_dataset(movement: Movement) -> bool:
+    return bool(movement.stack) and not is_idle_worker(movement.stack)
+
+
+def _with_device_waits(found: list[tuple[_HostPart, AttachedRank]]) -> list[tuple[_HostPart, AttachedRank]]:
+    """With a rank that stands elsewhere, ranks that spin on one line for their GPU count as waiting for it.
+
+    The host thread of a rank that waits in a collective of NCCL spins in the next synchronization with its device, and
+    nothing in its Python stack says so; in a job that moves a rank looks the same."""
+    stands = any(rank.movement.kind in ("standing", "held", "stopped", "ended") for _, rank in found)
+    return [(part, _as_device_wait(rank) if stands else rank) for part, rank in found]
+
+
+def _as_device_wait(rank: AttachedRank) -> AttachedRank:
+    movement = rank.movement
+    if movement.kind != "busy" or not rank.process.uses_gpu or waits_for_children(movement.stack):
+        return rank
+    return rank._replace(movement=movement._replace(kind="waiting", operation=DEVICE_WAIT))
+
+
+def _lost(part: _HostPart) -> list[int]:
+    """Ranks that the launcher started on this host, as the others' numbers show, and that are not there."""
+    ranks = [process for process in part.facts.processes if process.role == "rank" and not process.guessed]
+    if part.facts.chosen or part.facts.unreadable or not ranks:
+        return []
+    blocks = {
+        (process.rank - process.local_rank, process.local_world_size)
+        for process in ranks
+        if process.rank is not None and process.local_rank is not None and process.local_world_size
+    }
+    if len(blocks) != 1:
+        return []
+    start, size = blocks.pop()
+    return [number for number in range(start, start + (size or 0)) if number not in {one.rank for one in ranks}]
+
+
+def _member(host: Host, number: int, progress: ProgressFacts) -> Member:
+    sections: Sections = {**host.sections, ProgressFacts.key: progress}
+    return Member(number, sections, host.identity)
+
+
+def _ended(*, waits: bool) -> ProgressFacts:
+    """A rank without a process: an end that matters only to ranks that wait."""
+    return ProgressFacts(state="gone" if waits else "ended", stage="", point="", sampled=True)
+
+
+def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
+    process, movement = rank.process, rank.movement
+    if movement.kind == "ended":
+        return msgspec.structs.replace(_ended(waits=waits), pid=process.pid)
+    state = _STATES[movement.kind]
+    if movement.kind == "busy" and (movement.seconds or 0.0) >= GROUP_TIMEOUT:
+        state = "stalled"
+    return ProgressFacts(
+        state=state,
+        pid=process.pid,
+        at=process.samples[-1].at if process.samples else None,
+        stage="",
+        point="data" if waits_for_batch(movement.stack) else "",
+        idle=movement.seconds,
+        patience=FIRST_CALL if movement.kind == "waiting" else None,
+        stack=movement.stack,
+        stack_from=process.stack_source,
+        kernel_state=kernel_of(process).state or None,
+        children=tuple(_child(worker) for worker in rank.workers),
+        sampled=True,
+        awaits="" if movement.kind != "waiting" else movement.operation,
+    )
+
+
+def _child(worker: AttachedProcess) -> ChildProcess:
+    stack = movement_of(worker).stack
+    where = _line_of(stack)
+    name = {"worker": "data worker"}.get(worker.role, worker.program or "child")
+    return ChildProcess(worker.pid, kernel_of(worker).state, f"{name} at {where}" if where else name)
+
+
+def _line_of(stack: Sequence[Frame]) -> str:
+    if is_idle_worker(stack):
+        return ""
+    own = next((frame for frame in stack if frame.user), None)
+    return f"{own.file.rpartition('/')[2]}:{own.line}" if own else ""
+
+
+def _most_common(values: Iterable[T]) -> T | None:
+    counts = Counter(values).most_common(1)
+    return counts[0][0] if counts else None
+
+
+def movements(members: Job) -> Mapping[int, Movement]:
+    """How each rank moved, by number."""
+    return {rank.number: rank.movement for rank in attached_ranks(members)}

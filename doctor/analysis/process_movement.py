@@ -1,0 +1,195 @@
+"""Whether a process that was read from outside made progress between the samples, and where it stands if not.
+
+A stack alone doesn't tell a rank that computes from one that is asleep: CPU time, bytes and the kernel's state do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from doctor.analysis.call_sites import is_in_backward
+from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
+from doctor.core.frames import waits_in
+
+Kind = Literal["moving", "busy", "waiting", "standing", "held", "stopped", "ended", "unread"]
+"""``moving``: its stack changed. ``busy``: its stack did not, but it computes, transfers data or is blocked in the
+kernel on I/O. ``waiting``: in the same call of a collective. ``standing``: anything else without CPU time. ``held``: a
+thread holds the interpreter's lock in native code, without CPU time. ``stopped``: by a signal or a debugger. ``ended``:
+the process ended. ``unread``: its stack could not be read."""
+
+_BUSY_SHARE = 0.1
+"""CPU time of the main thread, as a share of the time, from which it computes: a poll that sleeps stays below."""
+_BUSY_THREADS = 0.5
+"""CPU time of all threads, likewise: the watchdogs of a process group take about 0.01."""
+_BUSY_BYTES = 256 << 10
+"""Bytes per second that a process reads and writes, from which it transfers data. Gloo's transfers are counted; a log
+or a progress bar stays below."""
+_SWITCHES_OF_A_SAMPLE = 4
+"""Voluntary context switches of the main thread for one sample: a process that py-spy pauses has two."""
+_STOPPED = ("T", "t")
+_ON_CHILDREN = re.compile(
+    r"torch/utils/data/dataloader\.py|(?:^|/)(?:multiprocess(?:ing)?/|subprocess\.py|concurrent/futures/|joblib/)"
+)
+"""Files in which a process waits for its own children or threads."""
+_IN_LOADER = ("torch/utils/data/dataloader.py", ("_next_data", "_get_data", "_try_get_data"))
+_RENDEZVOUS = ("torch/distributed/rendezvous.py",)
+"""Files in which a rank waits for the others before there is a process group."""
+_IDLE_WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
+
+
+class Movement(NamedTuple):
+    """``seconds``: time between the first and the last sample, over which it stood at least; 0 if it moves, ``None`` if
+    there is one sample. ``stack``: of the thread that explains the state, innermost first. ``operation``: the
+    collective that it waits in."""
+
+    kind: Kind
+    seconds: float | None = None
+    stack: tuple[Frame, ...] = ()
+    operation: str = ""
+
+    @property
+    def is_progress(self) -> bool:
+        """Whether the process makes progress."""
+        return self.kind in ("moving", "busy")
+
+
+def movement_of(process: AttachedProcess) -> Movement:
+    """Compare the samples of a process."""
+    samples = process.samples
+    seconds = round(samples[-1].at - samples[0].at, 1) if len(samples) > 1 else None
+    if process.ended:
+        return Movement("ended")
+    mains = [main for sample in samples if (main := main_thread(sample)) is not None]
+    stack = mains[-1].frames if mains else ()
+    if samples and all(sample.kernel.state in _STOPPED for sample in samples):
+        return Movement("stopped", seconds, stack)
+    if not mains:
+        return _by_kernel(samples, seconds)
+    if any(_position(main.frames) != _position(stack) for main in mains):
+        return Movement("moving", 0.0, stack)
+    operation = operation_of(stack)
+    if operation:
+        return Movement(*(("moving", 0.0) if _calls_again(samples) else ("waiting", seconds)), stack, operation)
+    if _computes(samples, mains[-1]):
+        return Movement("busy", seconds, stack)
+    if holder := _holder_of_lock(samples):
+        return Movement("held", seconds, holder.frames)
+    if is_in_backward(stack):
+        return Movement("waiting", seconds, stack, "all_reduce")
+    return Movement("standing", seconds, stack)
+
+
+def main_thread(sample: ProcessSample) -> StackThread | None:
+    """The main thread of a sample, if it has a stack."""
+    return next((one for one in sample.threads if one.is_main and one.frames), None)
+
+
+def operation_of(stack: Sequence[Frame]) -> str:
+    """The collective or rendezvous that a stack waits in; empty if it shows none."""
+    if stack and any(path in stack[0].file for path in _RENDEZVOUS):
+        return "init_process_group"
+    return waits_in(stack)
+
+
+def waits_for_children(stack: Iterable[Frame]) -> bool:
+    """Whether the innermost code of the stack waits for processes or threads of the rank itself."""
+    for frame in stack:
+        if frame.user:
+            return False
+        if _ON_CHILDREN.search(frame.file):
+            return True
+    return False
+
+
+def waits_for_batch(stack: Iterable[Frame]) -> bool:
+    """Whether the stack is in a data loader that waits for its workers."""
+    file, functions = _IN_LOADER
+    return any(frame.file.endswith(file) and frame.function in functions for frame in stack)
+
+
+def is_idle_worker(stack: Iterable[Frame]) -> bool:
+    """Whether a data worker waits for the next indices: no code of the dataset is on its stack."""
+    file, function = _IDLE_WORKER
+    for frame in stack:
+        if frame.file.endswith(file):
+            return frame.function == function
+        if frame.user or "torch/utils/data/_utils/fetch.py" in frame.file:
+            return False
+    return False
+
+
+def _position(stack: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
+    """A stack without what is inside of the wait for a batch, which wakes up every few seconds."""
+    file, functions = _IN_LOADER
+    inside = [at for at, frame in enumerate(stack) if frame.file.endswith(file) and frame.function in functions]
+    kept = tuple((frame.file, frame.line, frame.function) for frame in stack[max(inside, default=-1) + 1 :])
+    return kept if inside else tuple((frame.file, frame.line, frame.function) for frame in stack)
+
+
+def _calls_again(samples: Sequence[ProcessSample]) -> bool:
+    """Whether a collective transfers data, or has ended and begun again on the same line, between the samples."""
+    if len(samples) < 2:
+        return False
+    first, last = samples[0].kernel, samples[-1].kernel
+    switches = _difference(first.switches, last.switches)
+    # A thread that spins in a wait for its device has a CPU of its own and hardly any switches.
+    again = switches is not None and switches > _SWITCHES_OF_A_SAMPLE * len(samples)
+    return again or _transfers(samples)
+
+
+def _transfers(samples: Sequence[ProcessSample]) -> bool:
+    moved = _difference(samples[0].kernel.transferred, samples[-1].kernel.transferred)
+    return moved is not None and moved > _BUSY_BYTES * _span(samples)
+
+
+def _computes(samples: Sequence[ProcessSample], main: StackThread) -> bool:
+    if len(samples) < 2:
+        return main.active is True or samples[-1].kernel.state in ("R", "D")
+    first, last = samples[0].kernel, samples[-1].kernel
+    span = _span(samples)
+    own, all_threads = _difference(first.main_cpu, last.main_cpu), _difference(first.cpu, last.cpu)
+    if (own or 0.0) >= _BUSY_SHARE * span or (all_threads or 0.0) >= _BUSY_THREADS * span:
+        return True
+    if own is None and all_threads is None and all(_is_active(sample) for sample in samples):
+        return True
+    return _transfers(samples) or all(sample.kernel.state == "D" for sample in samples)
+
+
+def _is_active(sample: ProcessSample) -> bool:
+    main = main_thread(sample)
+    return main is not None and main.active is True
+
+
+def _by_kernel(samples: Sequence[ProcessSample], seconds: float | None) -> Movement:
+    """Without stacks, CPU time alone shows progress; the lack of it shows nothing."""
+    if len(samples) > 1 and _computes(samples, StackThread()):
+        return Movement("busy", seconds)
+    return Movement("unread", seconds)
+
+
+def _holder_of_lock(samples: Sequence[ProcessSample]) -> StackThread | None:
+    """The thread that holds the interpreter's lock at the same place in all samples."""
+    holders = [next((one for one in sample.threads if one.holds_gil), None) for sample in samples]
+    first = holders[0] if len(holders) > 1 else None
+    if first is None or any(one is None or _identity(one) != _identity(first) for one in holders):
+        return None
+    return first
+
+
+def _identity(thread: StackThread) -> tuple[object, ...]:
+    return (thread.native_id or thread.name, thread.is_main, thread.frames)
+
+
+def _span(samples: Sequence[ProcessSample]) -> float:
+    return max(samples[-1].at - samples[0].at, 0.001)
+
+
+def _difference(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else last - first
+
+
+def kernel_of(process: AttachedProcess) -> KernelView:
+    """The newest view of the kernel."""
+    return process.samples[-1].kernel if process.samples else KernelView()

@@ -1,0 +1,125 @@
+"""Conditions on the rank around the lines where processes are, from the source files that they run.
+
+A path in a stack is the word of another process: a file is read only if that process may read it too, it is a regular
+file of bounded size in the same mount namespace, and it is older than the process. It is parsed and never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from doctor.core.background import BackgroundCall
+from doctor.core.facts import AttachedProcess, Frame, ProcessSample, StackThread
+from doctor.core.stack_dumps.rank_conditions import rank_condition
+
+DEADLINE = 2.0
+"""Seconds for all files of one host; a file may be on a mount that does not respond."""
+LARGEST = 1 << 20
+MOST_FILES = 64
+"""Maximum bytes of a file, and number of files."""
+_KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
+
+
+class _Reader(NamedTuple):
+    """Who runs a file, and since when: ``started`` in seconds since the epoch."""
+
+    user: int
+    started: float
+
+
+Lines = Mapping[tuple[str, int], str]
+
+
+def with_source_conditions(
+    processes: Sequence[AttachedProcess], deadline: float = DEADLINE
+) -> tuple[AttachedProcess, ...]:
+    """Add the conditions of the user's own lines to the main threads, as far as the files were read in time."""
+    files: dict[str, _Reader] = {}
+    lines: set[tuple[str, int]] = set()
+    for process in processes:
+        own = [frame for sample in process.samples for frame in _main_frames(sample) if frame.user]
+        if process.user is None or not own or not _shares_mounts(process.pid):
+            continue
+        reader = _Reader(process.user, _started(process))
+        for frame in own:
+            if frame.file.startswith("/") and not frame.file.startswith(_KERNEL_FOLDERS):
+                files.setdefault(frame.file, reader)
+                lines.add((frame.file, frame.line))
+    found: dict[tuple[str, int], str] = {}
+    chosen = dict(list(files.items())[:MOST_FILES])
+    with contextlib.suppress(TimeoutError):  # those read so far count
+        BackgroundCall(lambda: _read(chosen, lines, found)).result(deadline)
+    conditions = dict(found)
+    return tuple(_with_conditions(process, conditions) for process in processes) if conditions else tuple(processes)
+
+
+def _main_frames(sample: ProcessSample) -> Iterable[Frame]:
+    return (frame for thread in sample.threads if thread.is_main for frame in thread.frames)
+
+
+def _shares_mounts(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
+    except OSError:
+        return False
+
+
+def _started(process: AttachedProcess) -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started
+
+
+def _read(files: Mapping[str, _Reader], lines: Iterable[tuple[str, int]], found: dict[tuple[str, int], str]) -> None:
+    trees = {file: _parsed(file, reader) for file, reader in files.items()}
+    for file, line in lines:
+        tree = trees.get(file)
+        if tree is not None and (condition := rank_condition(tree, line)):
+            found[file, line] = condition
+
+
+def _parsed(file: str, reader: _Reader) -> ast.Module | None:
+    try:
+        return ast.parse(_source(file, reader))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _source(file: str, reader: _Reader) -> str:
+    """Return the text of the file. Raises ``OSError`` if it is not one that the reader runs."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        seen = os.fstat(descriptor)
+        may_read = reader.user in (0, seen.st_uid) or bool(seen.st_mode & stat.S_IROTH)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > LARGEST or seen.st_mtime > reader.started or not may_read:
+            raise OSError(f"{file} is not the source of the process")
+        return os.read(descriptor, LARGEST).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+
+
+def _with_conditions(process: AttachedProcess, conditions: Lines) -> AttachedProcess:
+    samples = tuple(
+        msgspec.structs.replace(sample, threads=tuple(_of_thread(thread, conditions) for thread in sample.threads))
+        for sample in process.samples
+    )
+    return msgspec.structs.replace(process, samples=samples)
+
+
+def _of_thread(thread: StackThread, conditions: Lines) -> StackThread:
+    if not thread.is_main:
+        return thread
+    frames = tuple(
+        msgspec.structs.replace(frame, condition=condition)
+        if frame.user and (condition := conditions.get((frame.file, frame.line)))
+        else frame
+        for frame in thread.frames
+    )
+    return msgspec.structs.replace(thread, frames=frames)

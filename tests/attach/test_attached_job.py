@@ -1,0 +1,243 @@
+"""The job of training ranks, from processes that were read from outside: each kind of hang, and what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
+from doctor.analysis.attached_job import StandingTimes, attached_job
+from doctor.core.facts import AttachedProcess, Frame, ProgressFacts, StackThread
+from doctor.core.finding import Severity
+from doctor.core.job import Job, build_job
+from doctor.core.report_document import Report
+from doctor.core.settings import Settings
+from doctor.session import judge, load_checks
+from tests.attach.attached import (
+    BACKWARD,
+    IDLE_WORKER,
+    LOADER,
+    MAIN,
+    SAVING,
+    WORKER,
+    at,
+    attached_to,
+    inside,
+    members,
+    of_hosts,
+    process,
+    with_threads,
+    worker,
+)
+
+ALL_REDUCE = inside("all_reduce")
+SLEEP = (at(58, "step"), MAIN)
+
+
+def others(*but: int, stack: tuple[Frame, ...] = ALL_REDUCE, world: int = 4, **options: Any) -> list[AttachedProcess]:
+    """All ranks but these, waiting."""
+    return [process(rank, stack, world=world, **options) for rank in range(world) if rank not in but]
+
+
+def judged(found: Job) -> Report:
+    settings = Settings()
+    return judge(attached_job(found), load_checks(settings), settings, outcome_of=outcome_of_attach(found))
+
+
+def findings(found: Job) -> list[tuple[str, tuple[int, ...], Severity]]:
+    return [(result.id, one.ranks, one.severity) for result in judged(found).results for one in result.findings]
+
+
+@pytest.mark.parametrize(
+    ("kind", "culprit", "check"),
+    [
+        ("asleep", process(3, SLEEP), "RUN001"),
+        ("stopped", process(3, ALL_REDUCE, state="T"), "RUN001"),
+        ("in a debugger of another process", process(3, SLEEP, state="t"), "RUN001"),
+        ("at a breakpoint", process(3, (Frame("/usr/lib/python3.11/pdb.py", 300, "interaction"), *SLEEP)), "RUN010"),
+        ("lock held in native code", process(3, SLEEP, gil=True), "RUN001"),
+        (
+            "in a lock file",
+            process(3, (Frame("/env/site-packages/filelock/_api.py", 300, "acquire"), *SLEEP)),
+            "RUN010",
+        ),
+        ("left its loop", process(3, (Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown"),)), "RUN001"),
+        ("sends what nobody receives", process(3, inside("send", at(70))), "RUN015"),
+        ("in another collective", process(3, inside("all_gather", at(70))), "RUN002"),
+        (
+            "in a collective of its own",
+            process(3, inside("all_gather", at(70, condition="if rank == 3, line 69"))),
+            "RUN006",
+        ),
+        ("a zombie", process(3, ended="zombie"), "RUN004"),
+        ("asleep in its data", process(3, (at(12, "__getitem__"), *WORKER[1:2], MAIN)), "RUN010"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_found(kind: str, culprit: AttachedProcess, check: str) -> None:
+    found = findings(members(*others(3), culprit))
+    assert found == [(check, (3,), Severity.ERROR)], kind
+    assert judged(members(*others(3), culprit)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes"),
+    [
+        ("all move", [process(rank, (at(40),), (at(41),), cpu=0.9) for rank in range(4)]),
+        ("all in a slow step", [process(rank, (at(40),), cpu=0.9) for rank in range(4)]),
+        ("one in a slow step", [*others(3), process(3, (at(40),), cpu=0.9)]),
+        ("all call again on one line", others(switches=900)),
+        ("a large transfer", others(transferred=500 << 20)),
+        ("rank 0 saves", [*others(0, stack=inside("barrier")), process(0, SAVING, transferred=90 << 20)]),
+        ("rank 0 syncs its file", [*others(0, stack=inside("barrier")), process(0, SAVING, state="D")]),
+        ("rank 0 validates", [*others(0), process(0, (at(80, "validate"),), (at(82, "validate"),), cpu=0.5)]),
+        ("threads compute for it", [*others(3), process(3, (at(40),), threads_cpu=3.0)]),
+        ("its worker reads", [*others(3), process(3, LOADER), worker(3, WORKER, transferred=20 << 20)]),
+        ("its worker computes", [*others(3), process(3, LOADER), worker(3, WORKER, cpu=0.8)]),
+        ("its worker moves", [*others(3), process(3, LOADER), worker(3, WORKER, IDLE_WORKER)]),
+        ("all in backward", [process(rank, BACKWARD, cpu=0.9) for rank in range(4)]),
+    ],
+)
+def test_a_job_that_moves_is_no_alarm(kind: str, processes: list[AttachedProcess]) -> None:
+    report = judged(members(*processes))
+    assert report.exit_code == 0, kind
+    assert {severity for _, _, severity in findings(members(*processes))} <= {Severity.INFO}
+
+
+def test_of_two_late_ranks_the_one_without_progress_is_the_cause() -> None:
+    busy = process(2, (at(40),), (at(43),), cpu=0.9)
+    assert findings(members(*others(2, 3), busy, process(3, SLEEP))) == [("RUN001", (3,), Severity.ERROR)]
+
+
+def test_ranks_that_wait_in_backward_wait_for_the_rank_that_is_asleep() -> None:
+    report = judged(members(*others(3, stack=BACKWARD), process(3, SLEEP)))
+    (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
+    assert finding.ranks == (3,)
+    assert finding.summary == (
+        "rank 3 stands at train.py:58 (step); ranks 0-2 have waited at least 3 s in all_reduce of backward, called at "
+        "train.py:44 (train)"
+    )
+
+
+def test_a_worker_without_progress_is_what_its_rank_stands_in() -> None:
+    found = members(*others(3), process(3, LOADER), worker(3, WORKER), worker(3, IDLE_WORKER, pid=2103))
+    (finding,) = judged(found).result("RUN010").findings  # type: ignore[union-attr]
+    assert finding.ranks == (3,)
+    assert "rank 3 is loading data at data.py:12" in finding.summary
+    assert finding.evidence["children"] == ["2003 data worker at data.py:12 S", "2103 data worker S"]
+
+
+def test_a_stopped_worker_holds_its_rank_up() -> None:
+    found = members(*others(3), process(3, LOADER), worker(3, WORKER, state="T"))
+    assert findings(found) == [("RUN010", (3,), Severity.ERROR)]
+
+
+def test_work_on_rank_0_while_others_wait_is_a_remark_until_the_timeout() -> None:
+    tokenises = (Frame("/env/site-packages/tokenizers/implementations/base.py", 40, "encode_batch"), at(12, "prepare"))
+    processes = [*others(0, stack=inside("barrier")), process(0, tokenises, cpu=0.9)]
+    assert findings(members(*processes)) == [("RUN010", (0,), Severity.INFO)]
+
+    times = StandingTimes()
+    attached_job(members(*processes), times)
+    later = [_later(one, 1900.0) for one in processes]
+    job = attached_job(members(*later), times)
+    progress = [rank.find(ProgressFacts) for rank in job.ranks]
+    assert [one.idle for one in progress if one] == [1903.0] * 4
+    assert [one.state for one in progress if one] == ["stalled"] * 4
+
+
+def _later(one: AttachedProcess, seconds: float) -> AttachedProcess:
+    samples = tuple(msgspec.structs.replace(sample, at=sample.at + seconds) for sample in one.samples)
+    return msgspec.structs.replace(one, samples=samples)
+
+
+def test_standing_times_forget_what_went_on() -> None:
+    times = StandingTimes()
+    attached_job(members(process(0, SLEEP, world=1)), times)
+    attached_job(members(_later(process(0, (at(59, "step"),), world=1), 60)), times)
+    job = attached_job(members(_later(process(0, SLEEP, world=1), 120)), times)
+    assert job.ranks[0].find(ProgressFacts).idle == 3.0  # type: ignore[union-attr]
+
+
+def test_a_thread_that_holds_the_lock_is_named_by_its_line() -> None:
+    holder = StackThread("writer", 7, holds_gil=True, frames=(at(7, "compress", "/home/me/native.py"),))
+    report = judged(members(*others(3), with_threads(process(3, SLEEP), holder)))
+    (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
+    assert finding.ranks == (3,)
+    assert "native.py:7 (compress)" in finding.summary
+
+
+def test_all_ranks_in_one_call_may_still_be_in_a_first_call() -> None:
+    report = judged(members(*others()))
+    assert [(one.severity, one.ranks) for one in report.result("RUN001").findings] == [  # type: ignore[union-attr]
+        (Severity.INFO, (0, 1, 2, 3))
+    ]
+    assert (report.exit_code, report.verdict) == (3, "inconclusive")
+
+
+def test_ranks_of_other_hosts_are_named_and_never_the_cause() -> None:
+    here = [process(rank, ALL_REDUCE, world=8, local_rank=rank, local_world_size=4, node=0) for rank in range(4)]
+    found = members(*here)
+    assert findings(found) == []
+    job = attached_job(found)
+    assert (job.world_size, job.ungathered, job.absent) == (8, 4, ())
+    assert rank_stacks(found, job).notes == ("not attached: ranks 4-7 (1 host)",)
+    assert judged(found).exit_code == 3
+
+
+def test_a_rank_that_is_missing_on_its_host_has_ended() -> None:
+    here = [process(rank, ALL_REDUCE, local_rank=rank, local_world_size=4) for rank in range(3)]
+    assert findings(members(*here)) == [("RUN004", (3,), Severity.ERROR)]
+    assert findings(members(*here, unreadable=1)) == []
+    assert findings(members(*here, chosen=True)) == []
+    moving = [msgspec.structs.replace(one, samples=process(0, (at(1),), (at(2),)).samples) for one in here]
+    assert judged(members(*moving)).exit_code == 0
+
+
+def test_a_rank_that_refused_is_not_the_cause() -> None:
+    refused = process(3, stack_source="", refused="ptrace is not permitted", remedy="Run it as root")
+    report = judged(members(*others(3), refused))
+    assert report.exit_code == 3
+    assert not [one for result in report.results for one in result.findings]
+    assert report.outcome is not None
+    assert report.outcome.reason == "the stack of rank 3 could not be read: ptrace is not permitted"
+    assert report.outcome.collect == ("Run it as root",)
+
+
+def test_two_hosts_and_two_attaching_processes_on_one_of_them() -> None:
+    first, second = others(2, 3), [process(2, ALL_REDUCE), process(3, SLEEP)]
+    twice = build_job(
+        [
+            attached_to(*first, number=0),
+            attached_to(*second, host="node1", number=1),
+            attached_to(*second, host="node1", number=2),
+        ]
+    )
+    job = attached_job(twice)
+    assert [(rank.number, rank.host.name) for rank in job.ranks] == [
+        (0, "node0"),
+        (1, "node0"),
+        (2, "node1"),
+        (3, "node1"),
+    ]
+    assert findings(of_hosts(first, second)) == [("RUN001", (3,), Severity.ERROR)]
+
+
+def test_ranks_on_gpus_that_spin_wait_for_the_rank_that_is_asleep() -> None:
+    spinning = [process(rank, (at(41),), cpu=1.0, uses_gpu=True) for rank in range(3)]
+    assert findings(members(*spinning, process(3, SLEEP, uses_gpu=True))) == [("RUN001", (3,), Severity.ERROR)]
+    healthy = [*spinning, process(3, (at(41),), cpu=1.0, uses_gpu=True)]
+    assert judged(members(*healthy)).exit_code == 0
+
+
+def test_processes_without_a_number_take_the_free_ones() -> None:
+    found = [process(None, ALL_REDUCE, pid=70 + number, world=None) for number in range(2)]
+    assert [rank.number for rank in attached_job(members(process(1, SLEEP, world=None), *found)).ranks] == [0, 1, 2]
+
+
+def test_one_sample_shows_where_ranks_are_and_not_for_how_long() -> None:
+    found = members(*others(3, rounds=1), process(3, SLEEP, rounds=1))
+    (finding,) = judged(found).result("RUN001").findings  # type: ignore[union-attr]
+    assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
+    assert " s in " not in finding.summary

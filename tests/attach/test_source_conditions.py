@@ -1,0 +1,68 @@
+"""Conditions around the lines where processes are: which files are read, and which are not."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from doctor.attach.source_conditions import with_source_conditions
+from doctor.core.facts import AttachedProcess, Frame
+from tests.attach.attached import process
+
+SOURCE = "import torch\nif rank == 0:\n    torch.distributed.barrier()\n"
+
+
+def _conditions(found: tuple[AttachedProcess, ...]) -> list[str]:
+    return [frame.condition for one in found for frame in one.samples[-1].threads[0].frames]
+
+
+def _at(file: Path, *, pid: int | None = None, user: int | None = None, ago: float = 0.0) -> AttachedProcess:
+    started = time.clock_gettime(time.CLOCK_BOOTTIME) - ago
+    one = process(0, (Frame(str(file), 3, "<module>", user=True),), user=os.getuid() if user is None else user)
+    return msgspec.structs.replace(one, pid=pid or os.getpid(), started=started)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(SOURCE)
+    os.utime(file, (1, 1))
+    return file
+
+
+def test_the_condition_of_the_line_is_added(script: Path) -> None:
+    assert _conditions(with_source_conditions([_at(script)])) == ["if rank == 0, line 2"]
+
+
+def test_a_file_that_is_newer_than_the_process_is_not_its_source(script: Path) -> None:
+    os.utime(script)
+    assert _conditions(with_source_conditions([_at(script, ago=3600)])) == [""]
+
+
+def test_a_file_that_the_process_may_not_read_is_not_read_for_it(script: Path) -> None:
+    script.chmod(0o600)
+    assert _conditions(with_source_conditions([_at(script, user=os.getuid() + 1)])) == [""]
+    script.chmod(0o644)
+    assert _conditions(with_source_conditions([_at(script, user=os.getuid() + 1)])) == ["if rank == 0, line 2"]
+
+
+def test_pipes_large_files_and_what_is_no_python_are_left_alone(script: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.py"
+    os.mkfifo(pipe)
+    large = tmp_path / "large.py"
+    large.write_text(SOURCE + "#" * (1 << 20))
+    broken = tmp_path / "broken.py"
+    broken.write_text("if rank == 0:\n" + "(" * 5000)
+    for file in (large, broken):
+        os.utime(file, (1, 1))
+    files = (pipe, large, broken, tmp_path / "missing.py", Path("/proc/self/environ"))
+    assert _conditions(with_source_conditions([*map(_at, files), _at(script)])) == [""] * 5 + ["if rank == 0, line 2"]
+
+
+def test_a_process_that_is_gone_is_left_as_it_is(script: Path) -> None:
+    gone = _at(script, pid=(1 << 22) - 1)
+    assert with_source_conditions([gone]) == (gone,)
