@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from doctor.attach.job_sources import callback_threads, stands
 from doctor.attach.kernel_view import SocketQueues, read_kernel_view
 from doctor.attach.py_spy import SECONDS, DumpOutput, DumpRequest, find_py_spy, run_dump
 from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
@@ -25,6 +27,7 @@ from doctor.collectors.host.local_processes import GONE, process_state
 from doctor.core.background import start_daemon
 from doctor.core.errors import UnusableError
 from doctor.core.facts import AttachedProcess, KernelView, ProcessSample, StackThread
+from doctor.core.facts.attached import StackSource
 from doctor.core.process import ChildOwner
 from doctor.core.stack_dumps.py_spy import rank_locals_of_py_spy_json, threads_of_py_spy_json
 
@@ -71,7 +74,9 @@ def sample(targets: Sequence[AttachedProcess], options: SamplingOptions = DEFAUL
         _pause_until(min(start + number * options.interval, until))
         if time.monotonic() >= until:
             break
-        _read_all([reader for reader in readers if reader.is_ready], until)
+        queues = SocketQueues()
+        _call_all([partial(reader.read, queues) for reader in readers if reader.is_ready], until)
+    _call_all([reader.ask_job for reader in readers if reader.needs_job], until)
     return tuple(reader.result() for reader in readers)
 
 
@@ -79,26 +84,25 @@ def _pause_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def _read_all(readers: Sequence[_ProcessReader], until: float) -> None:
-    """Read one sample of each process concurrently; a read that is still blocked at the deadline is abandoned."""
-    queues = SocketQueues()
-    waiting: queue.SimpleQueue[_ProcessReader] = queue.SimpleQueue()
-    finished: queue.SimpleQueue[_ProcessReader] = queue.SimpleQueue()
-    for reader in readers:
-        waiting.put(reader)
+def _call_all(calls: Sequence[Callable[[], None]], until: float) -> None:
+    """Make the calls concurrently; one that is still blocked at the deadline is abandoned."""
+    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for call in calls:
+        waiting.put(call)
 
     def work() -> None:
         while time.monotonic() < until:
             try:
-                reader = waiting.get_nowait()
+                call = waiting.get_nowait()
             except queue.Empty:
                 return
-            reader.read(queues)
-            finished.put(reader)
+            call()
+            finished.put(None)
 
-    for _ in range(min(len(readers), max(FEWEST_CHILDREN, os.cpu_count() or 1))):
+    for _ in range(min(len(calls), max(FEWEST_CHILDREN, os.cpu_count() or 1))):
         start_daemon("doctor-sampler", work)
-    for _ in readers:
+    for _ in calls:
         try:
             finished.get(timeout=max(0.0, until - time.monotonic()) + SETTLE)
         except queue.Empty:
@@ -119,11 +123,27 @@ class _ProcessReader:
         """Whether another attempt to read the stacks would be refused for the same reason."""
         self._is_busy = False
         self._blocks = options.blocking
+        self._source: StackSource = "py-spy"
 
     @property
     def is_ready(self) -> bool:
         """Whether another sample can be read."""
         return not self._is_busy and not self._target.ended
+
+    @property
+    def needs_job(self) -> bool:
+        """Whether the stacks of the process have to come from the job itself."""
+        return self.is_ready and self._refusal is not None and not any(one.threads for one in self._samples)
+
+    def ask_job(self) -> None:
+        """Add the stack that the doctor's callback in the process provides, if the process stands."""
+        self._is_busy = True
+        threads = callback_threads(self._target.pid, self._target.started) if stands(self._samples) else ()
+        if threads:
+            *others, last = self._samples
+            self._samples = (*others, msgspec.structs.replace(last, threads=threads))
+            self._source = "callback"
+        self._is_busy = False
 
     def read(self, queues: SocketQueues) -> None:
         """Read one sample."""
@@ -140,7 +160,7 @@ class _ProcessReader:
         """Return the process with what was read of it."""
         target, samples = self._target, self._samples
         if any(one.threads for one in samples):
-            return msgspec.structs.replace(target, samples=samples, stack_source="py-spy")
+            return msgspec.structs.replace(target, samples=samples, stack_source=self._source)
         if target.ended:
             return msgspec.structs.replace(target, samples=samples)
         reason, remedy = self._refusal or _NO_TIME
@@ -239,6 +259,6 @@ def _with_main(threads: tuple[StackThread, ...], pid: int) -> tuple[StackThread,
 
 
 def _bounded(threads: tuple[StackThread, ...]) -> tuple[StackThread, ...]:
-    """Keep the main thread and the one that holds the interpreter's lock, then others."""
-    first = sorted(threads, key=lambda one: not (one.is_main or one.holds_gil))
+    """Keep the main thread, then the one that holds the interpreter's lock, then others."""
+    first = sorted(threads, key=lambda one: (not one.is_main, not one.holds_gil))
     return tuple(first[:MOST_THREADS])

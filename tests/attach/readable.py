@@ -48,10 +48,11 @@ sys.stdout.buffer.write(msgspec.json.encode(sample(targets, SamplingOptions(roun
 
 @contextlib.contextmanager
 def started(
-    program: str = SLEEPER, *, before: Sequence[str] = (), arguments: Sequence[str] = ()
+    program: str = SLEEPER, *, before: Sequence[str] = (), arguments: Sequence[str] = (), imports: bool = False
 ) -> Iterator[AttachedProcess]:
-    """A Python process that has printed ``ready``; ``before``: what its command begins with."""
-    command = [*before, sys.executable, "-S", "-c", program, *arguments]
+    """A Python process that has printed ``ready``; ``before``: what its command begins with; ``imports``: it may import
+    what is installed."""
+    command = [*before, sys.executable, *([] if imports else ["-S"]), "-c", program, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd="/") as process:
         try:
             assert process.stdout.readline() == "ready\n"

@@ -175,8 +175,9 @@ class Watchdog:
     def _watch(self, context: WatchdogContext) -> None:
         if self._world_size > 1:
             STACK_DUMPER.install()
+            asked = STACK_DUMPER.signal
             # Writing a file may block forever.
-            BackgroundCall(lambda: STACK_DUMPER.write_to(context.stacks, self._training_thread))
+            BackgroundCall(lambda: STACK_DUMPER.write_to(context.stacks, self._training_thread, asked))
         loop = WatchdogLoop(context, self._on_hang, self._round_seconds, time.monotonic())
         while not self._stopped.is_set():
             pause = FAULT_PAUSE

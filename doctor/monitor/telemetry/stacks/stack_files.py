@@ -11,11 +11,24 @@ from doctor.core.frames import MOST, frame_of
 
 HEAD = "training thread 0x{:x}\n"
 """First line of a file, written by us: the identity of the training thread."""
+REQUEST = "stack signal {} to thread {}\n"
+"""Second line, if stacks can be requested: the signal, and the kernel's id of the thread that it goes to."""
 LARGEST = 4 << 20
 """Maximum bytes of a file that are read."""
 _OF_TRAINER = re.compile(r"training thread 0x([0-9a-f]+)")
+_OF_REQUEST = re.compile(r"stack signal (\d{1,3}) to thread (\d{1,10})", re.ASCII)
 _OF_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b.*\(most recent call first\)")
 _OF_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
+
+
+def read_request(file: Path | OwnFile) -> tuple[int, int] | None:
+    """Return the signal that requests stacks, and its thread; ``None`` if the file names none."""
+    try:
+        lines = OwnFile.of(file).read(1 << 10, whole=False).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    found = next((found for line in lines[1:2] if (found := _OF_REQUEST.fullmatch(line))), None)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor.core.files.own_folder import OwnFile, OwnFolder
-from doctor.monitor.telemetry.stacks.stack_files import HEAD
+from doctor.monitor.telemetry.stacks.stack_files import HEAD, REQUEST
 
 
 class StackSignal(NamedTuple):
@@ -61,17 +61,20 @@ class StackDumper:
         """The signal that requests stacks from the calling thread."""
         return StackSignal(threading.get_native_id(), self._number)
 
-    def write_to(self, file: Path | OwnFile, training_thread: int) -> None:
+    def write_to(self, file: Path | OwnFile, training_thread: int, requested_by: StackSignal | None = None) -> None:
         """Write stacks to ``file`` from now on.
 
         ``training_thread``: identity of the training thread, for
-        :func:`doctor.monitor.telemetry.stacks.stack_files.read_stack_file`.
+        :func:`doctor.monitor.telemetry.stacks.stack_files.read_stack_file`. ``requested_by``: how a process that has no
+        announcement of this rank (``doctor attach``) requests stacks.
 
         Raises:
             OSError: the file cannot be written.
         """
         with OwnFile.of(file).draft() as stream:
             stream.write(HEAD.format(training_thread).encode())
+            if requested_by is not None and requested_by.number:
+                stream.write(REQUEST.format(requested_by.number, requested_by.thread).encode())
             self._redirect(stream)
 
     def discard(self, file: Path | OwnFile) -> None:
