@@ -156,8 +156,9 @@ class Launcher(NamedTuple):
     the function of environment and identity that derives the store's endpoint instead. ``folds_hosts``: its host lists
     fold numbers (``node[1-3]``). ``status_command`` lists the hosts; ``daemon_log`` is the log of its daemon on a host.
 
-    ``processes``: beginnings of the names of processes that start ranks. ``parents``: exact names of parents that show
-    that ``parent_program`` started a process that has none of the variables. ``log_prefixes``: regular expressions of
+    ``processes``: beginnings of the names of processes that start ranks; ``agent_modules``: modules that do
+    (``python -m``), besides those of ``command``. ``parents``: exact names of parents that show that ``parent_program``
+    started a process that has none of the variables. ``log_prefixes``: regular expressions of
     what it puts before a line, with groups named ``rank``, ``local_rank``, ``host``, ``pid`` or ``tag``. ``command``:
     how a launch file starts it.
     """
@@ -197,6 +198,7 @@ class Launcher(NamedTuple):
     status_command: str = ""
     daemon_log: str = ""
     processes: Names = ()
+    agent_modules: Names = ()
     parents: Names = ()
     parent_program: str = ""
     log_prefixes: Names = ()
@@ -518,6 +520,7 @@ LAUNCHERS = (
     Launcher(
         "deepspeed",
         processes=("deepspeed",),
+        agent_modules=("deepspeed.launcher.launch",),
         parents=("deepspeed",),
         command=LaunchCommand(
             "deepspeed",
