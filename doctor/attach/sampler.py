@@ -65,7 +65,10 @@ DEFAULTS = SamplingOptions()
 
 
 def sample(targets: Sequence[AttachedProcess], options: SamplingOptions = DEFAULTS) -> tuple[AttachedProcess, ...]:
-    """Return ``targets`` with their samples, in the same order; ends within ``options.seconds`` and a few tenths."""
+    """Return ``targets`` with their samples, in the same order; ends within ``options.seconds`` and a few tenths.
+
+    Stacks are read of ranks and of workers of data loaders, and the kernel's view of all.
+    """
     until = time.monotonic() + options.seconds
     program = find_py_spy()
     readers = [_ProcessReader(target, options, program, until) for target in targets]
@@ -124,6 +127,8 @@ class _ProcessReader:
         self._is_busy = False
         self._blocks = options.blocking
         self._source: StackSource = "py-spy"
+        self._has_stacks = target.role in ("rank", "worker")
+        """Whether its stacks are read: launchers are often programs in other languages."""
 
     @property
     def is_ready(self) -> bool:
@@ -133,7 +138,8 @@ class _ProcessReader:
     @property
     def needs_job(self) -> bool:
         """Whether the stacks of the process have to come from the job itself."""
-        return self.is_ready and self._refusal is not None and not any(one.threads for one in self._samples)
+        without = self._has_stacks and not any(one.threads for one in self._samples)
+        return self.is_ready and without and self._refusal is not None
 
     def ask_job(self) -> None:
         """Add the stack that the doctor's callback in the process provides, if the process stands."""
@@ -163,6 +169,8 @@ class _ProcessReader:
             return msgspec.structs.replace(target, samples=samples, stack_source=self._source)
         if target.ended:
             return msgspec.structs.replace(target, samples=samples)
+        if not self._has_stacks:
+            return msgspec.structs.replace(target, samples=samples)
         reason, remedy = self._refusal or _NO_TIME
         return msgspec.structs.replace(target, samples=samples, refused=reason, remedy=remedy)
 
@@ -177,7 +185,7 @@ class _ProcessReader:
         """Return for how long the process was stopped, and its threads; none if they cannot be read."""
         if self._program is None:
             self._refusal, self._is_final = NOT_INSTALLED, True
-        if self._is_final or self._program is None:
+        if self._is_final or self._program is None or not self._has_stacks:
             return None, ()
         try:
             request = self._request(kernel)

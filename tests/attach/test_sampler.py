@@ -206,6 +206,24 @@ def test_other_program_than_python():
     assert found.samples[0].kernel.state == "S"
 
 
+def test_only_the_kernel_is_asked_for_launchers():
+    with started() as target:
+        found = read_one(msgspec.structs.replace(target, role="agent", rank=None))
+    assert (found.refused, found.stack_source) == ("", "")
+    assert [(one.kernel.state, one.threads) for one in found.samples] == [("S", ())]
+
+
+def test_py_spy_that_the_user_may_not_run(monkeypatch, tmp_path):
+    program = tmp_path / "py-spy"
+    program.symlink_to(sampler.find_py_spy())
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(sampler, "find_py_spy", lambda: program)
+    with started(before=run_as(ALICE)) as target:
+        found = read_one(target)
+    assert "could not be started: Permission denied" in found.refused
+    assert found.remedy == "Install py-spy where this user can run it."
+
+
 def test_process_that_forbids_tracing():
     with started(FORBIDS_TRACING + SLEEPER, before=run_as(ALICE)) as target:
         found = read_from(run_as(ALICE), target)

@@ -39,9 +39,14 @@ def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
     the oldest, which is the main thread. A truncated file yields what it has.
     """
     try:
-        lines = OwnFile.of(file).read(LARGEST, whole=False).decode("utf-8", "replace").splitlines()
+        return stack_in(OwnFile.of(file).read(LARGEST, whole=False).decode("utf-8", "replace"))
     except OSError:
         return ()
+
+
+def stack_in(text: str) -> tuple[Frame, ...]:
+    """Return the training thread's newest stack in the text of a stack file, as :func:`read_stack_file`."""
+    lines = text.splitlines()
     trainer = next((int(found[1], 16) for line in lines[:1] if (found := _OF_TRAINER.match(line))), None)
     newest: list[Frame] = []
     inside = False

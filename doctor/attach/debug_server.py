@@ -1,0 +1,148 @@
+"""What torch's debug server reports of the ranks of a job: stacks, and the counters of process groups.
+
+``torch.distributed.debug.start_debug_server`` (torch 2.10 and later) serves pages on rank 0 that contain one text for
+each rank (torch/distributed/debug/_debug_handlers.py). The user names the server: its address may not come from the
+environment of a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import http.client
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from doctor.core.errors import UnusableError
+from doctor.core.facts import AttachedProcess, ProcessGroup, ProcessSample, StackThread
+from doctor.core.recorder_dump import parse_recorder
+from doctor.core.stack_dumps.threads import dumped_frame, dumped_thread
+from doctor.monitor.telemetry.stacks.stack_files import stack_in
+
+PORT = 25999
+"""Default port of the server."""
+SECONDS = 5.0
+"""Timeout of one page."""
+LARGEST = 64 << 20
+"""Maximum bytes of a page: a flight recorder of 2000 entries takes 1 MB a rank."""
+_RANK = re.compile(r"<h2>Rank (\d{1,7}): [^<\n]{0,300}</h2>\s{0,100}<pre>")
+
+
+class ServerAddress(NamedTuple):
+    """Host and port of a debug server."""
+
+    host: str
+    port: int = PORT
+
+
+class RankReport(NamedTuple):
+    """What the server reports of a rank."""
+
+    threads: tuple[StackThread, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+
+
+def server_address(text: str) -> ServerAddress:
+    """Return the address in ``HOST``, ``HOST:PORT`` or ``http://HOST:PORT``.
+
+    Raises:
+        UnusableError: it is none of these.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme != "http" or parts.path.strip("/") or parts.query or parts.username is not None:
+        raise UnusableError("Expected the address of the debug server as HOST:PORT, for example node1:25999.")
+    return ServerAddress(host, port or PORT)
+
+
+def read_debug_server(address: ServerAddress, seconds: float = SECONDS) -> Mapping[int, RankReport]:
+    """Return what the server reports of each rank; nothing of ranks that do not respond to it.
+
+    Raises:
+        OSError: the server does not respond.
+    """
+    until = time.monotonic() + seconds
+    stacks = _texts_of(_page(address, "/stacks", until))
+    reports = {rank: RankReport(_threads(text)) for rank, text in stacks.items()}
+    with contextlib.suppress(OSError):
+        for rank, text in _texts_of(_page(address, "/fr_trace_json", until)).items():
+            reports[rank] = reports.get(rank, RankReport())._replace(groups=_groups(text))
+    return reports
+
+
+def with_reports(
+    processes: Sequence[AttachedProcess], reports: Mapping[int, RankReport]
+) -> tuple[AttachedProcess, ...]:
+    """Return ``processes`` with the groups of their ranks, and with stacks for ranks whose own could not be read."""
+    return tuple(
+        _with_report(one, reports[one.rank]) if one.rank is not None and one.rank in reports else one
+        for one in processes
+    )
+
+
+def _with_report(process: AttachedProcess, report: RankReport) -> AttachedProcess:
+    process = msgspec.structs.replace(process, groups=report.groups or process.groups)
+    if process.ended or not report.threads or any(one.threads for one in process.samples):
+        return process
+    *others, last = process.samples or (ProcessSample(time.time()),)
+    samples = (*others, msgspec.structs.replace(last, threads=report.threads))
+    return msgspec.structs.replace(process, samples=samples, stack_source="debug-server", refused="", remedy="")
+
+
+def _page(address: ServerAddress, path: str, until: float) -> str:
+    """Return a page of the server; redirections are not followed.
+
+    Raises:
+        OSError: it cannot be read before ``until``.
+    """
+    connection = http.client.HTTPConnection(*address, timeout=max(0.1, until - time.monotonic()))
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        parts: list[bytes] = []
+        size = 0
+        while part := response.read1(1 << 16):
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST or time.monotonic() > until:
+                raise TimeoutError(f"{path} of the debug server did not end")
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"not an HTTP server: {type(error).__name__}") from None
+    finally:
+        connection.close()
+    if response.status != http.HTTPStatus.OK:
+        raise ConnectionError(f"{path} of the debug server: HTTP status {response.status}")
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _texts_of(page: str) -> dict[int, str]:
+    """Return the text of each rank in a page."""
+    found: dict[int, str] = {}
+    for head in _RANK.finditer(page):
+        end = page.find("</pre>", head.end())
+        if end >= 0:
+            found.setdefault(int(head[1]), html.unescape(page[head.end() : end]))
+    return found
+
+
+def _threads(text: str) -> tuple[StackThread, ...]:
+    """Return the main thread, which faulthandler prints last."""
+    frames = [dumped_frame(one.file, one.line, one.function) for one in stack_in(text)]
+    return (dumped_thread(frames, is_main=True),) if frames else ()
+
+
+def _groups(text: str) -> tuple[ProcessGroup, ...]:
+    try:
+        dump = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return parse_recorder(dump).groups if isinstance(dump, dict) else ()
