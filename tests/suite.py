@@ -13,7 +13,19 @@ from tests.lab.speed import VARIABLE, patience, slowness
 
 TESTS = Path(__file__).parent
 REAL_TIME = frozenset(
-    ("cluster", "examples", "faults", "hostile", "integrations", "lab", "postmortem", "probes", "report", "watchdog")
+    (
+        "attach",
+        "cluster",
+        "examples",
+        "faults",
+        "hostile",
+        "integrations",
+        "lab",
+        "postmortem",
+        "probes",
+        "report",
+        "watchdog",
+    )
 )
 """Folders whose tests start processes that wait for each other with timeouts of the product; tests elsewhere carry the
 marker ``real_time``. A scheduler that stops one process for seconds changes what the others may report, so a failure

@@ -56,10 +56,20 @@ def started(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd="/") as process:
         try:
             assert process.stdout.readline() == "ready\n"
+            _let_settle(process.pid)
             yield target_of(process.pid)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _let_settle(pid: int) -> None:
+    """Wait until the process sleeps, unless it is busy or has ended."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            if status_of(pid)["State"][0] != "R":
+                return
+        time.sleep(0.01)
 
 
 def target_of(pid: int) -> AttachedProcess:
