@@ -83,15 +83,19 @@ def _notes(members: Job, job: Job) -> Iterable[str]:
     if job.ungathered:
         missing = sorted(set(range(job.world_size)) - {rank.number for rank in job.ranks})
         yield f"not attached: {ranks_in_words(tuple(missing))}{_hosts_of(members, len(missing))}"
-    guessed = [rank.number for rank in attached_ranks(members) if rank.process.guessed]
+    guesses = [rank for rank in attached_ranks(members) if rank.process.guessed]
+    guessed, ways = [rank.number for rank in guesses], {rank.process.rank_from for rank in guesses} - {""}
     if guessed:
-        yield f"the number{'s' if len(guessed) > 1 else ''} of {ranks_in_words(tuple(guessed))} are guessed"
+        numbers = "numbers" if len(guessed) > 1 else "number"
+        order = f"by the {next(iter(ways))}" if len(ways) == 1 else "without the variables of a launcher"
+        yield f"rank {numbers} guessed {order}: {ranks_in_words(tuple(guessed))}"
     for member in members.ranks:
         facts = member.find(AttachFacts)
         if facts is not None:
             yield from facts.notes
             if facts.unreadable:
-                yield f"{facts.unreadable} processes on {member.host.name} did not allow to read what they are"
+                count = f"{facts.unreadable} process{'' if facts.unreadable == 1 else 'es'}"
+                yield f"environment or command line not readable: {count} on {member.host.name}"
 
 
 def _hosts_of(members: Job, missing: int) -> str:

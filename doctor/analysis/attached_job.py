@@ -16,6 +16,7 @@ import msgspec
 
 from doctor.analysis.process_movement import (
     Movement,
+    in_worker_loop,
     is_idle_worker,
     kernel_of,
     movement_of,
@@ -165,7 +166,7 @@ def _of_rank(process: AttachedProcess, workers: Sequence[AttachedProcess]) -> Mo
     stuck = (one for _, one in moves if one.kind in ("standing", "held", "stopped") and _in_dataset(one))
     worker_stack = next((one.stack for one in stuck), ())
     # The rank waits for the line of the dataset that its worker is in.
-    return own._replace(kind="standing", stack=(*worker_stack, *own.stack))
+    return own._replace(kind="standing", stack=(*in_worker_loop(worker_stack), *own.stack))
 
 
 def _in_dataset(movement: Movement) -> bool:
@@ -235,6 +236,7 @@ def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
         children=tuple(_child(worker) for worker in rank.workers),
         sampled=True,
         awaits="" if movement.kind != "waiting" else movement.operation,
+        group=movement.group,
     )
 
 

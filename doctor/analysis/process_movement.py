@@ -42,12 +42,13 @@ _IDLE_WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
 class Movement(NamedTuple):
     """``seconds``: time between the first and the last sample, over which it stood at least; 0 if it moves, ``None`` if
     there is one sample. ``stack``: of the thread that explains the state, innermost first. ``operation``: the
-    collective that it waits in."""
+    collective that it waits in; ``group``: its process group, as the source names it."""
 
     kind: Kind
     seconds: float | None = None
     stack: tuple[Frame, ...] = ()
     operation: str = ""
+    group: str = ""
 
     @property
     def is_progress(self) -> bool:
@@ -71,7 +72,9 @@ def movement_of(process: AttachedProcess) -> Movement:
         return Movement("moving", 0.0, stack)
     operation = operation_of(stack)
     if operation:
-        return Movement(*(("moving", 0.0) if _calls_again(samples) else ("waiting", seconds)), stack, operation)
+        if _calls_again(samples):
+            return Movement("moving", 0.0, stack, operation)
+        return Movement("waiting", seconds, stack, operation, mains[-1].group)
     if _computes(samples, mains[-1]):
         return Movement("busy", seconds, stack)
     if holder := _holder_of_lock(samples):
@@ -120,6 +123,13 @@ def is_idle_worker(stack: Iterable[Frame]) -> bool:
     return False
 
 
+def in_worker_loop(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The part of a data worker's stack that is its own: a forked process keeps the frames of its parent."""
+    file, function = _IDLE_WORKER
+    ends = (at for at, frame in enumerate(stack) if frame.file.endswith(file) and frame.function == function)
+    return tuple(stack[: next(ends, len(stack)) + 1])
+
+
 def _position(stack: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
     """A stack without what is inside of the wait for a batch, which wakes up every few seconds."""
     file, functions = _IN_LOADER
@@ -154,7 +164,9 @@ def _computes(samples: Sequence[ProcessSample], main: StackThread) -> bool:
         return True
     if own is None and all_threads is None and all(_is_active(sample) for sample in samples):
         return True
-    return _transfers(samples) or all(sample.kernel.state == "D" for sample in samples)
+    states = [sample.kernel.state for sample in samples]
+    # On a host with more work than CPUs, a thread that computes is runnable and gets hardly any time.
+    return _transfers(samples) or all(state == "D" for state in states) or 2 * states.count("R") >= len(states)
 
 
 def _is_active(sample: ProcessSample) -> bool:

@@ -1,4 +1,4 @@
-"""Conditions on the rank around the lines where processes are, from the source files that they run.
+"""Conditions on the rank around the lines where processes are, and groups of their calls, from the source files.
 
 A path in a stack is the word of another process: a file is read only if that process may read it too, it is a regular
 file of bounded size in the same mount namespace, and it is older than the process. It is parsed and never run.
@@ -19,7 +19,7 @@ import msgspec
 
 from doctor.core.background import BackgroundCall
 from doctor.core.facts import AttachedProcess, Frame, ProcessSample, StackThread
-from doctor.core.stack_dumps.rank_conditions import rank_condition
+from doctor.core.stack_dumps.rank_conditions import group_of_call, rank_condition
 
 DEADLINE = 2.0
 """Seconds for all files of one host; a file may be on a mount that does not respond."""
@@ -36,7 +36,17 @@ class _Reader(NamedTuple):
     started: float
 
 
-Lines = Mapping[tuple[str, int], str]
+class _SourceLine(NamedTuple):
+    """The condition around a line, and the group of the call in it."""
+
+    condition: str = ""
+    group: str = ""
+
+
+Lines = Mapping[tuple[str, int], _SourceLine]
+
+
+_NOTHING = _SourceLine()
 
 
 def with_source_conditions(
@@ -54,7 +64,7 @@ def with_source_conditions(
             if frame.file.startswith("/") and not frame.file.startswith(_KERNEL_FOLDERS):
                 files.setdefault(frame.file, reader)
                 lines.add((frame.file, frame.line))
-    found: dict[tuple[str, int], str] = {}
+    found: dict[tuple[str, int], _SourceLine] = {}
     chosen = dict(list(files.items())[:MOST_FILES])
     with contextlib.suppress(TimeoutError):  # those read so far count
         BackgroundCall(lambda: _read(chosen, lines, found)).result(deadline)
@@ -77,12 +87,14 @@ def _started(process: AttachedProcess) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started
 
 
-def _read(files: Mapping[str, _Reader], lines: Iterable[tuple[str, int]], found: dict[tuple[str, int], str]) -> None:
+def _read(
+    files: Mapping[str, _Reader], lines: Iterable[tuple[str, int]], found: dict[tuple[str, int], _SourceLine]
+) -> None:
     trees = {file: _parsed(file, reader) for file, reader in files.items()}
     for file, line in lines:
         tree = trees.get(file)
-        if tree is not None and (condition := rank_condition(tree, line)):
-            found[file, line] = condition
+        if tree is not None and any(shown := _SourceLine(rank_condition(tree, line), group_of_call(tree, line))):
+            found[file, line] = shown
 
 
 def _parsed(file: str, reader: _Reader) -> ast.Module | None:
@@ -116,10 +128,10 @@ def _with_conditions(process: AttachedProcess, conditions: Lines) -> AttachedPro
 def _of_thread(thread: StackThread, conditions: Lines) -> StackThread:
     if not thread.is_main:
         return thread
+    shown = [conditions.get((frame.file, frame.line), _NOTHING) if frame.user else _NOTHING for frame in thread.frames]
     frames = tuple(
-        msgspec.structs.replace(frame, condition=condition)
-        if frame.user and (condition := conditions.get((frame.file, frame.line)))
-        else frame
-        for frame in thread.frames
+        msgspec.structs.replace(frame, condition=line.condition) if line.condition else frame
+        for frame, line in zip(thread.frames, shown, strict=True)
     )
-    return msgspec.structs.replace(thread, frames=frames)
+    call = next((line for frame, line in zip(thread.frames, shown, strict=True) if frame.user), _NOTHING)
+    return msgspec.structs.replace(thread, frames=frames, group=call.group)

@@ -58,7 +58,11 @@ input, 3 inconclusive (ranks were not gathered, something broke).
 """
 
 
-_ELSEWHERE: dict[str, str] = {"estimate": "doctor.cli.estimate", "lint": "doctor.cli.lint"}
+_ELSEWHERE: dict[str, str] = {
+    "attach": "doctor.cli.attach",
+    "estimate": "doctor.cli.estimate",
+    "lint": "doctor.cli.lint",
+}
 """Commands that are loaded on use, by the module whose ``command`` they are."""
 
 

@@ -60,11 +60,11 @@ def skipped_text(row: CallRow) -> str:
 
 
 def call_rows(stacks: RankStacks) -> Iterator[CallRow]:
-    """Yield the lines of the tree, outermost calls first; a line is indented only where ranks part."""
+    """Yield the lines of the tree, outermost calls first; lines are indented where ranks part."""
     yield from _rows(stacks.calls, 0)
 
 
 def _rows(calls: tuple[CallNode, ...], depth: int) -> Iterator[CallRow]:
     for call in calls:
         yield CallRow(depth, ranges(call.ranks), call.place, call.user, call.skipped)
-        yield from _rows(call.calls, depth + (len(call.calls) > 1))
+        yield from _rows(call.calls, depth + (len(calls) > 1 or len(call.calls) > 1))

@@ -27,6 +27,7 @@ from doctor.report.formatting import (
     some,
     spelt_out,
     state_of,
+    unclear_outcome,
     why_inconclusive,
 )
 from doctor.report.narrative import (
@@ -201,7 +202,8 @@ def _stacks(stacks: RankStacks, style: _TerminalStyle) -> Iterable[_Line]:
     """Return the groups of ranks by where they are, and the merged stacks if the groups differ."""
     if style.report.outcome is not None:
         yield Text(style.report.outcome.reason)
-        yield from (Text.assemble("  ", _prose(way), overflow="fold") for way in style.report.outcome.collect)
+    if (unclear := unclear_outcome(style.report)) is not None:
+        yield from (Text.assemble("  ", _prose(way), overflow="fold") for way in unclear.collect)
     if stacks.groups:
         yield Text(f"\n{groups_title(stacks)}", style="bold")
     table = Table.grid(padding=(0, 2))

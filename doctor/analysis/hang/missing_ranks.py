@@ -118,7 +118,7 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
         # A rank that stands still is the cause, and not one that works on its own part meanwhile.
         still = [rank for rank in late if states.ranks[rank].is_sampled and states.ranks[rank].is_stuck]
         return _of_late_ranks(states, still or late)
-    return _unmatched_transfers(states) or _diverged_by_stack(states)
+    return _unmatched_transfers(states) or _crossed_groups(states) or _diverged_by_stack(states)
 
 
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:
@@ -128,6 +128,13 @@ def _unmatched_transfers(states: JobState) -> Diagnosis | None:
     if bool(senders) == bool(receivers):
         return None
     return Diagnosis(states, "deadlock", senders or receivers, 0.7)
+
+
+def _crossed_groups(states: JobState) -> Diagnosis | None:
+    """Ranks that wait in groups which the source names differently: each waits for one that is in another group."""
+    groups = {rank: one.progress.group for rank, one in states.ranks.items() if one.progress and one.waits}
+    named = {rank: group for rank, group in groups.items() if group}
+    return Diagnosis(states, "deadlock", tuple(sorted(named)), 0.6) if len(set(named.values())) > 1 else None
 
 
 def _diverged_by_stack(states: JobState) -> Diagnosis | None:

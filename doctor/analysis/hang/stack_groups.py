@@ -35,7 +35,7 @@ def _group(state: str, place: str, condition: str, members: Sequence[RankState])
     times = [one.progress.idle if one.progress else None for one in members]
     known = [seconds for seconds in times if seconds is not None]
     ranks = tuple(sorted(one.rank for one in members))
-    is_timed = state not in ("moving", "ended") and len(known) == len(times)
+    is_timed = state not in ("moving", "ended", "unreadable") and len(known) == len(times)
     return StackGroup(ranks, state, place, condition, min(known) if is_timed else None)
 
 

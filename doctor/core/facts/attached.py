@@ -30,7 +30,8 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A thread of a process. ``native_id``: the kernel's id, 0 if unknown; ``active``: it ran at the time of the
     sample, ``None`` if unknown; ``holds_gil``: it held the interpreter's lock; ``frames`` and ``native`` (names of
     functions of native code, only where it was asked for): innermost first; ``locals``: variables of the user's
-    frames, only where they were asked for."""
+    frames, only where they were asked for; ``group``: the process group that the call in its innermost user frame is
+    made in, as the source names it."""
 
     name: str = ""
     native_id: int = 0
@@ -40,6 +41,7 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     frames: tuple[Frame, ...] = ()
     native: tuple[str, ...] = ()
     locals: tuple[LocalVariable, ...] = ()
+    group: str = ""
 
 
 class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

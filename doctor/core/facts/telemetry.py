@@ -125,7 +125,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not respond. ``ended``: data loaders
     that were exhausted, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
     ``sampled``: the process was read from outside, so that ``idle`` is the least time and no point is known.
-    ``awaits``: the operation that it waits in, if its stack alone does not show it.
+    ``awaits``: the operation that it waits in, if its stack alone does not show it; ``group``: the process group that
+    it waits in, as the source of its call names it.
     """
 
     key: ClassVar[str] = "progress"
@@ -154,6 +155,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     children: tuple[ChildProcess, ...] = ()
     sampled: bool = False
     awaits: str = ""
+    group: str = ""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

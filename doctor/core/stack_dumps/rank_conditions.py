@@ -1,4 +1,4 @@
-"""Conditions in the source of a program that let only some ranks reach a line (``if rank == 0:``).
+"""What the source of a program shows of a call: conditions that let only some ranks reach it, and its group.
 
 The source is parsed and never run.
 """
@@ -17,6 +17,7 @@ _RANK_WORD = re.compile(
     r"|(?:is_)?(?:local_)?(?:main|master|chief|primary)_?process|is_(?:main|master|chief|primary)\b",
     re.IGNORECASE,
 )
+_GROUP_ARGUMENTS = ("group", "process_group")
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -38,6 +39,18 @@ def rank_condition(tree: ast.Module, line: int) -> str:
         if isinstance(statement, ast.If):
             found = _branch(statement, line) or found
     return found
+
+
+def group_of_call(tree: ast.Module, line: int) -> str:
+    """Return the argument ``group`` of the call in a line of a module, as written; ``""`` if it has none or several."""
+    found = {
+        ast.unparse(keyword.value)[:LONGEST]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        for keyword in node.keywords
+        if keyword.arg in _GROUP_ARGUMENTS
+    }
+    return found.pop() if len(found) == 1 else ""
 
 
 def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt], int]]:
