@@ -66,7 +66,7 @@ def rank_stacks(members: Job, job: Job) -> RankStacks:
 def job_in_words(members: Job, job: Job) -> str:
     """``train.py · launched by torchrun · 8 ranks on 2 hosts · job 4711``."""
     processes = [rank.process for rank in attached_ranks(members)]
-    programs = list(dict.fromkeys(process.program for process in processes if process.program))
+    programs = list(dict.fromkeys(process.program.rpartition("/")[2] for process in processes if process.program))
     ids = list(dict.fromkeys(process.job for process in processes if process.job))
     hosts = len({rank.host.identity for rank in job.ranks})
     parts = [

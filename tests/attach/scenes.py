@@ -13,6 +13,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 SCENE, FOLDER = sys.argv[1], Path(sys.argv[2])
+for name, *others in (
+    ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
+    ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
+):
+    os.environ.setdefault(name, next((os.environ[other] for other in others if other in os.environ), "0"))
 dist.init_process_group("gloo")
 RANK, WORLD = dist.get_rank(), dist.get_world_size()
 IS_LAST = RANK == WORLD - 1

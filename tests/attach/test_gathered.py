@@ -1,0 +1,129 @@
+"""Jobs over several hosts, each with PID, network and UTS namespaces of its own: one report by each engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attach.jobs import PROGRAM
+from tests.lab.hosts import LabHost, together
+from tests.lab.openmpi import mpirun
+from tests.lab.slurm import SlurmCluster
+from tests.lab.speed import patience
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.timeout(300)]
+ATTACH = [sys.executable, "-m", "doctor", "attach", "--isolated", "--format", "json", "--timeout", str(patience(30))]
+JOB = {
+    "PYTHONPATH": "",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def findings(report: dict[str, Any]) -> list[tuple[str, list[int], list[str], str]]:
+    return [
+        (result["id"], finding["ranks"], finding["hosts"], finding["severity"])
+        for result in report["results"]
+        for finding in result["findings"]
+        if result["family"] == "progress"
+    ]
+
+
+def wait_for_ranks(folder: Path, count: int) -> None:
+    until = time.monotonic() + patience(90)
+    while len(list(folder.glob("rank-*"))) < count:
+        assert time.monotonic() < until, "the job did not start"
+        time.sleep(0.1)
+    time.sleep(1)
+
+
+@contextlib.contextmanager
+def in_background(start: Callable[[], object]) -> Iterator[None]:
+    """A launcher that blocks until its ranks have ended, which the lab sees to."""
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    yield
+
+
+def test_srun_overlap_attaches_to_the_step_of_a_job(slurm_cluster: Callable[..., SlurmCluster], tmp_path: Path) -> None:
+    cluster = slurm_cluster(2)
+    job = cluster.hosts[0].start(
+        ["srun", "-N", "2", "--ntasks-per-node", "2", sys.executable, PROGRAM, "gathers", tmp_path], env=JOB
+    )
+    try:
+        wait_for_ranks(tmp_path, 4)
+        done = cluster.srun(["--overlap", "--jobid", "1", "-N", "2", "-n", "2"], ATTACH, timeout=90)
+        report = json.loads(done.stdout)
+        assert findings(report) == [("RUN006", [3], ["node1"], "error")], done
+        assert report["stacks"]["job"].startswith("scenes.py · launched by slurm · 4 ranks · 2 hosts attached · job 1")
+        assert done.returncode == 1
+        part = cluster.srun(["--overlap", "--jobid", "1", "-N", "1", "-n", "1", "-w", "node0"], ATTACH, timeout=90)
+        assert json.loads(part.stdout)["stacks"]["notes"] == ["not attached: ranks 2-3 (1 host)"], part
+        assert part.returncode == 3
+        assert job.poll() is None
+    finally:
+        cluster.hosts[0].run(["scancel", "--user=root"])
+
+
+def test_mpirun_attaches_to_a_job_of_mpirun(lab_hosts: Callable[..., tuple[LabHost, ...]], tmp_path: Path) -> None:
+    first, second = lab_hosts(2)
+    slots = [(first, 1), (second, 1)]
+    job = [sys.executable, PROGRAM, "sleeps", tmp_path]
+    with in_background(lambda: mpirun(slots, job, JOB, timeout=200)):
+        wait_for_ranks(tmp_path, 2)
+        done = mpirun(slots, ATTACH, timeout=90)
+        report = json.loads(done.stdout)
+        assert findings(report) == [("RUN001", [1], ["node1"], "error")], done
+        assert done.returncode == 1
+
+
+def test_without_a_launcher_hosts_meet_in_a_folder_by_what_the_ranks_state(
+    lab_hosts: Callable[..., tuple[LabHost, ...]], tmp_path: Path
+) -> None:
+    hosts = lab_hosts(2)
+    with started_by_hand(hosts, "sleeps", tmp_path):
+        share = ["--share", tmp_path / "share"]
+        first, second = together([(host, [*ATTACH, *share], None) for host in hosts], 90)
+        report = json.loads(first.stdout)
+        assert findings(report) == [("RUN001", [3], ["node1"], "error")], (first, second)
+        assert (first.returncode, second.returncode, second.stdout) == (1, 1, "")
+
+        alone = hosts[1].run(ATTACH, timeout=90)
+        assert json.loads(alone.stdout)["stacks"]["notes"] == ["not attached: ranks 0-1 (1 host)"]
+        late = hosts[0].run([*ATTACH[:-1], "3", *share], timeout=90)
+        assert json.loads(late.stdout)["coverage"]["ranks_seen"] == 2
+        assert late.returncode == 3, late
+
+
+@contextlib.contextmanager
+def started_by_hand(hosts: Sequence[LabHost], scene: str, folder: Path) -> Iterator[None]:
+    """Two ranks on each host, as torchrun numbers them."""
+    ranks: list[subprocess.Popen[str]] = []
+    for node, host in enumerate(hosts):
+        for local in range(2):
+            numbers = {
+                "RANK": 2 * node + local,
+                "WORLD_SIZE": 2 * len(hosts),
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": 2,
+                "GROUP_RANK": node,
+            }
+            environ = JOB | {name: str(number) for name, number in numbers.items()}
+            ranks.append(host.start([sys.executable, PROGRAM, scene, folder], env=environ))
+    wait_for_ranks(folder, len(ranks))
+    yield
+    assert all(rank.poll() is None for rank in ranks)
+    for host in hosts:
+        host.kill(str(PROGRAM))
