@@ -93,8 +93,7 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
     """
     times = times or StandingTimes()
     parts = _parts(members)
-    found = [(part, rank) for part in parts for rank in _ranks_of(part, times)]
-    found = _with_device_waits(found)
+    found = _with_device_waits(_numbered([(part, rank) for part in parts for rank in _ranks_of(part, times)]))
     waits = any(rank.movement.kind == "waiting" for _, rank in found)
     seen = {rank.number for _, rank in found}
     lost = {number: part for part in parts for number in _lost(part) if number not in seen}
@@ -115,8 +114,8 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
 def attached_ranks(members: Job) -> tuple[AttachedRank, ...]:
     """The ranks of all members with their processes, by number; the last of :func:`attached_job`'s parts."""
     times = StandingTimes()
-    found = (rank for part in _parts(members) for rank in _ranks_of(part, times))
-    return tuple(sorted(found, key=lambda rank: rank.number))
+    found = _numbered([(part, rank) for part in _parts(members) for rank in _ranks_of(part, times)])
+    return tuple(sorted((rank for _, rank in found), key=lambda rank: rank.number))
 
 
 def _parts(members: Job) -> list[_HostPart]:
@@ -151,6 +150,20 @@ def _ranks_of(part: _HostPart, times: StandingTimes) -> list[AttachedRank]:
         number = process.rank if process.rank is not None else next(free)
         found.append(AttachedRank(number, process, workers, movement))
     return found
+
+
+def _numbered(found: list[tuple[_HostPart, AttachedRank]]) -> list[tuple[_HostPart, AttachedRank]]:
+    """With other numbers for ranks whose guessed one is taken: each host guesses from 0 on."""
+    taken = {rank.number for _, rank in found if rank.process.rank is not None and not rank.process.guessed}
+    numbered = []
+    for part, rank in found:
+        number = rank.number
+        if rank.process.rank is None or rank.process.guessed:
+            while number in taken:
+                number += 1
+            taken.add(number)
+        numbered.append((part, rank._replace(number=number)))
+    return numbered
 
 
 def _of_rank(process: AttachedProcess, workers: Sequence[AttachedProcess]) -> Movement:

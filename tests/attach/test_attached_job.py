@@ -241,3 +241,15 @@ def test_one_sample_shows_where_ranks_are_and_not_for_how_long() -> None:
     (finding,) = judged(found).result("RUN001").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
     assert " s in " not in finding.summary
+
+
+def test_guessed_numbers_of_several_hosts_do_not_collide() -> None:
+    hosts = [[process(rank, ALL_REDUCE, guessed=True, world=None) for rank in range(2)] for _ in range(2)]
+    found = of_hosts(*hosts)
+    assert [(rank.number, rank.host.name) for rank in attached_job(found).ranks] == [
+        (0, "node0"),
+        (1, "node0"),
+        (2, "node1"),
+        (3, "node1"),
+    ]
+    assert rank_stacks(found, attached_job(found)).notes[0].endswith("ranks 0-3")

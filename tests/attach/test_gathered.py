@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 
 from tests.attach.jobs import PROGRAM
 from tests.lab.hosts import LabHost, together
+from tests.lab.needs import CannotPlay
 from tests.lab.openmpi import mpirun
+from tests.lab.ray_nodes import ray_nodes
 from tests.lab.slurm import SlurmCluster
 from tests.lab.speed import patience
 
@@ -127,3 +130,42 @@ def started_by_hand(hosts: Sequence[LabHost], scene: str, folder: Path) -> Itera
     assert all(rank.poll() is None for rank in ranks)
     for host in hosts:
         host.kill(str(PROGRAM))
+
+
+_TRAINS_ON_RAY = """
+import os, sys, time, ray
+
+ray.init(address="auto", log_to_driver=False)
+
+@ray.remote(num_cpus=2)
+class Trainer:
+    def train(self, rank, world_size, address, folder):
+        import torch, torch.distributed as dist
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
+        open(f"{folder}/rank-{rank}", "w").close()
+        while rank == 1:
+            time.sleep(3600)
+        dist.all_reduce(torch.ones(3))
+
+trainers = [Trainer.remote() for _ in range(2)]
+ray.get([one.train.remote(rank, 2, "tcp://node0:29511", sys.argv[1]) for rank, one in enumerate(trainers)])
+"""
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_ray_reads_the_trainers_of_all_nodes(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(ray_nodes(2))
+        except CannotPlay as why:
+            pytest.skip(str(why))
+        driver = [sys.executable, "-c", _TRAINS_ON_RAY, tmp_path]
+        log = stack.enter_context((tmp_path / "log").open("wb"))
+        cluster.hosts[0].start(driver, env={**cluster.environ, "PYTHONPATH": ""}, stdout=log, stderr=log)
+        wait_for_ranks(tmp_path, 2)
+        done = cluster.run([*ATTACH, "--ray", "auto", "--locals"], timeout=90)
+        report = json.loads(done.stdout)
+        assert [(check, ranks) for check, ranks, _, _ in findings(report)] == [("RUN001", [1])], done
+        assert report["stacks"]["notes"] == ["rank numbers guessed by the locals of its stack: ranks 0-1"]
+        assert done.returncode == 1
