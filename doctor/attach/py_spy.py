@@ -22,10 +22,12 @@ from doctor.core.process import ChildOwner, abandon_child, start_child
 NAME = "py-spy"
 SECONDS = 3.0
 """Deadline of one read, in seconds."""
+NATIVE_SECONDS = 5.0
+"""Deadline of one read with native frames, in seconds."""
 MOST_PAUSE = 0.04
 """Seconds after which a read that keeps its target stopped is ended; the target runs again a few milliseconds later."""
-MOST_NATIVE_PAUSE = 1.0
-"""The same with native frames: unwinding takes about 100 ms for a process with 80 threads."""
+MOST_NATIVE_PAUSE = 2.0
+"""The same with native frames: py-spy reads the unwind tables of libtorch meanwhile, which takes about a second."""
 MOST_OUTPUT = 16 << 20
 """Maximum bytes that py-spy may write: 1000 frames in each of 60 threads take 15 MB."""
 _MOST_MESSAGE = 1 << 16

@@ -19,7 +19,7 @@ import msgspec
 
 from doctor.attach.job_sources import callback_threads, stands
 from doctor.attach.kernel_view import SocketQueues, read_kernel_view
-from doctor.attach.py_spy import SECONDS, DumpOutput, DumpRequest, find_py_spy, run_dump
+from doctor.attach.py_spy import NATIVE_SECONDS, SECONDS, DumpOutput, DumpRequest, find_py_spy, run_dump
 from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
 from doctor.attach.stop_guard import stop_state
 from doctor.collectors.base import parse_int, read_pairs
@@ -31,7 +31,9 @@ from doctor.core.facts.attached import StackSource
 from doctor.core.process import ChildOwner
 from doctor.core.stack_dumps.py_spy import rank_locals_of_py_spy_json, threads_of_py_spy_json
 
-FEWEST_CHILDREN = 4
+CPUS = os.cpu_count() or 1
+MOST_CHILDREN = max(4, CPUS)
+"""Maximum of processes that are read at a time. Reading native stacks keeps a CPU busy while the process is stopped."""
 SETTLE = 0.3
 """Seconds beyond the deadline within which a read that was ended at the deadline returns."""
 MOST_THREADS = 200
@@ -46,9 +48,9 @@ class SamplingOptions(NamedTuple):
     """How processes are read.
 
     ``rounds``: samples of each process; ``interval``: seconds from the start of a round to the next; ``seconds``: the
-    deadline of all rounds. ``locals``: read local variables, too; ``native``: names of native functions, too, which
-    stops a process for up to a second. ``blocking``: stop a process while its stacks are read (see
-    :mod:`doctor.attach.py_spy`). ``as_owner``: if this process is root, read the processes of other users as these
+    deadline of all rounds. ``locals``: read local variables, too; ``native``: in the last round names of native
+    functions, too, which stops a process for a second or two. ``blocking``: stop a process while its stacks are read
+    (see :mod:`doctor.attach.py_spy`). ``as_owner``: if this process is root, read the processes of other users as these
     users, without capabilities.
     """
 
@@ -78,8 +80,10 @@ def sample(targets: Sequence[AttachedProcess], options: SamplingOptions = DEFAUL
         if time.monotonic() >= until:
             break
         queues = SocketQueues()
-        _call_all([partial(reader.read, queues) for reader in readers if reader.is_ready], until)
-    _call_all([reader.ask_job for reader in readers if reader.needs_job], until)
+        native = options.native and number == options.rounds - 1
+        calls = [partial(reader.read, queues, native) for reader in readers if reader.is_ready]
+        _call_all(calls, until, max(1, CPUS // 2) if native else MOST_CHILDREN)
+    _call_all([reader.ask_job for reader in readers if reader.needs_job], until, MOST_CHILDREN)
     return tuple(reader.result() for reader in readers)
 
 
@@ -87,8 +91,8 @@ def _pause_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def _call_all(calls: Sequence[Callable[[], None]], until: float) -> None:
-    """Make the calls concurrently; one that is still blocked at the deadline is abandoned."""
+def _call_all(calls: Sequence[Callable[[], None]], until: float, most: int) -> None:
+    """Make at most ``most`` calls at a time; one that is still blocked at the deadline is abandoned."""
     waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     finished: queue.SimpleQueue[None] = queue.SimpleQueue()
     for call in calls:
@@ -103,7 +107,7 @@ def _call_all(calls: Sequence[Callable[[], None]], until: float) -> None:
             call()
             finished.put(None)
 
-    for _ in range(min(len(calls), max(FEWEST_CHILDREN, os.cpu_count() or 1))):
+    for _ in range(min(len(calls), most)):
         start_daemon("doctor-sampler", work)
     for _ in calls:
         try:
@@ -151,13 +155,13 @@ class _ProcessReader:
             self._source = "callback"
         self._is_busy = False
 
-    def read(self, queues: SocketQueues) -> None:
+    def read(self, queues: SocketQueues, native: bool) -> None:
         """Read one sample."""
         self._is_busy = True
         if self._is_alive():
             at = time.time()
             kernel = read_kernel_view(self._target.pid, queues)
-            paused, threads = self._stacks(kernel)
+            paused, threads = self._stacks(kernel, native)
             if self._is_alive() or threads:
                 self._samples += (ProcessSample(at, kernel, threads, paused),)
         self._is_busy = False
@@ -181,20 +185,20 @@ class _ProcessReader:
             self._target = msgspec.structs.replace(self._target, ended="zombie" if letter == "Z" else "ended")
         return state != GONE
 
-    def _stacks(self, kernel: KernelView) -> tuple[float | None, tuple[StackThread, ...]]:
+    def _stacks(self, kernel: KernelView, native: bool) -> tuple[float | None, tuple[StackThread, ...]]:
         """Return for how long the process was stopped, and its threads; none if they cannot be read."""
         if self._program is None:
             self._refusal, self._is_final = NOT_INSTALLED, True
         if self._is_final or self._program is None or not self._has_stacks:
             return None, ()
         try:
-            request = self._request(kernel)
+            request = self._request(kernel, native)
             output = run_dump(self._program, request)
             paused = output.paused
             if output.status != 0 and request.blocking and self._is_alive():
                 # It was paused for too long, cannot be stopped, or ptrace is refused: reading memory may still work.
                 self._blocks = output.stopped_by == "pause"
-                request = request._replace(blocking=False, native=False, seconds=self._seconds())
+                request = request._replace(blocking=False, native=False, seconds=self._seconds(SECONDS))
                 output = run_dump(self._program, request)
             return paused, self._threads(output, request.owner)
         except OSError as error:
@@ -202,7 +206,7 @@ class _ProcessReader:
             self._refusal, self._is_final = Refusal(reason, "Install py-spy where this user can run it."), True
             return None, ()
 
-    def _request(self, kernel: KernelView) -> DumpRequest:
+    def _request(self, kernel: KernelView, native: bool) -> DumpRequest:
         """Return what py-spy is to read: a process that is stopped or traced, or cannot stop, is not traced."""
         target, options = self._target, self._options
         stopped = stop_state(target.pid)
@@ -211,14 +215,14 @@ class _ProcessReader:
             target.pid,
             target.started,
             blocking=may_block,
-            native=options.native and may_block,
+            native=native and may_block,
             locals=options.locals,
             owner=self._owner(),
-            seconds=self._seconds(),
+            seconds=self._seconds(NATIVE_SECONDS if native else SECONDS),
         )
 
-    def _seconds(self) -> float:
-        return max(0.0, min(SECONDS, self._until - time.monotonic()))
+    def _seconds(self, most: float) -> float:
+        return max(0.0, min(most, self._until - time.monotonic()))
 
     def _owner(self) -> ChildOwner | None:
         """Return the user that py-spy runs as, if it is another one than that of this process."""

@@ -199,6 +199,7 @@ def test_without_py_spy_only_the_kernel_is_asked(monkeypatch):
 def test_other_program_than_python():
     with subprocess.Popen(["sleep", "300"]) as process:
         try:
+            wait_until(lambda: status_of(process.pid)["State"][0] == "S")
             found = read_one(target_of(process.pid))
         finally:
             process.kill()
