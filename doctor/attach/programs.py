@@ -25,6 +25,8 @@ from doctor.knowledge.training_processes import (
 )
 
 LONGEST_PROGRAM = 200
+DOCTOR_SCRIPTS = ("doctor", "rankdoctor")
+"""Names of the script of this package."""
 _WITH_VALUE = "WX"
 """Short options of the interpreter that take a value."""
 _LONG_WITH_VALUE = ("--check-hash-based-pycs",)
@@ -108,9 +110,8 @@ def agent_of(process: Process, *, is_python: bool) -> str:
 def is_doctor(process: Process) -> bool:
     """Return whether the process runs this program."""
     command = python_command(process.arguments)
-    return (command.kind, command.word) == ("module", "doctor") or (
-        command.kind == "script" and PurePosixPath(command.word).name == "doctor"
-    )
+    in_module = command.kind == "module" and command.word == "doctor"
+    return in_module or (command.kind == "script" and PurePosixPath(command.word).name in DOCTOR_SCRIPTS)
 
 
 def is_helper(process: Process) -> bool:

@@ -98,12 +98,17 @@ def node_of(environ: Mapping[str, str] | None) -> int | None:
 
 
 def number_ranks(
-    members: Sequence[tuple[Process, Sequence[RankNumbers]]], *, first: int | None = None, node: int | None = None
+    members: Sequence[tuple[Process, Sequence[RankNumbers]]],
+    *,
+    first: int | None = None,
+    node: int | None = None,
+    nodes: int | None = None,
 ) -> dict[int, RankNumbers]:
     """Return the numbers of the ranks of one job on this host by PID.
 
     ``members``: the ranks with their claims, most preferred first, each of them possibly none. ``first``: PID of the
-    process that is known to be rank 0, if any; ``node``: number of this host, for ranks without claims.
+    process that is known to be rank 0, if any; ``node`` and ``nodes``: number of this host and count of the hosts, for
+    ranks without claims.
     """
     claims = {process.pid: claimed for process, claimed in members}
     ordered = sorted((process for process, _ in members), key=lambda one: (one.pid != first, start_order(one)))
@@ -116,10 +121,12 @@ def number_ranks(
             break
     else:
         chosen = {}
-    return chosen | _guessed([process.pid for process in ordered if process.pid not in chosen], chosen, node)
+    return chosen | _guessed([process.pid for process in ordered if process.pid not in chosen], chosen, node, nodes)
 
 
-def _guessed(pids: Sequence[int], known: Mapping[int, RankNumbers], node: int | None) -> dict[int, RankNumbers]:
+def _guessed(
+    pids: Sequence[int], known: Mapping[int, RankNumbers], node: int | None, nodes: int | None
+) -> dict[int, RankNumbers]:
     """Number the processes without a claim by the numbers that are free on this host, in the order given."""
     if not pids:
         return {}
@@ -131,7 +138,8 @@ def _guessed(pids: Sequence[int], known: Mapping[int, RankNumbers], node: int | 
         base = min(numbers.rank - (numbers.local_rank or 0) for numbers in known.values() if numbers.rank is not None)
     taken = {numbers.rank for numbers in known.values()}
     free = (number for number in range(max(base, 0), max(base, 0) + here + local_size) if number not in taken)
-    size = some.world_size or (local_size if not node else None)
+    hosts = nodes if nodes is not None or node is not None else 1
+    size = some.world_size or (hosts * local_size if hosts else None)
     return {
         pid: RankNumbers(
             some.launcher,

@@ -34,14 +34,16 @@ RAY = "ray"
 
 class RankProcess(NamedTuple):
     """A rank. ``claims``: its numbers by its variables, most preferred first; ``agent``: the process that started it
-    and others, ``None`` if unknown; ``node``: number of its host if its parent knows it; ``found_by``: what showed that
-    it is a rank (``variables``, ``parent``, ``connections``, ``libraries``, ``request``)."""
+    and others, ``None`` if unknown; ``found_by``: what showed that it is a rank (``variables``, ``parent``,
+    ``connections``, ``libraries``, ``request``). ``node``: number of its host, and ``nodes``: their count, if the
+    process that started it knows them."""
 
     process: Process
     claims: tuple[RankNumbers, ...]
     agent: Process | None
     found_by: str
     node: int | None = None
+    nodes: int | None = None
 
 
 class RankSearch:
@@ -60,6 +62,7 @@ class RankSearch:
             lambda pid: claimed_numbers(table.processes[pid].environ)
         )
         self.trainers = sorted(filter(self._may_train, table.processes.values()), key=start_order)
+        self._trainer_pids = frozenset(process.pid for process in self.trainers)
         self._ranks: dict[int, RankProcess] = {}
         self.starters: set[int] = set()
 
@@ -94,6 +97,12 @@ class RankSearch:
         """Return the nearest parent that is an agent of a launcher."""
         return next((parent for parent in self.table.ancestors(process) if self.agent_name(parent.pid)), None)
 
+    def starter(self, process: Process) -> Process | None:
+        """Return the Python program that started a rank, if no launcher did."""
+        parent = self.table.get(process.parent)
+        is_program = parent is not None and parent.pid in self._trainer_pids and parent.pid not in self._ranks
+        return parent if is_program else None
+
     def _own_processes(self) -> Iterator[int]:
         own = [process.pid for process in self.table.processes.values() if is_doctor(process)]
         for pid in (*own, *([self.table.own] if self.table.own is not None else [])):
@@ -103,8 +112,9 @@ class RankSearch:
     def _may_train(self, process: Process) -> bool:
         if not self.is_allowed(process) or process.is_zombie or process.arguments == ("",):
             return False
-        python = self.is_python(process)
-        return python and not self.agent_name(process.pid) and not is_helper(process)
+        if process.name == DATA_WORKER or not self.is_python(process):
+            return False
+        return not self.agent_name(process.pid) and not is_helper(process)
 
     def is_python(self, process: Process) -> bool:
         """Return whether an interpreter runs in the process; another program may embed one."""
@@ -150,7 +160,7 @@ class RankSearch:
 
     def _training_one(self, processes: Sequence[Process]) -> Process:
         """Return the process that trains of those that have the same claim, parents first."""
-        own = [process for process in processes if process.name != DATA_WORKER and not self._is_mp_child(process)]
+        own = [process for process in processes if not self._is_mp_child(process)]
         for mark in (self.marks.is_member, self.marks.has_torch):
             found = next((process for process in own if len(own) > 1 and mark(process)), None)
             if found is not None:
@@ -206,10 +216,12 @@ class RankSearch:
             if children and (main is None or main.agent is not process) and self._are_ranks(process, children):
                 outer = self._ranks.pop(process.pid, None)
                 numbers = outer.claims[0] if outer and outer.claims else RankNumbers()
-                node = numbers.rank if (numbers.world_size or 1) > 1 else node_of(process.environ)
+                is_host = (numbers.world_size or 1) > 1
+                node = numbers.rank if is_host else node_of(process.environ)
+                nodes = numbers.world_size if is_host else None
                 self.starters.add(process.pid)
                 for child in children:
-                    self._ranks[child.pid] = RankProcess(child, (), process, "parent", node)
+                    self._ranks[child.pid] = RankProcess(child, (), process, "parent", node, nodes)
 
     def _are_ranks(self, parent: Process, children: Sequence[Process]) -> bool:
         """Return whether the children of multiprocessing train, rather than load data for their parent."""
@@ -247,14 +259,16 @@ class RankSearch:
         for rank in list(self._ranks.values()):
             for child in self.table.children(rank.agent.pid) if rank.agent is not None else ():
                 if child.is_zombie and child.name == rank.process.name and self.is_allowed(child):
-                    self._ranks.setdefault(child.pid, RankProcess(child, (), rank.agent, "parent", rank.node))
+                    self._ranks.setdefault(
+                        child.pid, RankProcess(child, (), rank.agent, "parent", rank.node, rank.nodes)
+                    )
 
     def _add_unclaimed(self) -> None:
         """Add processes that torch shows to be training, whoever started them."""
         for process in self.trainers:
             if process.pid in self._ranks or process.pid in self.starters:
                 continue
-            if self._is_below_rank(process) or self._is_above_rank(process) or process.name == DATA_WORKER:
+            if self._is_below_rank(process) or self._is_above_rank(process):
                 continue
             title = python_command(process.arguments).word
             if title.startswith(RAY_TITLE):
@@ -291,6 +305,7 @@ def _numbers_of_main(others: Sequence[RankNumbers]) -> RankNumbers:
 
 def _beside_main(numbers: RankNumbers, main: RankNumbers) -> RankNumbers:
     """Return the numbers of a process that knows its local rank alone; every host has as many ranks."""
+    numbers = msgspec.structs.replace(numbers, local_world_size=main.local_world_size)
     if numbers.rank is not None or numbers.local_rank is None or main.rank is None:
         return numbers
-    return msgspec.structs.replace(numbers, rank=main.rank + numbers.local_rank, local_world_size=main.local_world_size)
+    return msgspec.structs.replace(numbers, rank=main.rank + numbers.local_rank)

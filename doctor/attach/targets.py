@@ -185,11 +185,23 @@ class _Assembly:
                 by_key[key].append(pid)
         for pids in by_key.values():
             joined.join(pids)
-        loose = [rank.process for rank in self._ranks.values() if not rank.claims]
-        for pair in self._search.marks.links(loose) if len(loose) > 1 else ():
+        for pair in self._linked():
             joined.join(pair)
         for pids in joined.groups():
             yield [self._ranks[pid] for pid in pids]
+
+    def _linked(self) -> Iterator[tuple[int, int]]:
+        """Return the pairs of ranks without claims that run one program and are connected with each other."""
+        by_program: defaultdict[str, list[Process]] = defaultdict(list)
+        for rank in self._ranks.values():
+            if not rank.claims:
+                by_program[program_of(rank.process, self._table)].append(rank.process)
+        for processes in by_program.values():
+            for pair in self._search.marks.links(processes) if len(processes) > 1 else ():
+                for pid in pair:
+                    if self._ranks[pid].found_by == "libraries":
+                        self._ranks[pid] = self._ranks[pid]._replace(found_by="connections")
+                yield pair
 
     def _keys(self, rank: RankProcess) -> Iterator[object]:
         """Return what the ranks of one job have in common, and no two jobs."""
@@ -201,6 +213,8 @@ class _Assembly:
         endpoint = (address, environ.get("MASTER_PORT", ""), network)
         if rank.claims and (endpoint[1] or not _NO_ID.issuperset(variables)):
             yield process.user, variables, endpoint
+        elif rank.claims and (starter := self._search.starter(process)) is not None:
+            yield process.user, starter.pid
         if rank.agent is None:
             return
         if self._search.agent_name(rank.agent.pid) != RAY:
@@ -213,6 +227,7 @@ class _Assembly:
             [(rank.process, rank.claims) for rank in ranks],
             first=self._store(ranks),
             node=_first(rank.node for rank in ranks),
+            nodes=_first(rank.nodes for rank in ranks),
         )
         ids = [job_ids(rank.process.environ or {}) for rank in ranks]
         some = min(ranks, key=lambda rank: numbers[rank.process.pid].rank or 0)
@@ -259,7 +274,7 @@ class _Assembly:
         for rank in ranks:
             yield rank.process, "rank", None
             yield from self._below(rank.process)
-            above = [rank.agent] if rank.agent is not None else []
+            above = [one for one in (rank.agent, self._search.starter(rank.process)) if one is not None]
             above += [
                 one
                 for one in self._table.ancestors(rank.process)

@@ -280,6 +280,41 @@ def test_processes_that_set_their_variables_themselves_are_joined_by_their_conne
     assert all(target.facts.guessed for job in jobs for target in job.ranks)
 
 
+@pytest.mark.parametrize(("ports", "count"), [(("29571", "29572"), 2), (("", ""), 1)])
+def test_ranks_that_a_program_of_the_users_started(tmp_path, ports, count):
+    """A sweep starts independent jobs; without MASTER_PORT, the parent is what its ranks have in common."""
+    train = _script(tmp_path, "train.py", "import time\ntime.sleep(1000)\n")
+    starts = "".join(
+        f"subprocess.Popen([sys.executable, '-S', {str(train)!r}], stdout=subprocess.DEVNULL, "
+        f"env=dict(os.environ, **{ {**RANK_0_OF_2, 'MASTER_PORT': port, 'RANK': rank}!r}))\n"
+        for rank, port in zip("01", ports, strict=True)
+    )
+    launch = _script(tmp_path, "launch.py", f"import os, subprocess, sys\n{starts}{READY}")
+    with running(command=[sys.executable, "-S", launch]) as process:
+        jobs = jobs_of([process.pid])
+    assert len(jobs) == count
+    assert [target.facts.rank for job in jobs for target in job.ranks] == [0, 1]
+    assert all(job.targets[-1].facts.pid == process.pid for job in jobs)
+
+
+def test_processes_spawned_in_a_task_are_numbered_by_the_node_of_the_task():
+    """``srun --ntasks-per-node=1`` of a script that calls torch.multiprocessing.spawn."""
+    code = f"{THREAD}{FORK}for _ in range(2): fork(lambda: thread('pt_nccl_watchdg'))\n"
+    with running(code, {**STEP, "SLURM_PROCID": "1"}) as process:
+        [job] = jobs_of([process.pid])
+    assert [(target.facts.rank, target.facts.role) for target in job.targets] == [
+        (2, "rank"),
+        (3, "rank"),
+        (None, "agent"),
+    ]
+    assert (job.world_size, job.ranks[0].facts.node) == (4, 1)
+
+
+def test_a_data_worker_whose_rank_has_ended_is_no_rank():
+    with running(f"{THREAD}name_thread('pt_data_worker')", RANK_0_OF_2) as process:
+        assert jobs_of([process.pid]) == []
+
+
 def test_forked_children_without_any_mark_are_data_workers(tmp_path):
     """A process with torch, of which nothing else shows that it trains, is a job of its own."""
     code = THREAD + FORK + "thread('pt_autograd_0')\nfork()\n"
