@@ -64,6 +64,25 @@ def server_address(text: str) -> ServerAddress:
     return ServerAddress(host, port or PORT)
 
 
+def ask_debug_server(
+    processes: Sequence[AttachedProcess], address: str, seconds: float = SECONDS
+) -> tuple[tuple[AttachedProcess, ...], tuple[str, ...]]:
+    """Return ``processes`` with what the server at ``address`` reports, and sentences for the user if it reports
+    nothing. It is not asked if the address is empty.
+
+    Raises:
+        UnusableError: it is not an address.
+    """
+    if not address:
+        return tuple(processes), ()
+    try:
+        reports = read_debug_server(server_address(address), seconds)
+    except OSError as error:
+        return tuple(processes), (f"the debug server {address} does not respond ({error.strerror or error})",)
+    missing = () if reports else (f"the debug server {address} reports no rank",)
+    return with_reports(processes, reports), missing
+
+
 def read_debug_server(address: ServerAddress, seconds: float = SECONDS) -> Mapping[int, RankReport]:
     """Return what the server reports of each rank; nothing of ranks that do not respond to it.
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.analysis.process_movement import main_thread, waits_for_children
+from doctor.attach.debug_server import ask_debug_server
 from doctor.attach.processes import process_table
 from doctor.attach.sampler import SamplingOptions, sample
 from doctor.attach.source_conditions import with_source_conditions
@@ -106,7 +107,7 @@ def _notes(found: TargetList, jobs: Sequence[TargetJob], request: TargetRequest)
 def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
     """Sample the ranks, then the data workers of ranks that wait for them; within ``options.seconds``."""
     until = time.monotonic() + options.seconds
-    ranks = sample(targets.ranks, options)
+    ranks, notes = ask_debug_server(sample(targets.ranks, options), options.debug_server)
     waiting = {rank.pid for rank in ranks if _waits(rank)}
     workers = [one for one in targets.processes if one.role == "worker" and one.parent in waiting][:MOST_WORKERS]
     left = until - time.monotonic()
@@ -117,7 +118,12 @@ def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
     kept = {process.pid: process for process in read}
     processes = tuple(kept.get(process.pid, process) for process in targets.processes)
     return _bounded(
-        AttachFacts(processes=processes, unreadable=targets.unreadable, chosen=targets.chosen, notes=targets.notes)
+        AttachFacts(
+            processes=processes,
+            unreadable=targets.unreadable,
+            chosen=targets.chosen,
+            notes=(*targets.notes, *notes),
+        )
     )
 
 

@@ -51,7 +51,7 @@ class SamplingOptions(NamedTuple):
     deadline of all rounds. ``locals``: read local variables, too; ``native``: in the last round names of native
     functions, too, which stops a process for a second or two. ``blocking``: stop a process while its stacks are read
     (see :mod:`doctor.attach.py_spy`). ``as_owner``: if this process is root, read the processes of other users as these
-    users, without capabilities.
+    users, without capabilities. ``debug_server``: address of torch's debug server of the job; empty: it is not asked.
     """
 
     rounds: int = 3
@@ -61,6 +61,7 @@ class SamplingOptions(NamedTuple):
     native: bool = False
     blocking: bool = True
     as_owner: bool = True
+    debug_server: str = ""
 
 
 DEFAULTS = SamplingOptions()

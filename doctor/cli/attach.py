@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     Session: TypeAlias = "GatherSession | RayGatherSession | _OneHost"
 
+NATIVE_SECONDS = 30.0
+"""Seconds in which the processes of a host are read with native frames: a CPU reads about one in two seconds."""
 INCONCLUSIVE = 3
 """The exit code if nothing could be read: no training process, or no access to it."""
 
@@ -56,9 +58,12 @@ INCONCLUSIVE = 3
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Read this process and its children.")
 @click.option("--job", default="", metavar="ID", help="Read the job with this id (of the scheduler, or --rdzv-id).")
 @click.option("--all-users", is_flag=True, help="Look for processes of all users, as root.")
-@click.option("--native", is_flag=True, help="Read native frames too; each process is paused for up to a second.")
+@click.option("--native", is_flag=True, help="Read native frames too; each process is paused for a second or two.")
 @click.option("--locals", "with_locals", is_flag=True, help="Read local variables, to number ranks by them.")
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="Samples of each process.")
+@click.option(
+    "--debug-server", default="", metavar="HOST[:PORT]", help="Ask torch's debug server of the job, too (port 25999)."
+)
 @click.option(
     "--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Attach again until the job moves or ends."
 )
@@ -77,6 +82,7 @@ def command(
     native: bool,
     with_locals: bool,
     rounds: int,
+    debug_server: str,
     watch: float | None,
     hosts: int | None,
     folder: Path | None,
@@ -93,9 +99,12 @@ def command(
     or no such process or job, 3 a rank could not be read, or no training process
     was found.
     """
-    from doctor.attach.sampler import SamplingOptions
+    from doctor.attach.debug_server import server_address
+    from doctor.attach.sampler import DEFAULTS
     from doctor.attach.targets import TargetRequest
 
+    if debug_server:
+        server_address(debug_server)
     if all_users and os.geteuid() != 0:
         raise click.UsageError("--all-users is for root.")
     if pids and job:
@@ -104,7 +113,13 @@ def command(
         options,
         options.settings(),
         TargetRequest(pids, job, all_users),
-        SamplingOptions(rounds=rounds, native=native, locals=with_locals),
+        DEFAULTS._replace(
+            rounds=rounds,
+            native=native,
+            locals=with_locals,
+            seconds=NATIVE_SECONDS if native else DEFAULTS.seconds,
+            debug_server=debug_server,
+        ),
         _gather_options(**gathering),
         hosts,
         folder,

@@ -9,9 +9,18 @@ import threading
 import time
 
 import pytest
+from click.testing import CliRunner
 
 from doctor.attach import debug_server
-from doctor.attach.debug_server import RankReport, ServerAddress, read_debug_server, server_address, with_reports
+from doctor.attach.debug_server import (
+    RankReport,
+    ServerAddress,
+    ask_debug_server,
+    read_debug_server,
+    server_address,
+    with_reports,
+)
+from doctor.cli.attach import command
 from doctor.core.errors import UnusableError
 from doctor.core.facts import AttachedProcess, ProcessSample, StackThread
 from tests.lab.cases import each_case
@@ -185,6 +194,24 @@ def test_addresses(text, address):
 def test_what_is_no_address(text):
     with pytest.raises(UnusableError, match="HOST:PORT"):
         server_address(text)
+
+
+def test_server_is_asked_only_by_its_address(serve):
+    refused = AttachedProcess(1, 1.0, rank=0, refused="no")
+    assert ask_debug_server([refused], "") == ((refused,), ())
+    host, port = serve(page(0, 'Thread 0x1 (most recent call first):\n  File "/x/train.py", line 7 in train\n'))
+    (found,), notes = ask_debug_server([refused], f"{host}:{port}", patience(5))
+    assert ([frame.function for frame in found.samples[0].threads[0].frames], notes) == (["train"], ())
+    _, (note,) = ask_debug_server([refused], "{}:{}".format(*serve(b"")), patience(5))
+    assert "reports no rank" in note
+    processes, (note,) = ask_debug_server([refused], f"127.0.0.1:{free_port()}", patience(5))
+    assert processes == (refused,)
+    assert "does not respond (Connection refused)" in note
+
+
+def test_command_refuses_what_is_no_address():
+    done = CliRunner().invoke(command, ["--debug-server", "https://node1"])
+    assert isinstance(done.exception, UnusableError)
 
 
 def test_reports_fill_what_could_not_be_read():
