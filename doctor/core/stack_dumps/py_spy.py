@@ -38,7 +38,12 @@ def rank_locals_of_py_spy_json(document: bytes | str) -> Mapping[str, int]:
     Raises:
         UnusableError: it is not such output.
     """
-    main = _main_of(list(_traces(_decoded(document))))
+    return rank_locals_of_traces(_decoded(document))
+
+
+def rank_locals_of_traces(document: object) -> Mapping[str, int]:
+    """Return the locals that number a rank, of a decoded document."""
+    main = _main_of(list(_traces(document)))
     frames = main.get("frames") if main else None
     found: dict[str, int] = {}
     for frame in reversed(frames[:MOST_FRAMES]) if isinstance(frames, list) else ():

@@ -1,0 +1,141 @@
+"""The text of a file of stacks, without what terminals, mails and parallel shells add to its lines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from doctor.core.facts.attached import StackSource
+from doctor.postmortem.stacks.faulthandler_text import FaulthandlerReader
+from doctor.postmortem.stacks.gdb_text import GdbReader
+from doctor.postmortem.stacks.headings import heading_of, variable_of
+from doctor.postmortem.stacks.line_kinds import (
+    FrameLine,
+    LineKind,
+    LineReader,
+    NativeLine,
+    ProcessLine,
+    ThreadLine,
+    VariableLine,
+)
+from doctor.postmortem.stacks.py_spy_text import PySpyReader
+from doctor.postmortem.stacks.pystack_text import PystackReader
+
+LONGEST = 16384
+"""Characters of a line that are read: names of C++ templates have thousands."""
+MOST_LINES = 4_000_000
+MOST_STREAMS = 4096
+LEAST_SHARE = 0.8
+"""Least share of the lines of a file that a tool printed. Others are headings, prompts and notes."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_QUOTE = re.compile(r"> ?")
+_PREFIX = re.compile(
+    r"(?P<label>[A-Za-z0-9][\w.-]{0,252}(?: (?:out|err))?|\[[\w.,<>-]{1,64}\]): ?(?P<line>.*)", re.DOTALL
+)
+"""The label that pdsh, ``srun --label``, ``mpirun --tag-output`` and scripts put before each line."""
+
+
+class ReadLine(NamedTuple):
+    """A line, what it says (``None``: nothing that a tool printed), and the tool."""
+
+    text: str
+    kind: LineKind | None
+    source: StackSource = ""
+
+
+def streams_of(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines of each host or task of a text, with the label of its lines; without labels, all with ``""``."""
+    lines = [_ESCAPES.sub("", line[:LONGEST]).rstrip() for line in islice(text.splitlines(), MOST_LINES)]
+    lines = _unquoted(lines)
+    labelled = [_PREFIX.fullmatch(line) for line in lines if line]
+    labels = {found["label"] for found in labelled if found}
+    if labelled and all(labelled) and len(labels) * 4 <= len(labelled) and len(labels) <= MOST_STREAMS:
+        streams: dict[str, list[str]] = {}
+        for found in labelled:
+            if found:
+                streams.setdefault(found["label"].removesuffix(" out").removesuffix(" err"), []).append(found["line"])
+        yield from streams.items()
+    else:
+        yield "", lines
+
+
+def _unquoted(lines: list[str]) -> list[str]:
+    """The lines without the marks of a quotation and without common indentation."""
+    filled = [line for line in lines if line]
+    if filled and all(line.startswith(">") for line in filled):
+        lines = [_QUOTE.sub("", line, count=1) for line in lines]
+        filled = [line for line in lines if line]
+    indent = min((len(line) - len(line.lstrip(" ")) for line in filled), default=0)
+    return [line[indent:] for line in lines] if indent else lines
+
+
+def read_lines(lines: Sequence[str]) -> Iterator[ReadLine]:
+    """Yield what each line says that is not empty."""
+    readers: list[LineReader] = [PySpyReader(), PystackReader(), GdbReader(), FaulthandlerReader()]
+    for line in lines:
+        if not line.strip():
+            continue
+        place, kind = next(
+            ((place, kind) for place, reader in enumerate(readers) if (kind := reader.read(line)) is not None),
+            (0, None),
+        )
+        if kind is not None:
+            # The tool of the last line comes first: others would take the indented lines that follow.
+            readers.insert(0, readers.pop(place))
+            if place:
+                _leave(readers[1:])
+            yield ReadLine(line, kind, readers[0].source)
+            continue
+        kind = variable_of(line) or heading_of(line)
+        if isinstance(kind, ProcessLine):
+            _leave(readers)
+        yield ReadLine(line, kind)
+
+
+def _leave(readers: Sequence[LineReader]) -> None:
+    for reader in readers:
+        reader.leave()
+
+
+def looks_like_stacks(head: str, *, is_whole: bool = True) -> bool:
+    """Return whether a text with this beginning is what tools print about stacks, and no log that quotes some of it.
+
+    ``is_whole``: it does not end within a line. A log that contains a dump has other lines too, and a crash that
+    faulthandler reports is part of a log.
+    """
+    if not _MAY_BE.search(head):
+        return False
+    lines = head.splitlines() if is_whole else head.splitlines()[:-1]
+    counts = Counter(kind for _, stream in streams_of("\n".join(lines)) for kind in _tallied(stream))
+    printed, others = counts["printed"], counts["other"]
+    if not counts["frame"] or counts["heading"] * 2 > printed:
+        return False
+    # The stacks of faulthandler are often among the lines of a log.
+    return others == 0 if counts["faulthandler"] else others <= (1 - LEAST_SHARE) * (printed + others)
+
+
+def _tallied(lines: Sequence[str]) -> Iterator[str]:
+    in_stack = False
+    for line in read_lines(lines):
+        kind = line.kind
+        if kind is None or _is_logged(line.text):
+            yield "other"
+        elif isinstance(kind, (ProcessLine, VariableLine)) and not line.source:
+            yield "heading"
+        else:
+            yield "printed"
+            in_stack = in_stack or isinstance(kind, ThreadLine) or (isinstance(kind, NativeLine) and kind.is_innermost)
+            if in_stack and isinstance(kind, (FrameLine, NativeLine)):
+                yield "frame"
+                yield line.source
+
+
+_MAY_BE = re.compile(r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#0 )", re.MULTILINE)
+_LOGGED = re.compile(r"Fatal Python error|\[E\d|\[W\d|\b(?:INFO|WARNING|ERROR|DEBUG)\b|\d\d:\d\d:\d\d")
+
+
+def _is_logged(text: str) -> bool:
+    return not text.startswith((" ", "#", "Process ", "Stack dump", "===", "Timeout (")) and bool(_LOGGED.search(text))

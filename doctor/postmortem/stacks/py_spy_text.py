@@ -1,0 +1,96 @@
+"""Lines of ``py-spy dump``, also with ``--locals``, ``--native`` and ``--subprocesses``.
+
+https://github.com/benfred/py-spy/blob/master/src/dump.rs. The command line of a process may have several lines
+(``python -c``); it ends at the line with the version. Releases before 0.2 indent frames by a tab and a space, those
+before 0.3 print the address of a thread instead of the kernel's number.
+"""
+
+from __future__ import annotations
+
+import re
+
+from doctor.core.facts.attached import StackSource
+from doctor.core.stack_dumps.threads import dumped_frame
+from doctor.postmortem.stacks.line_kinds import (
+    FrameLine,
+    LineKind,
+    LocalLine,
+    NativeLine,
+    OtherLine,
+    ProcessLine,
+    RefusalLine,
+    ThreadLine,
+)
+
+MOST_COMMAND_LINES = 200
+"""Lines of a command line; beyond them the dump is damaged."""
+_PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
+_VERSION = re.compile(r"Python v\d+\.\d+\S* \(.*\)$")
+_PARENT = re.compile(r"Parent Process \d+: ")
+_RULE = re.compile(r"-{20,}$")
+_THREAD = re.compile(
+    r"Thread (?P<id>0x[0-9A-F]+|\d{1,20})(?: \((?P<state>(?:active|idle)(?:\+gil)?|gil)\))?(?:: \"(?P<name>.*)\")?$"
+)
+_FRAME = re.compile(r"(?: {4}|\t ?)(?P<name>\S.*) \((?P<file>[^()]+?)(?::(?P<line>\d{1,10}))?\)$")
+_LOCAL = re.compile(r" {12}(?P<name>[^\W\d]\w*): (?P<value>.*)$")
+_LOCALS = re.compile(r" {8}(?:Arguments|Locals):$")
+_ERROR = re.compile(r"(?:Error: |Reason: )(?P<reason>.*)")
+_NATIVE_FILE = re.compile(r"\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|pyx|pxd|rs|S|so(?:\.[\d.]+)?)$")
+
+
+class PySpyReader:
+    """Reads the lines of py-spy."""
+
+    source: StackSource = "py-spy"
+
+    def __init__(self) -> None:
+        self._in_thread = False
+        self._command_lines = 0
+
+    def leave(self) -> None:
+        """Forget the thread."""
+        self._in_thread = False
+        self._command_lines = 0
+
+    def read(self, line: str) -> LineKind | None:
+        """Return what the line says."""
+        if found := _PROCESS.match(line):
+            self._in_thread, self._command_lines = False, 1
+            return ProcessLine(int(found["pid"]), found["command"], source="py-spy")
+        if _VERSION.match(line) or _PARENT.match(line) or _RULE.match(line):
+            self._command_lines = 0
+            return OtherLine()
+        if found := _THREAD.match(line):
+            self._in_thread, self._command_lines = True, 0
+            return _thread(found)
+        if found := _ERROR.match(line):
+            self.leave()
+            return RefusalLine(found["reason"])
+        if self._command_lines:
+            self._command_lines = (self._command_lines + 1) % MOST_COMMAND_LINES
+            return OtherLine()
+        return self._in_a_thread(line) if self._in_thread else None
+
+    def _in_a_thread(self, line: str) -> LineKind | None:
+        if found := _FRAME.match(line):
+            number = found["line"]
+            if number is None or _NATIVE_FILE.search(found["file"]):
+                return NativeLine(found["name"])
+            return FrameLine(dumped_frame(found["file"], int(number), found["name"]))
+        if _LOCALS.match(line):
+            return OtherLine()
+        if found := _LOCAL.match(line):
+            return LocalLine(found["name"], found["value"])
+        return None
+
+
+def _thread(found: re.Match[str]) -> ThreadLine:
+    state, identity, name = found["state"] or "", found["id"], found["name"] or ""
+    return ThreadLine(
+        name=name,
+        native_id=0 if identity.startswith("0x") else int(identity),
+        identity=identity,
+        is_main=name == "MainThread",
+        active="active" in state if state and state != "gil" else None,
+        holds_gil="gil" in state,
+    )
