@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import Collective, Frame
-from doctor.core.frames import is_torch, waits_in
+from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_torch, waits_in
 
 _BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
 """The frame of the backward pass, in which a rank computes gradients or waits for their reduction."""
@@ -108,6 +108,8 @@ def place_of_frame(frame: Frame | None) -> str:
     """``train.py:57 (training_step)``; empty without a frame."""
     if frame is None:
         return ""
+    if frame.file == NATIVE_CODE:
+        return "" if frame.function in NATIVE_WAITS else f"native code ({frame.function})"
     function = f" ({frame.function})" if frame.function and not frame.function.startswith("<") else ""
     return f"{frame.file.rpartition('/')[2]}:{frame.line}{function}"
 

@@ -14,6 +14,14 @@ from doctor.version import PACKAGE
 
 MOST = 60
 """Frames of one stack that are kept: Lightning's own loops take 30."""
+NATIVE_CODE = "<native code>"
+"""File of a frame that stands for a native stack: its function is the operation that the thread waits in, or where it
+is (:mod:`doctor.core.stack_dumps.native_calls`)."""
+NATIVE_WAITS = frozenset(
+    "all_gather all_reduce all_to_all barrier broadcast collective gather init_process_group recv reduce reduce_scatter "
+    "scatter send".split()  # noqa: SIM905 - thirteen lines otherwise
+)
+"""Operations by which such a frame is named."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
 """Directories of packages and standard libraries of any Python installation: a file may come from another machine."""
 _COMMUNICATION = (
@@ -39,7 +47,7 @@ def is_user_code(file: str) -> bool:
     """Whether a file belongs to neither the standard library, an installed package nor the doctor. Cells of a notebook
     and ``python -c`` are user code."""
     if file.startswith("<"):
-        return not file.startswith("<frozen")
+        return not file.startswith(("<frozen", NATIVE_CODE))
     return not _INSTALLED.search(file) and not file.startswith(_foreign())
 
 
@@ -94,6 +102,8 @@ def waits_in(stack: Sequence[Frame]) -> str:
     """The operation that a rank with this stack waits in; empty if the stack shows none. In ``backward`` it may also
     compute: see :func:`doctor.analysis.call_sites.is_in_backward`."""
     for frame in stack:
+        if frame.file == NATIVE_CODE:
+            return frame.function if frame.function in NATIVE_WAITS else ""
         if not any(path in frame.file for path in _WRAPPERS):
             return frame.function.strip("_") if any(path in frame.file for path in _COMMUNICATION) else ""
     return ""

@@ -1,0 +1,271 @@
+"""The processes in all files of stacks of a run: their samples, hosts, roles and ranks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, StackThread
+from doctor.core.masking import mask_text
+from doctor.core.stack_dumps.native_calls import waiting_thread
+from doctor.core.text import natural_key
+from doctor.postmortem.filenames import rank_in_name
+from doctor.postmortem.stacks.collected import NUMBER, DumpedProcess, join_samples, read_stacks
+from doctor.postmortem.stacks.headings import LOCAL_VARIABLES, RANK_VARIABLES, SIZE_VARIABLES
+
+BY_NAME = "file name"
+BY_HEADING = "heading in the file"
+BY_COMMAND = "command line"
+BY_LOCALS = "local variables"
+BY_ORDER = "order of the PIDs"
+"""``rank_from`` of numbers that no variable gave."""
+MOST_RANKS = 1 << 17
+LONGEST = 300
+"""Characters of a refusal, a host or a program that are kept."""
+_STAMP = re.compile(r"(?<!\d)(20\d{6})[-_T]?(\d{6})(?!\d)")
+_GENERIC = re.compile(
+    r"(?:py-?spy|pystack|gdb|bt|py|spy|stacks?|dumps?|traces?|threads?|backtraces?|tracebacks?|faulthandler|ray|rank|pid|"
+    r"proc|process|local|global|log|out|err|sample|round|run|step|time|t|part|hang|hung|native|locals|json|txt)*\d*$",
+    re.IGNORECASE,
+)
+"""Words of a file name that are not a host name."""
+_HOST_LIKE = re.compile(r"[A-Za-z](?=[A-Za-z.-]*\d)[A-Za-z0-9.-]*$|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+){2,}$")
+_RANK_OPTION = re.compile(r"--(?:global[-_])?rank[= ](\d{1,7})(?!\d)")
+_LOCAL_OPTION = re.compile(r"--local[-_]rank[= ](\d{1,7})(?!\d)")
+_NATIVE_GPU = re.compile(r"(?:nccl|cuda|cu[A-Z]|hip[A-Z])\w*")
+
+Role = Literal["rank", "worker", "agent", "other"]
+
+
+class CollectedStacks(NamedTuple):
+    """The facts of each host, by its name (empty: unknown), and the files in which no process was found."""
+
+    hosts: Mapping[str, AttachFacts]
+    empty: tuple[Path, ...] = ()
+
+
+@dataclass
+class _FoundProcess:
+    """A process with the file it was read from, its host and number."""
+
+    dump: DumpedProcess
+    path: Path
+    host: str = ""
+    times: tuple[float | None, ...] = ()
+    role: Role = "rank"
+    rank: int | None = None
+    rank_from: str = ""
+    guessed: bool = False
+
+
+def collect_stacks(texts: Iterable[tuple[Path, str]]) -> CollectedStacks:
+    """Return the processes in the texts of files of stacks."""
+    files = sorted(texts, key=lambda item: (_stamp_of(item[0]) or 0.0, natural_key(item[0].as_posix())))
+    found: list[_FoundProcess] = []
+    empty: list[Path] = []
+    for path, text in files:
+        own = [_FoundProcess(dump, path) for dump in read_stacks(text, path.name)]
+        empty += [] if own else [path]
+        found += own
+    for process in found:
+        process.role = _role_of(process.dump)
+        process.times = (_stamp_of(process.path),) * len(process.dump.samples)
+    _place(found)
+    found = _joined(found)
+    _number(found)
+    hosts: dict[str, list[AttachedProcess]] = {}
+    for process in found:
+        hosts.setdefault(process.host, []).append(_facts_of(process, found))
+    return CollectedStacks({host: AttachFacts(processes=tuple(each)) for host, each in hosts.items()}, tuple(empty))
+
+
+def _stamp_of(path: Path) -> float | None:
+    """The time in the name of a file (``stacks_20260401_192104.txt``); only differences count, so no zone matters."""
+    found = _STAMP.search(path.name)
+    if found is None:
+        return None
+    try:
+        return dt.datetime.strptime(found[1] + found[2], "%Y%m%d%H%M%S").replace(tzinfo=dt.timezone.utc).timestamp()
+    except ValueError:
+        return None
+
+
+_ROLES: tuple[tuple[str, str, Role], ...] = (
+    (r"torch/utils/data/_utils/worker\.py$", r"_worker_loop", "worker"),
+    (r"torch/distributed/(?:run|launch)\.py$|torch/distributed/elastic/(?:agent|multiprocessing)/", r".*", "agent"),
+    (r"torch/multiprocessing/spawn\.py$", r"join|start_processes|spawn", "agent"),
+    (r"accelerate/commands/launch\.py$|deepspeed/launcher/", r".*", "agent"),
+    (r"multiprocess(?:ing)?/(?:resource_tracker|forkserver|managers)\.py$", r".*", "other"),
+    (r"multiprocess(?:ing)?/pool\.py$|concurrent/futures/process\.py$", r"worker|_process_worker", "other"),
+    (r"torch/_inductor/compile_worker/", r".*", "other"),
+)
+"""Frames that only such processes have, in the main thread."""
+_IDLE_RAY = re.compile(r"ray/(?:_private/)?worker\.py$")
+_ERRORS = "torch/distributed/elastic/multiprocessing/errors/"
+
+
+def _role_of(dump: DumpedProcess) -> Role:
+    main = dump.main
+    frames = main.frames if main else ()
+    for frame in frames:
+        for file, function, role in _ROLES:
+            # Ranks have torch's @record on their stack too.
+            if _ERRORS not in frame.file and re.search(file, frame.file) and re.fullmatch(function, frame.function):
+                return role
+    if frames and any(frame.function == "main_loop" and _IDLE_RAY.search(frame.file) for frame in frames):
+        return "rank" if any(frame.user for frame in frames) else "other"
+    return "rank"
+
+
+def _place(found: Sequence[_FoundProcess]) -> None:
+    """Give each process its host: by what the dump says, the label of its lines, or the name of its file."""
+    for process in found:
+        dump = process.dump
+        label = dump.label if _HOST_LIKE.match(dump.label) else ""
+        process.host = mask_text((dump.host or label or _host_in_name(process.path))[:LONGEST])
+
+
+def _host_in_name(path: Path) -> str:
+    stem = _STAMP.sub("", path.name).partition(".")[0] if path.name.count(".") < 3 else path.stem
+    for word in re.split(r"[_\s]+", stem):
+        parts = word.split("-")
+        while parts and _GENERIC.match(parts[0]):
+            parts.pop(0)
+        name = "-".join(parts).strip(".-")
+        if _HOST_LIKE.match(name) and not _GENERIC.match(name):
+            return name
+    return ""
+
+
+def _joined(found: Sequence[_FoundProcess]) -> list[_FoundProcess]:
+    """The processes with their samples from all files."""
+    kept: list[_FoundProcess] = []
+    known: dict[tuple[object, ...], _FoundProcess] = {}
+    for process in found:
+        dump = process.dump
+        claimed = _explicit(process)
+        key = (process.host, claimed, dump.pid) if dump.pid or claimed is not None else (process.path, dump.order)
+        before = known.get(key)
+        if before is None or before.role != process.role:
+            kept.append(process)
+            known[key] = process
+        else:
+            join_samples(before.dump, dump)
+            before.times = (*before.times, *process.times)[-len(before.dump.samples) :]
+    return kept
+
+
+def _explicit(process: _FoundProcess) -> int | None:
+    """The rank that its heading, its environment or the name of its file states."""
+    if process.role != "rank":
+        return None
+    stated = (process.dump.rank, _number_in(process.dump.variables, RANK_VARIABLES), rank_in_name(process.path))
+    return next((rank for rank in stated if rank is not None), None)
+
+
+def _number_in(values: Mapping[str, str], names: Iterable[str]) -> int | None:
+    return next((int(values[name]) for name in names if NUMBER.fullmatch(values.get(name, ""))), None)
+
+
+def _number(found: Sequence[_FoundProcess]) -> None:
+    """Number the ranks: by what states their numbers, the surest first, else by the order of their PIDs."""
+    ranks = [process for process in found if process.role == "rank"]
+    several = len({process.host for process in ranks}) > 1
+    sources: tuple[tuple[str, bool, Callable[[_FoundProcess], int | None]], ...] = (
+        (BY_HEADING, False, lambda one: one.dump.rank),
+        (RANK_VARIABLES[0], False, lambda one: _number_in(one.dump.variables, RANK_VARIABLES)),
+        (BY_NAME, False, lambda one: rank_in_name(one.path)),
+        (BY_COMMAND, False, lambda one: _option(_RANK_OPTION, one)),
+        (BY_COMMAND, False, lambda one: None if several else _local_rank(one)),
+        (BY_LOCALS, True, lambda one: _of_locals(one)),
+    )
+    taken: set[int] = set()
+    for name, guessed, number_of in sources:
+        claims = {id(one): number for one in ranks if one.rank is None and (number := number_of(one)) is not None}
+        counts = Counter(claims.values())
+        for process in ranks:
+            number = claims.get(id(process))
+            # A number that two processes claim is inherited, or counts something else.
+            if number is not None and counts[number] == 1 and number not in taken and number < MOST_RANKS:
+                process.rank, process.rank_from, process.guessed = number, name, guessed
+        taken = {process.rank for process in ranks if process.rank is not None}
+    rest = sorted((one for one in ranks if one.rank is None), key=lambda one: (natural_key(one.host), *_order(one)))
+    free = (number for number in range(len(ranks) + len(taken)) if number not in taken)
+    for process, number in zip(rest, free, strict=False):
+        process.rank, process.rank_from, process.guessed = number, BY_ORDER, True
+
+
+def _option(pattern: re.Pattern[str], process: _FoundProcess) -> int | None:
+    found = pattern.search(process.dump.command)
+    return int(found[1]) if found else None
+
+
+def _local_rank(process: _FoundProcess) -> int | None:
+    stated = _number_in(process.dump.variables, LOCAL_VARIABLES)
+    return _option(_LOCAL_OPTION, process) if stated is None else stated
+
+
+def _of_locals(process: _FoundProcess) -> int | None:
+    named = process.dump.rank_locals
+    return next((named[name] for name in ("global_rank", "rank") if name in named), None)
+
+
+def _order(process: _FoundProcess) -> tuple[object, ...]:
+    local = _local_rank(process)
+    pid = process.dump.pid
+    return (local is None, local or 0, not pid, pid, natural_key(process.path.as_posix()), process.dump.order)
+
+
+def _facts_of(process: _FoundProcess, all_processes: Sequence[_FoundProcess]) -> AttachedProcess:
+    dump = process.dump
+    size = _number_in(dump.variables, SIZE_VARIABLES) or dump.rank_locals.get("world_size")
+    sure = _number_in(dump.variables, SIZE_VARIABLES) is not None or size == _common_size(all_processes)
+    return AttachedProcess(
+        pid=dump.pid,
+        started=0.0,
+        role=process.role,
+        rank=process.rank if process.role == "rank" else None,
+        rank_from=process.rank_from,
+        guessed=process.guessed,
+        local_rank=_local_rank(process),
+        world_size=size if size and sure and size <= MOST_RANKS else None,
+        samples=_samples_of(process),
+        stack_source=dump.source,
+        refused=mask_text(dump.refused[:LONGEST]) if dump.refused and not dump.samples else "",
+        uses_gpu=_uses_gpu(dump),
+    )
+
+
+def _common_size(found: Iterable[_FoundProcess]) -> int | None:
+    """The world size in the locals of all ranks that have one."""
+    sizes = {one.dump.rank_locals.get("world_size") for one in found if one.role == "rank"} - {None}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _samples_of(process: _FoundProcess) -> tuple[ProcessSample, ...]:
+    """The samples, at times of which only the differences count; all at 0 if these are unknown."""
+    dump = process.dump
+    times: Sequence[float | None] = process.times
+    if dump.seconds is not None and len(set(times)) <= 1:
+        times = [place * dump.seconds for place in range(len(dump.samples))]
+    if None in times or len(times) != len(dump.samples):
+        times = [0.0] * len(dump.samples)
+    return tuple(ProcessSample(at or 0.0, threads=_telling(one)) for at, one in zip(times, dump.samples, strict=True))
+
+
+def _telling(threads: tuple[StackThread, ...]) -> tuple[StackThread, ...]:
+    """The threads, the main one with the stack that explains where it is."""
+    main = waiting_thread(threads)
+    return tuple(main if main is not None and thread.is_main else thread for thread in threads)
+
+
+def _uses_gpu(dump: DumpedProcess) -> bool:
+    threads = dump.samples[-1] if dump.samples else ()
+    return any(_NATIVE_GPU.match(name) for thread in threads for name in thread.native) or any(
+        "torch/cuda/" in frame.file for thread in threads for frame in thread.frames
+    )
