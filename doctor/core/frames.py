@@ -18,8 +18,10 @@ NATIVE_CODE = "<native code>"
 """File of a frame that stands for a native stack: its function is the operation that the thread waits in, or where it
 is (:mod:`doctor.core.stack_dumps.native_calls`)."""
 NATIVE_WAITS = frozenset(
-    "all_gather all_reduce all_to_all barrier broadcast collective gather init_process_group recv reduce reduce_scatter "
-    "scatter send".split()  # noqa: SIM905 - thirteen lines otherwise
+    """
+    all_gather all_reduce all_to_all barrier broadcast collective gather init_process_group recv reduce reduce_scatter
+    scatter send
+    """.split()  # noqa: SIM905 - thirteen lines otherwise
 )
 """Operations by which such a frame is named."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")

@@ -136,9 +136,9 @@ def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
             return InputFile(path, kind), read_capture(path)
         except UnusableError as error:
             return InputFile(path, kind, str(error)), None
-    if not named and kind == "log" and path.suffix.lower() in SOURCES:
+    if not named and kind in ("log", "stacks") and path.suffix.lower() in SOURCES:
         kind = "source"
-    if not named and kind in ("log", "flight-recorder", "snapshot") and EARLIER in path.parts:
+    if not named and kind in ("log", "flight-recorder", "snapshot", "stacks") and EARLIER in path.parts:
         return InputFile(path, kind, "it is of an earlier run"), None
     return InputFile(path, kind, _NO_EVIDENCE.get(kind)), None
 
@@ -203,9 +203,9 @@ def _files_of(path: Path) -> Iterator[tuple[Path, bool]]:
 def kind_of(path: Path) -> str:
     """Return the kind of a file.
 
-    ``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``, ``json``,
-    ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` if a read timed out, or ``missing`` if it cannot be
-    opened.
+    ``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``,
+    ``stacks``, ``json``, ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` if a read timed out, or
+    ``missing`` if it cannot be opened.
     """
     try:
         # A pipe or a device could block indefinitely or never end; opening a device may have side effects.
@@ -241,6 +241,7 @@ def kind_of_head(head: bytes) -> str:
 
 def _kind_of_json(head: bytes) -> str:
     from doctor.postmortem.ras.events import looks_like_ras
+    from doctor.postmortem.stacks.dump_text import looks_like_json_stacks
 
     compact = b"".join(head.split())
     for kind in (b"capture", b"record"):
@@ -250,6 +251,8 @@ def _kind_of_json(head: bytes) -> str:
         return "report"
     if looks_like_ras(head.decode("utf-8", "replace")):
         return "ras"
+    if looks_like_json_stacks(head.decode("utf-8", "replace")):
+        return "stacks"
     return "json" if _is_json(head) else _kind_of_text(head)
 
 
@@ -268,6 +271,7 @@ def _is_json(head: bytes) -> bool:
 def _kind_of_text(head: bytes) -> str:
     from doctor.postmortem.nvidia_smi.printout import looks_like_nvidia_smi
     from doctor.postmortem.ras.events import looks_like_ras
+    from doctor.postmortem.stacks.dump_text import looks_like_stacks
 
     if head.startswith(_WIDE):
         return "log"
@@ -278,4 +282,6 @@ def _kind_of_text(head: bytes) -> str:
     text = head.decode("utf-8", "replace")
     if looks_like_nvidia_smi(text):
         return "nvidia-smi"
-    return "ras" if looks_like_ras(text) else "log"
+    if looks_like_ras(text):
+        return "ras"
+    return "stacks" if looks_like_stacks(text, is_whole=len(head) < SNIFFED) else "log"

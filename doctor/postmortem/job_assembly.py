@@ -75,6 +75,15 @@ class ParsedInputs(NamedTuple):
         """Return the sections of a rank, for adding more."""
         return self.ranks.setdefault(rank, {})
 
+    def add_progress(self, job: Job) -> None:
+        """Add the progress of the ranks of another job, and their hosts."""
+        for rank in job.ranks:
+            progress = rank.find(ProgressFacts)
+            if progress is not None:
+                self.of_rank(rank.number)[ProgressFacts.key] = progress
+                if rank.host.name != UNKNOWN_HOST:
+                    self.homes.setdefault(rank.number, rank.host.name)
+
 
 def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tuple[Member, ...]:
     """Return the processes found in logs and other inputs, by rank.
@@ -95,11 +104,18 @@ def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tup
     return tuple(
         Member(
             rank,
-            {**_UNSEEN, **of_host.get(name, {}), **logged.get(rank, {}), **parsed.ranks.get(rank, {})},
+            {**_UNSEEN, **of_host.get(name, {}), **_united(logged.get(rank, {}), parsed.ranks.get(rank, {}))},
             (None, None, name),
         )
         for rank, name in names.items()
     )
+
+
+def _united(logged: Mapping[str, Section], parsed: Mapping[str, Section]) -> dict[str, Section]:
+    """The sections from logs and other inputs, with the failure of a rank that only its log shows."""
+    progress = _latest(parsed.get(ProgressFacts.key), logged.get(ProgressFacts.key))
+    own = {ProgressFacts.key: progress} if progress is not None else {}
+    return {**logged, **parsed, **own}
 
 
 def _host_named(file: str, hosts: set[str]) -> str:
@@ -155,6 +171,8 @@ def _latest(record: Section | None, log: Section | None) -> Section | None:
     """
     if not isinstance(record, ProgressFacts) or not isinstance(log, ProgressFacts):
         return record or log
+    if log.stack and not record.stack:
+        record = msgspec.structs.replace(record, stack=log.stack, stack_from=log.stack_from, pid=record.pid or log.pid)
     if record.failure is not None or log.failure is None or nature_of(log.failure) == "outside":
         return record
     return msgspec.structs.replace(record, state="failed", failure=log.failure)

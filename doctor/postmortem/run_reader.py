@@ -23,11 +23,14 @@ from doctor.postmortem.memory_snapshot.snapshot_parser import read_snapshot
 from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
 from doctor.postmortem.ras.events import read_ras, with_progress
 from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_of, ids_in_path, names_of_runs
+from doctor.postmortem.stacks.processes import collect_stacks, job_of_stacks
 
-KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi", "ras")
+KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi", "ras", "stacks")
 TOOLS = ("nvidia-smi", "ras")
 TEXT_LIMIT = 8 << 20
 """Maximum bytes read of the output of a tool: a hundred times what any of them prints."""
+STACKS_LIMIT = 64 << 20
+"""Maximum bytes read of a file of stacks: those of a thousand processes with a hundred threads each."""
 
 T = TypeVar("T")
 
@@ -155,7 +158,11 @@ class _RunReader:
 
     def _parsed(self) -> ParsedInputs:
         dumps, failed = read_dumps(self.inputs.of("flight-recorder"))
-        parsed = ParsedInputs({}, {}, [], world_size_in(dumps))
+        stacks = self._stacks()
+        sizes = (world_size_in(dumps), stacks.world_size if stacks else None)
+        parsed = ParsedInputs({}, {}, [], max(filter(None, sizes), default=None))
+        if stacks is not None:
+            parsed.add_progress(stacks)
         self.failed.update(failed)
         for dump in dumps:
             parsed.of_rank(dump.rank)[RecorderFacts.key] = dump.facts
@@ -168,6 +175,13 @@ class _RunReader:
         )
         parsed.hosts.extend((name_of(path), sections) for path, sections in printouts)
         return parsed
+
+    def _stacks(self) -> Job | None:
+        """Return the job of the ranks whose stacks were collected, if there are any."""
+        paths = self.inputs.of("stacks")
+        stacks = collect_stacks(_each(paths, lambda path: _text(path, STACKS_LIMIT), self.failed))
+        self.failed.update(dict.fromkeys(stacks.empty, "no stack in it could be read"))
+        return job_of_stacks(stacks)
 
     def _add_snapshots(self, parsed: ParsedInputs, known: set[int]) -> None:
         """Add each snapshot to the rank in its name, or to the only rank of the job."""
@@ -190,11 +204,11 @@ def _each(paths: Iterable[Path], read: Callable[[Path], T], failed: dict[Path, s
     return found
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, limit: int = TEXT_LIMIT) -> str:
     try:
         with TimedFile(path) as stream:
-            data = b""
-            while len(data) < TEXT_LIMIT and (piece := stream.read(TEXT_LIMIT - len(data))):
+            data = bytearray()
+            while len(data) < limit and (piece := stream.read(limit - len(data))):
                 data += piece
         return data.decode("utf-8", "replace")
     except OSError as error:

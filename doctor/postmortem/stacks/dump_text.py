@@ -117,6 +117,14 @@ def looks_like_stacks(head: str, *, is_whole: bool = True) -> bool:
     return others == 0 if counts["faulthandler"] else others <= (1 - LEAST_SHARE) * (printed + others)
 
 
+def looks_like_json_stacks(head: str) -> bool:
+    """Return whether a JSON text with this beginning is the output of ``py-spy dump --json``."""
+    return bool(_JSON.match(head))
+
+
+_JSON = re.compile(r'\s*\[\s*\{\s*"pid": ?\d{1,10},\s*"thread_id": ?\d{1,20},\s*"thread_name": ?')
+
+
 def _tallied(lines: Sequence[str]) -> Iterator[str]:
     in_stack = False
     for line in read_lines(lines):

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from doctor.analysis.attached_job import attached_job
 from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, StackThread
+from doctor.core.job import UNKNOWN_HOST, Job, Member, build_job
 from doctor.core.masking import mask_text
 from doctor.core.stack_dumps.native_calls import waiting_thread
 from doctor.core.text import natural_key
 from doctor.postmortem.filenames import rank_in_name
 from doctor.postmortem.stacks.collected import NUMBER, DumpedProcess, join_samples, read_stacks
 from doctor.postmortem.stacks.headings import LOCAL_VARIABLES, RANK_VARIABLES, SIZE_VARIABLES
+from doctor.postmortem.stacks.py_spy_text import PARENT
 
 BY_NAME = "file name"
 BY_HEADING = "heading in the file"
@@ -80,8 +83,20 @@ def collect_stacks(texts: Iterable[tuple[Path, str]]) -> CollectedStacks:
     _number(found)
     hosts: dict[str, list[AttachedProcess]] = {}
     for process in found:
-        hosts.setdefault(process.host, []).append(_facts_of(process, found))
-    return CollectedStacks({host: AttachFacts(processes=tuple(each)) for host, each in hosts.items()}, tuple(empty))
+        # A dump shows no start times; an index keeps processes apart that have no PID.
+        number = sum(map(len, hosts.values()))
+        hosts.setdefault(process.host, []).append(_facts_of(process, number, _common_size(found)))
+    facts = {host: AttachFacts(processes=tuple(each), chosen=True) for host, each in hosts.items()}
+    return CollectedStacks(facts, tuple(empty))
+
+
+def job_of_stacks(stacks: CollectedStacks) -> Job | None:
+    """Return the job of the ranks in the stacks; ``None`` without any process."""
+    members = [
+        Member(place, {AttachFacts.key: facts}, (None, None, host or UNKNOWN_HOST))
+        for place, (host, facts) in enumerate(stacks.hosts.items())
+    ]
+    return attached_job(build_job(members, world_size=len(members))) if members else None
 
 
 def _stamp_of(path: Path) -> float | None:
@@ -221,19 +236,19 @@ def _order(process: _FoundProcess) -> tuple[object, ...]:
     return (local is None, local or 0, not pid, pid, natural_key(process.path.as_posix()), process.dump.order)
 
 
-def _facts_of(process: _FoundProcess, all_processes: Sequence[_FoundProcess]) -> AttachedProcess:
+def _facts_of(process: _FoundProcess, number: int, common_size: int | None) -> AttachedProcess:
     dump = process.dump
-    size = _number_in(dump.variables, SIZE_VARIABLES) or dump.rank_locals.get("world_size")
-    sure = _number_in(dump.variables, SIZE_VARIABLES) is not None or size == _common_size(all_processes)
+    size = _number_in(dump.variables, SIZE_VARIABLES) or common_size
     return AttachedProcess(
         pid=dump.pid,
-        started=0.0,
+        started=float(number),
         role=process.role,
+        parent=_number_in(dump.variables, (PARENT,)) if process.role != "rank" else None,
         rank=process.rank if process.role == "rank" else None,
         rank_from=process.rank_from,
         guessed=process.guessed,
         local_rank=_local_rank(process),
-        world_size=size if size and sure and size <= MOST_RANKS else None,
+        world_size=size if size and size <= MOST_RANKS else None,
         samples=_samples_of(process),
         stack_source=dump.source,
         refused=mask_text(dump.refused[:LONGEST]) if dump.refused and not dump.samples else "",

@@ -20,13 +20,16 @@ from doctor.postmortem.stacks.line_kinds import (
     ProcessLine,
     RefusalLine,
     ThreadLine,
+    VariableLine,
 )
 
 MOST_COMMAND_LINES = 200
 """Lines of a command line; beyond them the dump is damaged."""
 _PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
 _VERSION = re.compile(r"Python v\d+\.\d+\S* \(.*\)$")
-_PARENT = re.compile(r"Parent Process \d+: ")
+_PARENT = re.compile(r"Parent Process (?P<pid>\d{1,10}): ")
+PARENT = "PPID"
+"""Name of the variable that holds the parent's PID, as in a shell."""
 _RULE = re.compile(r"-{20,}$")
 _THREAD = re.compile(
     r"Thread (?P<id>0x[0-9A-F]+|\d{1,20})(?: \((?P<state>(?:active|idle)(?:\+gil)?|gil)\))?(?:: \"(?P<name>.*)\")?$"
@@ -57,9 +60,13 @@ class PySpyReader:
         if found := _PROCESS.match(line):
             self._in_thread, self._command_lines = False, 1
             return ProcessLine(int(found["pid"]), found["command"], source="py-spy")
-        if _VERSION.match(line) or _PARENT.match(line) or _RULE.match(line):
+        if _VERSION.match(line) or _RULE.match(line):
             self._command_lines = 0
             return OtherLine()
+        if found := _PARENT.match(line):
+            # Its own command line may have several lines too.
+            self._command_lines = 1
+            return VariableLine(PARENT, found["pid"])
         if found := _THREAD.match(line):
             self._in_thread, self._command_lines = True, 0
             return _thread(found)
