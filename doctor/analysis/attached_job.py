@@ -25,13 +25,12 @@ from doctor.analysis.process_movement import (
 )
 from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Frame, ProgressFacts
 from doctor.core.job import Host, Job, Member, Sections, build_job
+from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 
 GROUP_TIMEOUT = 1800.0
 """Default timeout of process groups in seconds, for all backends but NCCL, whose 600 s need not apply."""
 FIRST_CALL = 60.0
 """Seconds that a collective in which all ranks are may take: the first one sets up connections."""
-DEVICE_WAIT = "synchronization with the GPU"
-"""The operation of a rank that computes nothing itself and waits for its device."""
 
 _STATES = {
     "moving": "running",
@@ -191,12 +190,15 @@ def _with_device_waits(found: list[tuple[_HostPart, AttachedRank]]) -> list[tupl
 
     The host thread of a rank that waits in a collective of NCCL spins in the next synchronization with its device, and
     nothing in its Python stack says so; in a job that moves a rank looks the same."""
-    stands = any(rank.movement.kind in ("standing", "held", "stopped", "ended") for _, rank in found)
+    kinds = ("standing", "held", "stopped", "ended")
+    stands = any(rank.movement.kind in kinds and not rank.movement.on_device for _, rank in found)
     return [(part, _as_device_wait(rank) if stands else rank) for part, rank in found]
 
 
 def _as_device_wait(rank: AttachedRank) -> AttachedRank:
     movement = rank.movement
+    if movement.kind == "busy" and movement.on_device:
+        return rank._replace(movement=movement._replace(kind="waiting", operation=DEVICE_WAIT))
     if movement.kind != "busy" or not rank.process.uses_gpu or waits_for_children(movement.stack):
         return rank
     return rank._replace(movement=movement._replace(kind="waiting", operation=DEVICE_WAIT))
@@ -250,6 +252,7 @@ def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
         sampled=True,
         awaits="" if movement.kind != "waiting" else movement.operation,
         group=movement.group,
+        guessed=process.guessed,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from doctor.analysis.call_sites import is_in_backward
 from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
 from doctor.core.frames import waits_in
+from doctor.core.stack_dumps.native_calls import DEVICE_WAIT, native_operation, waiting_thread
 
 Kind = Literal["moving", "busy", "waiting", "standing", "held", "stopped", "ended", "unread"]
 """``moving``: its stack changed. ``busy``: its stack did not, but it computes, transfers data or is blocked in the
@@ -42,13 +43,15 @@ _IDLE_WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
 class Movement(NamedTuple):
     """``seconds``: time between the first and the last sample, over which it stood at least; 0 if it moves, ``None`` if
     there is one sample. ``stack``: of the thread that explains the state, innermost first. ``operation``: the
-    collective that it waits in; ``group``: its process group, as the source names it."""
+    collective that it waits in; ``group``: its process group, as the source names it. ``on_device``: native frames show
+    that its main thread waits for its device."""
 
     kind: Kind
     seconds: float | None = None
     stack: tuple[Frame, ...] = ()
     operation: str = ""
     group: str = ""
+    on_device: bool = False
 
     @property
     def is_progress(self) -> bool:
@@ -75,18 +78,22 @@ def movement_of(process: AttachedProcess) -> Movement:
         if _calls_again(samples):
             return Movement("moving", 0.0, stack, operation)
         return Movement("waiting", seconds, stack, operation, mains[-1].group)
+    on_device = native_operation(mains[-1].native) == DEVICE_WAIT
     if _computes(samples, mains[-1]):
-        return Movement("busy", seconds, stack)
+        return Movement("busy", seconds, stack, on_device=on_device)
     if holder := _holder_of_lock(samples):
         return Movement("held", seconds, holder.frames)
     if is_in_backward(stack):
         return Movement("waiting", seconds, stack, "all_reduce")
+    if on_device:
+        return Movement("waiting", seconds, stack, DEVICE_WAIT, on_device=True)
     return Movement("standing", seconds, stack)
 
 
 def main_thread(sample: ProcessSample) -> StackThread | None:
-    """The main thread of a sample, if it has a stack."""
-    return next((one for one in sample.threads if one.is_main and one.frames), None)
+    """The main thread of a sample with the stack that explains where it is, if it has one."""
+    main = waiting_thread(sample.threads)
+    return main if main is not None and main.frames else None
 
 
 def operation_of(stack: Sequence[Frame]) -> str:

@@ -36,6 +36,10 @@ _BYTES = {"Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half
 """Bytes of an element, by torch's type names; 1 for all others."""
 
 
+SNAPSHOT = 0.8
+"""Confidence of a diagnosis from one stack of each rank, as a share of that from two equal ones."""
+
+
 def diagnose_stall(job: Job) -> Diagnosis | None:
     """Why a job hangs or ended in an error; ``None`` if it does neither. Computed once for a job."""
     if job not in _DIAGNOSES:
@@ -65,6 +69,8 @@ def _diagnose(job: Job) -> Diagnosis | None:
     found = _hang(states)
     if ending is not None and not _is_more_specific(found, ending):
         return Diagnosis(states, "died", ending.ranks, 0.9 if ending.nature == "mismatch" else 0.4, ending=ending)
+    if found and states.is_snapshot:
+        return replace(found, confidence=round(found.confidence * SNAPSHOT, 2))
     if found and states.ungathered and not states.is_from_dumps:
         # The cause may be a rank that did not take part.
         return replace(found, confidence=round(found.confidence * 0.7, 2))
@@ -161,6 +167,9 @@ def _behind(states: JobState) -> Diagnosis | None:
 def _together(states: JobState) -> Diagnosis | None:
     if not states.waiting:
         return None
+    if states.is_snapshot:
+        # A healthy job spends much of its time in collectives.
+        return Diagnosis(states, "undetermined", states.waiting, 0.0)
     calls = {(one.wait.group, one.wait.sequence) for one in states.ranks.values() if one.wait is not None}
     by_stack = {one.site.text for one in states.ranks.values() if one.site is not None and one.stack_wait}
     # A large call that is made for the first time may still complete.

@@ -17,7 +17,10 @@ from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.wait_graph import roots_of
 from doctor.core.facts import Collective
+from doctor.core.stack_dumps.native_calls import ANY_COLLECTIVE, DEVICE_WAIT
 
+_UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
+"""Operations behind which any collective may be, so that they don't differ from another one."""
 _SENDING, _RECEIVING = ("send", "send_object_list"), ("recv", "recv_object_list")
 
 
@@ -141,6 +144,8 @@ def _diverged_by_stack(states: JobState) -> Diagnosis | None:
     waiting: dict[tuple[str, str, str], list[RankState]] = {}
     for one in states.ranks.values():
         if one.recorder is None and one.site is not None and (one.waits or one.may_wait_in_backward):
+            if one.site.operation in _UNNAMED:
+                continue
             waiting.setdefault((one.site.operation, one.site.place, one.site.words), []).append(one)
     if len(waiting) < 2:
         return None

@@ -109,6 +109,11 @@ class RankState:
         return self.progress is not None and self.progress.sampled
 
     @property
+    def is_snapshot(self) -> bool:
+        """Whether its process was read only once, which does not show whether it moves."""
+        return self.progress is not None and self.progress.sampled and self.progress.idle is None
+
+    @property
     def is_from_dumps(self) -> bool:
         """Whether it is known from a dump, perhaps with logs, and was not monitored."""
         is_monitored = self.progress is not None and (bool(self.progress.run) or self.progress.idle is not None)
@@ -288,6 +293,11 @@ class JobState:
         """Whether the job is known from dumps and was not monitored."""
         recorded = [one for one in self.ranks.values() if one.recorder is not None]
         return bool(recorded) and all(one.is_from_dumps for one in recorded)
+
+    @functools.cached_property
+    def is_snapshot(self) -> bool:
+        """Whether the stacks of all ranks were read only once."""
+        return bool(self.ranks) and all(one.is_snapshot for one in self.ranks.values())
 
     @functools.cached_property
     def calls(self) -> Mapping[str, Mapping[int, Mapping[int, Collective]]]:

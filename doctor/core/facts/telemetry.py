@@ -126,7 +126,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     that were exhausted, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
     ``sampled``: the process was read from outside, so that ``idle`` is the least time and no point is known.
     ``awaits``: the operation that it waits in, if its stack alone does not show it; ``group``: the process group that
-    it waits in, as the source of its call names it.
+    it waits in, as the source of its call names it. ``guessed``: the number of the rank is not one that a launcher or
+    the user gave.
     """
 
     key: ClassVar[str] = "progress"
@@ -156,6 +157,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     sampled: bool = False
     awaits: str = ""
     group: str = ""
+    guessed: bool = False
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from doctor.analysis.attached_job import attached_job
-from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, StackThread
+from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample
 from doctor.core.job import UNKNOWN_HOST, Job, Member, build_job
 from doctor.core.masking import mask_text
-from doctor.core.stack_dumps.native_calls import waiting_thread
 from doctor.core.text import natural_key
 from doctor.postmortem.filenames import rank_in_name
 from doctor.postmortem.stacks.collected import NUMBER, DumpedProcess, join_samples, read_stacks
@@ -270,13 +269,7 @@ def _samples_of(process: _FoundProcess) -> tuple[ProcessSample, ...]:
         times = [place * dump.seconds for place in range(len(dump.samples))]
     if None in times or len(times) != len(dump.samples):
         times = [0.0] * len(dump.samples)
-    return tuple(ProcessSample(at or 0.0, threads=_telling(one)) for at, one in zip(times, dump.samples, strict=True))
-
-
-def _telling(threads: tuple[StackThread, ...]) -> tuple[StackThread, ...]:
-    """The threads, the main one with the stack that explains where it is."""
-    main = waiting_thread(threads)
-    return tuple(main if main is not None and thread.is_main else thread for thread in threads)
+    return tuple(ProcessSample(at or 0.0, threads=one) for at, one in zip(times, dump.samples, strict=True))
 
 
 def _uses_gpu(dump: DumpedProcess) -> bool:

@@ -12,8 +12,14 @@ SHOWN = 8
 
 
 def stall_ranks(found: Diagnosis) -> str:
-    """``rank 2 (training, epoch 1, batch 40)``: the faulty ranks, and where the first of them is."""
-    place = found.first.place if found.first else ""
+    """``rank 2 (training, epoch 1, batch 40)``: the faulty ranks, and where the first of them is.
+
+    ``rank 2 (guessed; PID 4711)`` if nothing but the order of the processes numbers it."""
+    parts = [found.first.place if found.first else ""]
+    progress = found.first.progress if found.first else None
+    if progress is not None and progress.guessed:
+        parts += ["guessed", f"PID {progress.pid}" if progress.pid else ""]
+    place = "; ".join(part for part in parts if part)
     return ranks_in_words(found.ranks) + (f" ({place})" if place else "")
 
 
@@ -27,6 +33,8 @@ def stall_waiters(found: Diagnosis) -> str:
     site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"
     waited = f" {least}{found.seconds_waited:.0f} s" if found.seconds_waited else ""
     where = site.text if site else "a collective"
+    if found.states.is_snapshot:
+        return f"; {ranks_in_words(found.waiting)} {'are' if len(found.waiting) > 1 else 'is'} in {where}"
     return f"; {ranks_in_words(found.waiting)} {verb} waited{waited} in {where}"
 
 
@@ -41,13 +49,14 @@ def stall_evidence(found: Diagnosis) -> dict[str, object]:
         "where": {str(one.rank): stall_location(one) for one in shown[:SHOWN]},
         "waiting_ranks": list(found.waiting[:64]),
         **{name: seconds for name, seconds in times.items() if seconds is not None},
+        **({"stacks_of_each_rank": 1} if found.states.is_snapshot else {}),
     }
 
 
 def stall_source(found: Diagnosis) -> Source | None:
     """The line at which the first faulty rank is."""
     line = found.first.site.frame if found.first and found.first.site else None
-    return Source(line.file, line.line) if line else None
+    return Source(line.file, line.line) if line and line.line else None
 
 
 def stall_location(rank_state: RankState) -> str:

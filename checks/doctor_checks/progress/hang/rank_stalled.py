@@ -342,6 +342,13 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
             "Attach again later, or with --watch 60: a rank that is still in that line then does not only take its "
             "time. Work that one rank does alone makes all others wait.",
         )
+    if found.states.is_snapshot:
+        return (
+            f"{who} {'are' if several else 'is'}{place or ' elsewhere'}{stall_waiters(found)}",
+            "See what keeps it in that line and lets the others pass. One stack of each rank does not tell a rank that "
+            "is stuck from one that is slow: collect them again after a minute, and give both files to `doctor "
+            "diagnose`.",
+        )
     return (
         f"{who} {'stand' if several else 'stands'}{place}{stall_waiters(found)}",
         "See what keeps it in that line and lets the others pass; `py-spy dump --pid PID` shows how it goes on. Work "
