@@ -89,8 +89,9 @@ class DumpedThread:
 class DumpedProcess:
     """A process of a dump, of which there may be several in a file.
 
-    ``file`` and ``label`` (of its lines) say where it was read; ``order`` counts the processes of a file. ``seconds``:
-    between its samples, if the dump says so.
+    ``file`` and ``label`` (of its lines) say where it was read; ``order`` counts the processes of a file. ``source``:
+    how its stacks were collected, and ``tool`` the one that printed them. ``seconds``: between its samples, if the dump
+    says so.
     """
 
     file: str
@@ -101,6 +102,7 @@ class DumpedProcess:
     host: str = ""
     rank: int | None = None
     source: StackSource = ""
+    tool: str = ""
     samples: list[tuple[StackThread, ...]] = field(default_factory=list)
     seconds: float | None = None
     variables: dict[str, str] = field(default_factory=dict)
@@ -273,6 +275,7 @@ class _Assembler:
                 host=heading.host,
                 rank=heading.rank,
                 source=heading.source or source,
+                tool=source,
             )
             self._found.append(self._process)
             self._heading = None

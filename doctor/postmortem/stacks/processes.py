@@ -157,21 +157,55 @@ def _host_in_name(path: Path) -> str:
 
 
 def _joined(found: Sequence[_FoundProcess]) -> list[_FoundProcess]:
-    """The processes with their samples from all files."""
-    kept: list[_FoundProcess] = []
-    known: dict[tuple[object, ...], _FoundProcess] = {}
+    """The processes with their samples from all files, each from the dumps of one form with most samples."""
+    groups: list[list[_FoundProcess]] = []
+    known: dict[tuple[object, ...], list[list[_FoundProcess]]] = {}
     for process in found:
-        dump = process.dump
-        claimed = _explicit(process)
-        key = (process.host, claimed, dump.pid) if dump.pid or claimed is not None else (process.path, dump.order)
-        before = known.get(key)
-        if before is None or before.role != process.role:
-            kept.append(process)
-            known[key] = process
-        else:
-            join_samples(before.dump, dump)
-            before.times = (*before.times, *process.times)[-len(before.dump.samples) :]
-    return kept
+        rank, dump = _explicit(process), process.dump
+        key: tuple[object, ...] = (process.path, dump.order)
+        if rank is not None:
+            key = ("rank", rank)
+        elif dump.pid:
+            key = ("pid", process.host, dump.pid, process.role)
+        same = (group for group in known.get(key, ()) if rank is None or _may_be_one(group, process))
+        group = next(same, None)
+        if group is None:
+            group = []
+            groups.append(group)
+            known.setdefault(key, []).append(group)
+        group.append(process)
+    return [_with_all_samples(group) for group in groups]
+
+
+def _may_be_one(group: Sequence[_FoundProcess], process: _FoundProcess) -> bool:
+    """Whether a process that is stated to be of the same rank is the same process."""
+    pids = {one.dump.pid for one in group if one.dump.pid}
+    return not process.dump.pid or not pids or process.dump.pid in pids
+
+
+def _with_all_samples(group: Sequence[_FoundProcess]) -> _FoundProcess:
+    forms = Counter(_form_of(one.dump) for one in group for _ in one.dump.samples)
+    best = max(forms, key=lambda form: forms[form], default=None)
+    first = next((one for one in group if _form_of(one.dump) == best), group[0])
+    for other in group:
+        if other is first:
+            continue
+        samples = other.dump.samples
+        if _form_of(other.dump) != best:
+            other.dump.samples = []
+        join_samples(first.dump, other.dump)
+        first.times = (*first.times, *other.times) if other.dump.samples is samples else first.times
+        first.host = first.host or other.host
+        first.dump.pid = first.dump.pid or other.dump.pid
+    first.times = first.times[-len(first.dump.samples) :]
+    return first
+
+
+def _form_of(dump: DumpedProcess) -> tuple[object, ...]:
+    """What has to be equal for stacks to be comparable: the tool, the form of its paths, native frames alone."""
+    main = dump.main
+    frames = main.frames if main else ()
+    return dump.tool, any(frame.file.startswith("/") for frame in frames), bool(frames)
 
 
 def _explicit(process: _FoundProcess) -> int | None:
