@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import Collective, Frame
-from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_torch, waits_in
+from doctor.core.frames import NATIVE_CODE, NATIVE_WAITS, is_backward_engine, is_torch, waits_in
 
-_BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
-"""The frame of the backward pass, in which a rank computes gradients or waits for their reduction."""
 POINT_TO_POINT = frozenset({"send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"})
 """Operations between two ranks."""
 _DRIVERS = ("/loops/", "transformers/trainer.py")
@@ -66,7 +64,8 @@ _CALLERS = (
     Caller("deepspeed/", (), "DeepSpeed"),
     Caller("torch/nn/parallel/distributed.py", ("_sync_buffers", "_pre_forward"), "DDP's broadcast of buffers"),
     Caller("torch/nn/parallel/distributed.py", ("__init__", "_ddp_init_helper"), "wrapping of the model in DDP"),
-    Caller(*_BACKWARD[:1], _BACKWARD[1:], "backward"),
+    Caller("torch/autograd/graph.py", ("_engine_run_backward",), "backward"),
+    Caller("torch/autograd/__init__.py", ("backward",), "backward"),
 )
 """Of several callers the one in the innermost frame counts; for one frame, the first in this list."""
 _CARRIERS = (
@@ -173,7 +172,7 @@ def site_key(entry: Collective) -> SiteKey:
 
 def is_in_backward(stack: Sequence[Frame]) -> bool:
     """Whether the innermost frame is the one that runs the backward pass."""
-    return bool(stack) and stack[0].file.endswith(_BACKWARD[0]) and stack[0].function == _BACKWARD[1]
+    return bool(stack) and is_backward_engine(stack[0])
 
 
 class LocalWork(NamedTuple):
@@ -222,8 +221,10 @@ def local_work_of(stack: Sequence[Frame], point: str = "") -> LocalWork | None:
     """The work of a rank, by files in its stack, its last point, or names of user functions; ``None`` if unknown."""
     own = own_line(stack)
     for frame in stack:
+        # Tools may shorten the path of a package's file to its part in the package.
+        path = frame.file if frame.file.startswith(("/", "<")) else f"/site-packages/{frame.file}"
         for kind, pattern in _WORK:
-            if not frame.user and re.search(pattern, f"{frame.file}:{frame.function}"):
+            if not frame.user and re.search(pattern, f"{path}:{frame.function}"):
                 return LocalWork(kind, own or frame)
     if point in _WORK_OF_POINT:
         return LocalWork(_WORK_OF_POINT[point], own, is_next_batch=point == "data")

@@ -100,6 +100,13 @@ def is_torch(frame: Frame) -> bool:
     return not frame.user and "/torch/" in frame.file
 
 
+def is_backward_engine(frame: Frame) -> bool:
+    """Whether a frame is the one that runs the backward pass; before torch 2.2 it has no function of its own."""
+    if frame.file.endswith("torch/autograd/graph.py"):
+        return frame.function == "_engine_run_backward"
+    return frame.file.endswith("torch/autograd/__init__.py") and frame.function == "backward"
+
+
 def waits_in(stack: Sequence[Frame]) -> str:
     """The operation that a rank with this stack waits in; empty if the stack shows none. In ``backward`` it may also
     compute: see :func:`doctor.analysis.call_sites.is_in_backward`."""

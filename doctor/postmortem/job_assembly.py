@@ -75,15 +75,6 @@ class ParsedInputs(NamedTuple):
         """Return the sections of a rank, for adding more."""
         return self.ranks.setdefault(rank, {})
 
-    def add_progress(self, job: Job) -> None:
-        """Add the progress of the ranks of another job, and their hosts."""
-        for rank in job.ranks:
-            progress = rank.find(ProgressFacts)
-            if progress is not None:
-                self.of_rank(rank.number)[ProgressFacts.key] = progress
-                if rank.host.name != UNKNOWN_HOST:
-                    self.homes.setdefault(rank.number, rank.host.name)
-
 
 def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tuple[Member, ...]:
     """Return the processes found in logs and other inputs, by rank.

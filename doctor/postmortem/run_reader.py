@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from doctor.core.capture import merge_captures
 from doctor.core.errors import UnusableError
-from doctor.core.facts import Event, LogEvidence, LogFile, RecorderFacts
+from doctor.core.facts import Event, LogEvidence, LogFile, ProgressFacts, RecorderFacts
 from doctor.core.files.read_deadline import ReadBudget
 from doctor.core.files.timed_file import TimedFile
 from doctor.core.job import Job
@@ -23,7 +23,7 @@ from doctor.postmortem.memory_snapshot.snapshot_parser import read_snapshot
 from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
 from doctor.postmortem.ras.events import read_ras, with_progress
 from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_of, ids_in_path, names_of_runs
-from doctor.postmortem.stacks.processes import collect_stacks, job_of_stacks
+from doctor.postmortem.stacks.processes import RanksOfStacks, collect_stacks, ranks_of_stacks
 
 KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi", "ras", "stacks")
 TOOLS = ("nvidia-smi", "ras")
@@ -159,10 +159,10 @@ class _RunReader:
     def _parsed(self) -> ParsedInputs:
         dumps, failed = read_dumps(self.inputs.of("flight-recorder"))
         stacks = self._stacks()
-        sizes = (world_size_in(dumps), stacks.world_size if stacks else None)
-        parsed = ParsedInputs({}, {}, [], max(filter(None, sizes), default=None))
-        if stacks is not None:
-            parsed.add_progress(stacks)
+        sizes = (world_size_in(dumps), stacks.world_size)
+        parsed = ParsedInputs({}, dict(stacks.homes), [], max(filter(None, sizes), default=None))
+        for rank, progress in stacks.progress.items():
+            parsed.of_rank(rank)[ProgressFacts.key] = progress
         self.failed.update(failed)
         for dump in dumps:
             parsed.of_rank(dump.rank)[RecorderFacts.key] = dump.facts
@@ -176,12 +176,12 @@ class _RunReader:
         parsed.hosts.extend((name_of(path), sections) for path, sections in printouts)
         return parsed
 
-    def _stacks(self) -> Job | None:
-        """Return the job of the ranks whose stacks were collected, if there are any."""
+    def _stacks(self) -> RanksOfStacks:
+        """Return the ranks whose stacks were collected."""
         paths = self.inputs.of("stacks")
         stacks = collect_stacks(_each(paths, lambda path: _text(path, STACKS_LIMIT), self.failed))
         self.failed.update(dict.fromkeys(stacks.empty, "no stack in it could be read"))
-        return job_of_stacks(stacks)
+        return ranks_of_stacks(stacks)
 
     def _add_snapshots(self, parsed: ParsedInputs, known: set[int]) -> None:
         """Add each snapshot to the rank in its name, or to the only rank of the job."""

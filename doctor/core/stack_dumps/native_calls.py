@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from doctor.core.facts import Frame, StackThread
-from doctor.core.frames import NATIVE_CODE, waits_in
+from doctor.core.frames import NATIVE_CODE, is_backward_engine, waits_in
 
 DEVICE_WAIT = "synchronization with the GPU"
 """The operation of a thread that waits for its device."""
@@ -122,7 +122,7 @@ def waiting_thread(threads: Sequence[StackThread]) -> StackThread | None:
     if main is None:
         return None
     if main.frames:
-        inner = _of_autograd(threads) if _is_engine(main.frames[0]) else ()
+        inner = _of_autograd(threads) if is_backward_engine(main.frames[0]) else ()
         return _with_frames(main, (*inner, *main.frames)) if inner else main
     operation = native_operation(main.native)
     if operation == ANY_COLLECTIVE:
@@ -137,14 +137,6 @@ def _run_loops(threads: Iterable[StackThread]) -> Iterator[tuple[str, ...]]:
         thread.native
         for thread in threads
         if thread.name.startswith(_RUN_LOOPS) or any("AsyncWork::execute" in name for name in thread.native)
-    )
-
-
-def _is_engine(frame: Frame) -> bool:
-    """Whether a frame runs the backward pass: torch releases before 2.2 have no function of its own for it."""
-    file = frame.file.replace("\\", "/")
-    return (file.endswith("torch/autograd/graph.py") and frame.function == "_engine_run_backward") or (
-        file.endswith("torch/autograd/__init__.py") and frame.function == "backward"
     )
 
 

@@ -172,6 +172,7 @@ class _Assembler:
                 self._take(line.kind, line.source)
         self._end_sample()
         self._give_variables()
+        _share_stacks(self._found)
         found = [part for process in self._found for part in _parted(process)]
         return _merged(found)
 
@@ -260,8 +261,11 @@ class _Assembler:
                 self._end_sample()
                 self._process = None
                 self._begin_thread(ThreadLine(is_main=True), source)
-        if self._threads:
-            self._threads[-1].add(kind)
+        if not self._threads:
+            if not isinstance(kind, FrameLine):
+                return
+            self._begin_thread(ThreadLine(is_main=True), source)
+        self._threads[-1].add(kind)
 
     def _ensure(self, source: StackSource) -> DumpedProcess:
         if self._process is None:
@@ -335,6 +339,18 @@ def _main_of(threads: Sequence[DumpedThread]) -> DumpedThread | None:
     # faulthandler prints the main thread last, as does py-spy without names.
     own = [thread for thread in threads if thread.frames and not thread.is_bootstrapped]
     return own[-1] if own else None
+
+
+def _share_stacks(processes: Sequence[DumpedProcess]) -> None:
+    """Give processes without frames the stack of the next one: people list the headings of equal stacks together."""
+    for process, following in zip(processes[-2::-1], processes[:0:-1], strict=False):
+        own, shared = process.main, following.main
+        is_heading_alone = len(process.samples) == 1 and len(process.samples[0]) == 1 and not process.command
+        if is_heading_alone and own and shared and not own.frames and not own.native and not following.command:
+            joined = dumped_thread(
+                shared.frames, shared.native, name=own.name, native_id=own.native_id, is_main=True, active=own.active
+            )
+            process.samples = [(joined,)]
 
 
 def _parted(process: DumpedProcess) -> Iterator[DumpedProcess]:

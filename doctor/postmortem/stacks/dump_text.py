@@ -113,8 +113,10 @@ def looks_like_stacks(head: str, *, is_whole: bool = True) -> bool:
     printed, others = counts["printed"], counts["other"]
     if not counts["frame"] or counts["heading"] * 2 > printed:
         return False
-    # The stacks of faulthandler are often among the lines of a log.
-    return others == 0 if counts["faulthandler"] else others <= (1 - LEAST_SHARE) * (printed + others)
+    # The stacks of faulthandler are often among the lines of a log, and other programs print names and lines too.
+    if counts["faulthandler"] or counts["bare"]:
+        return others == 0 and counts["frame"] > 1
+    return others <= (1 - LEAST_SHARE) * (printed + others)
 
 
 def looks_like_json_stacks(head: str) -> bool:
@@ -136,12 +138,14 @@ def _tallied(lines: Sequence[str]) -> Iterator[str]:
         else:
             yield "printed"
             in_stack = in_stack or isinstance(kind, ThreadLine) or (isinstance(kind, NativeLine) and kind.is_innermost)
-            if in_stack and isinstance(kind, (FrameLine, NativeLine)):
+            if isinstance(kind, (FrameLine, NativeLine)):
                 yield "frame"
-                yield line.source
+                yield line.source if in_stack else "bare"
 
 
-_MAY_BE = re.compile(r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#0 )", re.MULTILINE)
+_MAY_BE = re.compile(
+    r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#0 |\w+ \(\S+\.py:\d)", re.MULTILINE
+)
 _LOGGED = re.compile(r"Fatal Python error|\[E\d|\[W\d|\b(?:INFO|WARNING|ERROR|DEBUG)\b|\d\d:\d\d:\d\d")
 
 

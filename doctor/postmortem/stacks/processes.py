@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from doctor.analysis.attached_job import attached_job
-from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample
-from doctor.core.job import UNKNOWN_HOST, Job, Member, build_job
+from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, ProgressFacts
+from doctor.core.job import UNKNOWN_HOST, Member, build_job
 from doctor.core.masking import mask_text
 from doctor.core.text import natural_key
 from doctor.postmortem.filenames import rank_in_name
@@ -89,13 +91,32 @@ def collect_stacks(texts: Iterable[tuple[Path, str]]) -> CollectedStacks:
     return CollectedStacks(facts, tuple(empty))
 
 
-def job_of_stacks(stacks: CollectedStacks) -> Job | None:
-    """Return the job of the ranks in the stacks; ``None`` without any process."""
+class RanksOfStacks(NamedTuple):
+    """The progress of each rank, the hosts of ranks as far as known, and the lower bound of the world size."""
+
+    progress: Mapping[int, ProgressFacts]
+    homes: Mapping[int, str]
+    world_size: int | None
+
+
+def ranks_of_stacks(stacks: CollectedStacks) -> RanksOfStacks:
+    """Return what the stacks show of each rank."""
     members = [
         Member(place, {AttachFacts.key: facts}, (None, None, host or UNKNOWN_HOST))
         for place, (host, facts) in enumerate(stacks.hosts.items())
     ]
-    return attached_job(build_job(members, world_size=len(members))) if members else None
+    if not members:
+        return RanksOfStacks({}, {}, None)
+    job = attached_job(build_job(members, world_size=len(members)))
+    found = {rank.number: progress for rank in job.ranks if (progress := rank.find(ProgressFacts)) is not None}
+    homes = {rank.number: rank.host.name for rank in job.ranks if rank.host.name != UNKNOWN_HOST}
+    processes = (process for facts in stacks.hosts.values() for process in facts.processes)
+    refused = {process.rank for process in processes if process.refused and process.rank is not None}
+    if len(refused) * 2 <= len(found):
+        # A process that a tool could not stop or read, unlike most of the others, is blocked in the kernel or gone.
+        silent = {number for number in refused if number in found and not found[number].stack}
+        found |= {number: msgspec.structs.replace(found[number], state="silent") for number in silent}
+    return RanksOfStacks(found, homes, job.world_size)
 
 
 def _stamp_of(path: Path) -> float | None:

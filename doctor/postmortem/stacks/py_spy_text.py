@@ -35,6 +35,8 @@ _THREAD = re.compile(
     r"Thread (?P<id>0x[0-9A-F]+|\d{1,20})(?: \((?P<state>(?:active|idle)(?:\+gil)?|gil)\))?(?:: \"(?P<name>.*)\")?$"
 )
 _FRAME = re.compile(r"(?: {4}|\t ?)(?P<name>\S.*) \((?P<file>[^()]+?)(?::(?P<line>\d{1,10}))?\)$")
+_BARE = re.compile(r"(?P<name>[\w.<>]+) \((?P<file>[^()\s]+\.py):(?P<line>\d{1,10})\)$")
+"""A frame without indentation and without a thread: people quote the frames alone."""
 _LOCAL = re.compile(r" {12}(?P<name>[^\W\d]\w*): (?P<value>.*)$")
 _LOCALS = re.compile(r" {8}(?:Arguments|Locals):$")
 _ERROR = re.compile(r"(?:Error: |Reason: )(?P<reason>.*)")
@@ -76,7 +78,10 @@ class PySpyReader:
         if self._command_lines:
             self._command_lines = (self._command_lines + 1) % MOST_COMMAND_LINES
             return OtherLine()
-        return self._in_a_thread(line) if self._in_thread else None
+        if self._in_thread:
+            return self._in_a_thread(line)
+        found = _BARE.match(line)
+        return FrameLine(dumped_frame(found["file"], int(found["line"]), found["name"])) if found else None
 
     def _in_a_thread(self, line: str) -> LineKind | None:
         if found := _FRAME.match(line):

@@ -345,14 +345,16 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
         evidence={
             **stall_evidence(found),
             "calls": {
-                ranks_in_words(one.ranks): f"{_call_in_words(one.entry)} at {one.site.place}" for one in variants[:8]
+                ranks_in_words(one.ranks): _call_in_words(one.entry)
+                + (f" at {one.site.place}" if one.site.place else "")
+                for one in variants[:8]
             },
             "conditions": [one.site.condition for one in variants[:8] if one.site.condition],
         },
         fix=_fix(divergence.aspect),
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
-        source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame else None,
+        source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame and odd.site.frame.line else None,
     )
 
 

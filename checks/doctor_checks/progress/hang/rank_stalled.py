@@ -259,6 +259,8 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is None:
+        if _is_snapshot(job):
+            yield Unknown(_ONE_STACK, unhide="collect the stacks of all ranks, and again after a minute")
         return
     if found.kind == "undetermined":
         yield Unknown(
@@ -268,6 +270,15 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         yield _finding(found, *_loader_ended(found, found.uneven))
     elif found.kind in _SAYINGS:
         yield _finding(found, *_SAYINGS[found.kind](found))
+
+
+_ONE_STACK = "one stack of each rank doesn't show whether they move, and none of them stands out"
+
+
+def _is_snapshot(job: Job) -> bool:
+    """Whether all that is known of the ranks is one stack of each."""
+    known = [progress for progress, _ in job.facts(ProgressFacts)]
+    return bool(known) and all(one.sampled and one.idle is None and one.state != "ended" for one in known)
 
 
 def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
