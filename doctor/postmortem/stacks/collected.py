@@ -196,8 +196,6 @@ class _Assembler:
             self._seconds = kind.seconds
         elif isinstance(kind, VariableLine):
             self._variables_first = self._variables_first or not self._found
-            if kind.name in self._variables:
-                self._give_variables()
             self._variables[kind.name] = kind.value
         elif isinstance(kind, LocalLine) and kind.name in RANK_NAMES and NUMBER.fullmatch(kind.value):
             # Frames come innermost first: the outermost function, which was given its rank, comes last.
@@ -269,6 +267,8 @@ class _Assembler:
 
     def _ensure(self, source: StackSource) -> DumpedProcess:
         if self._process is None:
+            if not self._variables_first:
+                self._give_variables()
             heading = self._heading or ProcessLine()
             pid = heading.pid if heading.pid < MOST_PIDS else 0
             self._process = DumpedProcess(
@@ -398,7 +398,8 @@ def _merged(processes: Iterable[DumpedProcess]) -> list[DumpedProcess]:
     kept: list[DumpedProcess] = []
     known: dict[tuple[object, ...], DumpedProcess] = {}
     for process in processes:
-        key = (process.host, process.pid or process.rank, bool(process.pid))
+        # Processes of containers often have the same PID.
+        key = (process.host, process.rank, process.pid)
         before = known.get(key) if process.pid or process.rank is not None else None
         if before is None:
             kept.append(process)

@@ -33,7 +33,8 @@ LEAST_SHARE = 0.8
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _QUOTE = re.compile(r"> ?")
 _PREFIX = re.compile(
-    r"(?P<label>[A-Za-z0-9][\w.-]{0,252}(?: (?:out|err))?|\[[\w.,<>-]{1,64}\]): ?(?P<line>.*)", re.DOTALL
+    r"(?P<label>[A-Za-z0-9][\w.-]{0,252}(?: (?:out|err))?|\[[\w.,-]{1,64}\](?:<std(?:out|err)>)?): ?(?P<line>.*)",
+    re.DOTALL,
 )
 """The label that pdsh, ``srun --label``, ``mpirun --tag-output`` and scripts put before each line."""
 
@@ -56,7 +57,9 @@ def streams_of(text: str) -> Iterator[tuple[str, list[str]]]:
         streams: dict[str, list[str]] = {}
         for found in labelled:
             if found:
-                streams.setdefault(found["label"].removesuffix(" out").removesuffix(" err"), []).append(found["line"])
+                streams.setdefault(
+                    found["label"].removesuffix(" out").removesuffix(" err").partition("<")[0], []
+                ).append(found["line"])
         yield from streams.items()
     else:
         yield "", lines

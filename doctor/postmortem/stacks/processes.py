@@ -26,6 +26,7 @@ BY_NAME = "file name"
 BY_HEADING = "heading in the file"
 BY_COMMAND = "command line"
 BY_LOCALS = "local variables"
+BY_LABEL = "label of the lines"
 BY_ORDER = "order of the PIDs"
 """``rank_from`` of numbers that no variable gave."""
 MOST_RANKS = 1 << 17
@@ -40,6 +41,8 @@ _GENERIC = re.compile(
 """Words of a file name that are not a host name."""
 _HOST_LIKE = re.compile(r"[A-Za-z](?=[A-Za-z.-]*\d)[A-Za-z0-9.-]*$|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+){2,}$")
 _RANK_OPTION = re.compile(r"--(?:global[-_])?rank[= ](\d{1,7})(?!\d)")
+_TASK = re.compile(r"(?:\[\d{1,7},)?(\d{1,7})\]?")
+"""The label of ``srun --label`` and of ``mpirun --tag-output``."""
 _LOCAL_OPTION = re.compile(r"--local[-_]rank[= ](\d{1,7})(?!\d)")
 _NATIVE_GPU = re.compile(r"(?:nccl|cuda|cu[A-Z]|hip[A-Z])\w*")
 
@@ -252,6 +255,7 @@ def _number(found: Sequence[_FoundProcess]) -> None:
         (BY_COMMAND, False, lambda one: _option(_RANK_OPTION, one)),
         (BY_COMMAND, False, lambda one: None if several else _local_rank(one)),
         (BY_LOCALS, True, lambda one: _of_locals(one)),
+        (BY_LABEL, True, lambda one: _of_label(one)),
     )
     taken: set[int] = set()
     for name, guessed, number_of in sources:
@@ -282,6 +286,11 @@ def _local_rank(process: _FoundProcess) -> int | None:
 def _of_locals(process: _FoundProcess) -> int | None:
     named = process.dump.rank_locals
     return next((named[name] for name in ("global_rank", "rank") if name in named), None)
+
+
+def _of_label(process: _FoundProcess) -> int | None:
+    found = _TASK.fullmatch(process.dump.label)
+    return int(found[1]) if found else None
 
 
 def _order(process: _FoundProcess) -> tuple[object, ...]:
