@@ -73,19 +73,24 @@ def movement_of(process: AttachedProcess) -> Movement:
         return _by_kernel(samples, seconds)
     if any(_position(main.frames) != _position(stack) for main in mains):
         return Movement("moving", 0.0, stack)
-    operation = operation_of(stack)
+    native = native_operation(mains[-1].native)
+    operation = operation_of(stack) or (native if native != DEVICE_WAIT else "")
     if operation:
         if _calls_again(samples):
             return Movement("moving", 0.0, stack, operation)
         return Movement("waiting", seconds, stack, operation, mains[-1].group)
-    on_device = native_operation(mains[-1].native) == DEVICE_WAIT
     if _computes(samples, mains[-1]):
-        return Movement("busy", seconds, stack, on_device=on_device)
+        return Movement("busy", seconds, stack, on_device=native == DEVICE_WAIT)
     if holder := _holder_of_lock(samples):
         return Movement("held", seconds, holder.frames)
+    return _at_rest(stack, seconds, native)
+
+
+def _at_rest(stack: tuple[Frame, ...], seconds: float | None, native: str) -> Movement:
+    """A process without CPU time: it waits for others in the backward pass, for its device, or stands elsewhere."""
     if is_in_backward(stack):
         return Movement("waiting", seconds, stack, "all_reduce")
-    if on_device:
+    if native == DEVICE_WAIT:
         return Movement("waiting", seconds, stack, DEVICE_WAIT, on_device=True)
     return Movement("standing", seconds, stack)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from doctor.core.facts import Frame, StackThread
 from doctor.core.frames import NATIVE_CODE, is_backward_engine, waits_in
 
@@ -123,13 +125,13 @@ def waiting_thread(threads: Sequence[StackThread]) -> StackThread | None:
         return None
     if main.frames:
         inner = _of_autograd(threads) if is_backward_engine(main.frames[0]) else ()
-        return _with_frames(main, (*inner, *main.frames)) if inner else main
+        return msgspec.structs.replace(main, frames=(*inner, *main.frames)) if inner else main
     operation = native_operation(main.native)
     if operation == ANY_COLLECTIVE:
         operation = next(filter(None, map(native_operation, _run_loops(threads))), operation)
     name = operation or next((name for name in main.native if not _PLUMBING.match(name)), "")
     name = _ALIAS.sub("", name or next(iter(main.native), "")).partition("@")[0]
-    return _with_frames(main, (Frame(NATIVE_CODE, 0, name[:_LONGEST]),)) if name else main
+    return msgspec.structs.replace(main, frames=(Frame(NATIVE_CODE, 0, name[:_LONGEST]),)) if name else main
 
 
 def _run_loops(threads: Iterable[StackThread]) -> Iterator[tuple[str, ...]]:
@@ -148,9 +150,3 @@ def _of_autograd(threads: Iterable[StackThread]) -> tuple[Frame, ...]:
         if not thread.is_main and waits_in(thread.frames) and not thread.frames[-1].file.endswith("threading.py")
     ]
     return found[0] if len(found) == 1 else ()
-
-
-def _with_frames(thread: StackThread, frames: tuple[Frame, ...]) -> StackThread:
-    return StackThread(
-        thread.name, thread.native_id, thread.is_main, thread.active, thread.holds_gil, frames, thread.native
-    )

@@ -26,7 +26,10 @@ _THREAD = re.compile(
     r"(?:\[Switching to thread (?P<switched>\d{1,6}) \(|Thread (?P<number>\d{1,6}) \()"
     r"(?:Thread 0x[0-9a-f]+ )?\(?LWP (?P<lwp>\d{1,10})\)?(?: \"(?P<name>[^\"]*)\")?\)(?:\):?|[:\]]|:)?"
 )
-_FRAME = re.compile(r"#(?P<depth>\d{1,5}) +(?:0x[0-9a-f]+ in )?(?P<call>\S.*)$")
+_FRAME = re.compile(
+    r"#(?P<depth>\d{1,5}) +(?:0x[0-9a-f]+ in (?P<call>\S.*)"
+    r"|(?P<bare>[^\s(\[]+ \(.*|<signal handler called>|Frame 0x.*))$"
+)
 _OF_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (?P<file>.*), line (?P<line>\d{1,10}), in (?P<function>[^ (]+)")
 _PY_BT = re.compile(r"Traceback \(most recent call first\):$")
 _PY_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,10}), in (?P<function>.+)$')
@@ -87,7 +90,7 @@ class GdbReader:
 
     def _frame(self, found: re.Match[str]) -> LineKind:
         self._after_frame = True
-        call = found["call"]
+        call = found["call"] or found["bare"]
         if python := _OF_PYTHON.search(call):
             return FrameLine(dumped_frame(python["file"], int(python["line"]), python["function"]))
         return NativeLine(function_of(call), is_innermost=found["depth"] == "0")
