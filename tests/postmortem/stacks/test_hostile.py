@@ -134,8 +134,8 @@ def test_names_are_bounded_printable_and_masked():
 
 
 def test_samples_and_deep_stacks_are_bounded():
-    frames = "".join(f"    f{line} (a.py:{line})\n" for line in range(1, 5000))
-    (process,) = read_stacks(f'Process 7: x\nThread 7 (idle): "MainThread"\n{frames}' * 200)
+    frames = "".join(f"    f{line} (a.py:{line})\n" for line in range(1, 1500))
+    (process,) = read_stacks(f'Process 7: x\nThread 7 (idle): "MainThread"\n{frames}' * 70)
     assert len(process.samples) == MOST_SAMPLES
     assert len(process.main.frames) < 100
 
@@ -162,7 +162,7 @@ def test_thousands_of_processes_take_work_in_proportion(tmp_path):
             assert len(ranks.progress) == count
         return best
 
-    assert seconds(3000) < 40 * seconds(300)
+    assert seconds(2000) < 40 * seconds(200)
 
 
 def test_nested_and_endless_json_is_refused(tmp_path):
