@@ -9,7 +9,6 @@ Source: proc(5); include/net/tcp_states.h.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from doctor.attach.processes import PROC, BlockingReader, Process, read_bytes
+from doctor.attach.programs import PYTHON_NAME
 from doctor.collectors.network.listeners import LISTEN
 from doctor.knowledge.training_processes import (
     DATA_WORKER,
@@ -32,7 +32,6 @@ MOST_FILES = 4096
 MOST_MAP_BYTES = 8 << 20
 MOST_TABLE_BYTES = 16 << 20
 _ESTABLISHED = "01"
-_PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]{0,3}(?: \(deleted\))?", re.ASCII)
 _PYTHON_LIBRARY = b"/libpython3."
 
 
@@ -53,6 +52,7 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
         self._maps = cache(self._read_maps)
         self.threads = cache(self._thread_names)
         self._open_sockets = cache(self._socket_inodes)
+        self._table = cache(self._socket_table)
         self._tables: dict[str, dict[str, _Socket]] = {}
 
     def __exit__(self, *_: object) -> None:
@@ -62,9 +62,9 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
     def is_interpreter(self, process: Process) -> bool:
         """Return whether the program of the process is Python, as far as its name shows."""
         program = process.executable or (process.arguments or ("",))[0]
-        if _PYTHON.fullmatch(PurePosixPath(program).name) or process.name == DATA_WORKER:
+        if PYTHON_NAME.fullmatch(PurePosixPath(program).name) or process.name == DATA_WORKER:
             return True
-        return not process.executable and bool(_PYTHON.fullmatch(process.name))
+        return not process.executable and bool(PYTHON_NAME.fullmatch(process.name))
 
     def has_interpreter(self, process: Process) -> bool:
         """Return whether the library of Python is loaded: a program under another name may embed it."""
@@ -94,8 +94,9 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
         holders = Counter(inode for inodes in held.values() for inode in inodes)
         ends: dict[tuple[str, str], int] = {}
         for pid, inodes in held.items():
+            table = self._table(pid)
             for inode in inodes:
-                socket = self._table(pid).get(inode)
+                socket = table.get(inode)
                 if socket is not None and socket.state == _ESTABLISHED and holders[inode] == 1:
                     ends[socket.local, socket.remote] = pid
         pairs = ((pid, ends.get((remote, local), pid)) for (local, remote), pid in ends.items())
@@ -126,7 +127,7 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
         links = (_link(folder / name) for name in _listed(folder, MOST_FILES))
         return frozenset(link[8:-1] for link in links if link.startswith("socket:["))
 
-    def _table(self, pid: int) -> dict[str, _Socket]:
+    def _socket_table(self, pid: int) -> dict[str, _Socket]:
         """Return the TCP sockets of the network namespace of a process by their inodes."""
         folder = self._proc / str(pid)
         network = _link(folder / "ns" / "net")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
@@ -25,6 +26,8 @@ from doctor.knowledge.training_processes import (
 )
 
 LONGEST_PROGRAM = 200
+PYTHON_NAME = re.compile(r"(?:python|pypy)[\d.]*[a-z]{0,3}(?: \(deleted\))?", re.ASCII)
+"""Names of the program of an interpreter."""
 DOCTOR_SCRIPTS = ("doctor", "rankdoctor")
 """Names of the script of this package."""
 _WITH_VALUE = "WX"
@@ -43,7 +46,7 @@ def python_command(arguments: tuple[str, ...] | None) -> Command:
     """Return what ``python ARGUMENTS`` runs; an empty command for an interactive interpreter or if unknown."""
     if not arguments:
         return Command()
-    if len(arguments) == 1 and (arguments[0].startswith(RAY_TITLE) or " " in arguments[0]):
+    if len(arguments) == 1 and not PYTHON_NAME.fullmatch(PurePosixPath(arguments[0]).name):
         return Command("title", arguments[0])
     rest = iter(arguments[1:])
     for argument in rest:
@@ -57,8 +60,10 @@ def python_command(arguments: tuple[str, ...] | None) -> Command:
         decisive, value = argument[1 + len(letters) :][:1], argument[2 + len(letters) :]
         if decisive:
             value = value or next(rest, "")
-        if decisive in ("c", "m") and decisive:
-            return Command("code" if decisive == "c" else "module", value)
+        if decisive == "c":
+            return Command("code", value)
+        if decisive == "m":
+            return Command("module", value)
     return Command()
 
 

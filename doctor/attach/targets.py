@@ -116,12 +116,13 @@ def find_targets(table: ProcessTable, request: TargetRequest = TargetRequest()) 
         if (request.pids or request.job) and not jobs:
             among = asked if request.pids else _of_job(table, request.job)
             jobs = list(_Assembly(search, search.forced_ranks(among)).jobs())
+        others = sum(_is_rank_of_others(process, users, marks) for process in table.processes.values()) if users else 0
     targets = [target.process for job in jobs for target in job.targets]
     return TargetList(
         tuple(sorted(jobs, key=_job_order)),
         sum(not process.is_zombie and (process.environ is None or process.arguments is None) for process in targets),
         tuple(pid for pid in request.pids if table.get(pid) is None),
-        0 if users is None else sum(_states_rank(process, users) for process in table.processes.values()),
+        others,
         ()
         if table.complete
         else ("Some processes were left out: this host has too many, or reading them took too long.",),
@@ -138,8 +139,11 @@ def _of_job(table: ProcessTable, job: str) -> frozenset[int]:
     return frozenset(process.pid for process in table.processes.values() if job in job_ids(process.environ or {}))
 
 
-def _states_rank(process: Process, users: Collection[int]) -> bool:
-    return process.user not in users and bool(claimed_numbers(process.environ))
+def _is_rank_of_others(process: Process, users: Collection[int], marks: ProcessMarks) -> bool:
+    """Return whether a process of another user states a rank, and is no data worker."""
+    if process.user in users or process.name == DATA_WORKER or not claimed_numbers(process.environ):
+        return False
+    return marks.is_interpreter(process)
 
 
 def _only(job: TargetJob, pids: Collection[int]) -> TargetJob | None:

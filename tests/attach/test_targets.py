@@ -158,6 +158,34 @@ def test_data_workers_belong_to_their_rank():
     assert [target.facts.rank for target in job.targets] == [0, None, None]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_are_workers_of_their_rank(tmp_path, method):
+    script = _script(
+        tmp_path,
+        "train.py",
+        f"""
+import multiprocessing, sys, time
+def work(ready):
+    ready.put(1)
+    time.sleep(1000)
+if __name__ == "__main__":
+    context = multiprocessing.get_context({method!r})
+    ready = context.SimpleQueue()
+    for _ in range(2):
+        context.Process(target=work, args=(ready,), daemon=True).start()
+    ready.get(), ready.get()
+    print(flush=True)
+    time.sleep(1000)
+""",
+    )
+    with running(command=[sys.executable, "-S", script], environ=RANK_0_OF_2) as process:
+        [job] = jobs_of([process.pid])
+    roles = [target.facts.role for target in job.targets]
+    assert (roles.count("rank"), roles.count("worker")) == (1, 2)
+    assert {target.facts.parent for target in job.targets if target.facts.role == "worker"} == {process.pid}
+    assert job.program == str(script)
+
+
 def test_the_agent_in_a_task_of_srun_is_not_a_rank(tmp_path):
     ranks = "".join(
         f"subprocess.Popen([sys.executable, '-S', {str(tmp_path / 'train.py')!r}], stdout=subprocess.DEVNULL, "
