@@ -13,14 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from doctor.attach.processes import PROC, BlockingReader, Process, read_bytes
-from doctor.attach.programs import PYTHON_NAME
 from doctor.collectors.network.listeners import LISTEN
 from doctor.knowledge.training_processes import (
-    DATA_WORKER,
     GROUP_THREADS,
     STORE_THREADS,
     TORCH_LIBRARIES,
@@ -58,13 +56,6 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
     def __exit__(self, *_: object) -> None:
         """End the reading thread."""
         self._reader.close()
-
-    def is_interpreter(self, process: Process) -> bool:
-        """Return whether the program of the process is Python, as far as its name shows."""
-        program = process.executable or (process.arguments or ("",))[0]
-        if PYTHON_NAME.fullmatch(PurePosixPath(program).name) or process.name == DATA_WORKER:
-            return True
-        return not process.executable and bool(PYTHON_NAME.fullmatch(process.name))
 
     def has_interpreter(self, process: Process) -> bool:
         """Return whether the library of Python is loaded: a program under another name may embed it."""

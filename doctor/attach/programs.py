@@ -73,6 +73,8 @@ def program_of(process: Process, table: ProcessTable) -> str:
     A child of multiprocessing runs the program of its parent.
     """
     for runner in (process, *table.ancestors(process)):
+        if runner is not process and not runs_python(runner):
+            return ""
         command = python_command(runner.arguments)
         if command.kind == "code" and _starts_others(command.word):
             continue
@@ -82,6 +84,14 @@ def program_of(process: Process, table: ProcessTable) -> str:
             return plain(f"-m {command.word}")
         return plain(command.word) if command.kind == "script" else "-c" if command.kind == "code" else ""
     return ""
+
+
+def runs_python(process: Process) -> bool:
+    """Return whether the program of the process is an interpreter of Python, as far as its name shows."""
+    program = process.executable or (process.arguments or ("",))[0]
+    if PYTHON_NAME.fullmatch(PurePosixPath(program).name) or process.name == DATA_WORKER:
+        return True
+    return not process.executable and bool(PYTHON_NAME.fullmatch(process.name))
 
 
 def plain(text: str) -> str:

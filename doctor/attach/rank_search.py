@@ -24,6 +24,7 @@ from doctor.attach.programs import (
     is_spawned,
     multiprocessing_children,
     python_command,
+    runs_python,
 )
 from doctor.attach.rank_numbers import BY_CHILDREN, RankNumbers, claimed_numbers, node_of
 from doctor.knowledge.launcher_index import BY_NAME, STEP
@@ -118,18 +119,20 @@ class RankSearch:
 
     def is_python(self, process: Process) -> bool:
         """Return whether an interpreter runs in the process; another program may embed one."""
-        if self.marks.is_interpreter(process):
+        if runs_python(process):
             return True
         return bool(self.claims(process.pid)) and self.marks.has_interpreter(process)
 
     def _agent_name(self, pid: int) -> str:
         process = self.table.processes[pid]
-        return agent_of(process, is_python=self.marks.is_interpreter(process))
+        return agent_of(process, is_python=runs_python(process))
 
     # Ranks by their variables.
 
     def _add_claimed(self) -> None:
-        claimed = [process for process in self.trainers if self.claims(process.pid) and self._is_credible(process)]
+        # A spawned process has inherited its variables, and may have outlived the rank that it worked for.
+        launched = [process for process in self.trainers if not is_spawned(process)]
+        claimed = [process for process in launched if self.claims(process.pid) and self._is_credible(process)]
         identities = {process.pid: _identity(self.claims(process.pid)[0]) for process in claimed}
         inherited: defaultdict[int, list[Process]] = defaultdict(list)
         for process in claimed:
@@ -275,7 +278,7 @@ class RankSearch:
                 continue
             if self.marks.is_member(process):
                 self._ranks[process.pid] = RankProcess(process, (), None, "connections")
-            elif self.marks.has_torch(process):
+            elif self.marks.has_torch(process) and not is_spawned(process):
                 self._ranks[process.pid] = RankProcess(process, (), None, "libraries")
 
     def _is_below_rank(self, process: Process) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from doctor.attach.process_marks import ProcessMarks
 from doctor.attach.processes import Process, ProcessTable
-from doctor.attach.programs import multiprocessing_children, plain, program_of
+from doctor.attach.programs import multiprocessing_children, plain, program_of, runs_python
 from doctor.attach.rank_numbers import RankNumbers, claimed_numbers, common_world_size, number_ranks
 from doctor.attach.rank_search import RAY, RankProcess, RankSearch
 from doctor.collectors.base import parse_int
@@ -116,7 +116,7 @@ def find_targets(table: ProcessTable, request: TargetRequest = TargetRequest()) 
         if (request.pids or request.job) and not jobs:
             among = asked if request.pids else _of_job(table, request.job)
             jobs = list(_Assembly(search, search.forced_ranks(among)).jobs())
-        others = sum(_is_rank_of_others(process, users, marks) for process in table.processes.values()) if users else 0
+        others = sum(_is_rank_of_others(process, users) for process in table.processes.values()) if users else 0
     targets = [target.process for job in jobs for target in job.targets]
     return TargetList(
         tuple(sorted(jobs, key=_job_order)),
@@ -139,11 +139,11 @@ def _of_job(table: ProcessTable, job: str) -> frozenset[int]:
     return frozenset(process.pid for process in table.processes.values() if job in job_ids(process.environ or {}))
 
 
-def _is_rank_of_others(process: Process, users: Collection[int], marks: ProcessMarks) -> bool:
+def _is_rank_of_others(process: Process, users: Collection[int]) -> bool:
     """Return whether a process of another user states a rank, and is no data worker."""
     if process.user in users or process.name == DATA_WORKER or not claimed_numbers(process.environ):
         return False
-    return marks.is_interpreter(process)
+    return runs_python(process)
 
 
 def _only(job: TargetJob, pids: Collection[int]) -> TargetJob | None:

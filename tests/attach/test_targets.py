@@ -339,8 +339,11 @@ def test_processes_spawned_in_a_task_are_numbered_by_the_node_of_the_task():
 
 
 def test_a_data_worker_whose_rank_has_ended_is_no_rank():
-    with running(f"{THREAD}name_thread('pt_data_worker')", RANK_0_OF_2) as process:
-        assert jobs_of([process.pid]) == []
+    spawned = "from multiprocessing.spawn import spawn_main; spawn_main(1, 2)"
+    named = running(f"{THREAD}name_thread('pt_data_worker')", RANK_0_OF_2)
+    command = [sys.executable, "-S", "-c", f"{THREAD}thread('pt_autograd_0')\n{READY}#{spawned}"]
+    with named as first, running(command=command, environ=RANK_0_OF_2) as second:
+        assert jobs_of([first.pid, second.pid]) == []
 
 
 def test_forked_children_without_any_mark_are_data_workers(tmp_path):
