@@ -9,9 +9,11 @@ import pytest
 
 from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import StandingTimes, attached_job
+from doctor.core.capture import from_document, to_document
 from doctor.core.facts import AttachedProcess, Frame, ProgressFacts, StackThread
 from doctor.core.finding import Severity
 from doctor.core.job import Job, build_job
+from doctor.core.redact.placeholders import redact
 from doctor.core.report_document import Report
 from doctor.core.settings import Settings
 from doctor.session import judge, load_checks
@@ -253,3 +255,52 @@ def test_guessed_numbers_of_several_hosts_do_not_collide() -> None:
         (3, "node1"),
     ]
     assert rank_stacks(found, attached_job(found)).notes[0].endswith("ranks 0-3")
+
+
+def test_a_native_frame_that_waits_for_the_device_is_a_wait() -> None:
+    synchronizes = [_with_native(process(rank, (at(41),)), "cudaStreamSynchronize") for rank in range(3)]
+    assert findings(members(*synchronizes, process(3, SLEEP))) == [("RUN001", (3,), Severity.ERROR)]
+    alone = [*synchronizes, _with_native(process(3, (at(41),)), "cuStreamSynchronize_v2")]
+    assert {severity for *_, severity in findings(members(*alone))} <= {Severity.INFO}
+
+
+def _with_native(one: AttachedProcess, *native: str) -> AttachedProcess:
+    last = one.samples[-1]
+    threads = tuple(msgspec.structs.replace(thread, native=native) for thread in last.threads)
+    return msgspec.structs.replace(one, samples=(*one.samples[:-1], msgspec.structs.replace(last, threads=threads)))
+
+
+def test_ranks_that_wait_in_groups_of_other_names_wait_for_one_another() -> None:
+    crossed = [
+        _in_group(process(0, inside("all_reduce", at(65))), "one"),
+        _in_group(process(1, inside("all_reduce", at(67))), "two"),
+    ]
+    found = members(*crossed, *others(0, 1))
+    assert findings(found) == [("RUN015", (0, 1), Severity.ERROR)]
+    same = [_in_group(one, "tensor_group") for one in crossed]
+    assert [check for check, *_ in findings(members(*same, *others(0, 1)))] == ["RUN002"]
+
+
+def _in_group(one: AttachedProcess, group: str) -> AttachedProcess:
+    samples = tuple(
+        msgspec.structs.replace(
+            sample, threads=tuple(msgspec.structs.replace(thread, group=group) for thread in sample.threads)
+        )
+        for sample in one.samples
+    )
+    return msgspec.structs.replace(one, samples=samples)
+
+
+def test_a_rank_that_is_runnable_and_gets_no_cpu_is_busy() -> None:
+    starved = process(3, (at(40),), state="R")
+    assert judged(members(*others(3), starved)).exit_code == 0
+
+
+def test_with_placeholders_nothing_names_users_hosts_or_folders() -> None:
+    found = members(*others(3), process(3, SLEEP, program="/home/me/train.py", job="4711"), host="node17.example.org")
+    redacted = from_document(redact(to_document(found), paths=True))
+    job = attached_job(redacted)
+    report = judge(job, load_checks(Settings()), Settings(), outcome_of=outcome_of_attach(redacted))
+    text = msgspec.json.encode((report, rank_stacks(redacted, job), job.ranks[0].find(ProgressFacts))).decode()
+    assert "train.py:58" in text
+    assert not [name for name in ("/home/me", "node17", "example.org") if name in text]

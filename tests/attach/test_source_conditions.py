@@ -66,3 +66,10 @@ def test_pipes_large_files_and_what_is_no_python_are_left_alone(script: Path, tm
 def test_a_process_that_is_gone_is_left_as_it_is(script: Path) -> None:
     gone = _at(script, pid=(1 << 22) - 1)
     assert with_source_conditions([gone]) == (gone,)
+
+
+def test_the_group_of_the_call_is_read_as_it_is_written(script: Path) -> None:
+    script.write_text("import torch\n\ntorch.distributed.all_reduce(\n    tensor, group=groups['tensor'],\n)\n")
+    os.utime(script, (1, 1))
+    (found,) = with_source_conditions([_at(script)])
+    assert found.samples[-1].threads[0].group == "groups['tensor']"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from doctor.analysis.call_sites import own_line, place_of_frame
+from doctor.analysis.call_sites import own_line, place_of_frame, site_of
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Frame
 from doctor.core.job import Job
@@ -56,6 +56,9 @@ def _place_of(one: RankState, state: str) -> str:
         # Its line changes from sample to sample.
         line = own_line(one.stack)
         return f"{line.file.rpartition('/')[2]} ({line.function})" if line else ""
+    if state == "busy":
+        # A rank in backward that computes waits for no other, though its call site names the reduction.
+        return site_of("", one.stack).text
     return one.site.text if one.site else ""
 
 
