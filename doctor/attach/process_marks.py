@@ -9,8 +9,9 @@ Source: proc(5); include/net/tcp_states.h.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ MOST_THREADS = 1024
 MOST_FILES = 4096
 MOST_MAP_BYTES = 8 << 20
 MOST_TABLE_BYTES = 16 << 20
+MARK_SECONDS = 5.0
 _ESTABLISHED = "01"
 _PYTHON_LIBRARY = b"/libpython3."
 
@@ -42,12 +44,16 @@ class _Socket(NamedTuple):
 
 
 class ProcessMarks(AbstractContextManager["ProcessMarks"]):
-    """The marks of the processes below ``proc``, each read once."""
+    """The marks of the processes below ``proc``, each read once.
 
-    def __init__(self, proc: Path = PROC) -> None:
+    After ``seconds`` no more are read, and ``complete`` is false."""
+
+    def __init__(self, proc: Path = PROC, *, seconds: float = MARK_SECONDS) -> None:
         self._proc = proc
+        self._until = time.monotonic() + seconds
+        self.complete = True
         self._reader = BlockingReader()
-        self._maps = cache(self._read_maps)
+        self._libraries = cache(self._loaded_libraries)
         self.threads = cache(self._thread_names)
         self._open_sockets = cache(self._socket_inodes)
         self._table = cache(self._socket_table)
@@ -59,14 +65,13 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
 
     def has_interpreter(self, process: Process) -> bool:
         """Return whether the library of Python is loaded: a program under another name may embed it."""
-        return _PYTHON_LIBRARY in self._maps(process.pid)
+        return _PYTHON_LIBRARY in self._libraries(process.pid)
 
     def has_torch(self, process: Process) -> bool:
         """Return whether torch is loaded, as far as that can be seen."""
         if any(name.startswith(TORCH_THREADS) for name in self.threads(process.pid)):
             return True
-        maps = self._maps(process.pid)
-        return any(library in maps for library in TORCH_LIBRARIES)
+        return not self._libraries(process.pid).isdisjoint(TORCH_LIBRARIES)
 
     def is_member(self, process: Process) -> bool:
         """Return whether the process has a thread of a process group."""
@@ -105,17 +110,27 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
         table = self._table(process.pid)
         return [table[inode] for inode in self._open_sockets(process.pid) if inode in table]
 
+    def _in_time(self) -> bool:
+        self.complete = self.complete and time.monotonic() < self._until
+        return self.complete
+
     def _thread_names(self, pid: int) -> frozenset[str]:
         folder = self._proc / str(pid) / "task"
-        raw = (read_bytes(folder / thread / "comm", 64) for thread in _listed(folder, MOST_THREADS))
+        threads = _listed(folder, MOST_THREADS) if self._in_time() else []
+        raw = (read_bytes(folder / thread / "comm", 64) for thread in threads)
         return frozenset(name.rstrip(b"\n").decode("utf-8", "replace") for name in raw if name)
 
-    def _read_maps(self, pid: int) -> bytes:
-        return self._blocking(lambda: read_bytes(self._proc / str(pid) / "maps", MOST_MAP_BYTES))
+    def _loaded_libraries(self, pid: int) -> frozenset[bytes]:
+        """Return those of the libraries that this module knows."""
+        if not self._in_time():
+            return frozenset()
+        maps = self._reader.call(lambda: read_bytes(self._proc / str(pid) / "maps", MOST_MAP_BYTES)) or b""
+        return frozenset(library for library in (*TORCH_LIBRARIES, _PYTHON_LIBRARY) if library in maps)
 
     def _socket_inodes(self, pid: int) -> frozenset[str]:
         folder = self._proc / str(pid) / "fd"
-        links = (_link(folder / name) for name in _listed(folder, MOST_FILES))
+        names = _listed(folder, MOST_FILES) if self._in_time() else []
+        links = (_link(folder / name) for name in names)
         return frozenset(link[8:-1] for link in links if link.startswith("socket:["))
 
     def _socket_table(self, pid: int) -> dict[str, _Socket]:
@@ -134,9 +149,6 @@ class ProcessMarks(AbstractContextManager["ProcessMarks"]):
                 row[9]: _Socket(_plain_address(row[1]), _plain_address(row[2]), row[3]) for row in rows if len(row) > 9
             }
         return self._tables[network]
-
-    def _blocking(self, read: Callable[[], bytes | None]) -> bytes:
-        return self._reader.call(read) or b""
 
 
 def _plain_address(text: str) -> str:

@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from doctor.collectors.base import link_target, parse_int
+from doctor.collectors.host.processes import owner
 from doctor.core.background import PendingCall, start_daemon
 
 PROC = Path("/proc")
@@ -31,6 +32,8 @@ ENVIRON_BYTES = 128 << 10
 """Bytes of an environment that are read; a single variable may have as many (MAX_ARG_STRLEN)."""
 ARGUMENT_BYTES = 32 << 10
 """Bytes of a command line that are read."""
+TABLE_BYTES = 256 << 20
+"""Characters of all arguments and environments that are kept."""
 PASS_SECONDS = 5.0
 """Seconds in which the arguments and environments of all processes are read."""
 READ_SECONDS = 0.5
@@ -119,28 +122,44 @@ def start_order(process: Process) -> tuple[float, int]:
     return process.started, process.pid
 
 
+def own_users(environ: Mapping[str, str] | None = None) -> frozenset[int]:
+    """Return the users whose processes are attached to without an option: this one, and who called sudo."""
+    user = os.geteuid()
+    caller = parse_int((os.environ if environ is None else environ).get("SUDO_UID"))
+    return frozenset((user, caller)) if user == 0 and caller is not None else frozenset((user,))
+
+
 def process_table(proc: Path = PROC, *, seconds: float = PASS_SECONDS) -> ProcessTable:
-    """Read the processes of this host.
+    """Read the processes of this host, those of this user first: nobody else's can take their place.
 
     ``seconds``: the deadline after which no further arguments and environments are read.
     """
     until = time.monotonic() + seconds
-    reader = BlockingReader()
-    found: dict[int, Process] = {}
-    pids = _pids(proc)
-    complete = len(pids) <= MOST_PROCESSES
-    for pid in pids[:MOST_PROCESSES]:
-        process = _identity(proc, pid)
-        if process is None:
-            continue
-        if not _is_kernel_thread(process) and not process.is_zombie:
-            in_time = time.monotonic() < until
-            complete = complete and in_time
-            process = _with_details(proc, process, reader) if in_time else process
-        if process is not None:
-            found[pid] = process
+    pids, users = _pids(proc), own_users()
+    left_out = len(pids) > MOST_PROCESSES
+    if left_out:
+        pids = sorted(pids, key=lambda pid: (owner(proc / str(pid)) not in users, pid))[:MOST_PROCESSES]
+    seen = [process for pid in pids if (process := _identity(proc, pid)) is not None]
+    found = {process.pid: process for process in seen}
+    readable = [one for one in seen if not (_is_kernel_thread(one) or one.is_zombie)]
+    reader, budget = BlockingReader(), TABLE_BYTES
+    for process in sorted(readable, key=lambda one: (one.user not in users, one.pid)):
+        if time.monotonic() >= until or budget <= 0:
+            left_out = True
+            break
+        whole = _with_details(proc, process, reader)
+        if whole is None:
+            del found[process.pid]
+        else:
+            found[process.pid] = whole
+            budget -= _size(whole)
     reader.close()
-    return ProcessTable(found, os.getpid(), complete, proc)
+    return ProcessTable(found, os.getpid(), not left_out, proc)
+
+
+def _size(process: Process) -> int:
+    variables = process.environ or {}
+    return sum(map(len, process.arguments or ())) + sum(len(name) + len(variables[name]) for name in variables)
 
 
 def is_running(process: Process, proc: Path = PROC) -> bool:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from doctor.attach.process_marks import ProcessMarks
-from doctor.attach.processes import Process, ProcessTable
+from doctor.attach.processes import Process, ProcessTable, own_users
 from doctor.attach.programs import multiprocessing_children, plain, program_of, runs_python
 from doctor.attach.rank_numbers import RankNumbers, claimed_numbers, common_world_size, number_ranks
 from doctor.attach.rank_search import RAY, RankProcess, RankSearch
-from doctor.collectors.base import parse_int
 from doctor.core.facts.attached import AttachedProcess
 from doctor.knowledge.launcher_index import BY_NAME, JOB_VARIABLES
 from doctor.knowledge.launchers import LAUNCHERS
@@ -29,6 +27,7 @@ _ARRAY = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 _RUN_VARIABLES = tuple(name for row in LAUNCHERS for name in row.run_variables if name != "TORCHELASTIC_RESTART_COUNT")
 _NO_ID = frozenset(("", "none", NIL_RAY_JOB))
 """Values that identify no job: torchrun's run id without ``--rdzv-id``, Ray's of a worker started in advance."""
+INCOMPLETE = "Some processes were left out: this host has too many, or reading them took too long."
 _LOOPBACK = ("localhost", "127.", "::1")
 _T = TypeVar("_T")
 
@@ -91,13 +90,6 @@ class TargetList(NamedTuple):
         return tuple(target for job in self.jobs for target in job.targets)
 
 
-def own_users(environ: Mapping[str, str] | None = None) -> frozenset[int]:
-    """Return the users whose processes are attached to without an option: this one, and who called sudo."""
-    user = os.geteuid()
-    caller = parse_int((os.environ if environ is None else environ).get("SUDO_UID"))
-    return frozenset((user, caller)) if user == 0 and caller is not None else frozenset((user,))
-
-
 def find_targets(table: ProcessTable, request: TargetRequest = TargetRequest()) -> TargetList:  # noqa: B008 - immutable
     """Return the processes to read, by job. Nothing is written, and no signal is sent.
 
@@ -123,9 +115,7 @@ def find_targets(table: ProcessTable, request: TargetRequest = TargetRequest()) 
         sum(not process.is_zombie and (process.environ is None or process.arguments is None) for process in targets),
         tuple(pid for pid in request.pids if table.get(pid) is None),
         others,
-        ()
-        if table.complete
-        else ("Some processes were left out: this host has too many, or reading them took too long.",),
+        () if table.complete and marks.complete else (INCOMPLETE,),
     )
 
 

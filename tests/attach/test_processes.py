@@ -179,6 +179,19 @@ def test_more_processes_than_are_read(tmp_path, monkeypatch):
     assert process_table(tmp_path / "absent").processes == {}
 
 
+def test_processes_of_others_do_not_displace_those_of_this_user(tmp_path, monkeypatch):
+    require_root()
+    for pid in (5, 6, 7):
+        folder = _plant(tmp_path, pid, status=b"Uid:\t%d\t%d\t0\t0\n" % ((7, 7) if pid < 7 else (0, 0)))
+        os.chown(folder, 7 if pid < 7 else 0, 0)
+    monkeypatch.setattr(processes, "TABLE_BYTES", 8)
+    table = process_table(tmp_path)
+    assert {pid: seen.environ for pid, seen in table.processes.items()} == {5: None, 6: None, 7: {"RANK": "0"}}
+    assert not table.complete
+    monkeypatch.setattr(processes, "MOST_PROCESSES", 1)
+    assert list(process_table(tmp_path).processes) == [7]
+
+
 def test_after_the_deadline_variables_are_not_read(tmp_path):
     _plant(tmp_path, 5)
     table = process_table(tmp_path, seconds=0)

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from doctor.attach.targets import TargetRequest, job_ids, own_users
+from doctor.attach import process_marks
+from doctor.attach.processes import own_users
+from doctor.attach.targets import INCOMPLETE, TargetRequest, job_ids
 from tests.attach.sleepers import (
     FORK,
     RANK_0_OF_2,
@@ -367,6 +369,16 @@ def test_named_pids_are_targets_whatever_they_are():
         ("rank", 0, True)
     ]
     assert job.found_by == "request"
+
+
+def test_what_could_not_be_read_in_time_is_noted(monkeypatch):
+    assert INCOMPLETE not in found().notes
+    monkeypatch.setattr(process_marks.ProcessMarks.__init__, "__kwdefaults__", {"seconds": 0.0})
+    with running(MEMBER, RANK_0_OF_2) as process:
+        seen = found()
+        [job] = [job for job in seen.jobs if process.pid in {target.facts.pid for target in job.targets}]
+    assert INCOMPLETE in seen.notes
+    assert job.ranks[0].facts.rank == 0
 
 
 def test_a_named_pid_that_does_not_exist_is_missing():
