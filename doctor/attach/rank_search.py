@@ -249,10 +249,11 @@ class RankSearch:
                 self._ranks[process.pid] = RankProcess(process, (), agent, "parent")
 
     def _add_unreadable(self) -> None:
-        """Add the processes that an agent started and whose environment may not be read."""
+        """Add the processes that an agent started and whose environment may not be read, or was overwritten by a title
+        (setproctitle)."""
         for process in self.trainers:
             agent = self.nearest_agent(process)
-            if process.environ is not None or agent is None or self.agent_name(agent.pid) == RAY:
+            if process.environ or agent is None or self.agent_name(agent.pid) == RAY:
                 continue
             if not self._is_below_rank(process) and not self._is_above_rank(process) and not self._is_mp_child(process):
                 self._ranks.setdefault(process.pid, RankProcess(process, (), agent, "parent"))

@@ -112,7 +112,7 @@ def find_targets(table: ProcessTable, request: TargetRequest = TargetRequest()) 
     targets = [target.process for job in jobs for target in job.targets]
     return TargetList(
         tuple(sorted(jobs, key=_job_order)),
-        sum(not process.is_zombie and (process.environ is None or process.arguments is None) for process in targets),
+        sum(not process.is_zombie and not (process.environ and process.arguments) for process in targets),
         tuple(pid for pid in request.pids if table.get(pid) is None),
         others,
         () if table.complete and marks.complete else (INCOMPLETE,),

@@ -34,9 +34,10 @@ TORCHRUN = {**RANK_0_OF_2, "TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "LO
 MEMBER = THREAD + "thread('pt_gloo_runloop')\n"
 _TITLED = """
 import ctypes, sys, time
-# The area that the kernel shows as the command line: overwritten, as setproctitle does.
+# The area that the kernel shows as the command line, and the one of the environment: overwritten, as setproctitle does.
 title = sys.argv[1].encode()
-start, end = (int(field) for field in open("/proc/self/stat").read().rpartition(")")[2].split()[45:47])
+fields = [int(field) for field in open("/proc/self/stat").read().rpartition(")")[2].split()[45:49]]
+start, end = fields[0], fields[3 if len(sys.argv) > 2 else 1]
 ctypes.memset(start, 0, end - start)
 ctypes.memmove(start, title, len(title))
 time.sleep(1000)
@@ -469,6 +470,22 @@ def test_an_unreadable_environment_is_numbered_by_what_is_left(tmp_path):
         unreadable = found(TargetRequest(pids=tuple(pids))).unreadable
     assert [(target.facts.rank, target.facts.guessed) for target in job.ranks] == [(0, False), (1, True)]
     assert unreadable == 1
+
+
+def test_an_environment_that_a_title_has_overwritten_is_unreadable(tmp_path):
+    titled = _script(tmp_path, "titled.py", _TITLED.replace("time.sleep", "print(flush=True)\ntime.sleep"))
+    ranks = "".join(
+        f"subprocess.Popen([sys.executable, '-S', {str(titled)!r}, 'training rank {rank}', 'all'], "
+        f"stdout=subprocess.PIPE, env=dict(os.environ, **{ {**TORCHRUN, 'RANK': rank}!r})).stdout.readline()\n"
+        for rank in "01"
+    )
+    torchrun = _script(tmp_path, "torchrun", f"import os, subprocess, sys\n{ranks}{READY}")
+    with running(command=[sys.executable, "-S", torchrun]) as process:
+        [job] = jobs_of([process.pid])
+        unreadable = found(TargetRequest(pids=(process.pid,))).unreadable
+    assert [(target.facts.rank, target.facts.guessed) for target in job.ranks] == [(0, True), (1, True)]
+    assert [target.facts.program for target in job.ranks] == ["training rank 0", "training rank 1"]
+    assert (job.launcher, unreadable) == ("torchrun", 2)
 
 
 def test_processes_of_other_users_are_left_out_without_the_option():
