@@ -30,8 +30,19 @@ or a progress bar stays below."""
 _SWITCHES_OF_A_SAMPLE = 4
 """Voluntary context switches of the main thread for one sample: a process that py-spy pauses has two."""
 _STOPPED = ("T", "t")
+_SWITCHES_OF_TRANSFER = 5.0
+"""Voluntary context switches per second of a main thread that receives or sends: it sleeps for each packet."""
+_ON_NETWORK = re.compile(r"(?:^|/)(?:socket|ssl|selectors)\.py$|(?:^|/)(?:http/client\.py|urllib3/|aiohttp/|paramiko/)")
+"""Files in which a process reads or writes a connection."""
+_NETWORK_FRAMES = 2
+_ON_STORAGE = re.compile(
+    r"nfs|rpc_|fuse|request_wait_answer|io_schedule|folio|wait_on_page|wait_on_bit|ceph|lustre|ptlrpc|cifs|9p|jbd2|xfs|ext4"
+    r"|btrfs|blk_|nvidia|kfd_|amdgpu|dma_fence"
+)
+"""Parts of the names of kernel functions in which a process waits for a file system or a device."""
 _ON_CHILDREN = re.compile(
-    r"torch/utils/data/dataloader\.py|(?:^|/)(?:multiprocess(?:ing)?/|subprocess\.py|concurrent/futures/|joblib/)"
+    r"torch/utils/data/dataloader\.py|torch/_inductor/"
+    r"|(?:^|/)(?:multiprocess(?:ing)?/|subprocess\.py|concurrent/futures/|joblib/)"
 )
 """Files in which a process waits for its own children or threads."""
 _IN_LOADER = ("torch/utils/data/dataloader.py", ("_next_data", "_get_data", "_try_get_data"))
@@ -178,7 +189,21 @@ def _computes(samples: Sequence[ProcessSample], main: StackThread) -> bool:
         return True
     states = [sample.kernel.state for sample in samples]
     # On a host with more work than CPUs, a thread that computes is runnable and gets hardly any time.
-    return _transfers(samples) or all(state == "D" for state in states) or 2 * states.count("R") >= len(states)
+    if all(state == "D" for state in states) or 2 * states.count("R") >= len(states):
+        return True
+    return _transfers(samples) or _receives(samples, main) or all(_is_on_storage(sample) for sample in samples)
+
+
+def _receives(samples: Sequence[ProcessSample], main: StackThread) -> bool:
+    """Whether the main thread exchanges data over a connection, whose bytes the kernel does not count."""
+    if not any(_ON_NETWORK.search(frame.file) for frame in main.frames[:_NETWORK_FRAMES] if not frame.user):
+        return False
+    switches = _difference(samples[0].kernel.switches, samples[-1].kernel.switches) or 0
+    return switches - _SWITCHES_OF_A_SAMPLE * len(samples) > _SWITCHES_OF_TRANSFER * _span(samples)
+
+
+def _is_on_storage(sample: ProcessSample) -> bool:
+    return bool(_ON_STORAGE.search(sample.kernel.wchan))
 
 
 def _is_active(sample: ProcessSample) -> bool:

@@ -32,6 +32,7 @@ MOST_WORKERS = 64
 MOST_BYTES = 3 << 20
 """Data workers of a host that are read, and bytes of its facts as JSON: below the limit of a message."""
 _OF_HOST = (HostFacts.key, GpuFacts.key)
+_DEVICES = ("/dev/nvidia", "/dev/kfd")
 _LEAST_SECONDS = 1.0
 _MOST_DESCRIPTORS = 4096
 
@@ -109,7 +110,7 @@ def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
     until = time.monotonic() + options.seconds
     ranks, notes = ask_debug_server(sample(targets.ranks, options), options.debug_server)
     waiting = {rank.pid for rank in ranks if _waits(rank)}
-    workers = [one for one in targets.processes if one.role == "worker" and one.parent in waiting][:MOST_WORKERS]
+    workers = [one for one in targets.processes if one.parent in waiting][:MOST_WORKERS]
     left = until - time.monotonic()
     if workers and left > _LEAST_SECONDS:
         interval = min(options.interval, left / (2 * options.rounds))
@@ -189,7 +190,7 @@ def _has_gpu_open(pid: int) -> bool:
     try:
         with os.scandir(folder) as entries:
             for entry, _ in zip(entries, range(_MOST_DESCRIPTORS), strict=False):
-                if os.readlink(entry.path).startswith("/dev/nvidia"):  # noqa: PTH115 - an entry of scandir
+                if os.readlink(entry.path).startswith(_DEVICES):  # noqa: PTH115 - an entry of scandir
                     return True
     except OSError:
         pass

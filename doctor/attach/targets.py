@@ -263,7 +263,7 @@ class _Assembly:
         return name if name in BY_NAME else ""
 
     def _members(self, ranks: Sequence[RankProcess]) -> Iterator[tuple[Process, Role, int | None]]:
-        """Return the processes of a job with their role, and the rank that a worker belongs to."""
+        """Return the processes of a job with their role, and the rank that a child belongs to."""
         agents: dict[int, Process] = {}
         for rank in ranks:
             yield rank.process, "rank", None
@@ -286,7 +286,7 @@ class _Assembly:
                 inner.add(child.pid)
             elif self._search.is_allowed(child):
                 is_worker = child.pid in started or child.name == DATA_WORKER
-                yield child, "worker" if is_worker else "other", rank.pid if is_worker else None
+                yield child, "worker" if is_worker else "other", rank.pid
 
 
 _FOUND_BY = ("variables", "parent", "connections", "libraries", "request")

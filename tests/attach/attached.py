@@ -64,6 +64,7 @@ def process(
     switches: int = 2,
     transferred: int = 0,
     state: str = "S",
+    wchan: str = "",
     gil: bool = False,
     rounds: int = 3,
     world: int | None = 4,
@@ -79,6 +80,7 @@ def process(
         seconds = number * INTERVAL
         kernel = KernelView(
             state=state,
+            wchan=wchan,
             cpu=(cpu + threads_cpu) * seconds,
             main_cpu=cpu * seconds,
             switches=number * switches,
@@ -94,7 +96,8 @@ def process(
 def worker(parent: int, *stacks: Sequence[Frame], **options: Any) -> AttachedProcess:
     """A data worker of the rank ``parent``."""
     pid = options.pop("pid", 2000 + parent)
-    return process(None, *stacks, role="worker", parent=1000 + parent, pid=pid, world=None, **options)
+    options = {"role": "worker", **options}
+    return process(None, *stacks, parent=1000 + parent, pid=pid, world=None, **options)
 
 
 def with_threads(one: AttachedProcess, *threads: StackThread) -> AttachedProcess:

@@ -35,6 +35,8 @@ from tests.attach.attached import (
 )
 
 ALL_REDUCE = inside("all_reduce")
+UPLOADS = (Frame("/usr/lib/python3.11/ssl.py", 1100, "write"), at(61, "upload"), MAIN)
+CHILD = (Frame("/usr/lib/python3.11/subprocess.py", 1209, "wait"), at(62, "pack"), MAIN)
 SLEEP = (at(58, "step"), MAIN)
 
 
@@ -74,6 +76,16 @@ def findings(found: Job) -> list[tuple[str, tuple[int, ...], Severity]]:
             "RUN006",
         ),
         ("a zombie", process(3, ended="zombie"), "RUN004"),
+        (
+            "waits for a server that is silent",
+            process(3, (Frame("/usr/lib/python3.11/socket.py", 720, "readinto"), *SLEEP)),
+            "RUN001",
+        ),
+        (
+            "waits for a child that is silent",
+            process(3, (Frame("/usr/lib/python3.11/subprocess.py", 1209, "wait"), *SLEEP)),
+            "RUN010",
+        ),
         ("asleep in its data", process(3, (at(12, "__getitem__"), *WORKER[1:2], MAIN)), "RUN010"),
     ],
 )
@@ -98,6 +110,9 @@ def test_the_rank_that_the_others_wait_for_is_found(kind: str, culprit: Attached
         ("its worker reads", [*others(3), process(3, LOADER), worker(3, WORKER, transferred=20 << 20)]),
         ("its worker computes", [*others(3), process(3, LOADER), worker(3, WORKER, cpu=0.8)]),
         ("its worker moves", [*others(3), process(3, LOADER), worker(3, WORKER, IDLE_WORKER)]),
+        ("rank 0 uploads", [*others(0), process(0, UPLOADS, switches=60)]),
+        ("a child of rank 0 works", [*others(0), process(0, CHILD), worker(0, cpu=0.5, role="other", program="tar")]),
+        ("rank 0 waits for a file server", [*others(0), process(0, (at(70, "load"),), wchan="rpc_wait_bit_killable")]),
         ("all in backward", [process(rank, BACKWARD, cpu=0.9) for rank in range(4)]),
     ],
 )

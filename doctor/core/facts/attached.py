@@ -77,7 +77,7 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     """A training process, or a process that belongs to one.
 
     ``role``: ``rank``, ``worker`` (of a data loader), ``agent`` (a launcher), ``other``. ``rank``: its global rank,
-    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a worker belongs to.
+    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a child belongs to.
     ``rank_from`` says what numbered it (``RANK``, ``SLURM_PROCID``, ``order of the processes``); ``guessed``: not
     by a launcher's variable. ``world_size``, ``local_rank`` and ``node`` as the launcher states them. ``job``: id
     of the scheduler's job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the
