@@ -139,11 +139,13 @@ def _ranks_of(part: _HostPart, times: StandingTimes) -> list[AttachedRank]:
     ranks = [process for process in part.facts.processes if process.role == "rank"]
     taken = {process.rank for process in ranks}
     free = iter(number for number in range(len(ranks) + len(taken)) if number not in taken)
+    children: dict[int | None, list[AttachedProcess]] = {}
+    for one in part.facts.processes:
+        if one.role in ("worker", "other"):
+            children.setdefault(one.parent, []).append(one)
     found = []
     for process in ranks:
-        workers = tuple(
-            one for one in part.facts.processes if one.parent == process.pid and one.role in ("worker", "other")
-        )
+        workers = tuple(children.get(process.pid, ()))
         movement = _of_rank(process, workers)
         movement = movement._replace(seconds=times.seconds(part.host, process, movement))
         number = process.rank if process.rank is not None else next(free)

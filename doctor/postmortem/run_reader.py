@@ -29,8 +29,8 @@ KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi"
 TOOLS = ("nvidia-smi", "ras")
 TEXT_LIMIT = 8 << 20
 """Maximum bytes read of the output of a tool: a hundred times what any of them prints."""
-STACKS_LIMIT = 64 << 20
-"""Maximum bytes read of a file of stacks: those of a thousand processes with a hundred threads each."""
+STACKS_LIMIT = 32 << 20
+"""Maximum bytes read of a file of stacks: those of a thousand processes with fifty threads each."""
 
 T = TypeVar("T")
 
@@ -130,6 +130,7 @@ class _RunReader:
     def __init__(self, inputs: SortedInputs, logs: _LogReader) -> None:
         self.inputs = inputs
         self.failed: dict[Path, str] = {}
+        self._cut: dict[str, str] = {}
         self._logs = logs
 
     def job(self) -> Job:
@@ -145,7 +146,7 @@ class _RunReader:
 
     def listed(self) -> tuple[ReportInput, ...]:
         """Return the status of each file."""
-        return self.inputs.listed({**self._logs.failed, **self.failed}, self._logs.cut)
+        return self.inputs.listed({**self._logs.failed, **self.failed}, {**self._logs.cut, **self._cut})
 
     def _evidence(self) -> LogEvidence | None:
         logs = [self._logs.found[path] for path in _logs_in(self.inputs) if path in self._logs.found]
@@ -179,7 +180,11 @@ class _RunReader:
     def _stacks(self) -> RanksOfStacks:
         """Return the ranks whose stacks were collected."""
         paths = self.inputs.of("stacks")
-        stacks = collect_stacks(_each(paths, lambda path: _text(path, STACKS_LIMIT), self.failed))
+        texts = _each(paths, lambda path: _text(path, STACKS_LIMIT), self.failed)
+        for path, text in texts:
+            if len(text) >= STACKS_LIMIT:
+                self._cut[name_of(path)] = f"{name_of(path)}: only its first {STACKS_LIMIT >> 20} MiB were read"
+        stacks = collect_stacks(texts)
         self.failed.update(dict.fromkeys(stacks.empty, "no stack in it could be read"))
         return ranks_of_stacks(stacks)
 

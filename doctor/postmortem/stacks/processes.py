@@ -86,10 +86,10 @@ def collect_stacks(texts: Iterable[tuple[Path, str]]) -> CollectedStacks:
     found = _joined(found)
     _number(found)
     hosts: dict[str, list[AttachedProcess]] = {}
-    for process in found:
-        # A dump shows no start times; an index keeps processes apart that have no PID.
-        number = sum(map(len, hosts.values()))
-        hosts.setdefault(process.host, []).append(_facts_of(process, number, _common_size(found)))
+    common_size = _common_size(found)
+    for number, process in enumerate(found):
+        # A dump shows no start times; a number keeps processes apart that have no PID.
+        hosts.setdefault(process.host, []).append(_facts_of(process, number, common_size))
     facts = {host: AttachFacts(processes=tuple(each), chosen=True) for host, each in hosts.items()}
     return CollectedStacks(facts, tuple(empty))
 

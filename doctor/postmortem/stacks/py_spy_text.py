@@ -59,6 +59,8 @@ class PySpyReader:
 
     def read(self, line: str) -> LineKind | None:
         """Return what the line says."""
+        if self._in_thread and line.startswith((" ", "\t")):
+            return self._in_a_thread(line)
         if found := _PROCESS.match(line):
             self._in_thread, self._command_lines = False, 1
             return ProcessLine(int(found["pid"]), found["command"], source="py-spy")
@@ -78,9 +80,7 @@ class PySpyReader:
         if self._command_lines:
             self._command_lines = (self._command_lines + 1) % MOST_COMMAND_LINES
             return OtherLine()
-        if self._in_thread:
-            return self._in_a_thread(line)
-        found = _BARE.match(line)
+        found = None if self._in_thread else _BARE.match(line)
         return FrameLine(dumped_frame(found["file"], int(found["line"]), found["name"])) if found else None
 
     def _in_a_thread(self, line: str) -> LineKind | None:
