@@ -49,9 +49,9 @@ _NAMED = tuple(
     for pattern in (
         rf"^nccl(?P<call>{_CALL})(?:_impl)?$",
         rf"^P?MPI_I?(?P<call>{_CALL})(?:_c|_init)?$",
-        rf"^gloo::(?:\w+::)*(?P<call>{_CALL}|reduce_scatter)$",
-        rf"^c10d::(?:ops::(?:\w+::)*|\w*::?)?(?:ProcessGroup\w*|Backend)::_?(?P<call>{_CALL}|reduce_scatter)\w*$",
-        rf"^c10d::Async(?P<call>{_CALL}|Reduce_?Scatter)\w*Work\b",
+        rf"^gloo::(?:\w+::)*(?P<call>reduce_scatter|{_CALL})$",
+        rf"^c10d::(?:ops::(?:\w+::)*|\w*::?)?(?:ProcessGroup\w*|Backend)::_?(?P<call>reduce_scatter|{_CALL})\w*$",
+        rf"^c10d::Async(?P<call>Reduce_?Scatter|{_CALL})\w*Work\b",
         r"^c10d::ProcessGroupGloo::(?P<call>Send|Recv)Work::wait$",
     )
 )

@@ -32,6 +32,7 @@ from doctor.postmortem.stacks.line_kinds import (
     ThreadLine,
     VariableLine,
 )
+from doctor.postmortem.stacks.py_spy_text import PARENT
 
 MOST_PROCESSES = 1 << 16
 MOST_SAMPLES = 64
@@ -164,6 +165,7 @@ class _Assembler:
         self._variables_first = False
         self._locals: dict[str, int] = {}
         self._seconds: float | None = None
+        self._parent = ""
 
     def processes(self, lines: Sequence[str]) -> list[DumpedProcess]:
         """Return the processes of the stream; dumps of one PID are samples of one process."""
@@ -194,6 +196,8 @@ class _Assembler:
         if isinstance(kind, SampleLine):
             self._end_sample()
             self._seconds = kind.seconds
+        elif isinstance(kind, VariableLine) and kind.name == PARENT:
+            self._parent = kind.value
         elif isinstance(kind, VariableLine):
             self._variables_first = self._variables_first or not self._found
             self._variables[kind.name] = kind.value
@@ -245,7 +249,10 @@ class _Assembler:
             if len(numbers) > 1 and numbers[0] < numbers[1]:
                 return line.number <= numbers[-1]
             return line.number >= numbers[-1] and (len(numbers) > 1 or numbers[-1] == line.number)
-        return bool(line.identity) and any(thread.line.identity == line.identity for thread in self._threads)
+        before = [thread.line for thread in self._threads]
+        if line.is_current and any(one.is_current for one in before):
+            return True
+        return bool(line.identity) and any(one.identity == line.identity for one in before)
 
     def _is_unnamed(self) -> bool:
         return self._process is not None and not self._process.command
@@ -281,8 +288,10 @@ class _Assembler:
                 source=heading.source or source,
                 tool=source,
             )
+            if self._parent:
+                self._process.variables[PARENT] = self._parent
             self._found.append(self._process)
-            self._heading = None
+            self._heading, self._parent = None, ""
             if self._variables_first:
                 self._give_variables()
         return self._process

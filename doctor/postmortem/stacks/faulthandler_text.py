@@ -39,7 +39,8 @@ class FaulthandlerReader:
         """Return what the line says."""
         if found := _THREAD.match(line):
             self._in_thread = True
-            return ThreadLine(name=found["name"] or "", identity=found["id"].lower())
+            is_current = found["current"] != "Thread"
+            return ThreadLine(name=found["name"] or "", identity=found["id"].lower(), is_current=is_current)
         if found := _TIMEOUT.match(line):
             self._in_thread = False
             return SampleLine(int(found["hours"]) * 3600 + int(found["minutes"]) * 60 + float(found["seconds"]))

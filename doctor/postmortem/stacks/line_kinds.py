@@ -26,7 +26,7 @@ class SampleLine(NamedTuple):
 
 class ThreadLine(NamedTuple):
     """A thread begins. ``number``: its number in the dump (gdb); ``identity``: its address as the tool prints it;
-    ``outermost_first``: the order of its frames."""
+    ``is_current``: it printed the dump itself; ``outermost_first``: the order of its frames."""
 
     name: str = ""
     native_id: int = 0
@@ -35,6 +35,7 @@ class ThreadLine(NamedTuple):
     is_main: bool = False
     active: bool | None = None
     holds_gil: bool = False
+    is_current: bool = False
     outermost_first: bool = False
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from doctor.analysis.attached_job import attached_job
+from doctor.analysis.process_movement import operation_of
 from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, ProgressFacts
 from doctor.core.job import UNKNOWN_HOST, Member, build_job
 from doctor.core.masking import mask_text
@@ -143,7 +144,7 @@ _ROLES: tuple[tuple[str, str, Role], ...] = (
     (r"torch/_inductor/compile_worker/", r".*", "other"),
 )
 """Frames that only such processes have, in the main thread."""
-_IDLE_RAY = re.compile(r"ray/(?:_private/)?worker\.py$")
+_OF_RAY = re.compile(r"(?:^|/)ray/(?:_private|dashboard|workers|worker\.py|util)")
 _ERRORS = "torch/distributed/elastic/multiprocessing/errors/"
 
 
@@ -155,9 +156,9 @@ def _role_of(dump: DumpedProcess) -> Role:
             # Ranks have torch's @record on their stack too.
             if _ERRORS not in frame.file and re.search(file, frame.file) and re.fullmatch(function, frame.function):
                 return role
-    if frames and any(frame.function == "main_loop" and _IDLE_RAY.search(frame.file) for frame in frames):
-        return "rank" if any(frame.user for frame in frames) else "other"
-    return "rank"
+    # Agents and idle workers of Ray run none of the user's code.
+    is_of_ray = any(_OF_RAY.search(frame.file) for frame in frames) and not any(frame.user for frame in frames)
+    return "other" if is_of_ray and not operation_of(frames) else "rank"
 
 
 def _place(found: Sequence[_FoundProcess]) -> None:
