@@ -19,14 +19,15 @@ import msgspec
 
 from doctor.attach.job_sources import callback_threads, stands
 from doctor.attach.kernel_view import SocketQueues, read_kernel_view
-from doctor.attach.py_spy import NATIVE_SECONDS, SECONDS, DumpOutput, DumpRequest, find_py_spy, run_dump
+from doctor.attach.py_spy import DumpOutput, DumpRequest, find_py_spy
 from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
+from doctor.attach.steady_dump import SteadyDump
 from doctor.attach.stop_guard import stop_state
 from doctor.collectors.base import parse_int, read_pairs
 from doctor.collectors.host.local_processes import GONE, process_state
 from doctor.core.background import start_daemon
 from doctor.core.errors import UnusableError
-from doctor.core.facts import AttachedProcess, KernelView, ProcessSample, StackThread
+from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
 from doctor.core.facts.attached import StackSource
 from doctor.core.process import ChildOwner
 from doctor.core.stack_dumps.py_spy import rank_locals_of_py_spy_json, threads_of_py_spy_json
@@ -49,9 +50,10 @@ class SamplingOptions(NamedTuple):
 
     ``rounds``: samples of each process; ``interval``: seconds from the start of a round to the next; ``seconds``: the
     deadline of all rounds. ``locals``: read local variables, too; ``native``: in the last round names of native
-    functions, too, which stops a process for a second or two. ``blocking``: stop a process while its stacks are read
-    (see :mod:`doctor.attach.py_spy`). ``as_owner``: if this process is root, read the processes of other users as these
-    users, without capabilities. ``debug_server``: address of torch's debug server of the job; empty: it is not asked.
+    functions, too, which stops a process for a second or two. ``blocking``: stop a process for a few milliseconds if
+    its stack changes while it is read (see :mod:`doctor.attach.steady_dump`). ``as_owner``: if this process is root,
+    read the processes of other users as these users, without capabilities. ``debug_server``: address of torch's debug
+    server of the job; empty: it is not asked.
     """
 
     rounds: int = 3
@@ -130,7 +132,7 @@ class _ProcessReader:
         self._is_final = False
         """Whether another attempt to read the stacks would be refused for the same reason."""
         self._is_busy = False
-        self._blocks = options.blocking
+        self._known: tuple[Frame, ...] = ()
         self._source: StackSource = "py-spy"
         self._has_stacks = target.role in ("rank", "worker")
         """Whether its stacks are read: launchers are often programs in other languages."""
@@ -194,14 +196,10 @@ class _ProcessReader:
             return None, ()
         try:
             request = self._request(kernel, native)
-            output = run_dump(self._program, request)
-            paused = output.paused
-            if output.status != 0 and request.blocking and self._is_alive():
-                # It was paused for too long, cannot be stopped, or ptrace is refused: reading memory may still work.
-                self._blocks = output.stopped_by == "pause"
-                request = request._replace(blocking=False, native=False, seconds=self._seconds(SECONDS))
-                output = run_dump(self._program, request)
-            return paused, self._threads(output, request.owner)
+            dump = SteadyDump(self._program, request, self._until, self._known)
+            threads = self._threads(dump.read(), request.owner)
+            self._known = next((one.frames for one in threads if one.is_main), ())
+            return dump.paused, threads
         except OSError as error:
             reason = f"py-spy could not be started: {error.strerror or type(error).__name__}."
             self._refusal, self._is_final = Refusal(reason, "Install py-spy where this user can run it."), True
@@ -211,7 +209,7 @@ class _ProcessReader:
         """Return what py-spy is to read: a process that is stopped or traced, or cannot stop, is not traced."""
         target, options = self._target, self._options
         stopped = stop_state(target.pid)
-        may_block = self._blocks and kernel.state != "D" and (stopped is None or stopped.runs_freely)
+        may_block = options.blocking and kernel.state != "D" and (stopped is None or stopped.runs_freely)
         return DumpRequest(
             target.pid,
             target.started,
@@ -219,11 +217,7 @@ class _ProcessReader:
             native=native and may_block,
             locals=options.locals,
             owner=self._owner(),
-            seconds=self._seconds(NATIVE_SECONDS if native else SECONDS),
         )
-
-    def _seconds(self, most: float) -> float:
-        return max(0.0, min(most, self._until - time.monotonic()))
 
     def _owner(self) -> ChildOwner | None:
         """Return the user that py-spy runs as, if it is another one than that of this process."""

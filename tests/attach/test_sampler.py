@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from doctor.attach import sampler
+from doctor.attach.py_spy import DumpRequest, run_dump
 from doctor.attach.sampler import SamplingOptions, sample
 from tests.attach.readable import (
     FORBIDS_TRACING,
@@ -64,6 +65,14 @@ while True: top()
     assert found.samples[-1].kernel.cpu > found.samples[0].kernel.cpu
 
 
+def test_moving_process_is_not_stopped_on_request():
+    program = "def step(): return sum(range(50))\nprint('ready', flush=True)\nwhile True: step()"
+    with started(program) as target:
+        found = read_one(target, THRICE._replace(blocking=False))
+    assert [one.paused for one in found.samples] == [0.0] * 3
+    assert all(one.threads for one in found.samples)
+
+
 def test_processes_of_a_round_are_read_concurrently():
     with started() as one, started() as other:
         found = sample([one, other], THRICE)
@@ -98,6 +107,7 @@ tokenize()
     with started(program) as target:
         found = read_one(target, THRICE)
     assert functions_of(found, 2)[-2:] == ["tokenize", "<module>"]
+    assert [one.paused for one in found.samples[1:]] == [0.0, 0.0], "its stack is the same as before"
     assert found.samples[-1].kernel.main_cpu > found.samples[0].kernel.main_cpu
 
 
@@ -253,6 +263,14 @@ def test_root_without_the_capability():
     assert "kubectl debug" in found.remedy
 
 
+def test_root_of_another_user_namespace():
+    require_root()
+    with started() as target:
+        found = read_from(["unshare", "--user", "--map-root-user"], target)
+    assert "user namespace" in found.refused
+    assert "outside of containers" in found.remedy
+
+
 FILTER = """
 import ctypes, os, platform, struct, sys
 # ptrace, process_vm_readv: asm/unistd_64.h and asm-generic/unistd.h
@@ -389,6 +407,34 @@ def test_native_functions_on_request():
     assert plain.samples[0].threads[0].native == ()
 
 
+WAITS = """
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def wait():
+    while True:
+        code = libc.epoll_wait(libc.epoll_create1(0), ctypes.create_string_buffer(64), 1, -1)
+        os.write(1, b"interrupted %d" % ctypes.get_errno())
+
+threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.2)
+print("ready", flush=True)
+{}
+"""
+
+
+def test_system_calls_of_a_standing_process_are_not_interrupted(tmp_path):
+    """ptrace lets epoll_wait fail with EINTR, also if the process is continued at once."""
+    notes = tmp_path / "errors"
+    program = WAITS.replace("os.write(1,", f"os.write(os.open({str(notes)!r}, os.O_CREAT | os.O_WRONLY),")
+    with started(program.format("time.sleep(300)")) as target:
+        found = read_one(target, THRICE)
+        assert [one.paused for one in found.samples] == [0.0] * 3
+        assert not notes.exists()
+        run_dump(sampler.find_py_spy(), DumpRequest(target.pid, target.started, seconds=patience(5)))
+        wait_until(notes.exists)
+
+
 RECORDER = """
 import json, signal, sys, threading, time
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -404,10 +450,11 @@ def record():
         last = now
 threading.Thread(target=record, daemon=True).start()
 print("ready", flush=True)
-signal.sigwait([signal.SIGUSR1])
+while signal.sigtimedwait([signal.SIGUSR1], 0) is None:
+    sum(range(1000))
 open(sys.argv[1], "w").write(json.dumps(gaps))
 """
-"""Has 62 threads; one notes for how long it did not run before each moment."""
+"""Has 62 threads: one is busy, and one notes for how long it did not run before each moment."""
 
 
 @pytest.mark.real_time
