@@ -19,7 +19,7 @@ import msgspec
 
 from doctor.core.background import BackgroundCall
 from doctor.core.facts import AttachedProcess, Frame, ProcessSample, StackThread
-from doctor.core.stack_dumps.rank_conditions import group_of_call, rank_condition
+from doctor.core.stack_dumps.rank_conditions import group_of_call, loop_around, rank_condition
 
 DEADLINE = 2.0
 """Seconds for all files of one host; a file may be on a mount that does not respond."""
@@ -37,10 +37,11 @@ class _Reader(NamedTuple):
 
 
 class _SourceLine(NamedTuple):
-    """The condition around a line, and the group of the call in it."""
+    """The condition around a line, the group of the call in it, and the lines of the loop around it."""
 
     condition: str = ""
     group: str = ""
+    loop: tuple[int, ...] = ()
 
 
 Lines = Mapping[tuple[str, int], _SourceLine]
@@ -93,8 +94,12 @@ def _read(
     trees = {file: _parsed(file, reader) for file, reader in files.items()}
     for file, line in lines:
         tree = trees.get(file)
-        if tree is not None and any(shown := _SourceLine(rank_condition(tree, line), group_of_call(tree, line))):
+        if tree is not None and any(shown := _shown_by(tree, line)):
             found[file, line] = shown
+
+
+def _shown_by(tree: ast.Module, line: int) -> _SourceLine:
+    return _SourceLine(rank_condition(tree, line), group_of_call(tree, line), loop_around(tree, line))
 
 
 def _parsed(file: str, reader: _Reader) -> ast.Module | None:
@@ -130,7 +135,7 @@ def _of_thread(thread: StackThread, conditions: Lines) -> StackThread:
         return thread
     shown = [conditions.get((frame.file, frame.line), _NOTHING) if frame.user else _NOTHING for frame in thread.frames]
     frames = tuple(
-        msgspec.structs.replace(frame, condition=line.condition) if line.condition else frame
+        msgspec.structs.replace(frame, condition=line.condition, loop=line.loop) if any(line) else frame
         for frame, line in zip(thread.frames, shown, strict=True)
     )
     call = next((line for frame, line in zip(thread.frames, shown, strict=True) if frame.user), _NOTHING)

@@ -45,6 +45,15 @@ def load_row():
         sum(range(100_000))
 
 
+def train_unevenly():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    for step in range(20 if IS_LAST else 30):
+        if step == 18:
+            arrived()
+        model(torch.ones(2, 3)).sum().backward()
+    dist.barrier()
+
+
 def train():
     model = torch.nn.Linear(3, 3)
     if SCENE.startswith("ddp"):
@@ -134,4 +143,4 @@ ACTIONS = {
 }
 
 if __name__ == "__main__":
-    train()
+    train_unevenly() if SCENE == "ddp-uneven" else train()

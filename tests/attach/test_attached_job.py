@@ -319,3 +319,16 @@ def test_with_placeholders_nothing_names_users_hosts_or_folders() -> None:
     text = msgspec.json.encode((report, rank_stacks(redacted, job), job.ranks[0].find(ProgressFacts))).decode()
     assert "train.py:58" in text
     assert not [name for name in ("/home/me", "node17", "example.org") if name in text]
+
+
+def test_ranks_that_wait_behind_the_loop_of_the_others_ended_it_earlier() -> None:
+    in_loop = tuple(msgspec.structs.replace(frame, loop=(40, 46)) if frame.user else frame for frame in BACKWARD[:-1])
+    behind = process(3, inside("barrier", at(48)))
+    (finding,) = judged(members(*others(3, stack=(*in_loop, MAIN)), behind)).result("RUN001").findings  # type: ignore[union-attr]
+    assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
+    assert finding.summary == (
+        "rank 3 has left the loop that ranks 0-2 are still in: rank 3 waits in barrier at train.py:48 (train); rank 0 "
+        "waits in all_reduce of backward, called at train.py:44 (train)"
+    )
+    before = process(3, inside("barrier", at(38)))
+    assert [check for check, *_ in findings(members(*others(3, stack=(*in_loop, MAIN)), before))] == ["RUN002"]

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.timeout(240)]
         ("holds-the-interpreter", "RUN001", [2]),
         ("is-stopped", "RUN001", [2]),
         ("leaves", "RUN001", [2]),
+        ("ddp-uneven", "RUN001", [2]),
         ("crosses", "RUN015", [0, 1]),
         ("row-never-comes", "RUN010", [2]),
     ],

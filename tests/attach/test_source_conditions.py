@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from doctor.attach.source_conditions import with_source_conditions
 from doctor.core.facts import AttachedProcess, Frame
+from doctor.core.stack_dumps.rank_conditions import loop_around
 from tests.attach.attached import process
 
 SOURCE = "import torch\nif rank == 0:\n    torch.distributed.barrier()\n"
@@ -73,3 +75,13 @@ def test_the_group_of_the_call_is_read_as_it_is_written(script: Path) -> None:
     os.utime(script, (1, 1))
     (found,) = with_source_conditions([_at(script)])
     assert found.samples[-1].threads[0].group == "groups['tensor']"
+
+
+def test_the_innermost_loop_of_the_function_is_read(script: Path) -> None:
+    inner = "for epoch in epochs:\n    for batch in loader:\n        step(batch)\n    validate()\n"
+    script.write_text(inner)
+    os.utime(script, (1, 1))
+    (found,) = with_source_conditions([_at(script)])
+    assert found.samples[-1].threads[0].frames[0].loop == (2, 3)
+    tree = ast.parse(inner + "while True:\n    def one():\n        step()\n")
+    assert [loop_around(tree, line) for line in (1, 2, 4, 7)] == [(1, 4), (2, 3), (1, 4), ()]

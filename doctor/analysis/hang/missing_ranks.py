@@ -15,8 +15,9 @@ from doctor.analysis.hang.diagnosis import Diagnosis, Kind
 from doctor.analysis.hang.exits import interrupted_waits
 from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
+from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.analysis.hang.wait_graph import roots_of
-from doctor.core.facts import Collective
+from doctor.core.facts import Collective, Frame
 from doctor.core.stack_dumps.native_calls import ANY_COLLECTIVE, DEVICE_WAIT
 
 _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
@@ -121,7 +122,7 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
         # A rank that stands still is the cause, and not one that works on its own part meanwhile.
         still = [rank for rank in late if states.ranks[rank].is_sampled and states.ranks[rank].is_stuck]
         return _of_late_ranks(states, still or late)
-    return _unmatched_transfers(states) or _crossed_groups(states) or _diverged_by_stack(states)
+    return _unmatched_transfers(states) or _left_loop(states) or _crossed_groups(states) or _diverged_by_stack(states)
 
 
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:
@@ -131,6 +132,24 @@ def _unmatched_transfers(states: JobState) -> Diagnosis | None:
     if bool(senders) == bool(receivers):
         return None
     return Diagnosis(states, "deadlock", senders or receivers, 0.7)
+
+
+def _left_loop(states: JobState) -> Diagnosis | None:
+    """Ranks that wait behind a loop of the user in which all others wait: theirs ended earlier."""
+    frames: dict[tuple[str, str], dict[int, Frame]] = {}
+    for rank, one in states.ranks.items():
+        for frame in one.stack if one.waits or one.may_wait_in_backward else ():
+            if frame.user:
+                frames.setdefault((frame.file, frame.function), {}).setdefault(rank, frame)
+    for found in frames.values():
+        ends = {frame.loop[1] for frame in found.values() if frame.loop}
+        for end in sorted(ends):
+            inside = tuple(rank for rank, frame in found.items() if frame.loop[1:] == (end,))
+            behind = tuple(rank for rank, frame in found.items() if frame.line > end)
+            if behind and len(inside) + len(behind) == len(states.ranks):
+                uneven = UnevenLoaders("", 0, None, None, behind, inside, certain=False)
+                return Diagnosis(states, "loader-ended", uneven.odd, 0.7, uneven=uneven)
+    return None
 
 
 def _crossed_groups(states: JobState) -> Diagnosis | None:

@@ -1,4 +1,4 @@
-"""What the source of a program shows of a call: conditions that let only some ranks reach it, and its group.
+"""What source shows of a call: conditions that let only some ranks reach it, its group, and the loop around it.
 
 The source is parsed and never run.
 """
@@ -51,6 +51,18 @@ def group_of_call(tree: ast.Module, line: int) -> str:
         if keyword.arg in _GROUP_ARGUMENTS
     }
     return found.pop() if len(found) == 1 else ""
+
+
+def loop_around(tree: ast.Module, line: int) -> tuple[int, ...]:
+    """Return the first and the last line of the innermost loop around a line in its function; ``()`` if in none."""
+    found: tuple[int, ...] = ()
+    for block, position in _blocks_around(tree, line):
+        statement = block[position]
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found = ()
+        elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
+            found = (statement.lineno, statement.end_lineno or statement.lineno)
+    return found
 
 
 def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt], int]]:

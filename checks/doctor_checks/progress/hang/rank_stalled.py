@@ -394,6 +394,15 @@ def _behind(found: Diagnosis) -> tuple[str, str]:
 
 
 def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
+    if not uneven.stage:
+        several = len(uneven.ended) > 1
+        return (
+            f"{ranks_in_words(uneven.ended)} {'have' if several else 'has'} left the loop that "
+            f"{ranks_in_words(uneven.continuing)} {'are' if len(uneven.continuing) > 1 else 'is'} still in: "
+            f"{_places_apart(found, uneven)}",
+            "End the loop on all ranks after the same number of batches: give every rank as many samples "
+            "(`DistributedSampler`, `drop_last=True`), or wrap the loop in `model.join()` of DDP.",
+        )
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
     count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
     epoch = f" in epoch {uneven.epoch}" if uneven.epoch is not None else ""
@@ -403,6 +412,11 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         f"and {longer} more batches{_calls_apart(found)}",
         "End all ranks after as many batches as the shortest loader has (DATA001 and DATA010 say how), or pad.",
     )
+
+
+def _places_apart(found: Diagnosis, uneven: UnevenLoaders) -> str:
+    firsts = (found.states.ranks[ranks[0]] for ranks in (uneven.ended, uneven.continuing))
+    return "; ".join(f"rank {one.rank} waits in {one.site.text}" for one in firsts if one.site is not None)
 
 
 def _calls_apart(found: Diagnosis) -> str:
