@@ -90,7 +90,8 @@ class CallSite(NamedTuple):
     @property
     def place(self) -> str:
         """``train.py:57 (training_step)``; empty if no line is known."""
-        return place_of_frame(self.frame)
+        is_native_wait = self.frame and self.frame.file == NATIVE_CODE and self.frame.function in NATIVE_WAITS
+        return "" if is_native_wait else place_of_frame(self.frame)
 
     @property
     def text(self) -> str:
@@ -108,7 +109,7 @@ def place_of_frame(frame: Frame | None) -> str:
     if frame is None:
         return ""
     if frame.file == NATIVE_CODE:
-        return "" if frame.function in NATIVE_WAITS else f"native code ({frame.function})"
+        return f"native code ({frame.function})"
     function = f" ({frame.function})" if frame.function and not frame.function.startswith("<") else ""
     return f"{frame.file.rpartition('/')[2]}:{frame.line}{function}"
 

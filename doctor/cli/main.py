@@ -207,10 +207,14 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
     and of NCCL's RAS. `-` is standard input. Nothing in them is run, and torch is not needed. Files of several runs are
     told apart by job ids, folders, names, hosts and times; each run gets a verdict of its own.
     """
+    import msgspec
+
     from doctor.core.files.spooled_streams import spooled_paths
+    from doctor.core.masking import mask_record
     from doctor.core.report_summary import merge_reports
     from doctor.postmortem.run_outcome import outcome_of
     from doctor.postmortem.run_reader import read_runs
+    from doctor.postmortem.stacks.rank_groups import collected_stacks
     from doctor.session import judge
 
     started = time.time()
@@ -236,6 +240,8 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
                 started=started,
                 ignore=ignored,
             )
+            stacks = collected_stacks(job)
+            report = report if stacks is None else msgspec.structs.replace(report, stacks=mask_record(stacks))
             judged.append((run.name, report, job))
     for _, _, job in judged:
         _print_breakages(job)

@@ -164,9 +164,10 @@ class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ranks that are at the same place.
 
     ``state``: ``waiting`` (in a collective), ``standing`` (without progress, outside of collectives), ``busy`` (it
-    works at one place), ``moving``, ``stopped``, ``locked`` (native code holds the interpreter's lock), ``unreadable``,
-    ``ended``. ``place``: ``all_reduce at train.py:41 (train)``, empty if no line is known. ``condition``: of the
-    line, as in :class:`doctor.core.facts.Frame`. ``seconds``: for which all of them have been there at least.
+    works at one place), ``moving``, ``seen`` (its stack was read only once, outside of collectives), ``stopped``,
+    ``locked`` (native code holds the interpreter's lock), ``unreadable``, ``ended``. ``place``: ``all_reduce at
+    train.py:41 (train)``, empty if no line is known. ``condition``: of the line, as in
+    :class:`doctor.core.facts.Frame`. ``seconds``: for which all of them have been there at least.
     """
 
     ranks: tuple[int, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator
 
+from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.logs.root_event import (
     CRASH,
     EXCEPTION,
@@ -47,6 +48,8 @@ def outcome_of(job: Job, quoted: Collection[Place], now: float) -> RunOutcome | 
     progress = ((rank.number, rank.find(ProgressFacts)) for rank in job.ranks)
     records = {number: facts for number, facts in progress if facts is not None and facts.stage}
     if evidence is None and not records:
+        if (stacks := _outcome_of_stacks(job)) is not None:
+            return stacks
         if not any(rank.find(RecorderFacts) is not None for rank in job.ranks):
             return None
         reason = "dumps of the flight recorder show one moment, and not how the run ended"
@@ -66,6 +69,28 @@ def outcome_of(job: Job, quoted: Collection[Place], now: float) -> RunOutcome | 
         collect=tuple(_collect(job, kind)) if kind in ("interrupted", "unknown") else (),
     )
 
+
+def _outcome_of_stacks(job: Job) -> RunOutcome | None:
+    """What the stacks of ranks that were collected from outside show; ``None`` without any."""
+    found = {rank.number: facts for rank in job.ranks if (facts := rank.find(ProgressFacts)) is not None}
+    sampled = {rank: facts for rank, facts in found.items() if facts.sampled}
+    if not sampled:
+        return None
+    moving = tuple(sorted(rank for rank, facts in sampled.items() if facts.state == "running"))
+    if all(facts.idle is None for facts in sampled.values()):
+        reason = "one stack of each rank does not show whether the ranks move"
+        return RunOutcome("unknown", reason, collect=(_COLLECT_STACKS,))
+    if len(moving) == len(sampled):
+        return RunOutcome("running", "the stacks of all ranks changed between the dumps")
+    if moving:
+        return RunOutcome("running", f"{ranks_in_words(moving)} made progress between the dumps")
+    return RunOutcome("unknown", "no stack changed between the dumps", collect=(_COLLECT_STACKS,))
+
+
+_COLLECT_STACKS = (
+    "Collect the stacks of all ranks twice, a minute apart, and give both to `doctor diagnose`: on each host "
+    "`py-spy dump --pid PID` for each rank, or `doctor attach -o FOLDER`"
+)
 
 Judged = tuple[Kind, str, tuple[Event, ...]]
 

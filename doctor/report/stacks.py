@@ -18,6 +18,7 @@ _STATES = {
     "standing": "without progress at",
     "busy": "busy at",
     "moving": "making progress in",
+    "seen": "at",
     "stopped": "stopped at",
     "locked": "native code holds the interpreter's lock at",
     "unreadable": "not readable",

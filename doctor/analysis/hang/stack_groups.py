@@ -46,6 +46,8 @@ def _state_of(one: RankState) -> str:
         return "unreadable" if one.state == "stalled" else "busy"
     if one.waits:
         return "waiting"
+    if one.is_snapshot:
+        return "seen"
     if one.state == "running":
         return "busy" if one.progress and one.progress.idle else "moving"
     return "standing"

@@ -6,12 +6,15 @@ for it in a barrier. py-spy 0.4.3, pystack 1.7.2, gdb 13.1, Python 3.11, torch 2
 names of pybind11's functions.
 """
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.cli.main import app
 from doctor.core.facts import ProgressFacts
 from doctor.core.frames import NATIVE_CODE
 from doctor.postmortem.inputs import kind_of
@@ -167,6 +170,56 @@ def test_times_between_the_dumps_of_one_process():
     assert progress_of(job_of(DATA / "asleep" / "debug_server"))[1].idle == 17.0
 
 
-def test_one_rank_alone_is_unknown(tmp_path):
+def report_of(*paths):
+    done = CliRunner().invoke(app, ["diagnose", "--format", "json", *map(str, paths)])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_one_rank_alone_is_inconclusive(tmp_path):
     shutil.copy(DATA / "asleep" / "faulthandler" / "stacks_rank_0.txt", tmp_path)
     assert diagnose_stall(job_of(tmp_path)) is None
+    code, report = report_of(tmp_path)
+    assert (code, report["verdict"]) == (3, "inconclusive")
+    assert report["outcome"]["reason"] == "one stack of each rank does not show whether the ranks move"
+    assert {one["id"] for one in report["results"] if one["status"] == "unknown"} == {"RUN001"}
+
+
+def test_all_ranks_in_one_call_is_inconclusive_from_one_stack_of_each(tmp_path):
+    for rank in range(3):
+        shutil.copy(DATA / "asleep" / "faulthandler" / "stacks_rank_0.txt", tmp_path / f"stacks_rank_{rank}.txt")
+    code, report = report_of(tmp_path)
+    assert code == 3
+    assert [(group["ranks"], group["state"]) for group in report["stacks"]["groups"]] == [([0, 1, 2], "waiting")]
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "states"),
+    [
+        ("asleep/py_spy.txt", 1, ["waiting", "seen"]),
+        ("asleep/debug_server", 1, ["waiting", "standing"]),
+        ("branch/gdb.txt", 1, ["waiting", "waiting"]),
+        ("moving/py_spy", 0, ["moving", "waiting"]),
+    ],
+)
+def test_report_shows_where_ranks_are(path, code, states):
+    exit_code, report = report_of(DATA / path)
+    assert exit_code == code
+    assert [group["state"] for group in report["stacks"]["groups"]] == states
+    assert report["stacks"]["calls"]
+    notes = report["stacks"].get("notes", [])
+    assert notes == (
+        [] if path == "asleep/debug_server" else [f"rank numbers guessed: ranks 0-{report['job']['world_size'] - 1}"]
+    )
+
+
+def test_stacks_beside_the_log_of_the_job(tmp_path):
+    """The error in the log of a rank explains more than its stack."""
+    (tmp_path / "train.log").write_text(
+        '[rank2]: Traceback (most recent call last):\n[rank2]:   File "/home/user/train.py", line 9, in step\n'
+        "[rank2]: ValueError: bad shape\n"
+    )
+    shutil.copy(DATA / "asleep" / "faulthandler" / "stacks_rank_0.txt", tmp_path)
+    shutil.copy(DATA / "asleep" / "faulthandler" / "stacks_rank_1.txt", tmp_path)
+    progress = progress_of(job_of(tmp_path))
+    assert progress[2].failure.kind == "ValueError"
+    assert progress[1].stack[0].function == "read_shard"
