@@ -26,6 +26,8 @@ def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
     if unread:
         remedies = tuple(dict.fromkeys(rank.process.remedy for rank in unread if rank.process.remedy))
         return RunOutcome("unknown", _unread_in_words(unread), collect=remedies)
+    if ranks and all(rank.movement.kind == "ended" for rank in ranks):
+        return RunOutcome("ended", "the job ended while it was read")
     if len(moving) == len(ranks):
         return RunOutcome(
             "running", f"{ranks_in_words(tuple(moving))} {'make' if len(moving) > 1 else 'makes'} progress"

@@ -332,3 +332,12 @@ def test_ranks_that_wait_behind_the_loop_of_the_others_ended_it_earlier() -> Non
     )
     before = process(3, inside("barrier", at(38)))
     assert [check for check, *_ in findings(members(*others(3, stack=(*in_loop, MAIN)), before))] == ["RUN002"]
+
+
+def test_a_job_that_ends_while_it_is_read_is_no_alarm() -> None:
+    report = judged(members(*(process(rank, (at(40),), ended="ended") for rank in range(4))))
+    assert (report.exit_code, report.verdict) == (0, "pass")
+    assert report.outcome is not None
+    assert report.outcome.reason == "the job ended while it was read"
+    leaving = [process(rank, (at(40),), (at(41),)) for rank in range(3)]
+    assert judged(members(*leaving, process(3, (at(40),), ended="zombie"))).exit_code == 0
