@@ -44,6 +44,8 @@ with atheris.instrument_imports():
     from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
     from doctor.postmortem.ras.events import read_ras
     from doctor.postmortem.sandbox.decompression import RATIO, UNSUSPECTED
+    from doctor.postmortem.stacks.dump_text import looks_like_stacks
+    from doctor.postmortem.stacks.processes import collect_stacks, ranks_of_stacks
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 LARGEST = 1 << 13
@@ -142,12 +144,20 @@ def read_answer(data: bytes) -> None:
     read_ras(data.decode("utf-8", "replace"))
 
 
+def read_dump_of_stacks(data: bytes) -> None:
+    """Nothing may be raised."""
+    text = data.decode("utf-8", "replace")
+    looks_like_stacks(text)
+    ranks_of_stacks(collect_stacks([(Path("node1.txt"), text), (Path("rank2.txt"), text)]))
+
+
 READERS = {
     "logs": read_log,
     "recorder": read_recorder,
     "snapshots": read_memory,
     "nvidia-smi": read_table,
     "ras": read_answer,
+    "stacks": read_dump_of_stacks,
     "kinds": kind_of_head,
     "archives": read_archive,
     "captures": read_document,

@@ -147,7 +147,8 @@ def _tallied(lines: Sequence[str]) -> Iterator[str]:
 
 
 _MAY_BE = re.compile(
-    r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#0 |\w+ \(\S+\.py:\d)", re.MULTILINE
+    r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#0 |\w{1,99} \([^\s()]{1,400}\.py:\d)",
+    re.MULTILINE,
 )
 _LOGGED = re.compile(r"Fatal Python error|\[E\d|\[W\d|\b(?:INFO|WARNING|ERROR|DEBUG)\b|\d\d:\d\d:\d\d")
 

@@ -30,7 +30,9 @@ _FRAME = re.compile(
     r"#(?P<depth>\d{1,5}) +(?:0x[0-9a-f]+ in (?P<call>\S.*)"
     r"|(?P<bare>[^\s(\[]+ \(.*|<signal handler called>|Frame 0x.*))$"
 )
-_OF_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (?P<file>.*), line (?P<line>\d{1,10}), in (?P<function>[^ (]+)")
+_OF_PYTHON = re.compile(
+    r"Frame 0x[0-9a-f]+, for file (?P<file>.{0,1000}), line (?P<line>\d{1,10}), in (?P<function>[^ (]{1,400})"
+)
 _PY_BT = re.compile(r"Traceback \(most recent call first\):$")
 _PY_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,10}), in (?P<function>.+)$')
 _ATTACHED = re.compile(
