@@ -82,6 +82,7 @@ def open_gathering(
         UnusableError: the options contradict each other, or the key of the job can't be used.
     """
     from doctor.cluster.gather.plan import gather_plan
+    from doctor.cluster.rendezvous.process_identity import identity_of_turn
     from doctor.collectors.base import Machine
     from doctor.collectors.launch.launcher import launch_facts
 
@@ -91,6 +92,8 @@ def open_gathering(
         machine = replace(machine, environ=collector.environ)
     launch = launch_facts(machine.environ)
     plan = gather_plan(wish, machine.environ, launch, collector.identity if collector is not None else None)
+    if collector is not None and plan.identity is not None:
+        plan = plan._replace(identity=identity_of_turn(plan.identity, collector.turn))
     if plan.ray is None and plan.identity is None:
         return None
     from doctor.cluster.transport.secret_file import secret_from_environ

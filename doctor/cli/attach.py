@@ -169,12 +169,14 @@ class _Attachment:
         self._hosts = hosts
         self._folder = folder
         self._reader = JobReader()
+        self._turn = -1
 
     def attach(self, before: int | None = None) -> _Round:
         """Read the job once and write the report. ``before``: the exit code of the round before this one."""
         from doctor.cluster.gather.dismissal import Dismissed
 
         started = time.time()
+        self._turn += 1
         try:
             with self._session() as session:
                 if session.judges and before is None:
@@ -187,7 +189,7 @@ class _Attachment:
                     report = self._judged(read, catalog, started)
                 self._finish(session, read, report)
         except Dismissed as dismissed:
-            return _Round(dismissed.code, goes_on=dismissed.code in (1, INCONCLUSIVE))
+            return _Round(dismissed.code, goes_on=dismissed.code in (1, INCONCLUSIVE) and not dismissed.unreached)
         return _Round(report.exit_code, goes_on=report.exit_code != 0)
 
     def _without_ranks(self, session: Session, members: Job, before: int | None) -> _Round:
@@ -312,6 +314,7 @@ class _Attachment:
             lambda keys: dict(collect_host(keys, wanted, targets)),
             environ,
             identity,
+            self._turn,
             ("doctor.attach.host_reading:collector_of", msgspec.json.encode(wanted).decode()),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -108,6 +109,18 @@ def test_without_a_launcher_hosts_meet_in_a_folder_by_what_the_ranks_state(
         late = hosts[0].run([*ATTACH[:-1], "3", *share], timeout=90)
         assert json.loads(late.stdout)["coverage"]["ranks_seen"] == 2
         assert late.returncode == 3, late
+
+
+def test_all_hosts_watch_until_the_job_moves(lab_hosts: Callable[..., tuple[LabHost, ...]], tmp_path: Path) -> None:
+    hosts = lab_hosts(2)
+    with started_by_hand(hosts, "is-stopped", tmp_path):
+        threading.Timer(10, lambda: hosts[1].signal(signal.SIGCONT, str(PROGRAM), RANK="3")).start()
+        watch = [*ATTACH, "--watch", "1", "--share", tmp_path / "share"]
+        first, second = together([(host, watch, None) for host in hosts], 120)
+        reports = [json.loads(text) for text in first.stdout.replace("}\n{", "}\n\0{").split("\0")]
+        assert findings(reports[0]) == [("RUN001", [3], ["node1"], "error")], (first, second)
+        assert [report["exit_code"] for report in reports[:-1]] == [1] * (len(reports) - 1)
+        assert (reports[-1]["exit_code"], first.returncode, second.returncode) == (0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,11 @@
 
 
 class Dismissed(Exception):
-    """Another process evaluates the job, or none does: this one exits with ``code``."""
+    """Another process evaluates the job, or none does: this one exits with ``code``.
 
-    def __init__(self, code: int) -> None:
+    ``unreached``: the other processes could not be reached."""
+
+    def __init__(self, code: int, *, unreached: bool = False) -> None:
         super().__init__(code)
         self.code = code
+        self.unreached = unreached

@@ -120,6 +120,7 @@ class GatherSession:
             self._schedule.close()
         if self._store is not None:
             self._store.close()
+        self._participant.release()
 
     def _cancel_gather(self) -> None:
         """Tell all ranks, which may still be starting, that the gather is cancelled."""
@@ -296,7 +297,7 @@ class GatherSession:
         self._participant.set_reach(lost.reach)
         if self._plan.share is not None:
             self._leave_capture(self._plan.share)
-        return Dismissed(INCONCLUSIVE)
+        return Dismissed(INCONCLUSIVE, unreached=True)
 
     def _leave_capture(self, folder: Path) -> None:
         """Write the facts to the shared folder, for ``doctor diagnose``."""

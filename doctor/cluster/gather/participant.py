@@ -43,13 +43,15 @@ class HostCollector(NamedTuple):
     """What a gather collects that is not a check of the processes themselves.
 
     ``collect``: takes the keys that a check would collect, which include those of the host only in the process that
-    leads it. ``environ``: where the launcher of the processes is looked up. ``identity``: of a process that no launcher
-    numbers. ``remote``: ``module:function`` that makes the collector on a node of a Ray cluster, and its argument.
+    leads it. ``environ``: where the launcher of the processes is looked up. ``identity``: of a process that no
+    launcher numbers. ``turn``: number of earlier gathers of the same processes. ``remote``: ``module:function``
+    that makes the collector on a node of a Ray cluster, and its argument.
     """
 
     collect: Callable[[tuple[str, ...]], Sections]
     environ: Environ
     identity: ProcessIdentity | None = None
+    turn: int = 0
     remote: tuple[str, str] = ("", "")
 
 
@@ -84,6 +86,11 @@ class Participant:
                 self._ready.set()
 
         start_daemon("doctor-facts", run)
+
+    def release(self) -> None:
+        """Release its leases, for another gather of this process."""
+        self._host_lease.close()
+        self._rank_lease.close()
 
     def set_reach(self, reach: ReachFacts) -> None:
         """Record the connection attempts made to reach the store."""

@@ -54,6 +54,13 @@ def process_identity(environ: Environ, launch: LaunchFacts | None = None) -> Pro
     return ProcessIdentity(number, size, key, may_span_hosts(launch), port)
 
 
+def identity_of_turn(identity: ProcessIdentity, turn: int) -> ProcessIdentity:
+    """Return the identity of the same process in another gather of the same run, which shares no messages with it."""
+    if not turn:
+        return identity
+    return identity._replace(key=hashlib.sha256(f"{identity.key} {turn}".encode()).hexdigest()[:12])
+
+
 def run_key(environ: Environ, mark: str) -> str:
     """Return a key of the run that is the same in all of its processes.
 
