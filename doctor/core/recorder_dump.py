@@ -117,7 +117,7 @@ def _is_open(entry: Entry) -> bool:
 
 
 def _collective(entry: Entry, group: str, age: int, known: dict[int, Frame]) -> Collective:
-    backend, operation, pair = _operation(_text(entry.get("profiling_name")))
+    backend, operation, pair = operation_of(_text(entry.get("profiling_name")))
     is_p2p = entry.get("is_p2p") is True or operation in ("send", "recv")
     milliseconds = entry.get("duration_ms")
     timeout, at = _integer(entry.get("timeout_ms")), _integer(entry.get("time_created_ns"))
@@ -142,7 +142,7 @@ def _collective(entry: Entry, group: str, age: int, known: dict[int, Frame]) -> 
     )
 
 
-def _operation(name: str) -> tuple[str, str, tuple[int, int] | None]:
+def operation_of(name: str) -> tuple[str, str, tuple[int, int] | None]:
     """Backend, operation, and for ``nccl:send 1->2`` or ``nccl:recv 2<-1`` sender and other rank, by group."""
     backend, _, rest = name.rpartition(":")
     operation, _, ends = rest.strip().partition(" ")

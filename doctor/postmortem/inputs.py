@@ -272,6 +272,7 @@ def _kind_of_text(head: bytes) -> str:
     from doctor.postmortem.nvidia_smi.printout import looks_like_nvidia_smi
     from doctor.postmortem.ras.events import looks_like_ras
     from doctor.postmortem.stacks.dump_text import looks_like_stacks
+    from doctor.postmortem.stacks.recorder_tables import looks_like_recorder_tables
 
     if head.startswith(_WIDE):
         return "log"
@@ -284,4 +285,5 @@ def _kind_of_text(head: bytes) -> str:
         return "nvidia-smi"
     if looks_like_ras(text):
         return "ras"
-    return "stacks" if looks_like_stacks(text, is_whole=len(head) < SNIFFED) else "log"
+    is_stacks = looks_like_recorder_tables(text) or looks_like_stacks(text, is_whole=len(head) < SNIFFED)
+    return "stacks" if is_stacks else "log"

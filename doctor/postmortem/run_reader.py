@@ -15,7 +15,7 @@ from doctor.core.job import Job
 from doctor.core.report_document import ReportInput
 from doctor.postmortem.filenames import rank_in_name
 from doctor.postmortem.flight_recorder.dumps import read_dumps, world_size_in
-from doctor.postmortem.inputs import SortedInputs, name_of, read_inputs
+from doctor.postmortem.inputs import SNIFFED, SortedInputs, name_of, read_inputs
 from doctor.postmortem.job_assembly import ParsedInputs, members_of, weigh, with_evidence
 from doctor.postmortem.logs.rank_sections import world_size_of
 from doctor.postmortem.logs.scanner import read_log
@@ -24,6 +24,7 @@ from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
 from doctor.postmortem.ras.events import read_ras, with_progress
 from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_of, ids_in_path, names_of_runs
 from doctor.postmortem.stacks.processes import RanksOfStacks, collect_stacks, ranks_of_stacks
+from doctor.postmortem.stacks.recorder_tables import looks_like_recorder_tables, read_recorder_tables
 
 KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi", "ras", "stacks")
 TOOLS = ("nvidia-smi", "ras")
@@ -164,6 +165,8 @@ class _RunReader:
         parsed = ParsedInputs({}, dict(stacks.homes), [], max(filter(None, sizes), default=None))
         for rank, progress in stacks.progress.items():
             parsed.of_rank(rank)[ProgressFacts.key] = progress
+        for rank, recorder in stacks.recorders.items():
+            parsed.of_rank(rank)[RecorderFacts.key] = recorder
         self.failed.update(failed)
         for dump in dumps:
             parsed.of_rank(dump.rank)[RecorderFacts.key] = dump.facts
@@ -184,9 +187,11 @@ class _RunReader:
         for path, text in texts:
             if len(text) >= STACKS_LIMIT:
                 self._cut[name_of(path)] = f"{name_of(path)}: only its first {STACKS_LIMIT >> 20} MiB were read"
-        stacks = collect_stacks(texts)
+        tables = [read_recorder_tables(text) for _, text in texts if looks_like_recorder_tables(text[:SNIFFED])]
+        stacks = collect_stacks((path, text) for path, text in texts if not looks_like_recorder_tables(text[:SNIFFED]))
         self.failed.update(dict.fromkeys(stacks.empty, "no stack in it could be read"))
-        return ranks_of_stacks(stacks)
+        # Of the tables of several moments, the newest one shows most.
+        return ranks_of_stacks(stacks)._replace(recorders=tables[-1] if tables else {})
 
     def _add_snapshots(self, parsed: ParsedInputs, known: set[int]) -> None:
         """Add each snapshot to the rank in its name, or to the only rank of the job."""

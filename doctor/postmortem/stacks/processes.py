@@ -14,7 +14,7 @@ import msgspec
 
 from doctor.analysis.attached_job import attached_job
 from doctor.analysis.process_movement import operation_of
-from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, ProgressFacts
+from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, ProgressFacts, RecorderFacts
 from doctor.core.job import UNKNOWN_HOST, Member, build_job
 from doctor.core.masking import mask_text
 from doctor.core.text import natural_key
@@ -96,11 +96,14 @@ def collect_stacks(texts: Iterable[tuple[Path, str]]) -> CollectedStacks:
 
 
 class RanksOfStacks(NamedTuple):
-    """The progress of each rank, the hosts of ranks as far as known, and the lower bound of the world size."""
+    """The progress of each rank, the hosts of ranks as far as known, and the lower bound of the world size.
+
+    ``recorders``: what tables of the debug server show of the ranks' flight recorders."""
 
     progress: Mapping[int, ProgressFacts]
     homes: Mapping[int, str]
     world_size: int | None
+    recorders: Mapping[int, RecorderFacts] = {}
 
 
 def ranks_of_stacks(stacks: CollectedStacks) -> RanksOfStacks:
