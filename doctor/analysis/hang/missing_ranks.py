@@ -118,6 +118,9 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
     if not states.waiting:
         return None
     late = [rank for rank, one in states.ranks.items() if one.stack and not one.waits and not one.may_wait_in_backward]
+    if states.is_snapshot and len(late) * 2 > len(states.ranks):
+        # Where most ranks are is no fault of theirs: the few others may only be earlier.
+        return Diagnosis(states, "undetermined", tuple(late), 0.0)
     if late:
         # A rank that stands still is the cause, and not one that works on its own part meanwhile.
         still = [rank for rank in late if states.ranks[rank].is_sampled and states.ranks[rank].is_stuck]

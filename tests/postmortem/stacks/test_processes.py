@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.core.frames import NATIVE_CODE
+from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.stacks.collected import read_stacks
 from doctor.postmortem.stacks.processes import collect_stacks, ranks_of_stacks
 
@@ -160,3 +162,32 @@ def test_stacks_of_several_processes_by_faulthandler_in_one_file():
     one = (DATA / "asleep" / "faulthandler" / "stacks_rank_0.txt").read_text()
     two = (DATA / "asleep" / "faulthandler" / "stacks_rank_1.txt").read_text()
     assert [len(found.samples) for found in read_stacks(one + two + one)] == [2, 1]
+
+
+def diagnosed(text, tmp_path):
+    path = tmp_path / "dump.txt"
+    path.write_text(text)
+    (run,) = read_runs([path])
+    return diagnose_stall(run.job)
+
+
+@pytest.mark.parametrize("state", ["idle", "active"])
+def test_most_ranks_are_not_at_fault_from_one_stack_of_each(tmp_path, state):
+    """A healthy job: rank 0 has come to the collective first."""
+    text = process(11, *WAITS) + "".join(process(pid, *WORKS, state=state) for pid in (12, 13, 14))
+    assert diagnosed(text, tmp_path).kind == "undetermined"
+    assert diagnosed(process(11, *WAITS) + process(12, *WAITS) + process(13, *WORKS), tmp_path).ranks == (2,)
+
+
+def test_ranks_that_wait_for_their_device_are_not_the_ones_that_others_wait_for(tmp_path):
+    """With NCCL a rank waits for its collective in the next synchronization."""
+    device = (("cudaStreamSynchronize", "libcudart.so.12"), ("train", "train.py:30"))
+    text = process(11, *device) + process(12, *device) + process(13, ("read", "train.py:12"), ("train", "train.py:19"))
+    found = diagnosed(text, tmp_path)
+    assert (found.kind, found.ranks, found.waiting) == ("elsewhere", (2,), (0, 1))
+    assert diagnosed(process(11, *device) + process(12, *device), tmp_path).kind == "undetermined"
+
+
+def test_a_wait_for_the_device_differs_from_no_collective(tmp_path):
+    device = (("cudaStreamSynchronize", "libcudart.so.12"), ("train", "train.py:30"))
+    assert diagnosed(process(11, *device) + process(12, *WAITS) + process(13, *WAITS), tmp_path).kind == "undetermined"
