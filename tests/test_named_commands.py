@@ -16,7 +16,7 @@ from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 ROOT = Path(__file__).parents[1]
-MANUALS = ("README.md", "CONTRIBUTING.md", "PLUGINS.md", "tests/README.md")
+MANUALS = ("README.md", "CONTRIBUTING.md", "PLUGINS.md", "tests/README.md", "docs/how-to/my-job-hangs-now.md")
 PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), *(ROOT / name for name in MANUALS)]
 SOURCES = [*sorted((ROOT / "doctor").rglob("*.py")), *sorted((ROOT / "checks").rglob("*.py"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix not in (".png", ".pyc", ""))

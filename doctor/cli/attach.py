@@ -88,13 +88,12 @@ def command(
     folder: Path | None,
     **gathering: Any,
 ) -> None:
-    r"""Show where each rank of a running job is, and which rank the others wait for.
+    """Show where each rank of a running job is, and which rank the others wait for.
 
     Reads the stacks of the training processes on this host several times, from outside: nothing has to be installed
     in the job, and it goes on as before. Run it on every host to compare all ranks: `srun --overlap --jobid=ID doctor
     attach`, `mpirun ... doctor attach`, or by ssh or kubectl exec with `--share DIR`.
 
-    \b
     Exit codes: 0 all ranks make progress, 1 something was found, 2 a wrong option
     or no such process or job, 3 a rank could not be read, or no training process
     was found.

@@ -204,8 +204,9 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
 
     PATHS are files and folders, in any mix, told apart by content: logs (of all ranks together or one a rank, also
     packed), dumps of torch's flight recorder, memory snapshots, captures, the callback's records, output of nvidia-smi
-    and of NCCL's RAS. `-` is standard input. Nothing in them is run, and torch is not needed. Files of several runs are
-    told apart by job ids, folders, names, hosts and times; each run gets a verdict of its own.
+    and of NCCL's RAS, and stacks that py-spy, pystack, gdb, faulthandler, `ray stack` or torch's debug server printed.
+    `-` is standard input. Nothing in them is run, and torch is not needed. Files of several runs are told apart by job
+    ids, folders, names, hosts and times; each run gets a verdict of its own.
     """
     import msgspec
 

@@ -220,6 +220,7 @@ def _stacks(stacks: RankStacks, style: _TerminalStyle) -> Iterable[_Line]:
         yield from (_call_row(row) for row in shown)
         if left := len(rows) - len(shown):
             yield Text(f"  and {left} more calls (--verbose shows all)", style="dim")
+    yield Text()
 
 
 def _call_row(row: CallRow) -> Text:
