@@ -72,12 +72,32 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its limit, and those that depend on the scheduling of processes a second attempt."""
+    _spread_slow_modules(items, getattr(config, "workerinput", {}).get("workercount", 1))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
-            folders = item.path.relative_to(TESTS).parts
-            if item.get_closest_marker("real_time") or not REAL_TIME.isdisjoint(folders):
+            if item.get_closest_marker("real_time") or _is_in_real_time(item.path):
                 item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
     _scale_limits(config, items)
+
+
+def _is_in_real_time(path: Path) -> bool:
+    return not REAL_TIME.isdisjoint(path.relative_to(TESTS).parts)
+
+
+def _spread_slow_modules(items: list[pytest.Item], workers: int) -> None:
+    """Give every worker a share of the modules that start processes, and those first.
+
+    worksteal gives each worker one part of the list, in its order: slow tests at the end would leave others idle."""
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for position, path in enumerate(filter(_is_in_real_time, modules)):
+        shares[position % workers] += modules[path]
+    for path, found in modules.items():
+        if not _is_in_real_time(path):
+            min(shares, key=len).extend(found)
+    items[:] = [item for share in shares for item in share]
 
 
 @pytest.hookimpl(tryfirst=True)
