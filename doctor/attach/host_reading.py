@@ -24,6 +24,7 @@ from doctor.attach.targets import TargetJob, TargetList, TargetRequest, find_tar
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import BackgroundCall
+from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.facts import AttachedProcess, AttachFacts, GpuFacts, HostFacts, Missing, ProcessSample, Section
 from doctor.core.job import Sections
@@ -138,7 +139,7 @@ class HostRequest(NamedTuple):
 
 def collector_of(request: str) -> Callable[[tuple[str, ...]], dict[str, Section | Missing]]:
     """Return what collects on a node of a Ray cluster; ``request``: a :class:`HostRequest` as JSON."""
-    wanted = msgspec.json.decode(request, type=HostRequest)
+    wanted = msgspec.json.decode(request, type=prepared(HostRequest))
     return lambda keys: dict(collect_host(keys, wanted))
 
 

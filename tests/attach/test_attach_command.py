@@ -122,14 +122,14 @@ def test_watching_ends_when_the_job_moves_and_when_it_ends(tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     with running("is-stopped", tmp_path / "first", world=2) as job:
-        threading.Timer(8, os.kill, (job.processes[1].pid, signal.SIGCONT)).start()
+        threading.Timer(15, os.kill, (job.processes[1].pid, signal.SIGCONT)).start()
         done = doctor_attach("--isolated", "--watch", 1, *_pids(job))
     assert done.returncode == 0, done
     assert "is stopped" in done.stdout
     assert "ranks 0-1 make progress" in done.stdout
 
     with running("sleeps", tmp_path / "second", world=2) as job:
-        threading.Timer(8, lambda: [one.kill() for one in job.processes]).start()
+        threading.Timer(15, lambda: [one.kill() for one in job.processes]).start()
         done = doctor_attach("--isolated", "--watch", 1, *_pids(job))
     assert done.returncode == 1, done
     assert "has ended" in done.stderr
