@@ -186,6 +186,8 @@ class _Attachment:
                     if not read.ranks.ranks:
                         return self._without_ranks(session, read.members, before)
                     report = self._judged(read, catalog, started)
+                    if before is not None and report.outcome is not None and report.outcome.kind == "ended":
+                        return self._without_ranks(session, read.members, before)
                 self._finish(session, read, report)
         except Dismissed as dismissed:
             return _Round(dismissed.code, goes_on=dismissed.code in (1, INCONCLUSIVE) and not dismissed.unreached)
