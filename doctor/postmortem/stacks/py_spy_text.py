@@ -26,7 +26,7 @@ from doctor.postmortem.stacks.line_kinds import (
 MOST_COMMAND_LINES = 200
 """Lines of a command line; beyond them the dump is damaged."""
 _PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
-_VERSION = re.compile(r"Python v\d+\.\S+ \(.*\)$")
+_VERSION = re.compile(r"Python v\d+\.\d\S* \(.*\)$")
 _PARENT = re.compile(r"Parent Process (?P<pid>\d{1,10}): ")
 PARENT = "PPID"
 """Name of the variable that holds the parent's PID, as in a shell."""
