@@ -60,17 +60,11 @@ def rank_out_of_range(job: Job) -> Iterator[Verdict]:
 
 def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]:
     outside: dict[int | None, list[tuple[int, IdenticalRanks]]] = {}
-    within: set[tuple[str | None, str | None]] = set()  # few pairs of local ranks and sizes
     for launch, identical in job.each(LaunchFacts):
-        pair = launch.get(name), launch.get(size_name)
-        if pair in within:
-            continue
         rank, size = launch_number(launch, name), launch_number(launch, size_name)
         # A negative LOCAL_RANK is an old convention of scripts for a process that is not distributed
         if rank is not None and not ((rank >= 0 or name == "LOCAL_RANK") and (size is None or rank < size)):
             outside.setdefault(size, []).append((rank, identical))
-        elif name == "LOCAL_RANK":
-            within.add(pair)
     for size, found in outside.items():
         first = found[0][0]
         yield Finding(
