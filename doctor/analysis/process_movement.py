@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 
 from doctor.analysis.call_sites import is_in_backward
 from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
-from doctor.core.frames import waits_in
+from doctor.core.frames import waiting_row, waits_for_device, waits_in
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT, native_operation, waiting_thread
+from doctor.core.waiting_functions import ANY_COLLECTIVE, rests_for_others
 
 Kind = Literal["moving", "busy", "waiting", "standing", "held", "stopped", "ended", "unread"]
 """``moving``: its stack changed. ``busy``: its stack did not, but it computes, transfers data or is blocked in the
@@ -46,8 +47,6 @@ _ON_CHILDREN = re.compile(
 )
 """Files in which a process waits for its own children or threads."""
 _IN_LOADER = ("torch/utils/data/dataloader.py", ("_next_data", "_get_data", "_try_get_data"))
-_RENDEZVOUS = ("torch/distributed/rendezvous.py",)
-"""Files in which a rank waits for the others before there is a process group."""
 _IDLE_WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
 
 
@@ -84,13 +83,15 @@ def movement_of(process: AttachedProcess) -> Movement:
         return _by_kernel(samples, seconds)
     if any(_position(main.frames) != _position(stack) for main in mains):
         return Movement("moving", 0.0, stack)
-    native = native_operation(mains[-1].native)
-    operation = operation_of(stack) or (native if native != DEVICE_WAIT else "")
-    if operation:
-        if _calls_again(samples):
+    native = native_operation(mains[-1].native) or (DEVICE_WAIT if waits_for_device(stack) else "")
+    operation = operation_of(stack) or mains[-1].awaits or (native if native != DEVICE_WAIT else "")
+    computes = _computes(samples, mains[-1])
+    row = waiting_row(stack)
+    if operation and not (computes and row is not None and not row.only_waits):
+        if _calls_again(samples, polls=row is not None and row.polls):
             return Movement("moving", 0.0, stack, operation)
         return Movement("waiting", seconds, stack, operation, mains[-1].group)
-    if _computes(samples, mains[-1]):
+    if computes:
         return Movement("busy", seconds, stack, on_device=native == DEVICE_WAIT)
     if holder := _holder_of_lock(samples):
         return Movement("held", seconds, holder.frames)
@@ -103,6 +104,8 @@ def _at_rest(stack: tuple[Frame, ...], seconds: float | None, native: str) -> Mo
         return Movement("waiting", seconds, stack, "all_reduce")
     if native == DEVICE_WAIT:
         return Movement("waiting", seconds, stack, DEVICE_WAIT, on_device=True)
+    if stack and rests_for_others(stack[0].file):
+        return Movement("waiting", seconds, stack, ANY_COLLECTIVE)
     return Movement("standing", seconds, stack)
 
 
@@ -114,8 +117,6 @@ def main_thread(sample: ProcessSample) -> StackThread | None:
 
 def operation_of(stack: Sequence[Frame]) -> str:
     """The collective or rendezvous that a stack waits in; empty if it shows none."""
-    if stack and any(path in stack[0].file for path in _RENDEZVOUS):
-        return "init_process_group"
     return waits_in(stack)
 
 
@@ -161,10 +162,14 @@ def _position(stack: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
     return kept if inside else tuple((frame.file, frame.line, frame.function) for frame in stack)
 
 
-def _calls_again(samples: Sequence[ProcessSample]) -> bool:
-    """Whether a collective transfers data, or has ended and begun again on the same line, between the samples."""
+def _calls_again(samples: Sequence[ProcessSample], *, polls: bool) -> bool:
+    """Whether a collective transfers data, or has ended and begun again on the same line, between the samples.
+
+    ``polls``: the thread wakes up again and again while it waits."""
     if len(samples) < 2:
         return False
+    if polls:
+        return _transfers(samples)
     first, last = samples[0].kernel, samples[-1].kernel
     switches = _difference(first.switches, last.switches)
     # A thread that spins in a wait for its device has a CPU of its own and hardly any switches.

@@ -19,7 +19,7 @@ import msgspec
 
 from doctor.core.background import BackgroundCall
 from doctor.core.facts import AttachedProcess, Frame, ProcessSample, StackThread
-from doctor.core.stack_dumps.rank_conditions import group_of_call, loop_around, rank_condition
+from doctor.core.stack_dumps.rank_conditions import awaited_call, group_of_call, loop_around, rank_condition
 
 DEADLINE = 2.0
 """Seconds for all files of one host; a file may be on a mount that does not respond."""
@@ -37,11 +37,13 @@ class _Reader(NamedTuple):
 
 
 class _SourceLine(NamedTuple):
-    """The condition around a line, the group of the call in it, and the lines of the loop around it."""
+    """The condition around a line, the group of the call in it, the lines of the loop around it, and the collective
+    whose handle it waits for."""
 
     condition: str = ""
     group: str = ""
     loop: tuple[int, ...] = ()
+    awaits: str = ""
 
 
 Lines = Mapping[tuple[str, int], _SourceLine]
@@ -99,7 +101,9 @@ def _read(
 
 
 def _shown_by(tree: ast.Module, line: int) -> _SourceLine:
-    return _SourceLine(rank_condition(tree, line), group_of_call(tree, line), loop_around(tree, line))
+    return _SourceLine(
+        rank_condition(tree, line), group_of_call(tree, line), loop_around(tree, line), awaited_call(tree, line)
+    )
 
 
 def _parsed(file: str, reader: _Reader) -> ast.Module | None:
@@ -139,4 +143,6 @@ def _of_thread(thread: StackThread, conditions: Lines) -> StackThread:
         for frame, line in zip(thread.frames, shown, strict=True)
     )
     call = next((line for frame, line in zip(thread.frames, shown, strict=True) if frame.user), _NOTHING)
-    return msgspec.structs.replace(thread, frames=frames, group=call.group)
+    # Only a function of C code leaves the line that called it innermost.
+    awaits = shown[0].awaits if shown and thread.frames[0].user else ""
+    return msgspec.structs.replace(thread, frames=frames, group=call.group, awaits=awaits)

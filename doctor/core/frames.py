@@ -10,6 +10,13 @@ from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 
 from doctor.core.facts import Frame
+from doctor.core.waiting_functions import (
+    WaitingFunctions,
+    forwards,
+    names_call_of_objects,
+    synchronizes,
+    waiting_functions,
+)
 from doctor.version import PACKAGE
 
 MOST = 60
@@ -26,17 +33,6 @@ NATIVE_WAITS = frozenset(
 """Operations by which such a frame is named."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+\.\d+/")
 """Directories of packages and standard libraries of any Python installation: a file may come from another machine."""
-_COMMUNICATION = (
-    "torch/distributed/distributed_c10d.py",
-    "torch/distributed/nn/functional.py",
-    "torch/distributed/_functional_collectives.py",
-    "torch/distributed/utils.py",
-    "torch/distributed/fsdp/",
-    "torch/distributed/algorithms/",
-    "torch/nn/parallel/distributed.py",
-)
-"""Files of torch that contain the innermost frame of a rank that waits for others."""
-_WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/_ops.py")
 
 
 def frame_of(file: str, line: int | None, function: str) -> Frame:
@@ -110,12 +106,26 @@ def is_backward_engine(frame: Frame) -> bool:
 def waits_in(stack: Sequence[Frame]) -> str:
     """The operation that a rank with this stack waits in; empty if the stack shows none. In ``backward`` it may also
     compute: see :func:`doctor.analysis.call_sites.is_in_backward`."""
-    for frame in stack:
-        if frame.file == NATIVE_CODE:
-            return frame.function if frame.function in NATIVE_WAITS else ""
-        if not any(path in frame.file for path in _WRAPPERS):
-            return frame.function.strip("_") if any(path in frame.file for path in _COMMUNICATION) else ""
-    return ""
+    if stack and stack[0].file == NATIVE_CODE:
+        return stack[0].function if stack[0].function in NATIVE_WAITS else ""
+    row = waiting_row(stack)
+    if row is None:
+        return ""
+    inner, *outer = [frame for frame in stack if not forwards(frame.file, frame.function)][:2]
+    if outer and names_call_of_objects(outer[0].file, outer[0].function):
+        return outer[0].function
+    return row.operation or inner.function.strip("_")
+
+
+def waiting_row(stack: Sequence[Frame]) -> WaitingFunctions | None:
+    """The row of the function that a rank with this stack waits in; ``None`` if it shows none."""
+    frame = next((frame for frame in stack if not forwards(frame.file, frame.function)), None)
+    return waiting_functions(frame.file, frame.function) if frame is not None else None
+
+
+def waits_for_device(stack: Sequence[Frame]) -> bool:
+    """Whether the innermost frame is a synchronization with the device."""
+    return bool(stack) and synchronizes(stack[0].file, stack[0].function)
 
 
 def _at(frames: Sequence[Frame], positions: Iterable[int]) -> tuple[Frame, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import StandingTimes, attached_job
+from doctor.analysis.process_movement import movement_of
 from doctor.core.capture import from_document, to_document
 from doctor.core.facts import AttachedProcess, Frame, ProgressFacts, StackThread
 from doctor.core.finding import Severity
@@ -16,7 +17,9 @@ from doctor.core.job import Job, build_job
 from doctor.core.redact.placeholders import redact
 from doctor.core.report_document import Report
 from doctor.core.settings import Settings
+from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.session import judge, load_checks
+from doctor.testing import package_frame
 from tests.attach.attached import (
     BACKWARD,
     IDLE_WORKER,
@@ -283,6 +286,40 @@ def _with_native(one: AttachedProcess, *native: str) -> AttachedProcess:
     last = one.samples[-1]
     threads = tuple(msgspec.structs.replace(thread, native=native) for thread in last.threads)
     return msgspec.structs.replace(one, samples=(*one.samples[:-1], msgspec.structs.replace(last, threads=threads)))
+
+
+FSDP = (package_frame("torch/distributed/fsdp/_flat_param.py", 1200, "_get_shard"), at(41), MAIN)
+HOROVOD = (package_frame("horovod/torch/mpi_ops.py", 1266, "synchronize"), at(41), MAIN)
+SYNCHRONIZE = (package_frame("torch/cuda/streams.py", 108, "synchronize"), at(41), MAIN)
+
+
+def test_a_rank_that_computes_in_a_file_of_fsdp_is_busy_and_one_without_cpu_time_waits() -> None:
+    kinds = [movement_of(process(0, FSDP, cpu=cpu)).kind for cpu in (0.9, 0.0)]
+    assert kinds == ["busy", "waiting"]
+    assert findings(members(*others(3), process(3, FSDP, cpu=0.9))) == [("RUN001", (3,), Severity.INFO)]
+    tensor_parallel = (package_frame("megatron/core/tensor_parallel/random.py", 40, "forward"), at(41), MAIN)
+    assert movement_of(process(0, tensor_parallel)).operation == "collective"
+
+
+def test_a_thread_that_polls_waits_although_it_wakes_up() -> None:
+    assert movement_of(process(0, HOROVOD, switches=1500)).kind == "waiting"
+    assert movement_of(process(0, ALL_REDUCE, switches=1500)).kind == "moving"
+
+
+def test_ranks_in_a_synchronization_of_torch_wait_for_the_rank_that_stands() -> None:
+    spinning = [process(rank, SYNCHRONIZE, cpu=1.0, uses_gpu=True) for rank in range(3)]
+    assert findings(members(*spinning, process(3, SLEEP, uses_gpu=True))) == [("RUN001", (3,), Severity.ERROR)]
+    assert movement_of(process(0, SYNCHRONIZE)).operation == DEVICE_WAIT
+
+
+def test_a_rank_that_waits_for_the_handle_of_a_collective_is_not_the_cause() -> None:
+    one = process(3, (at(52), MAIN))
+    assert findings(members(*others(3), one)) == [("RUN001", (3,), Severity.ERROR)]
+    threads = tuple(msgspec.structs.replace(thread, awaits="all_reduce") for thread in one.samples[-1].threads)
+    samples = tuple(msgspec.structs.replace(sample, threads=threads) for sample in one.samples)
+    waiting = msgspec.structs.replace(one, samples=samples)
+    assert movement_of(waiting).operation == "all_reduce"
+    assert findings(members(*others(3), waiting, process(4, SLEEP))) == [("RUN001", (4,), Severity.ERROR)]
 
 
 def test_ranks_that_wait_in_groups_of_other_names_wait_for_one_another() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from doctor.attach.source_conditions import with_source_conditions
 from doctor.core.facts import AttachedProcess, Frame
-from doctor.core.stack_dumps.rank_conditions import loop_around
+from doctor.core.stack_dumps.rank_conditions import awaited_call, loop_around
 from tests.attach.attached import process
 
 SOURCE = "import torch\nif rank == 0:\n    torch.distributed.barrier()\n"
@@ -85,3 +85,33 @@ def test_the_innermost_loop_of_the_function_is_read(script: Path) -> None:
     assert found.samples[-1].threads[0].frames[0].loop == (2, 3)
     tree = ast.parse(inner + "while True:\n    def one():\n        step()\n")
     assert [loop_around(tree, line) for line in (1, 2, 4, 7)] == [(1, 4), (2, 3), (1, 4), ()]
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "operation"),
+    [
+        ("work = dist.all_reduce(x, async_op=True)\nwork.wait()\n", 2, "all_reduce"),
+        ("reqs = dist.batch_isend_irecv(ops)\nfor req in reqs:\n    req.wait()\n", 3, "batch_isend_irecv"),
+        ("works.append(dist.broadcast(x, 0, async_op=True))\n[one.wait() for one in works]\n", 2, "broadcast"),
+        ("self.work = dist.irecv(x)\nself.other = dist.barrier(async_op=True)\nself.work.wait()\n", 3, "recv"),
+        ("def one():\n    work = dist.barrier(async_op=True)\ndef two(work):\n    work.wait()\n", 4, "collective"),
+        ("works[-1].wait()\n", 1, "collective"),
+        ("a = a\nb = a\na = b\na.wait()\n", 4, "collective"),
+        ("os.wait()\n", 1, ""),
+        ("work.wait()\nstep()\n", 2, ""),
+    ],
+)
+def test_the_collective_whose_handle_a_line_waits_for(source: str, line: int, operation: str) -> None:
+    assert awaited_call(ast.parse(source), line) == operation
+
+
+def test_a_handle_counts_only_for_the_innermost_line(script: Path) -> None:
+    script.write_text("work = dist.all_reduce(x, async_op=True)\n\nwork.wait()\n")
+    os.utime(script, (1, 1))
+    (found,) = with_source_conditions([_at(script)])
+    assert found.samples[-1].threads[0].awaits == "all_reduce"
+    inner = Frame("/usr/lib/python3.11/threading.py", 622, "wait")
+    started = time.clock_gettime(time.CLOCK_BOOTTIME)
+    event = process(0, (inner, Frame(str(script), 3, "<module>", user=True)), user=os.getuid())
+    (found,) = with_source_conditions([msgspec.structs.replace(event, pid=os.getpid(), started=started)])
+    assert found.samples[-1].threads[0].awaits == ""

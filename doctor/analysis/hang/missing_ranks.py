@@ -18,7 +18,8 @@ from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.analysis.hang.wait_graph import roots_of
 from doctor.core.facts import Collective, Frame
-from doctor.core.stack_dumps.native_calls import ANY_COLLECTIVE, DEVICE_WAIT
+from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
+from doctor.core.waiting_functions import ANY_COLLECTIVE
 
 _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
 """Operations behind which any collective may be, so that they don't differ from another one."""

@@ -197,6 +197,9 @@ class RankState:
     @property
     def waits(self) -> bool:
         """Whether it surely waits for others, and not only for a moment."""
+        if self.is_sampled and self.state == "running":
+            # It used CPU time or its stack changed, so a function on its stack that may wait does not show it.
+            return False
         idle = self.progress.idle if self.progress else None
         is_long = self.is_stuck or bool(self.ended_waiting) or idle is None or idle >= LEAST_WAIT
         return is_long and (self.wait is not None or bool(self.stack_wait))

@@ -31,7 +31,8 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sample, ``None`` if unknown; ``holds_gil``: it held the interpreter's lock; ``frames`` and ``native`` (names of
     functions of native code, only where it was asked for): innermost first; ``locals``: variables of the user's
     frames, only where they were asked for; ``group``: the process group that the call in its innermost user frame is
-    made in, as the source names it."""
+    made in, as the source names it; ``awaits``: the collective whose handle the innermost frame waits for, where the
+    source shows ``wait()`` in its line."""
 
     name: str = ""
     native_id: int = 0
@@ -42,6 +43,7 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     native: tuple[str, ...] = ()
     locals: tuple[LocalVariable, ...] = ()
     group: str = ""
+    awaits: str = ""
 
 
 class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

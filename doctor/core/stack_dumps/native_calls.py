@@ -17,13 +17,10 @@ import msgspec
 
 from doctor.core.facts import Frame, StackThread
 from doctor.core.frames import NATIVE_CODE, is_backward_engine, waits_in
+from doctor.core.waiting_functions import ANY_COLLECTIVE, RENDEZVOUS
 
 DEVICE_WAIT = "synchronization with the GPU"
 """The operation of a thread that waits for its device."""
-ANY_COLLECTIVE = "collective"
-"""The operation of a thread that waits in a collective whose name its stack does not show."""
-RENDEZVOUS = "init_process_group"
-"""The operation of a rank that waits for others before there is a communicator."""
 
 _OPERATIONS = {
     "allreduce": "all_reduce",

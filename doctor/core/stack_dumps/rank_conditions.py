@@ -1,4 +1,5 @@
-"""What source shows of a call: conditions that let only some ranks reach it, its group, and the loop around it.
+"""What source shows of a call: conditions that let only some ranks reach it, its group, the handle that it waits for,
+and the loop around it.
 
 The source is parsed and never run.
 """
@@ -9,6 +10,8 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from doctor.core.waiting_functions import ANY_COLLECTIVE
+
 LONGEST = 100
 """Maximum characters of a condition."""
 _RANK_WORD = re.compile(
@@ -17,6 +20,13 @@ _RANK_WORD = re.compile(
     r"|(?:is_)?(?:local_)?(?:main|master|chief|primary)_?process|is_(?:main|master|chief|primary)\b",
     re.IGNORECASE,
 )
+_COLLECTIVES = frozenset(
+    """
+    all_gather all_gather_into_tensor all_reduce all_to_all all_to_all_single barrier batch_isend_irecv broadcast
+    gather irecv isend reduce reduce_scatter reduce_scatter_tensor scatter
+    """.split()  # noqa: SIM905 - fifteen lines otherwise
+)
+"""Functions of ``torch.distributed`` that return handles."""
 _GROUP_ARGUMENTS = ("group", "process_group")
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -51,6 +61,62 @@ def group_of_call(tree: ast.Module, line: int) -> str:
         if keyword.arg in _GROUP_ARGUMENTS
     }
     return found.pop() if len(found) == 1 else ""
+
+
+def awaited_call(tree: ast.Module, line: int) -> str:
+    """Return the collective whose handle a line waits for (``work.wait()``); ``""`` if it waits for none.
+
+    ``collective`` if the module does not show in the same function which one it is. Of :class:`threading.Event` and
+    the like, ``wait`` is Python code, so that a thread in it has another innermost line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "wait":
+            name = _name_in(node.func.value)
+            if node.lineno <= line <= (node.end_lineno or node.lineno) and name != "os":
+                return _collective_in(_function_around(tree, line), name) or ANY_COLLECTIVE
+    return ""
+
+
+def _function_around(tree: ast.Module, line: int) -> ast.AST:
+    found: ast.AST = tree
+    for block, position in _blocks_around(tree, line):
+        if isinstance(block[position], (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found = block[position]
+    return found
+
+
+def _collective_in(function: ast.AST, name: str, depth: int = 2) -> str:
+    """Return the collective whose result a function assigns or appends to a name, or to a name that it iterates."""
+    for node in ast.walk(function):
+        value: ast.AST | None = None
+        if isinstance(node, ast.Assign) and any(_name_in(target) == name for target in node.targets):
+            value = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            value = node.args[0] if node.args and _name_in(node.func.value) == name else None
+        elif isinstance(node, (ast.For, ast.comprehension)) and _name_in(node.target) == name:
+            value = node.iter
+        if value is not None and (found := _collective_of(function, value, depth)):
+            return found
+    return ""
+
+
+def _collective_of(function: ast.AST, value: ast.AST, depth: int) -> str:
+    called = (node.func for node in ast.walk(value) if isinstance(node, ast.Call))
+    names = [_name_in(one).rpartition(".")[2] for one in called]
+    known = next((one for one in names if one in _COLLECTIVES), "")
+    if known or not depth:
+        return {"isend": "send", "irecv": "recv"}.get(known, known)
+    return (
+        _collective_in(function, _name_in(value), depth - 1)
+        if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript))
+        else ""
+    )
+
+
+def _name_in(node: ast.AST) -> str:
+    """Return the name or attribute of an expression without indices: ``self.works`` of ``self.works[-1]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
 def loop_around(tree: ast.Module, line: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.call_sites import POINT_TO_POINT
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.api import Finding, Job, Scope, Severity, Verdict, check, ranks_in_words
@@ -97,7 +98,7 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "deadlock":
-        transfers = any(one.transfers or one.stack_wait in ("send", "recv") for one in found.known)
+        transfers = any(one.transfers or one.stack_wait in POINT_TO_POINT for one in found.known)
         yield Finding(
             f"{_claim(found, transfers)}{stall_waiters(found)}",
             ranks=found.ranks,
