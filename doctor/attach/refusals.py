@@ -30,6 +30,12 @@ class Refusal(NamedTuple):
     reason: str
     remedy: str = ""
 
+    def with_another(self, other: Refusal) -> Refusal:
+        """Return both reasons, of this way to read stacks and of another one."""
+        if other.reason == self.reason:
+            return self
+        return Refusal(f"{self.reason} {other.reason}", self.remedy or other.remedy)
+
 
 NOT_INSTALLED = Refusal("py-spy is not installed, so Python stacks cannot be read.", INSTALL)
 
@@ -150,5 +156,9 @@ def _first_cause(message: str) -> str:
     """Return the first line of an error and its innermost cause, printable and masked."""
     lines = [line.strip() for line in message.partition("Stack backtrace")[0].splitlines() if line.strip()]
     causes = [line.partition(": ")[2] for line in lines if re.match(r"\d+: ", line)]
-    text = ": ".join(dict.fromkeys([*lines[:1], *causes[-1:]]))[:_LONGEST]
-    return mask_text("".join(one if one.isprintable() else "\ufffd" for one in text))
+    return printable_text(": ".join(dict.fromkeys([*lines[:1], *causes[-1:]])))
+
+
+def printable_text(text: str) -> str:
+    """Return the beginning of a message of another program, printable and masked."""
+    return mask_text("".join(one if one.isprintable() else "\ufffd" for one in text[:_LONGEST]))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from doctor.attach.injected_stacks import inject
 from doctor.attach.job_sources import callback_threads, stands
 from doctor.attach.kernel_view import SocketQueues, read_kernel_view
 from doctor.attach.py_spy import DumpOutput, DumpRequest, find_py_spy
@@ -50,10 +51,11 @@ class SamplingOptions(NamedTuple):
 
     ``rounds``: samples of each process; ``interval``: seconds from the start of a round to the next; ``seconds``: the
     deadline of all rounds. ``locals``: read local variables, too; ``native``: in the last round names of native
-    functions, too, which stops a process for a second or two. ``blocking``: stop a process for a few milliseconds if
+    functions, too, which stops a process for 0.5 to 1.5 s. ``blocking``: stop a process for a few milliseconds if
     its stack changes while it is read (see :mod:`doctor.attach.steady_dump`). ``as_owner``: if this process is root,
     read the processes of other users as these users, without capabilities. ``debug_server``: address of torch's debug
-    server of the job; empty: it is not asked.
+    server of the job; empty: it is not asked. ``inject``: let a rank that py-spy cannot read run a script that writes
+    its stacks (see :mod:`doctor.attach.injected_stacks`).
     """
 
     rounds: int = 3
@@ -64,6 +66,7 @@ class SamplingOptions(NamedTuple):
     blocking: bool = True
     as_owner: bool = True
     debug_server: str = ""
+    inject: bool = False
 
 
 DEFAULTS = SamplingOptions()
@@ -136,6 +139,7 @@ class _ProcessReader:
         self._source: StackSource = "py-spy"
         self._has_stacks = target.role in ("rank", "worker")
         """Whether its stacks are read: launchers are often programs in other languages."""
+        self._may_inject = options.inject and target.role == "rank"
 
     @property
     def is_ready(self) -> bool:
@@ -165,6 +169,8 @@ class _ProcessReader:
             at = time.time()
             kernel = read_kernel_view(self._target.pid, queues)
             paused, threads = self._stacks(kernel, native)
+            if self._may_inject and self._is_final and kernel.state in ("R", "S"):
+                threads = self._injected()
             if self._is_alive() or threads:
                 self._samples += (ProcessSample(at, kernel, threads, paused),)
         self._is_busy = False
@@ -190,7 +196,7 @@ class _ProcessReader:
 
     def _stacks(self, kernel: KernelView, native: bool) -> tuple[float | None, tuple[StackThread, ...]]:
         """Return for how long the process was stopped, and its threads; none if they cannot be read."""
-        if self._program is None:
+        if self._program is None and not self._is_final:
             self._refusal, self._is_final = NOT_INSTALLED, True
         if self._is_final or self._program is None or not self._has_stacks:
             return None, ()
@@ -204,6 +210,18 @@ class _ProcessReader:
             reason = f"py-spy could not be started: {error.strerror or type(error).__name__}."
             self._refusal, self._is_final = Refusal(reason, "Install py-spy where this user can run it."), True
             return None, ()
+
+    def _injected(self) -> tuple[StackThread, ...]:
+        """Return the threads that the process writes. If it does not once, it is not asked again, and what it wrote
+        before is dropped: its main thread left the place that this showed."""
+        threads, refusal = inject(self._target.pid, self._owner())
+        if refusal is None:
+            self._source = "interpreter"
+            return _bounded(threads)
+        self._may_inject = False
+        self._samples = tuple(msgspec.structs.replace(one, threads=()) for one in self._samples)
+        self._refusal = self._refusal.with_another(refusal) if self._refusal else refusal
+        return ()
 
     def _request(self, kernel: KernelView, native: bool) -> DumpRequest:
         """Return what py-spy is to read: a process that is stopped or traced, or cannot stop, is not traced."""

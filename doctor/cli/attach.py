@@ -58,9 +58,14 @@ INCONCLUSIVE = 3
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Read this process and its children.")
 @click.option("--job", default="", metavar="ID", help="Read the job with this id (of the scheduler, or --rdzv-id).")
 @click.option("--all-users", is_flag=True, help="Look for processes of all users, as root.")
-@click.option("--native", is_flag=True, help="Read native frames too; each process is paused for a second or two.")
+@click.option("--native", is_flag=True, help="Read native frames too; stops each process for 0.5 to 1.5 s.")
 @click.option("--locals", "with_locals", is_flag=True, help="Read local variables, to number ranks by them.")
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="Samples of each process.")
+@click.option(
+    "--allow-inject",
+    is_flag=True,
+    help="Let a rank that py-spy cannot read run a script that writes its stacks (Python 3.14 or later).",
+)
 @click.option(
     "--debug-server", default="", metavar="HOST[:PORT]", help="Ask torch's debug server of the job, too (port 25999)."
 )
@@ -82,6 +87,7 @@ def command(
     native: bool,
     with_locals: bool,
     rounds: int,
+    allow_inject: bool,
     debug_server: str,
     watch: float | None,
     hosts: int | None,
@@ -108,6 +114,8 @@ def command(
         raise click.UsageError("--all-users is for root.")
     if pids and job:
         raise click.UsageError("--pid and --job exclude each other.")
+    if allow_inject and sys.version_info < (3, 14):
+        raise click.UsageError("--allow-inject needs Python 3.14 or later, of the same minor version as the job's.")
     attachment = _Attachment(
         options,
         options.settings(),
@@ -118,6 +126,7 @@ def command(
             locals=with_locals,
             seconds=NATIVE_SECONDS if native else DEFAULTS.seconds,
             debug_server=debug_server,
+            inject=allow_inject,
         ),
         _gather_options(**gathering),
         hosts,
