@@ -66,7 +66,7 @@ ROOMS: dict[str, str] = {
     "doctor_checks.memory": f"{CHECK} knowledge analysis.call_sites analysis.effective_settings lint.launch",
     "doctor_checks.nccl": f"{CHECK} knowledge analysis.effective_settings lint.launch",
     "doctor_checks.network": f"{CHECK} knowledge analysis.fabric lint.launch",
-    "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.hang",
+    "doctor_checks.progress": f"{CHECK} analysis.call_sites analysis.gpu_activity analysis.hang",
     "doctor_checks.software": f"{CHECK} knowledge",
 }
 """Each room, a package or a module, and what of ``doctor`` it may import beside itself: rooms, or modules of them by

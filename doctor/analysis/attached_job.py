@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from doctor.analysis.gpu_activity import gpu_activity
 from doctor.analysis.process_movement import (
     Movement,
     in_worker_loop,
@@ -23,7 +24,8 @@ from doctor.analysis.process_movement import (
     waits_for_batch,
     waits_for_children,
 )
-from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Frame, ProgressFacts
+from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Frame, GpuActivity, ProgressFacts
+from doctor.core.facts.telemetry import GpuKind
 from doctor.core.job import Host, Job, Member, Sections, build_job
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 
@@ -49,12 +51,18 @@ T = TypeVar("T")
 
 
 class AttachedRank(NamedTuple):
-    """A rank, its host's part of the gathered job, its processes, and how it moved."""
+    """A rank, its process and data workers, how it moved, and what its GPU did meanwhile."""
 
     number: int
     process: AttachedProcess
     workers: tuple[AttachedProcess, ...]
     movement: Movement
+    gpu: GpuActivity | None = None
+
+    @property
+    def gpu_kind(self) -> GpuKind:
+        """As in :class:`doctor.core.facts.GpuActivity`; empty if nothing is known of its GPU."""
+        return self.gpu.kind if self.gpu else ""
 
 
 class _HostPart(NamedTuple):
@@ -92,7 +100,7 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
     """
     times = times or StandingTimes()
     parts = _parts(members)
-    found = _with_device_waits(_numbered([(part, rank) for part in parts for rank in _ranks_of(part, times)]))
+    found = _found(parts, times)
     waits = any(rank.movement.kind == "waiting" for _, rank in found)
     seen = {rank.number for _, rank in found}
     lost = {number: part for part in parts for number in _lost(part) if number not in seen}
@@ -112,9 +120,12 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
 
 def attached_ranks(members: Job) -> tuple[AttachedRank, ...]:
     """The ranks of all members with their processes, by number; the last of :func:`attached_job`'s parts."""
-    times = StandingTimes()
-    found = _numbered([(part, rank) for part in _parts(members) for rank in _ranks_of(part, times)])
+    found = _found(_parts(members), StandingTimes())
     return tuple(sorted((rank for _, rank in found), key=lambda rank: rank.number))
+
+
+def _found(parts: Sequence[_HostPart], times: StandingTimes) -> list[tuple[_HostPart, AttachedRank]]:
+    return _with_device_waits(_numbered([(part, rank) for part in parts for rank in _ranks_of(part, times)]))
 
 
 def _parts(members: Job) -> list[_HostPart]:
@@ -149,7 +160,7 @@ def _ranks_of(part: _HostPart, times: StandingTimes) -> list[AttachedRank]:
         movement = _of_rank(process, workers)
         movement = movement._replace(seconds=times.seconds(part.host, process, movement))
         number = process.rank if process.rank is not None else next(free)
-        found.append(AttachedRank(number, process, workers, movement))
+        found.append(AttachedRank(number, process, workers, movement, gpu_activity(process, part.facts.gpus)))
     return found
 
 
@@ -188,20 +199,35 @@ def _in_dataset(movement: Movement) -> bool:
 
 
 def _with_device_waits(found: list[tuple[_HostPart, AttachedRank]]) -> list[tuple[_HostPart, AttachedRank]]:
-    """With a rank that stands elsewhere, ranks that spin on one line for their GPU count as waiting for it.
+    """With ranks that wait for their GPU, which waits for another rank, as waiting for that rank.
 
     The host thread of a rank that waits in a collective of NCCL spins in the next synchronization with its device, and
-    nothing in its Python stack says so; in a job that moves a rank looks the same."""
+    nothing in its Python stack says so; in a job that moves a rank looks the same. It waits for others if its GPU only
+    polls while that of another rank does not, or, where nothing is known of its GPU, if another rank stands elsewhere.
+    """
+    found = [(part, _as_seen_on_gpu(rank)) for part, rank in found]
     kinds = ("standing", "held", "stopped", "ended")
     stands = any(rank.movement.kind in kinds and not rank.movement.on_device for _, rank in found)
-    return [(part, _as_device_wait(rank) if stands else rank) for part, rank in found]
+    works = any(rank.movement.kind in ("busy", "unread") and rank.gpu_kind in ("computes", "idle") for _, rank in found)
+    return [(part, _as_device_wait(rank, stands=stands, works=works)) for part, rank in found]
 
 
-def _as_device_wait(rank: AttachedRank) -> AttachedRank:
+def _as_seen_on_gpu(rank: AttachedRank) -> AttachedRank:
+    """The rank, which is busy if it waits for its GPU and this one computes."""
+    if rank.movement.operation != DEVICE_WAIT or rank.gpu_kind != "computes":
+        return rank
+    return rank._replace(movement=rank.movement._replace(kind="busy", operation=""))
+
+
+def _as_device_wait(rank: AttachedRank, *, stands: bool, works: bool) -> AttachedRank:
+    """The rank as waiting for its GPU, if it does. ``stands``: another rank stands elsewhere; ``works``: the GPU of
+    another rank that is at one place does not poll."""
     movement = rank.movement
-    if movement.kind == "busy" and movement.on_device:
-        return rank._replace(movement=movement._replace(kind="waiting", operation=DEVICE_WAIT))
-    if movement.kind != "busy" or not rank.process.uses_gpu or waits_for_children(movement.stack):
+    is_open = movement.kind == "busy" or (movement.kind == "unread" and rank.gpu_kind == "waits")
+    if not is_open or waits_for_children(movement.stack):
+        return rank
+    by_kind = {"waits": stands or works, "computes": False, "idle": stands and movement.on_device}
+    if not by_kind.get(rank.gpu_kind, stands and (movement.on_device or rank.process.uses_gpu)):
         return rank
     return rank._replace(movement=movement._replace(kind="waiting", operation=DEVICE_WAIT))
 
@@ -255,6 +281,7 @@ def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
         awaits="" if movement.kind != "waiting" else movement.operation,
         group=movement.group,
         guessed=process.guessed,
+        gpu=rank.gpu,
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +20,23 @@ from doctor.attach.debug_server import ask_debug_server
 from doctor.attach.processes import process_table
 from doctor.attach.sampler import SamplingOptions, sample
 from doctor.attach.source_conditions import with_source_conditions
+from doctor.attach.sources.gpu_sampling import GpuSampler, with_gpus, with_xids
 from doctor.attach.targets import TargetJob, TargetList, TargetRequest, find_targets
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import BackgroundCall
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
-from doctor.core.facts import AttachedProcess, AttachFacts, GpuFacts, HostFacts, Missing, ProcessSample, Section
+from doctor.core.facts import (
+    AttachedGpu,
+    AttachedProcess,
+    AttachFacts,
+    GpuFacts,
+    HostFacts,
+    Missing,
+    ProcessSample,
+    Section,
+)
 from doctor.core.job import Sections
 
 MOST_WORKERS = 64
@@ -35,6 +45,8 @@ MOST_BYTES = 3 << 20
 _OF_HOST = (HostFacts.key, GpuFacts.key)
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 _LEAST_SECONDS = 1.0
+_GPU_SECONDS = 2.0
+"""Seconds that the sampler of GPUs may take to end: it takes a second sample if it has only one."""
 _MOST_DESCRIPTORS = 4096
 
 
@@ -53,6 +65,12 @@ class HostTargets(NamedTuple):
     def ranks(self) -> tuple[AttachedProcess, ...]:
         """The ranks of this host."""
         return tuple(process for process in self.processes if process.role == "rank")
+
+    @property
+    def environs(self) -> Mapping[int, Mapping[str, str]]:
+        """The environments of its processes that could be read, by PID; without those of other PID namespaces."""
+        found = (target.process for target in self.job.targets) if self.job else ()
+        return {one.pid: one.environ for one in found if one.environ and one.inner_pid == one.pid}
 
 
 def targets_of(request: TargetRequest, *, alone: bool = True) -> HostTargets:
@@ -109,14 +127,18 @@ def _notes(found: TargetList, jobs: Sequence[TargetJob], request: TargetRequest)
 def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
     """Sample the ranks, then the data workers of ranks that wait for them; within ``options.seconds``."""
     until = time.monotonic() + options.seconds
-    ranks, notes = ask_debug_server(sample(targets.ranks, options), options.debug_server)
+    targeted = tuple(map(_with_gpu, targets.ranks))
+    sampler = GpuSampler() if any(rank.uses_gpu for rank in targeted) else None
+    ranks, notes = ask_debug_server(sample(targeted, options), options.debug_server)
     waiting = {rank.pid for rank in ranks if _waits(rank)}
     workers = [one for one in targets.processes if one.parent in waiting][:MOST_WORKERS]
     left = until - time.monotonic()
     if workers and left > _LEAST_SECONDS:
         interval = min(options.interval, left / (2 * options.rounds))
         workers = list(sample(workers, options._replace(seconds=left, interval=interval)))
-    read = with_source_conditions([*map(_with_gpu, ranks), *workers])
+    gpus = _gpus(sampler, ranks)
+    ranks = with_gpus(ranks, gpus, targets.environs)
+    read = with_source_conditions([*ranks, *workers])
     kept = {process.pid: process for process in read}
     processes = tuple(kept.get(process.pid, process) for process in targets.processes)
     return _bounded(
@@ -125,8 +147,15 @@ def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
             unreadable=targets.unreadable,
             chosen=targets.chosen,
             notes=(*targets.notes, *notes),
+            gpus=gpus,
         )
     )
+
+
+def _gpus(sampler: GpuSampler | None, ranks: Sequence[AttachedProcess]) -> tuple[AttachedGpu, ...]:
+    """The GPUs that were sampled, with their Xids since the job started."""
+    gpus = sampler.result(_GPU_SECONDS) if sampler is not None else ()
+    return with_xids(gpus, min(rank.started for rank in ranks)) if gpus else ()
 
 
 class HostRequest(NamedTuple):

@@ -167,7 +167,8 @@ class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     works at one place), ``moving``, ``seen`` (its stack was read only once, outside of collectives), ``stopped``,
     ``locked`` (native code holds the interpreter's lock), ``unreadable``, ``ended``. ``place``: ``all_reduce at
     train.py:41 (train)``, empty if no line is known. ``condition``: of the line, as in
-    :class:`doctor.core.facts.Frame`. ``seconds``: for which all of them have been there at least.
+    :class:`doctor.core.facts.Frame`. ``seconds``: for which all of them have been there at least. ``gpus``: what their
+    GPUs did, in words.
     """
 
     ranks: tuple[int, ...]
@@ -175,6 +176,7 @@ class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str = ""
     condition: str = ""
     seconds: float | None = None
+    gpus: str = ""
 
 
 class CallNode(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -47,12 +47,12 @@ def groups_title(stacks: RankStacks) -> str:
 
 
 def group_text(group: StackGroup) -> str:
-    """Return ``in all_reduce at train.py:41 (train), for at least 4 s``."""
+    """Return ``in all_reduce at train.py:41 (train), for at least 4 s; GPU 0: 100 % busy at 85 W of 700 W``."""
     state = _STATES.get(group.state, group.state)
     where = state.removesuffix(" at").removesuffix(" in") if not group.place else f"{state} {group.place}"
     condition = f" [{group.condition}]" if group.condition else ""
     seconds = f", for at least {group.seconds:.0f} s" if group.seconds and group.seconds >= 1 else ""
-    return f"{where}{condition}{seconds}"
+    return f"{where}{condition}{seconds}{f'; {group.gpus}' if group.gpus else ''}"
 
 
 def skipped_text(row: CallRow) -> str:

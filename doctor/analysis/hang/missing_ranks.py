@@ -129,6 +129,16 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
     return _unmatched_transfers(states) or _left_loop(states) or _crossed_groups(states) or _diverged_by_stack(states)
 
 
+def ranks_by_gpu(states: JobState) -> Diagnosis | None:
+    """The diagnosis of ranks without a known stack whose GPUs compute or are idle, while those of all others only poll;
+    a remark, as utilization and power alone are no proof."""
+    kinds = {rank: one.progress.gpu.kind for rank, one in states.ranks.items() if one.progress and one.progress.gpu}
+    late = tuple(rank for rank, kind in kinds.items() if kind in ("computes", "idle") and not states.ranks[rank].stack)
+    if not late or 2 * len(late) >= len(kinds) or any(kinds.get(rank) != "waits" for rank in {*states.ranks} - {*late}):
+        return None
+    return Diagnosis(states, "missing", late, 0.4, within_limit=True)
+
+
 def _unmatched_transfers(states: JobState) -> Diagnosis | None:
     """Sends without any receive, and receives without any send: Gloo's recorder does not record them."""
     senders = tuple(rank for rank, one in states.ranks.items() if one.stack_wait in _SENDING)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from doctor.analysis.call_sites import own_line, place_of_frame, site_of
+from doctor.analysis.gpu_activity import activities_text
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Frame
 from doctor.core.job import Job
@@ -36,7 +37,8 @@ def _group(state: str, place: str, condition: str, members: Sequence[RankState])
     known = [seconds for seconds in times if seconds is not None]
     ranks = tuple(sorted(one.rank for one in members))
     is_timed = state not in ("moving", "ended", "unreadable") and len(known) == len(times)
-    return StackGroup(ranks, state, place, condition, min(known) if is_timed else None)
+    gpus = activities_text([one.progress.gpu for one in members if one.progress and one.progress.gpu])
+    return StackGroup(ranks, state, place, condition, min(known) if is_timed else None, gpus)
 
 
 def _state_of(one: RankState) -> str:

@@ -11,7 +11,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from doctor.core.facts.telemetry import Frame, ProcessGroup, WatchedSection
+from doctor.core.facts.devices import GpuProcess
+from doctor.core.facts.log_events import Event
+from doctor.core.facts.telemetry import Frame, ProcessGroup, RecorderFacts, WatchedSection
 
 StackSource = Literal[
     "py-spy", "callback", "recorder", "debug-server", "interpreter", "pystack", "gdb", "faulthandler", "ray", ""
@@ -75,6 +77,32 @@ class ProcessSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     paused: float | None = None
 
 
+class GpuSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One reading of a GPU: ``utilization`` in percent, ``power`` in milliwatts, ``memory`` in bytes that are used.
+    ``None``: NVML does not report it."""
+
+    at: float
+    utilization: int | None = None
+    power: int | None = None
+    memory: int | None = None
+
+
+class AttachedGpu(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A GPU of the host, read while the ranks were: ``index`` and ``uuid`` of NVML, ``bus_id`` as the kernel writes it,
+    ``power_limit`` in milliwatts, ``samples`` oldest first. ``processes``: those that hold memory of it, ``None`` where
+    their PIDs are not those of this PID namespace. ``xids``: that the kernel logged for it since the job started."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    bus_id: str = ""
+    mig: bool = False
+    power_limit: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    samples: tuple[GpuSample, ...] = ()
+    xids: tuple[int, ...] = ()
+
+
 class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A training process, or a process that belongs to one.
 
@@ -87,7 +115,9 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     since boot, by which a reused PID is told. ``samples``: oldest first. ``stack_source``: how its stacks were
     read; ``refused``: why they could not be, in one sentence, and ``remedy`` how to allow it. ``uses_gpu``: it has
     a device of NVIDIA open. ``ended``: it ended while it was read (``ended``), or was already a zombie
-    (``zombie``). ``groups``: its process groups, where a source of the job shows them."""
+    (``zombie``). ``groups``: its process groups, where a source of the job shows them. ``gpu``: index of the GPU that
+    it uses, ``None`` if unknown; ``gpu_from`` says what showed it (``processes of the GPU``, ``LOCAL_RANK``).
+    ``recorder``: its flight recorder, where it was asked for."""
 
     pid: int
     started: float
@@ -111,6 +141,9 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     ended: Literal["", "ended", "zombie"] = ""
     groups: tuple[ProcessGroup, ...] = ()
     uses_gpu: bool = False
+    gpu: int | None = None
+    gpu_from: str = ""
+    recorder: RecorderFacts | None = None
 
 
 class AttachFacts(WatchedSection, frozen=True, kw_only=True):
@@ -118,7 +151,8 @@ class AttachFacts(WatchedSection, frozen=True, kw_only=True):
 
     ``processes``: ranks first, by rank and PID; ``unreadable``: processes of the job whose environment or command line
     could not be read. ``chosen``: only processes that the user named were looked at. ``notes``: sentences for the user
-    about what was left out and why."""
+    about what was left out and why. ``gpus``: of the host, if ranks use them. ``ras``: what NCCL's RAS service reports
+    of the job (events ``ras.`` of :mod:`doctor.postmortem.ras.events`)."""
 
     key: ClassVar[str] = "attached"
 
@@ -126,3 +160,5 @@ class AttachFacts(WatchedSection, frozen=True, kw_only=True):
     unreadable: int = 0
     chosen: bool = False
     notes: tuple[str, ...] = ()
+    gpus: tuple[AttachedGpu, ...] = ()
+    ras: tuple[Event, ...] = ()

@@ -112,6 +112,26 @@ class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     private: int | None = None
 
 
+GpuKind = Literal["", "waits", "computes", "idle"]
+
+
+class GpuActivity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What the GPU of a rank did while the rank was read. ``busy``: mean utilization in percent; ``power`` and
+    ``power_limit`` in watts; ``memory``: bytes in use. ``kind``: all samples show that it ``computes``, ``waits`` (busy
+    all the time at a power at which it can only poll, as a collective of NCCL does) or is ``idle``; empty if they do
+    not. ``assumed_by``: the variable that it follows from that the rank uses this GPU, empty if the driver lists it.
+    ``xids``: in the kernel log since the job started."""
+
+    index: int
+    kind: GpuKind = ""
+    busy: int | None = None
+    power: int | None = None
+    power_limit: int | None = None
+    memory: int | None = None
+    assumed_by: str = ""
+    xids: tuple[int, ...] = ()
+
+
 class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     """The progress of a rank.
 
@@ -129,7 +149,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ``sampled``: the process was read from outside, so that ``idle`` is the least time and no point is known.
     ``awaits``: the operation that it waits in, if its stack alone does not show it; ``group``: the process group that
     it waits in, as the source of its call names it. ``guessed``: the number of the rank is not one that a launcher or
-    the user gave.
+    the user gave. ``gpu``: what its GPU did. ``reported``: what NCCL's RAS service reports of it (``launched 41 of 42
+    AllReduce``); ``behind``: the service shows that it launched fewer collectives than the others.
     """
 
     key: ClassVar[str] = "progress"
@@ -160,6 +181,9 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     awaits: str = ""
     group: str = ""
     guessed: bool = False
+    gpu: GpuActivity | None = None
+    reported: tuple[str, ...] = ()
+    behind: bool = False
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

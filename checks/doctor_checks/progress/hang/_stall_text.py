@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.api import Source, ranks_in_words
@@ -67,6 +68,8 @@ def stall_location(rank_state: RankState) -> str:
         parts += [f"{verb} {rank_state.site.text}", rank_state.site.condition]
     if rank_state.wait is not None:
         parts.append(numbered_call(rank_state.wait))
+    if rank_state.progress is not None and rank_state.progress.gpu is not None:
+        parts.append(activity_text(rank_state.progress.gpu))
     return "; ".join(part for part in parts if part)
 
 
