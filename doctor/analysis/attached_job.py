@@ -8,6 +8,7 @@ repeated attaching can observe, it is ``stalled``.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -24,7 +25,7 @@ from doctor.analysis.process_movement import (
     waits_for_batch,
     waits_for_children,
 )
-from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Frame, GpuActivity, ProgressFacts
+from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Failure, Frame, GpuActivity, ProgressFacts
 from doctor.core.facts.telemetry import GpuKind
 from doctor.core.job import Host, Job, Member, Sections, build_job
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
@@ -46,6 +47,10 @@ _STATES = {
 }
 """States of :class:`doctor.core.facts.ProgressFacts` by kind of movement. A rank that could not be read has a state but
 no stack, so that it is never the one that others are said to wait for."""
+
+_SIGNALS = frozenset(signal.Signals)
+_ENDED_BY_OTHERS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+"""Signals by which users and schedulers end a process."""
 
 T = TypeVar("T")
 
@@ -105,7 +110,10 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
     seen = {rank.number for _, rank in found}
     lost = {number: part for part in parts for number in _lost(part) if number not in seen}
     ranks = [_member(part.host, rank.number, _progress(rank, waits=waits)) for part, rank in found]
-    ranks += [_member(part.host, number, _ended(waits=waits)) for number, part in sorted(lost.items())]
+    ranks += [
+        _member(part.host, number, _ended(waits=waits, is_orderly=_stops_on_failure(part)))
+        for number, part in sorted(lost.items())
+    ]
     processes = [rank.process for _, rank in found]
     world = _most_common(process.world_size for process in processes if process.world_size)
     return build_job(
@@ -253,15 +261,36 @@ def _member(host: Host, number: int, progress: ProgressFacts) -> Member:
     return Member(number, sections, host.identity)
 
 
-def _ended(*, waits: bool) -> ProgressFacts:
+def _stops_on_failure(part: _HostPart) -> bool:
+    """Whether a rank that is missing has ended without an error: torchrun ends the others if one failed.
+
+    ``_poll`` in torch/distributed/elastic/multiprocessing/api.py reports the first exit code that is not 0, and the
+    agent then stops its workers."""
+    ranks = [process for process in part.facts.processes if process.role == "rank"]
+    agents = [process for process in part.facts.processes if process.role == "agent" and not process.ended]
+    return bool(agents) and all(process.launcher == "torchrun" for process in ranks)
+
+
+def _ended(*, waits: bool, is_orderly: bool = False) -> ProgressFacts:
     """A rank without a process: an end that matters only to ranks that wait."""
-    return ProgressFacts(state="gone" if waits else "ended", stage="", point="", sampled=True)
+    state = "gone" if waits and not is_orderly else "ended"
+    return ProgressFacts(state=state, stage="", point="", sampled=True)
+
+
+def _of_zombie(process: AttachedProcess, *, waits: bool) -> ProgressFacts:
+    code = process.exit_code
+    if not code or -code in _ENDED_BY_OTHERS:
+        ended = _ended(waits=waits, is_orderly=code == 0)
+        return msgspec.structs.replace(ended, pid=process.pid)
+    name = signal.Signals(-code).name if -code in _SIGNALS else "exit code"
+    failure = Failure(name, f"ended by signal {-code} ({name})" if -code in _SIGNALS else str(code))
+    return ProgressFacts(state="failed", stage="", point="", pid=process.pid, failure=failure, sampled=True)
 
 
 def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
     process, movement = rank.process, rank.movement
     if movement.kind == "ended":
-        return msgspec.structs.replace(_ended(waits=waits), pid=process.pid)
+        return _of_zombie(process, waits=waits)
     state = _STATES[movement.kind]
     if movement.kind == "busy" and (movement.seconds or 0.0) >= GROUP_TIMEOUT:
         state = "stalled"

@@ -25,7 +25,7 @@ from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, expla
 from doctor.attach.steady_dump import SteadyDump
 from doctor.attach.stop_guard import stop_state
 from doctor.collectors.base import parse_int, read_pairs
-from doctor.collectors.host.local_processes import GONE, process_state
+from doctor.collectors.host.local_processes import GONE, process_state, zombie_exit_code
 from doctor.core.background import start_daemon
 from doctor.core.errors import UnusableError
 from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
@@ -181,7 +181,8 @@ class _ProcessReader:
         if any(one.threads for one in samples):
             return msgspec.structs.replace(target, samples=samples, stack_source=self._source)
         if target.ended:
-            return msgspec.structs.replace(target, samples=samples)
+            code = zombie_exit_code(target.pid, target.started) if target.ended == "zombie" else None
+            return msgspec.structs.replace(target, samples=samples, exit_code=code)
         if not self._has_stacks:
             return msgspec.structs.replace(target, samples=samples)
         reason, remedy = self._refusal or _NO_TIME

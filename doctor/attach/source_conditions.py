@@ -19,7 +19,13 @@ import msgspec
 
 from doctor.core.background import BackgroundCall
 from doctor.core.facts import AttachedProcess, Frame, ProcessSample, StackThread
-from doctor.core.stack_dumps.rank_conditions import awaited_call, group_of_call, loop_around, rank_condition
+from doctor.core.stack_dumps.rank_conditions import (
+    awaited_call,
+    data_of_loop,
+    group_of_call,
+    loop_around,
+    rank_condition,
+)
 
 DEADLINE = 2.0
 """Seconds for all files of one host; a file may be on a mount that does not respond."""
@@ -37,13 +43,14 @@ class _Reader(NamedTuple):
 
 
 class _SourceLine(NamedTuple):
-    """The condition around a line, the group of the call in it, the lines of the loop around it, and the collective
-    whose handle it waits for."""
+    """The condition around a line, the group of the call in it, the lines of the loop around it, the collective whose
+    handle it waits for, and what the loop iterates over."""
 
     condition: str = ""
     group: str = ""
     loop: tuple[int, ...] = ()
     awaits: str = ""
+    loop_data: str = ""
 
 
 Lines = Mapping[tuple[str, int], _SourceLine]
@@ -102,7 +109,11 @@ def _read(
 
 def _shown_by(tree: ast.Module, line: int) -> _SourceLine:
     return _SourceLine(
-        rank_condition(tree, line), group_of_call(tree, line), loop_around(tree, line), awaited_call(tree, line)
+        rank_condition(tree, line),
+        group_of_call(tree, line),
+        loop_around(tree, line),
+        awaited_call(tree, line),
+        data_of_loop(tree, line),
     )
 
 
@@ -139,7 +150,9 @@ def _of_thread(thread: StackThread, conditions: Lines) -> StackThread:
         return thread
     shown = [conditions.get((frame.file, frame.line), _NOTHING) if frame.user else _NOTHING for frame in thread.frames]
     frames = tuple(
-        msgspec.structs.replace(frame, condition=line.condition, loop=line.loop) if any(line) else frame
+        msgspec.structs.replace(frame, condition=line.condition, loop=line.loop, loop_data=line.loop_data)
+        if any(line)
+        else frame
         for frame, line in zip(thread.frames, shown, strict=True)
     )
     call = next((line for frame, line in zip(thread.frames, shown, strict=True) if frame.user), _NOTHING)

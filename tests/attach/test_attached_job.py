@@ -64,7 +64,7 @@ def findings(found: Job) -> list[tuple[str, tuple[int, ...], Severity]]:
         ("stopped", process(3, ALL_REDUCE, state="T"), "RUN001"),
         ("in a debugger of another process", process(3, SLEEP, state="t"), "RUN001"),
         ("at a breakpoint", process(3, (Frame("/usr/lib/python3.11/pdb.py", 300, "interaction"), *SLEEP)), "RUN010"),
-        ("lock held in native code", process(3, SLEEP, gil=True), "RUN001"),
+        ("lock held in native code", process(3, SLEEP, gil=True), "RUN016"),
         (
             "in a lock file",
             process(3, (Frame("/env/site-packages/filelock/_api.py", 300, "acquire"), *SLEEP)),
@@ -79,6 +79,10 @@ def findings(found: Job) -> list[tuple[str, tuple[int, ...], Severity]]:
             "RUN006",
         ),
         ("a zombie", process(3, ended="zombie"), "RUN004"),
+        ("a zombie that a signal ended", process(3, ended="zombie", exit_code=-9), "RUN004"),
+        ("a zombie that was asked to end", process(3, ended="zombie", exit_code=-15), "RUN004"),
+        ("a zombie that failed", process(3, ended="zombie", exit_code=1), "RUN004"),
+        ("a zombie that ended its program", process(3, ended="zombie", exit_code=0), "RUN001"),
         (
             "waits for a server that is silent",
             process(3, (Frame("/usr/lib/python3.11/socket.py", 720, "readinto"), *SLEEP)),
@@ -183,9 +187,12 @@ def test_standing_times_forget_what_went_on() -> None:
 def test_a_thread_that_holds_the_lock_is_named_by_its_line() -> None:
     holder = StackThread("writer", 7, holds_gil=True, frames=(at(7, "compress", "/home/me/native.py"),))
     report = judged(members(*others(3), with_threads(process(3, SLEEP), holder)))
-    (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
+    (finding,) = report.result("RUN016").findings  # type: ignore[union-attr]
     assert finding.ranks == (3,)
-    assert "native.py:7 (compress)" in finding.summary
+    assert finding.summary.startswith(
+        "Native code holds the interpreter lock (GIL) of rank 3 at native.py:7 (compress); ranks 0-2 have waited"
+    )
+    assert report.result("RUN001").findings == ()  # type: ignore[union-attr]
 
 
 def test_all_ranks_in_one_call_may_still_be_in_a_first_call() -> None:
@@ -369,6 +376,68 @@ def test_ranks_that_wait_behind_the_loop_of_the_others_ended_it_earlier() -> Non
     )
     before = process(3, inside("barrier", at(38)))
     assert [check for check, *_ in findings(members(*others(3, stack=(*in_loop, MAIN)), before))] == ["RUN002"]
+
+
+def _in_loop(*stack: Frame, data: str = "") -> tuple[Frame, ...]:
+    """The stack with its innermost user frame in a loop over lines 40 to 46."""
+    at_user = next(number for number, frame in enumerate(stack) if frame.user)
+    inner = msgspec.structs.replace(stack[at_user], loop=(40, 46), loop_data=data)
+    return (*stack[:at_user], inner, *stack[at_user + 1 :])
+
+
+def test_ranks_whose_data_ended_are_named_by_the_loop_over_it() -> None:
+    training = others(3, stack=_in_loop(*BACKWARD, data="loader"))
+    report = judged(members(*training, process(3, inside("barrier", at(48)))))
+    (finding,) = report.result("DATA010").findings  # type: ignore[union-attr]
+    assert (finding.ranks, finding.severity, finding.source.line) == ((3,), Severity.ERROR, 44)  # type: ignore[union-attr]
+    assert finding.summary == (
+        "rank 3 ended the loop over `loader` while ranks 0-2 are still in it: rank 3 waits in barrier at train.py:48 "
+        "(train); rank 0 waits in all_reduce of backward, called at train.py:44 (train)"
+    )
+    assert [result.id for result in report.results for _ in result.findings] == ["DATA010"]
+
+
+def test_a_loop_in_a_function_that_others_have_returned_from() -> None:
+    def calls(line: int, **fields: Any) -> Frame:
+        return msgspec.structs.replace(at(line, "main"), loop=(88, 95), **fields)
+
+    step = _in_loop(*BACKWARD[:-1], data="enumerate(loader)")
+    inside_loop = others(3, stack=(*step, calls(90)))
+    validates = process(3, (*inside("all_reduce", at(20, "validate"))[:-1], calls(92)))
+    assert findings(members(*inside_loop, validates)) == [("DATA010", (3,), Severity.ERROR)]
+    by_role = process(3, (*inside("all_reduce", at(20, "validate"))[:-1], calls(92, condition="if rank == 3, line 91")))
+    assert [check for check, *_ in findings(members(*inside_loop, by_role))] == ["RUN006"]
+    earlier = process(3, (*inside("all_reduce", at(20, "validate"))[:-1], calls(89)))
+    assert [check for check, *_ in findings(members(*inside_loop, earlier))] == ["RUN002"]
+
+
+def test_ranks_that_ended_lightnings_training_epoch() -> None:
+    def fit(*frames: tuple[str, str]) -> tuple[Frame, ...]:
+        return tuple(package_frame(f"lightning/pytorch/loops/{file}", 1, function) for file, function in frames)
+
+    step = (*BACKWARD[:2], *fit(("training_epoch_loop.py", "advance"), ("fit_loop.py", "advance")), at(90, "main"))
+    ended = (*ALL_REDUCE[:2], *fit(("fit_loop.py", "on_advance_end")), at(90, "main"))
+    report = judged(members(*others(3, stack=step), process(3, ended)))
+    (finding,) = report.result("DATA010").findings  # type: ignore[union-attr]
+    assert finding.summary.startswith("rank 3 ended the training epoch while ranks 0-2 are still in it")
+    assert [result.id for result in report.results for _ in result.findings] == ["DATA010"]
+
+
+def test_a_rank_that_torchrun_started_and_that_is_missing_ended_its_program() -> None:
+    here = [process(rank, ALL_REDUCE, local_rank=rank, local_world_size=4) for rank in range(3)]
+    agent = process(None, role="agent", program="torchrun", world=None)
+    report = judged(members(*here, agent))
+    (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
+    assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
+    assert finding.summary.startswith("rank 3 has ended the run; ranks 0-2 have waited")
+    by_srun = [msgspec.structs.replace(one, launcher="srun") for one in here]
+    assert findings(members(*by_srun, agent)) == [("RUN004", (3,), Severity.ERROR)]
+
+
+def test_how_a_zombie_ended_is_told() -> None:
+    report = judged(members(*others(3), process(3, ended="zombie", exit_code=-9)))
+    (finding,) = report.result("RUN004").findings  # type: ignore[union-attr]
+    assert "SIGKILL" in finding.summary
 
 
 def test_a_job_that_ends_while_it_is_read_is_no_alarm() -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(240)]
         ("ddp-sleeps", "RUN001", [2]),
         ("gathers", "RUN006", [2]),
         ("waits-for-a-lock", "RUN001", [2]),
-        ("holds-the-interpreter", "RUN001", [2]),
+        ("holds-the-interpreter", "RUN016", [2]),
         ("is-stopped", "RUN001", [2]),
         ("leaves", "RUN001", [2]),
         ("ddp-uneven", "RUN001", [2]),

@@ -12,7 +12,7 @@ import pytest
 
 from doctor.attach.source_conditions import with_source_conditions
 from doctor.core.facts import AttachedProcess, Frame
-from doctor.core.stack_dumps.rank_conditions import awaited_call, loop_around
+from doctor.core.stack_dumps.rank_conditions import awaited_call, data_of_loop, loop_around
 from tests.attach.attached import process
 
 SOURCE = "import torch\nif rank == 0:\n    torch.distributed.barrier()\n"
@@ -115,3 +115,22 @@ def test_a_handle_counts_only_for_the_innermost_line(script: Path) -> None:
     event = process(0, (inner, Frame(str(script), 3, "<module>", user=True)), user=os.getuid())
     (found,) = with_source_conditions([msgspec.structs.replace(event, pid=os.getpid(), started=started)])
     assert found.samples[-1].threads[0].awaits == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [
+        ("for batch in loader:\n    step()\n", "loader"),
+        ("for index, batch in enumerate(tqdm(loader)):\n    step()\n", "enumerate(tqdm(loader))"),
+        ("for batch in loader:\n    step()\n    for one in batch:\n        break\n", "loader"),
+        ("for batch in loader:\n    step()\n    if done:\n        break\n", ""),
+        ("def train():\n    for batch in loader:\n        step()\n        return\n", ""),
+        ("for number in range(steps):\n    step()\n", ""),
+        ("for batch in itertools.islice(loader, 10):\n    step()\n", ""),
+        ("while True:\n    step()\n", ""),
+        ("step()\n", ""),
+    ],
+)
+def test_what_a_loop_iterates_over_if_only_its_end_ends_the_loop(source: str, data: str) -> None:
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if "step()" in text)
+    assert data_of_loop(ast.parse(source), line) == data

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.call_sites import place_of_frame
+from doctor.analysis.hang.diagnosis import Diagnosis
+from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.logs.root_event import exceptions
 from doctor.analysis.stats.majority import split_values
 from doctor.api import (
@@ -14,6 +17,7 @@ from doctor.api import (
     Scope,
     Severity,
     Skip,
+    Source,
     Unknown,
     Verdict,
     check,
@@ -79,6 +83,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     scope=Scope.JOB,
     when="RM",
     needs=(LoaderFacts,),
+    or_needs=(ProgressFacts,),
     from_logs=_from_logs,
     cases=lambda: (
         Passes("all loaders end after as many batches", running(hosts=2, per_host=2)),
@@ -140,6 +145,9 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
     of the others' next epoch and average gradients of different steps from then on.
     Fix: end all ranks after as many batches as the shortest stream has.
     """
+    if (found := diagnose_stall(job)) is not None and found.data_ended:
+        yield _of_stacks(found)
+        return
     readers_known = [group for one in peer_loaders(job, (*TRAINING, *EVALUATION)) for group in one.by_group()]
     if not any(reader.loader.epochs for readers in readers_known for reader in readers.members):
         yield Skip("no batch was seen yet")
@@ -155,6 +163,28 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
             yield _finding(job, readers, differing, odd)
         else:
             yield Unknown("a loader has ended, and it is not seen yet whether those of most ranks go on", readers.ranks)
+
+
+def _of_stacks(found: Diagnosis) -> Finding:
+    uneven = found.uneven
+    ended, continuing = (uneven.ended, uneven.continuing) if uneven is not None else ((), ())
+    loop = uneven.loop if uneven is not None else None
+    what = f"the loop over `{loop.loop_data}`" if loop is not None else "the training epoch"
+    return Finding(
+        f"{ranks_in_words(ended)} ended {what} while {ranks_in_words(continuing)} "
+        f"{'are' if len(continuing) > 1 else 'is'} still in it: {found.places_apart}",
+        ranks=found.ranks,
+        evidence={
+            "ended": list(ended[:64]),
+            "continuing": list(continuing[:64]),
+            **({"loop": f"{place_of_frame(loop)}, line {loop.loop[0]}-{loop.loop[1]}"} if loop is not None else {}),
+        },
+        fix="Give every rank the same number of batches: `DistributedSampler` or `drop_last=True` for a dataset with a "
+        "length, shards of equal length for an iterable one. Or wrap the loop in `model.join()` of DDP.",
+        confidence=found.confidence,
+        explains=("RUN001", "RUN002", "RUN006", "RUN010", "RUN012"),
+        source=Source(loop.file, loop.line) if loop is not None else None,
+    )
 
 
 def _epochs(readers: PeerLoaders) -> Iterator[_EpochBatches]:

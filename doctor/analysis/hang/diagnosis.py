@@ -84,6 +84,27 @@ class Diagnosis:
         return max(sites.values(), key=len)[0] if sites else None
 
     @property
+    def holds_lock(self) -> bool:
+        """Whether native code of the faulty ranks holds the interpreter's lock, as their stacks show."""
+        first = self.first
+        if self.kind != "unresponsive" or first is None or first.state != "silent" or not first.stack:
+            return False
+        return first.is_sampled
+
+    @property
+    def data_ended(self) -> bool:
+        """Whether stacks show that the data of some ranks ended while others still train."""
+        return self.uneven is not None and self.uneven.by_data
+
+    @property
+    def places_apart(self) -> str:
+        """``rank 2 waits in barrier at train.py:48 (train); rank 0 waits in …``: one rank on each side of a loop."""
+        if self.uneven is None:
+            return ""
+        firsts = (self.states.ranks[ranks[0]] for ranks in (self.uneven.ended, self.uneven.continuing))
+        return "; ".join(f"rank {one.rank} waits in {one.site.text}" for one in firsts if one.site is not None)
+
+    @property
     def seconds(self) -> float | None:
         """Seconds that the first faulty rank has made no progress."""
         return _longest([self.first] if self.first else [])

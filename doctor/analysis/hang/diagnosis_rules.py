@@ -177,15 +177,10 @@ def _together(states: JobState) -> Diagnosis | None:
     early = all(one is not None and (one.idle or 0.0) < (one.patience or 0.0) for one in waiting)
     if len(calls) == 1 and not missing_from(states, CollectiveNode(*calls.pop())):
         return Diagnosis(states, "together", states.waiting, 0.5, within_limit=early)
-    everybody = len(states.ranks) + len(states.unseen) + (states.ungathered if _is_sampled(states) else 0)
+    everybody = len(states.ranks) + len(states.unseen) + (states.ungathered if states.is_sampled else 0)
     if not states.has_recorder and len(by_stack) == 1 and len(states.waiting) == everybody:
         return Diagnosis(states, "together", states.waiting, 0.3, within_limit=early)
     return Diagnosis(states, "undetermined", states.waiting, 0.0)
-
-
-def _is_sampled(states: JobState) -> bool:
-    """Whether ranks were read from outside: those of hosts that no process attached to may be anywhere."""
-    return any(one.is_sampled for one in states.ranks.values())
 
 
 _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (

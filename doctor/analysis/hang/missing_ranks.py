@@ -15,9 +15,10 @@ from doctor.analysis.hang.diagnosis import Diagnosis, Kind
 from doctor.analysis.hang.exits import interrupted_waits
 from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
-from doctor.analysis.hang.uneven_loaders import UnevenLoaders
+from doctor.analysis.hang.uneven_loaders import uneven_of_calls
+from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
 from doctor.analysis.hang.wait_graph import roots_of
-from doctor.core.facts import Collective, Frame
+from doctor.core.facts import Collective
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.core.waiting_functions import ANY_COLLECTIVE
 
@@ -118,6 +119,9 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
     """The diagnosis from stacks alone: ranks that do not wait while others do, or that wait in different calls."""
     if not states.waiting:
         return None
+    ended = [rank for rank, one in states.ranks.items() if one.is_sampled and one.state == "ended"]
+    if ended:
+        return _of_late_ranks(states, ended)
     late = [rank for rank, one in states.ranks.items() if one.stack and not one.waits and not one.may_wait_in_backward]
     if states.is_snapshot and len(late) * 2 > len(states.ranks):
         # Where most ranks are is no fault of theirs: the few others may only be earlier.
@@ -126,7 +130,7 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
         # A rank that stands still is the cause, and not one that works on its own part meanwhile.
         still = [rank for rank in late if states.ranks[rank].is_sampled and states.ranks[rank].is_stuck]
         return _of_late_ranks(states, still or late)
-    return _unmatched_transfers(states) or _left_loop(states) or _crossed_groups(states) or _diverged_by_stack(states)
+    return _unmatched_transfers(states) or _loop_left(states) or _crossed_groups(states) or _diverged_by_stack(states)
 
 
 def ranks_by_gpu(states: JobState) -> Diagnosis | None:
@@ -148,22 +152,13 @@ def _unmatched_transfers(states: JobState) -> Diagnosis | None:
     return Diagnosis(states, "deadlock", senders or receivers, 0.7)
 
 
-def _left_loop(states: JobState) -> Diagnosis | None:
-    """Ranks that wait behind a loop of the user in which all others wait: theirs ended earlier."""
-    frames: dict[tuple[str, str], dict[int, Frame]] = {}
-    for rank, one in states.ranks.items():
-        for frame in one.stack if one.waits or one.may_wait_in_backward else ():
-            if frame.user:
-                frames.setdefault((frame.file, frame.function), {}).setdefault(rank, frame)
-    for found in frames.values():
-        ends = {frame.loop[1] for frame in found.values() if frame.loop}
-        for end in sorted(ends):
-            inside = tuple(rank for rank, frame in found.items() if frame.loop[1:] == (end,))
-            behind = tuple(rank for rank, frame in found.items() if frame.line > end)
-            if behind and len(inside) + len(behind) == len(states.ranks):
-                uneven = UnevenLoaders("", 0, None, None, behind, inside, certain=False)
-                return Diagnosis(states, "loader-ended", uneven.odd, 0.7, uneven=uneven)
-    return None
+def _loop_left(states: JobState) -> Diagnosis | None:
+    """Ranks that wait behind a loop in which all others wait: theirs ended earlier."""
+    uneven = uneven_of_stacks(states)
+    if uneven is None and states.is_sampled and (divergence := _divergence_of_stacks(states)) is not None:
+        by_framework = uneven_of_calls(states, divergence)
+        uneven = by_framework._replace(by_data=True) if by_framework is not None else None
+    return Diagnosis(states, "loader-ended", uneven.odd, 0.7, uneven=uneven) if uneven is not None else None
 
 
 def _crossed_groups(states: JobState) -> Diagnosis | None:
@@ -174,6 +169,13 @@ def _crossed_groups(states: JobState) -> Diagnosis | None:
 
 
 def _diverged_by_stack(states: JobState) -> Diagnosis | None:
+    divergence = _divergence_of_stacks(states)
+    if divergence is None:
+        return None
+    return replace(_of_divergence(states, divergence, one_sided_call(divergence)), confidence=0.6)
+
+
+def _divergence_of_stacks(states: JobState) -> Divergence | None:
     waiting: dict[tuple[str, str, str], list[RankState]] = {}
     for one in states.ranks.values():
         if one.recorder is None and one.site is not None and (one.waits or one.may_wait_in_backward):
@@ -183,8 +185,7 @@ def _diverged_by_stack(states: JobState) -> Diagnosis | None:
     if len(waiting) < 2:
         return None
     variants = largest_first(_variant_of_stack(key, members) for key, members in waiting.items())
-    divergence = Divergence("", 0, "site", variants)
-    return replace(_of_divergence(states, divergence, one_sided_call(divergence)), confidence=0.6)
+    return Divergence("", 0, "site", variants)
 
 
 def _variant_of_stack(key: tuple[str, str, str], members: Sequence[RankState]) -> MismatchGroup:

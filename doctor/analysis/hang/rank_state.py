@@ -303,6 +303,11 @@ class JobState:
         return bool(self.ranks) and all(one.is_snapshot for one in self.ranks.values())
 
     @functools.cached_property
+    def is_sampled(self) -> bool:
+        """Whether ranks were read from outside: those of hosts that no process attached to may be anywhere."""
+        return any(one.is_sampled for one in self.ranks.values())
+
+    @functools.cached_property
     def calls(self) -> Mapping[str, Mapping[int, Mapping[int, Collective]]]:
         """All recorded collectives, by group, sequence number and rank."""
         found: dict[str, dict[int, dict[int, Collective]]] = {}

@@ -16,7 +16,8 @@ class UnevenLoaders(NamedTuple):
     """The ranks ``ended`` exhausted a loader after ``batches`` (``None``: unknown), and ``continuing`` had more.
 
     ``certain``: the batches of both are known. ``undecided``: the number of other ranks that are still in that
-    epoch."""
+    epoch. From stacks alone: ``loop``, the frame around which the ranks part, and ``by_data``, whether only the end of
+    the data can have ended it."""
 
     stage: str
     loader: int
@@ -26,6 +27,8 @@ class UnevenLoaders(NamedTuple):
     continuing: tuple[int, ...]
     certain: bool
     undecided: int = 0
+    loop: Frame | None = None
+    by_data: bool = False
 
     @property
     def odd(self) -> tuple[int, ...]:

@@ -6,12 +6,16 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
+from doctor.collectors.base import parse_int, read_pairs
+
 State = Literal["gone", "stopped", "silent"]
 GONE: Final = "gone"
 STOPPED: Final = "stopped"
 SILENT: Final = "silent"
 _START_TIME = 19
 """Index among the fields after the name in /proc/PID/stat (proc(5): field 22, in clock ticks since boot)."""
+_EXIT_CODE = 49
+"""Likewise of the wait status (field 52)."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SAME = 0.02
 """Tolerance in seconds between two readings of one start time: the kernel counts in hundredths."""
@@ -32,6 +36,23 @@ def process_state(pid: int, started: float | None) -> tuple[State, str | None]:
     if letter in "ZXx" or (started is not None and abs(began - started) > _SAME):
         return GONE, letter if letter in "ZXx" else None
     return (STOPPED if letter in "Tt" else SILENT), letter
+
+
+def zombie_exit_code(pid: int, started: float) -> int | None:
+    """Return how a zombie of this user, or any zombie if this process is root, ended; negative for a signal.
+
+    ``None`` if it is none, or if it belongs to another user: the kernel then shows 0 (proc(5), field 52).
+    """
+    fields = _fields(pid)
+    if fields is None or len(fields) <= _EXIT_CODE or fields[0] != "Z":
+        return None
+    if abs(int(fields[_START_TIME]) / _TICKS - started) > _SAME:
+        return None
+    owner = parse_int(read_pairs(Path("/proc") / str(pid) / "status", ":").get("Uid", "").partition("\t")[0])
+    status = parse_int(fields[_EXIT_CODE])
+    if status is None or os.geteuid() not in (0, owner):
+        return None
+    return os.waitstatus_to_exitcode(status)
 
 
 def process_start_time(pid: int | None = None) -> float | None:

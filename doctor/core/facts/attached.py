@@ -115,9 +115,10 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     since boot, by which a reused PID is told. ``samples``: oldest first. ``stack_source``: how its stacks were
     read; ``refused``: why they could not be, in one sentence, and ``remedy`` how to allow it. ``uses_gpu``: it has
     a device of NVIDIA open. ``ended``: it ended while it was read (``ended``), or was already a zombie
-    (``zombie``). ``groups``: its process groups, where a source of the job shows them. ``gpu``: index of the GPU that
-    it uses, ``None`` if unknown; ``gpu_from`` says what showed it (``processes of the GPU``, ``LOCAL_RANK``).
-    ``recorder``: its flight recorder, where it was asked for."""
+    (``zombie``). ``exit_code``: how a zombie ended, negative for a signal; ``None`` if unknown. ``groups``: its process
+    groups, where a source of the job shows them. ``gpu``: index of the GPU that it uses, ``None`` if unknown;
+    ``gpu_from`` says what showed it (``processes of the GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder, where
+    it was asked for."""
 
     pid: int
     started: float
@@ -139,6 +140,7 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     refused: str = ""
     remedy: str = ""
     ended: Literal["", "ended", "zombie"] = ""
+    exit_code: int | None = None
     groups: tuple[ProcessGroup, ...] = ()
     uses_gpu: bool = False
     gpu: int | None = None

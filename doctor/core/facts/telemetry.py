@@ -24,7 +24,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A line of Python on a stack. ``user``: it is in neither the standard library nor an installed package.
     ``condition``: the condition that only some ranks meet, if the source shows one (``if self.global_rank == 0, line
     56``, ``else of if rank == 0, line 56``, ``@rank_zero_only``); branches of one ``if`` name the same line. ``loop``:
-    first and last line of the innermost loop around it in its function, where its source was read for that."""
+    first and last line of the innermost loop around it in its function, where its source was read for that;
+    ``loop_data``: what that loop iterates over, if it is not a range of numbers and only its end leaves the loop."""
 
     file: str
     line: int
@@ -32,6 +33,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     user: bool = False
     condition: str = ""
     loop: tuple[int, ...] = ()
+    loop_data: str = ""
 
 
 class TrainingFacts(WatchedSection, frozen=True, kw_only=True):

@@ -27,6 +27,8 @@ _COLLECTIVES = frozenset(
     """.split()  # noqa: SIM905 - fifteen lines otherwise
 )
 """Functions of ``torch.distributed`` that return handles."""
+_COUNTERS = ("range", "trange", "count", "islice", "itertools.count", "itertools.islice", "tqdm.trange")
+"""Functions that end a loop after a number of turns."""
 _GROUP_ARGUMENTS = ("group", "process_group")
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -121,14 +123,40 @@ def _name_in(node: ast.AST) -> str:
 
 def loop_around(tree: ast.Module, line: int) -> tuple[int, ...]:
     """Return the first and the last line of the innermost loop around a line in its function; ``()`` if in none."""
-    found: tuple[int, ...] = ()
+    loop = _loop_of(tree, line)
+    return () if loop is None else (loop.lineno, loop.end_lineno or loop.lineno)
+
+
+def data_of_loop(tree: ast.Module, line: int) -> str:
+    """Return what the innermost loop around a line iterates over, as written, if only the end of that can end the loop.
+
+    ``""`` for ranges of numbers, which data does not end, and for loops with ``break`` or ``return``."""
+    loop = _loop_of(tree, line)
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or any(_leaves_loop(one) for one in loop.body):
+        return ""
+    numbers = any(isinstance(node, ast.Call) and _name_in(node.func) in _COUNTERS for node in ast.walk(loop.iter))
+    return "" if numbers else ast.unparse(loop.iter)[:LONGEST]
+
+
+def _loop_of(tree: ast.Module, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
+    found = None
     for block, position in _blocks_around(tree, line):
         statement = block[position]
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found = ()
+            found = None
         elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
-            found = (statement.lineno, statement.end_lineno or statement.lineno)
+            found = statement
     return found
+
+
+def _leaves_loop(statement: ast.AST, *, is_inner: bool = False) -> bool:
+    """Whether a statement of a loop can leave it; ``is_inner``: it is in a loop inside of that one."""
+    if isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and not is_inner):
+        return True
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return False
+    is_inner = is_inner or isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+    return any(_leaves_loop(one, is_inner=is_inner) for one in ast.iter_child_nodes(statement))
 
 
 def _blocks_around(tree: ast.Module, line: int) -> Iterator[tuple[list[ast.stmt], int]]:

@@ -28,7 +28,7 @@ def stall_waiters(found: Diagnosis) -> str:
     """``; ranks 0 and 2-7 have waited 12 s in all_reduce at train.py:54 (step)``.
 
     If no other rank waits, ``, for 12 s``; empty if that is unknown too."""
-    least = "at least " if any(one.is_sampled for one in found.states.ranks.values()) else ""
+    least = "at least " if found.states.is_sampled else ""
     if not found.waiting:
         return f", for {least}{found.seconds:.0f} s" if found.seconds else ""
     site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"

@@ -266,6 +266,8 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         yield Unknown(
             "ranks wait for others, and for whom can't be seen", found.ranks, f"export {recorder_switch(job)}"
         )
+    elif found.holds_lock or found.data_ended:
+        return  # RUN016, DATA010
     elif found.uneven is not None:
         yield _finding(found, *_loader_ended(found, found.uneven))
     elif found.kind in _SAYINGS:
@@ -399,7 +401,7 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         return (
             f"{ranks_in_words(uneven.ended)} {'have' if several else 'has'} left the loop that "
             f"{ranks_in_words(uneven.continuing)} {'are' if len(uneven.continuing) > 1 else 'is'} still in: "
-            f"{_places_apart(found, uneven)}",
+            f"{found.places_apart}",
             "End the loop on all ranks after the same number of batches: give every rank as many samples "
             "(`DistributedSampler`, `drop_last=True`), or wrap the loop in `model.join()` of DDP.",
         )
@@ -412,11 +414,6 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         f"and {longer} more batches{_calls_apart(found)}",
         "End all ranks after as many batches as the shortest loader has (DATA001 and DATA010 say how), or pad.",
     )
-
-
-def _places_apart(found: Diagnosis, uneven: UnevenLoaders) -> str:
-    firsts = (found.states.ranks[ranks[0]] for ranks in (uneven.ended, uneven.continuing))
-    return "; ".join(f"rank {one.rank} waits in {one.site.text}" for one in firsts if one.site is not None)
 
 
 def _calls_apart(found: Diagnosis) -> str:
