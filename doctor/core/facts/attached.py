@@ -117,8 +117,8 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     a device of NVIDIA open. ``ended``: it ended while it was read (``ended``), or was already a zombie
     (``zombie``). ``exit_code``: how a zombie ended, negative for a signal; ``None`` if unknown. ``groups``: its process
     groups, where a source of the job shows them. ``gpu``: index of the GPU that it uses, ``None`` if unknown;
-    ``gpu_from`` says what showed it (``processes of the GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder, where
-    it was asked for."""
+    ``gpu_from`` says what showed it (``processes of the GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder,
+    where it was asked for."""
 
     pid: int
     started: float
