@@ -39,14 +39,19 @@ def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
             "running", f"{ranks_in_words(tuple(moving))} made progress, {ranks_in_words(tuple(numbers))} did not"
         )
     seconds = min((rank.movement.seconds or 0.0 for rank in still), default=0.0)
+    watch = "Attach again with `--watch 60`: a rank that is still at the same place does not only take its time"
+    native = "Attach with `--native` to see in which native call the ranks are"
     return RunOutcome(
         "unknown",
         f"no rank made progress in {seconds:.0f} s",
-        collect=(
-            "Attach again with `--watch 60`: a rank that is still at the same place does not only take its time",
-            "Attach with `--native` to see in which native call the ranks are",
-        ),
+        collect=(watch,) if any(map(_was_asked_for_native, still)) else (watch, native),
     )
+
+
+def _was_asked_for_native(rank: AttachedRank) -> bool:
+    """Whether native frames were asked for."""
+    process = rank.process
+    return bool(process.native_refused) or any(thread.native for one in process.samples for thread in one.threads)
 
 
 def _unread_in_words(unread: Collection[AttachedRank]) -> str:
@@ -91,6 +96,7 @@ def _notes(members: Job, job: Job) -> Iterable[str]:
         numbers = "numbers" if len(guessed) > 1 else "number"
         order = f"by the {next(iter(ways))}" if len(ways) == 1 else "without the variables of a launcher"
         yield f"rank {numbers} guessed {order}: {ranks_in_words(tuple(guessed))}"
+    yield from _without_native(attached_ranks(members))
     for member in members.ranks:
         facts = member.find(AttachFacts)
         if facts is not None:
@@ -98,6 +104,15 @@ def _notes(members: Job, job: Job) -> Iterable[str]:
             if facts.unreadable:
                 count = f"{facts.unreadable} process{'' if facts.unreadable == 1 else 'es'}"
                 yield f"environment or command line not readable: {count} on {member.host.name}"
+
+
+def _without_native(ranks: Iterable[AttachedRank]) -> Iterable[str]:
+    refused: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.process.native_refused:
+            refused.setdefault(rank.process.native_refused, []).append(rank.number)
+    for reason, numbers in refused.items():
+        yield f"native frames of {ranks_in_words(tuple(numbers))} could not be read: {reason.rstrip('.')}"
 
 
 def _hosts_of(members: Job, missing: int) -> str:

@@ -140,6 +140,7 @@ class _ProcessReader:
         self._has_stacks = target.role in ("rank", "worker")
         """Whether its stacks are read: launchers are often programs in other languages."""
         self._may_inject = options.inject and target.role == "rank"
+        self._native_refused = ""
 
     @property
     def is_ready(self) -> bool:
@@ -179,7 +180,9 @@ class _ProcessReader:
         """Return the process with what was read of it."""
         target, samples = self._target, self._samples
         if any(one.threads for one in samples):
-            return msgspec.structs.replace(target, samples=samples, stack_source=self._source)
+            return msgspec.structs.replace(
+                target, samples=samples, stack_source=self._source, native_refused=self._native_refused
+            )
         if target.ended:
             code = zombie_exit_code(target.pid, target.started) if target.ended == "zombie" else None
             return msgspec.structs.replace(target, samples=samples, exit_code=code)
@@ -205,6 +208,8 @@ class _ProcessReader:
             request = self._request(kernel, native)
             dump = SteadyDump(self._program, request, self._until, self._known)
             threads = self._threads(dump.read(), request.owner)
+            if dump.without_native is not None:
+                self._native_refused = explain_failure(dump.without_native, request.pid, request.owner).reason
             self._known = next((one.frames for one in threads if one.is_main), ())
             return dump.paused, threads
         except OSError as error:

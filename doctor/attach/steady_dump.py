@@ -20,7 +20,8 @@ from doctor.core.stack_dumps.py_spy import threads_of_py_spy_json
 class SteadyDump:
     """One reading of a process. ``request``: says whether the process may be stopped; ``until``: when it must end, by
     :func:`time.monotonic`; ``known``: the stack of its main thread at an earlier reading, which is no mixture.
-    ``paused``: seconds for which the process was seen stopped."""
+    ``paused``: seconds for which the process was seen stopped; ``without_native``: the attempt to read native frames
+    that failed."""
 
     def __init__(self, program: Path, request: DumpRequest, until: float, known: tuple[Frame, ...] = ()) -> None:
         self._program = program
@@ -28,6 +29,7 @@ class SteadyDump:
         self._until = until
         self._known = known
         self.paused = 0.0
+        self.without_native: DumpOutput | None = None
 
     def read(self) -> DumpOutput:
         """Return consistent stacks; stacks that may mix calls of a moving process if it cannot be stopped.
@@ -36,8 +38,11 @@ class SteadyDump:
             OSError: py-spy cannot be started.
         """
         request = self._request
-        if request.native and (output := self._run(request)).status == 0:
-            return output
+        if request.native:
+            output = self._run(request)
+            if output.status == 0:
+                return output
+            self.without_native = output
         before = self._switches()
         read = self._run(request._replace(blocking=False, native=False))
         stood = before is not None and before == self._switches()

@@ -1,11 +1,20 @@
-"""Why stacks cannot be read, by the kernel's rules; the rules that this kernel applies are tested with the sampler."""
+"""Why stacks cannot be read, by the kernel's rules; most rules that this kernel applies are tested with the sampler."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from doctor.attach.py_spy import DumpOutput
 from doctor.attach.refusals import explain_denial, explain_failure
 from doctor.core.process import ChildOwner
+from tests.attach.readable import FORBIDS_TRACING, SLEEPER, functions_of, read_from, started
 from tests.lab.cases import each_case
+from tests.lab.needs import clean_environ
+from tests.lab.speed import patience
+from tests.lab.users import ALICE, run_as
 
 PTRACE = 1 << 19
 DENIED = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'"
@@ -117,3 +126,59 @@ def test_words_of_py_spy(message, reason):
 @each_case("limit, reason", [("size", "larger"), ("deadline", "deadline"), ("pause", "deadline")])
 def test_limits(limit, reason):
     assert reason in explain_failure(DumpOutput(b"", DENIED, None, stopped_by=limit), 1).reason
+
+
+FILTER = """
+import ctypes, os, platform, struct, sys
+# ptrace, process_vm_readv, process_vm_writev: asm/unistd_64.h and asm-generic/unistd.h
+refused = {"x86_64": (101, 310, 311), "aarch64": (117, 270, 271)}[platform.machine()]
+rules = [struct.pack("HBBI", 0x20, 0, 0, 0)]
+for number in refused:
+    rules += [struct.pack("HBBI", 0x15, 0, 1, number), struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 1)]
+rules.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(rules))
+program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program, 0, 0) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a program under a seccomp filter that refuses ptrace and process_vm_readv/writev with EPERM (seccomp(2))."""
+FILTERED = [sys.executable, "-S", "-c", FILTER]
+
+
+def attached_from(before, target, *options):
+    """The exit code and report of the command, run by a process whose command begins with ``before``."""
+    command = [sys.executable, "-m", "doctor", "attach", "--isolated", "--format", "json", "--pid", str(target.pid)]
+    environ = clean_environ(Path("/"))
+    done = subprocess.run(
+        [*before, *command, *options], env=environ, cwd="/", capture_output=True, text=True, timeout=patience(60)
+    )
+    assert done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_seccomp_filter_leaves_memory_readable():
+    """py-spy then reads /proc/PID/mem, which no filter of system calls refuses; native frames need ptrace."""
+    with started() as target:
+        found = read_from(FILTERED, target)
+        code, report = attached_from(FILTERED, target, "--native", "--rounds", "2")
+    assert functions_of(found) == ["inner", "outer", "<module>"]
+    assert found.samples[0].paused == 0.0
+    assert (code, report["outcome"]["kind"]) == (3, "unknown")
+    assert "no rank made progress" in json.dumps(report["outcome"])
+    assert "inner" in json.dumps(report["stacks"]["groups"])
+    assert any(
+        one.startswith("native frames of rank 0 could not be read: A seccomp filter refuses ptrace")
+        for one in report["stacks"]["notes"]
+    )
+    assert not any("--native" in one for one in report["outcome"]["collect"])
+
+
+def test_seccomp_filter_and_a_process_that_forbids_tracing():
+    with started(FORBIDS_TRACING + SLEEPER, before=run_as(ALICE)) as target:
+        code, report = attached_from([*FILTERED, *run_as(ALICE)], target, "--rounds", "1")
+    assert code == 3
+    assert "PR_SET_DUMPABLE is 0" in json.dumps(report["outcome"])
+    assert report["outcome"]["collect"] == [f"sudo doctor attach --pid {target.pid}"]

@@ -271,32 +271,6 @@ def test_root_of_another_user_namespace():
     assert "outside of containers" in found.remedy
 
 
-FILTER = """
-import ctypes, os, platform, struct, sys
-# ptrace, process_vm_readv: asm/unistd_64.h and asm-generic/unistd.h
-refused = {"x86_64": (101, 310), "aarch64": (117, 270)}[platform.machine()]
-rules = [struct.pack("HBBI", 0x20, 0, 0, 0)]
-for number in refused:
-    rules += [struct.pack("HBBI", 0x15, 0, 1, number), struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 1)]
-rules.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))
-code = ctypes.create_string_buffer(b"".join(rules))
-program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, program, 0, 0) == 0
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Runs a program under a seccomp filter that refuses ptrace and process_vm_readv with EPERM (seccomp(2))."""
-
-
-def test_seccomp_filter_that_refuses_ptrace():
-    """py-spy then reads /proc/PID/mem, which no filter of system calls refuses."""
-    with started() as target:
-        found = read_from([sys.executable, "-S", "-c", FILTER], target)
-    assert functions_of(found) == STUCK
-    assert found.samples[0].paused == 0.0
-
-
 def test_root_reads_processes_of_others_as_these():
     program = FORBIDS_TRACING + SLEEPER
     with started(before=run_as(ALICE)) as target, started(program, before=run_as(BOB)) as closed:

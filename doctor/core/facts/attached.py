@@ -113,12 +113,12 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     of the scheduler's job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the
     script or module that it runs, without arguments. ``pid`` is that of this PID namespace; ``started``: seconds
     since boot, by which a reused PID is told. ``samples``: oldest first. ``stack_source``: how its stacks were
-    read; ``refused``: why they could not be, in one sentence, and ``remedy`` how to allow it. ``uses_gpu``: it has
-    a device of NVIDIA open. ``ended``: it ended while it was read (``ended``), or was already a zombie
-    (``zombie``). ``exit_code``: how a zombie ended, negative for a signal; ``None`` if unknown. ``groups``: its process
-    groups, where a source of the job shows them. ``gpu``: index of the GPU that it uses, ``None`` if unknown;
-    ``gpu_from`` says what showed it (``processes of the GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder,
-    where it was asked for."""
+    read; ``refused``: why they could not be, in one sentence, and ``remedy`` how to allow it; ``native_refused``: why
+    their native frames, which were asked for, could not be. ``uses_gpu``: it has a device of NVIDIA open. ``ended``:
+    it ended while it was read (``ended``), or was already a zombie (``zombie``). ``exit_code``: how a zombie ended,
+    negative for a signal; ``None`` if unknown. ``groups``: its process groups, where a source of the job shows them.
+    ``gpu``: index of the GPU that it uses, ``None`` if unknown; ``gpu_from`` says what showed it (``processes of the
+    GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder, where it was asked for."""
 
     pid: int
     started: float
@@ -146,6 +146,7 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     gpu: int | None = None
     gpu_from: str = ""
     recorder: RecorderFacts | None = None
+    native_refused: str = ""
 
 
 class AttachFacts(WatchedSection, frozen=True, kw_only=True):
