@@ -38,6 +38,11 @@ MOST_PROCESSES = 1 << 16
 MOST_SAMPLES = 64
 """Samples of one process that are kept, the newest ones."""
 _BOOTSTRAP = ("threading.py", ("_bootstrap", "_bootstrap_inner"))
+_NATIVE_STARTS = frozenset(("start_thread", "clone", "clone3", "__clone", "__clone3", "__GI___clone"))
+"""Outermost functions of native threads other than the main one (glibc, nptl/pthread_create.c)."""
+_WAITING_FILES = ("threading.py", "queue.py", "selectors.py", "multiprocessing/connection.py")
+_AT_EXIT = "_shutdown"
+"""The function of threading that the main thread waits in at the end of the program."""
 NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 _DECODER = json.JSONDecoder()
 
@@ -51,9 +56,12 @@ class DumpedThread:
     native: list[str] = field(default_factory=list)
     inside: list[str] = field(default_factory=list)
     """Native functions after the last Python frame, outermost first."""
+    is_started: bool = False
+    """Whether native code shows that it is not the main thread."""
 
     def add(self, kind: FrameLine | NativeLine) -> None:
         """Add a frame."""
+        self.is_started = self.is_started or (isinstance(kind, NativeLine) and kind.function in _NATIVE_STARTS)
         if isinstance(kind, FrameLine):
             if len(self.frames) < MOST_FRAMES:
                 self.frames.append(kind.frame)
@@ -65,11 +73,20 @@ class DumpedThread:
             self.native.append(kind.function)
 
     @property
-    def is_bootstrapped(self) -> bool:
-        """Whether it was started by the threading module, so that it is not the main thread."""
-        outermost = (self.frames[0] if self.line.outermost_first else self.frames[-1]) if self.frames else None
-        file, functions = _BOOTSTRAP
-        return outermost is not None and outermost.file.endswith(file) and outermost.function in functions
+    def is_assumed(self) -> bool:
+        """Whether the dump shows frames without the header of their thread."""
+        return self.line.is_main and not self.line.name and not self.line.number and not self.line.native_id
+
+    @property
+    def may_be_main(self) -> bool:
+        """Whether its outermost frame may be that of a program: threads begin elsewhere, and cut stacks end within."""
+        if not self.frames or self.is_started:
+            return False
+        outermost = self.frames[0] if self.line.outermost_first else self.frames[-1]
+        # py-spy knows the names of threads, and the main thread is seldom renamed.
+        is_named = self.line.active is not None and bool(self.line.name)
+        is_other = outermost.file.endswith(_WAITING_FILES) and outermost.function != _AT_EXIT
+        return not is_other and (not is_named or outermost.function == "<module>")
 
     def finished(self, *, is_main: bool) -> StackThread:
         """Return the thread."""
@@ -125,9 +142,25 @@ def read_stacks(text: str, file: str = "") -> list[DumpedProcess]:
         if found:
             return found
     processes = [one for label, lines in streams_of(text) for one in _Assembler(file, label).processes(lines)]
+    processes = _without_parts(processes)
     for order, process in enumerate(processes):
         process.order = order
     return processes[:MOST_PROCESSES]
+
+
+def _without_parts(processes: list[DumpedProcess]) -> list[DumpedProcess]:
+    """The processes without what is only a part of another one: the rest of a dump whose beginning was cut off, and
+    the native stack of the one process whose Python stack another tool printed."""
+    identified = [one for one in processes if one.main is not None and (one.pid or one.rank is not None)]
+    tools = {one.tool for one in identified if one.main and one.main.frames}
+
+    def is_part(one: DumpedProcess) -> bool:
+        if one.pid or one.rank is not None or one.command or one.refused:
+            return False
+        main = one.main
+        return main is None or (not main.frames and len(identified) == 1 and one.tool not in tools)
+
+    return [one for one in processes if not is_part(one)] if identified else processes
 
 
 def _of_json(text: str, file: str) -> Iterator[DumpedProcess]:
@@ -236,6 +269,8 @@ class _Assembler:
             self._end_sample()
             if source != "faulthandler":
                 self._process = None
+        if source == "py-spy" and len(self._threads) == 1 and self._threads[0].is_assumed:
+            self._threads.clear()  # the end of a stack whose beginning was cut off
         self._ensure(source)
         if len(self._threads) < MOST_THREADS:
             self._threads.append(DumpedThread(line))
@@ -267,7 +302,7 @@ class _Assembler:
                 self._process = None
                 self._begin_thread(ThreadLine(is_main=True), source)
         if not self._threads:
-            if not isinstance(kind, FrameLine):
+            if not isinstance(kind, FrameLine) and source != "gdb":
                 return
             self._begin_thread(ThreadLine(is_main=True), source)
         self._threads[-1].add(kind)
@@ -342,11 +377,12 @@ def _finished(threads: Sequence[DumpedThread]) -> tuple[StackThread, ...]:
 
 
 def _main_of(threads: Sequence[DumpedThread]) -> DumpedThread | None:
-    named = next((thread for thread in threads if thread.line.is_main), None)
-    if named is not None:
-        return named
+    named = (one for one in threads if one.line.is_main and not (one.is_assumed and one.is_started))
+    main = next(named, None)
+    if main is not None or any(thread.line.number for thread in threads):
+        return main
     # faulthandler prints the main thread last, as does py-spy without names.
-    own = [thread for thread in threads if thread.frames and not thread.is_bootstrapped]
+    own = [thread for thread in threads if thread.may_be_main]
     return own[-1] if own else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from doctor.core.facts.attached import StackSource
@@ -29,14 +29,25 @@ LONGEST = 16384
 MOST_LINES = 4_000_000
 MOST_STREAMS = 4096
 LEAST_SHARE = 0.8
-"""Least share of the lines of a file that a tool printed. Others are headings, prompts and notes."""
+"""Least share that lines of a tool have among themselves and lines of a log."""
+LEAST_SHARE_OF_TEXT = 0.6
+"""Least share that lines of a tool have in a text. Others are headings, prompts and notes."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _QUOTE = re.compile(r"> ?")
 _PREFIX = re.compile(
-    r"(?P<label>[A-Za-z0-9][\w.-]{0,252}(?: (?:out|err))?|\[[\w.,-]{1,64}\](?:<std(?:out|err)>)?): ?(?P<line>.*)",
+    r"(?:(?P<label>[A-Za-z0-9][\w.-]{0,252}(?: (?:out|err))?|\[[\w.,-]{1,64}\](?:<std(?:out|err)>)?): ?"
+    r"|(?P<service>[a-z0-9][\w.-]{0,252}) *\| ?)(?P<line>.*)",
     re.DOTALL,
 )
-"""The label that pdsh, ``srun --label``, ``mpirun --tag-output`` and scripts put before each line."""
+"""The label that pdsh, ``srun --label``, ``mpirun --tag-output``, ``docker compose logs`` and scripts put before each
+line."""
+_FENCE = re.compile(r"\s{0,8}(?:`{3,}|~{3,})[\w+-]*$")
+"""The line before and after a block of code in Markdown."""
+_OPENING = re.compile(r"`(?=[^`\s])[^`]*$")
+"""A mark of Markdown that begins code and isn't closed on its line."""
+_SEVERAL = re.compile(r"rank\D{0,3}\d+ ?(?:[-\u2013~,/]|to|and) ?\d|ranks\b", re.IGNORECASE)
+LONGEST_TITLE = 120
+"""Characters of a line of prose that may say whose stack follows."""
 
 
 class ReadLine(NamedTuple):
@@ -49,17 +60,46 @@ class ReadLine(NamedTuple):
 
 def streams_of(text: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the lines of each host or task of a text, with the label of its lines; without labels, all with ``""``."""
-    lines = [_ESCAPES.sub("", line[:LONGEST]).rstrip() for line in islice(text.splitlines(), MOST_LINES)]
+    passages = _passages(text)
+    if len(passages) > 1:
+        pairs = pairwise([[], *passages])
+        dumps = [_titled(passage, before) for before, passage in pairs if _is_dump(_counts(passage))]
+        passages = dumps or [list(chain.from_iterable(passages))]
+    for passage in passages:
+        yield from _labelled(passage)
+
+
+def _passages(text: str) -> list[list[str]]:
+    """The lines of a text, parted at the fences of Markdown."""
+    passages: list[list[str]] = [[]]
+    for line in islice(text.splitlines(), MOST_LINES):
+        line = _ESCAPES.sub("", line[:LONGEST]).rstrip()
+        if _FENCE.match(line):
+            passages.append([])
+        else:
+            passages[-1].append(line[1:] if line.startswith("`") and _OPENING.match(line) else line)
+    return passages
+
+
+def _titled(passage: list[str], before: Sequence[str]) -> list[str]:
+    """The lines of a block of code; before them the line of the prose above that says whose stacks these are."""
+    title = next((line.strip() for line in reversed(before) if line.strip()), "")
+    is_heading = len(title) <= LONGEST_TITLE and heading_of(title) is not None and not _SEVERAL.search(title)
+    return [title, *_unquoted(passage)] if is_heading else passage
+
+
+def _labelled(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     lines = _unquoted(lines)
     labelled = [_PREFIX.fullmatch(line) for line in lines if line]
-    labels = {found["label"] for found in labelled if found}
+    labels = {found["label"] or found["service"] for found in labelled if found}
     if labelled and all(labelled) and len(labels) * 4 <= len(labelled) and len(labels) <= MOST_STREAMS:
         streams: dict[str, list[str]] = {}
         for found in labelled:
             if found:
-                streams.setdefault(
-                    found["label"].removesuffix(" out").removesuffix(" err").partition("<")[0], []
-                ).append(found["line"])
+                label = found["label"] or found["service"]
+                streams.setdefault(label.removesuffix(" out").removesuffix(" err").partition("<")[0], []).append(
+                    found["line"]
+                )
         yield from streams.items()
     else:
         yield "", lines
@@ -107,19 +147,32 @@ def looks_like_stacks(head: str, *, is_whole: bool = True) -> bool:
     """Return whether a text with this beginning is what tools print about stacks, and no log that quotes some of it.
 
     ``is_whole``: it does not end within a line. A log that contains a dump has other lines too, and a crash that
-    faulthandler reports is part of a log.
+    faulthandler reports is part of a log. In Markdown, blocks of code are judged each; the prose between them is not.
     """
     if not _MAY_BE.search(head):
         return False
     lines = head.splitlines() if is_whole else head.splitlines()[:-1]
-    counts = Counter(kind for _, stream in streams_of("\n".join(lines)) for kind in _tallied(stream))
-    printed, others = counts["printed"], counts["other"]
+    counts = [_counts(passage) for passage in _passages("\n".join(lines))]
+    printed = sum(each["printed"] for each in counts if _is_dump(each))
+    logged = sum(each["logged"] for each in counts)
+    return printed > 0 and logged <= (1 - LEAST_SHARE) * (printed + logged)
+
+
+def _counts(passage: list[str]) -> Counter[str]:
+    return Counter(kind for _, stream in _labelled(passage) for kind in _tallied(stream))
+
+
+def _is_dump(counts: Counter[str]) -> bool:
+    """Whether lines with these kinds are what tools print about stacks."""
+    printed, others, logged = counts["printed"], counts["other"], counts["logged"]
     if not counts["frame"] or counts["heading"] * 2 > printed:
         return False
     # The stacks of faulthandler are often among the lines of a log, and other programs print names and lines too.
-    if counts["faulthandler"] or counts["bare"]:
-        return others == 0 and counts["frame"] > 1
-    return others <= (1 - LEAST_SHARE) * (printed + others)
+    if counts["faulthandler"] or counts["bare"] * 2 > counts["frame"]:
+        return others + logged == 0 and counts["frame"] > 1
+    if logged > (1 - LEAST_SHARE) * (printed + logged):
+        return False
+    return printed >= LEAST_SHARE_OF_TEXT * (printed + others + logged)
 
 
 def looks_like_json_stacks(head: str) -> bool:
@@ -134,23 +187,30 @@ def _tallied(lines: Sequence[str]) -> Iterator[str]:
     in_stack = False
     for line in read_lines(lines):
         kind = line.kind
-        if kind is None or _is_logged(line.text):
+        if _is_logged(line.text):
+            yield "logged"
+        elif kind is None:
             yield "other"
         elif isinstance(kind, (ProcessLine, VariableLine)) and not line.source:
             yield "heading"
         else:
             yield "printed"
-            in_stack = in_stack or isinstance(kind, ThreadLine) or (isinstance(kind, NativeLine) and kind.is_innermost)
+            in_stack = in_stack or isinstance(kind, ThreadLine) or bool(_NUMBERED.match(line.text))
             if isinstance(kind, (FrameLine, NativeLine)):
                 yield "frame"
                 yield line.source if in_stack else "bare"
 
 
+_NUMBERED = re.compile(r"#(?:0 |\d{1,5} +(?:0x[0-9a-f]+ in |Frame 0x))")
 _MAY_BE = re.compile(
-    r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#0 |\w{1,99} \([^\s()]{1,400}\.py:\d)",
+    r"^\W{0,8}(?:.{0,80}[: ])?(?:Thread |Current thread |Traceback for thread |#\d{1,5} +0x[0-9a-f]|#0 "
+    r"|\w{1,99} \([^\s()]{1,400}\.py:\d)",
     re.MULTILINE,
 )
-_LOGGED = re.compile(r"Fatal Python error|\[E\d|\[W\d|\b(?:INFO|WARNING|ERROR|DEBUG)\b|\d\d:\d\d:\d\d")
+_LOGGED = re.compile(
+    r"Fatal Python error|\[E\d|\[W\d|\b(?:INFO|WARNING|ERROR|DEBUG)\b|\d\d:\d\d:\d\d"
+    r"|Traceback \(most recent call last\):$|^\w[\w.]*(?:Error|Exception)\b"
+)
 
 
 def _is_logged(text: str) -> bool:

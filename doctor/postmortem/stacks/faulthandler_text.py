@@ -17,7 +17,7 @@ _THREAD = re.compile(
     r"(?P<current>Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[(?P<name>[^]]*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,10}|\?\?\?) in (?P<function>.+)$')
-_OTHER = re.compile(r"  (?:<no Python frame>|<freed thread state>|<invalid frame>|\.\.\.|Garbage-collecting)$")
+_OTHER = re.compile(r"  (?:<no Python frame>|<freed thread state>|<invalid frame>|\.{3,}|Garbage-collecting)$")
 _C_STACK = re.compile(r"Current thread's C stack trace \(most recent call first\):$")
 _C_FRAME = re.compile(r'  Binary file "(?P<file>.*)", at (?P<function>[^+\s]*)(?:\+0x[0-9a-f]+)? \[0x[0-9a-f]+\]$')
 _TIMEOUT = re.compile(r"Timeout \((?P<hours>\d{1,6}):(?P<minutes>\d\d):(?P<seconds>\d\d(?:\.\d{1,6})?)\)!$")

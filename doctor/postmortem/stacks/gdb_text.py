@@ -49,6 +49,8 @@ _OTHER = re.compile(
     r"|\s+add-auto-load-safe-path|\s*set auto-load safe-path|\"Auto-loading safe path|\s+info \"|For bug reporting"
 )
 _REFUSED = re.compile(r"(?:ptrace|Could not attach to process|No symbol table|warning: Selected architecture).*")
+_SOURCE = re.compile(r"[ >]{0,4}\d{1,6} {4,}|\d{1,6}\s+in \S|\d{1,6}\t")
+"""A line of source: of ``py-list``, and of a frame whose source gdb has or lacks."""
 _PLACE = re.compile(r" (?:at|from) \S+$")
 
 
@@ -58,16 +60,17 @@ class GdbReader:
     source: StackSource = "gdb"
 
     def __init__(self) -> None:
-        self._in_python = self._after_frame = False
+        self._in_thread = self._in_python = self._after_frame = False
 
     def leave(self) -> None:
         """Forget the thread."""
-        self._in_python = self._after_frame = False
+        self._in_thread = self._in_python = self._after_frame = False
 
     def read(self, line: str) -> LineKind | None:
         """Return what the line says."""
         if found := _THREAD.match(line):
             self.leave()
+            self._in_thread = True
             number = int(found["switched"] or found["number"])
             return ThreadLine(found["name"] or "", int(found["lwp"]), number, is_main=number == 1)
         if found := _ATTACHED.match(line):
@@ -85,7 +88,7 @@ class GdbReader:
             return FrameLine(dumped_frame(found["file"], int(found["line"]), found["function"]))
         if found := _REFUSED.match(line):
             return RefusalLine(found[0])
-        if _OTHER.match(line):
+        if _OTHER.match(line) or ((self._in_thread or self._after_frame) and _SOURCE.match(line)):
             return OtherLine()
         # The rest of a frame whose arguments are long, or a line of Python's source.
         return OtherLine() if (self._after_frame or self._in_python) and line.startswith("  ") else None

@@ -18,6 +18,7 @@ from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, Progr
 from doctor.core.job import UNKNOWN_HOST, Member, build_job
 from doctor.core.masking import mask_text
 from doctor.core.text import natural_key
+from doctor.knowledge.training_processes import AGENT_MODULES, AGENT_SCRIPTS
 from doctor.postmortem.filenames import rank_in_name
 from doctor.postmortem.stacks.collected import NUMBER, DumpedProcess, join_samples, read_stacks
 from doctor.postmortem.stacks.headings import LOCAL_VARIABLES, RANK_VARIABLES, SIZE_VARIABLES
@@ -26,6 +27,7 @@ from doctor.postmortem.stacks.py_spy_text import PARENT
 BY_NAME = "file name"
 BY_HEADING = "heading in the file"
 BY_COMMAND = "command line"
+BY_TITLE = "title of the process"
 BY_LOCALS = "local variables"
 BY_LABEL = "label of the lines"
 BY_ORDER = "order of the PIDs"
@@ -46,6 +48,11 @@ _TASK = re.compile(r"(?:\[\d{1,7},)?(\d{1,7})\]?")
 """The label of ``srun --label`` and of ``mpirun --tag-output``."""
 _LOCAL_OPTION = re.compile(r"--local[-_]rank[= ](\d{1,7})(?!\d)")
 _NATIVE_GPU = re.compile(r"(?:nccl|cuda|cu[A-Z]|hip[A-Z])\w*")
+
+_TITLE = re.compile(r"(?:sglang::scheduler|VLLM::Worker)(?P<places>(?:_[A-Z]{2,4}\d{1,5})+)\b")
+_PLACE = re.compile(r"_(PP|TP)(\d{1,5})")
+"""The places in pipeline and tensor parallelism in titles of workers (sglang/srt/managers/scheduler.py,
+vllm/v1/executor/multiproc_executor.py); ranks count the tensor parallel ones first."""
 
 Role = Literal["rank", "worker", "agent", "other"]
 
@@ -138,7 +145,8 @@ def _stamp_of(path: Path) -> float | None:
 
 
 _ROLES: tuple[tuple[str, str, Role], ...] = (
-    (r"torch/utils/data/_utils/worker\.py$", r"_worker_loop", "worker"),
+    (r"torch/utils/data/_utils/worker\.py$|torchdata/stateful_dataloader/worker\.py$", r"_worker_loop", "worker"),
+    (r"vllm/v1/executor/multiproc_executor\.py$", r"get_response|_?wait_for_response|collective_rpc", "other"),
     (r"torch/distributed/(?:run|launch)\.py$|torch/distributed/elastic/(?:agent|multiprocessing)/", r".*", "agent"),
     (r"torch/multiprocessing/spawn\.py$", r"join|start_processes|spawn", "agent"),
     (r"accelerate/commands/launch\.py$|deepspeed/launcher/", r".*", "agent"),
@@ -147,14 +155,19 @@ _ROLES: tuple[tuple[str, str, Role], ...] = (
     (r"torch/_inductor/compile_worker/", r".*", "other"),
 )
 """Frames that only such processes have, in the main thread."""
-_OF_RAY = re.compile(r"(?:^|/)ray/(?:_private|dashboard|workers|worker\.py|util)")
+_OF_RAY = re.compile(r"(?:^|/)ray/(?:_private|dashboard|workers|worker\.py|util|profiling\.py|import_thread\.py)")
+_MOST_WORDS = 16
+"""Words of a command line up to its program."""
 _ERRORS = "torch/distributed/elastic/multiprocessing/errors/"
 
 
 def _role_of(dump: DumpedProcess) -> Role:
+    if _is_agent(dump.command):
+        return "agent"
     main = dump.main
-    frames = main.frames if main else ()
-    for frame in frames:
+    threads = (main,) if main else dump.samples[-1] if dump.samples else ()
+    frames = [frame for thread in threads for frame in thread.frames]
+    for frame in frames if main else ():
         for file, function, role in _ROLES:
             # Ranks have torch's @record on their stack too.
             if _ERRORS not in frame.file and re.search(file, frame.file) and re.fullmatch(function, frame.function):
@@ -162,6 +175,18 @@ def _role_of(dump: DumpedProcess) -> Role:
     # Agents and idle workers of Ray run none of the user's code.
     is_of_ray = any(_OF_RAY.search(frame.file) for frame in frames) and not any(frame.user for frame in frames)
     return "other" if is_of_ray and not operation_of(frames) else "rank"
+
+
+def _is_agent(command: str) -> bool:
+    """Whether a command line begins a launcher: ``python -m torch.distributed.run``, ``/opt/bin/torchrun``."""
+    words = command.split(None, _MOST_WORDS)[:_MOST_WORDS]
+    for place, word in enumerate(words):
+        if word.startswith("-m"):
+            return (word[2:] or next(iter(words[place + 1 :]), "")) in AGENT_MODULES
+        name = word.rpartition("/")[2]
+        if not word.startswith("-") and not name.startswith("python"):
+            return name in AGENT_SCRIPTS
+    return False
 
 
 def _place(found: Sequence[_FoundProcess]) -> None:
@@ -252,12 +277,14 @@ def _number(found: Sequence[_FoundProcess]) -> None:
     """Number the ranks: by what states their numbers, the surest first, else by the order of their PIDs."""
     ranks = [process for process in found if process.role == "rank"]
     several = len({process.host for process in ranks}) > 1
+    tensor_size = 1 + max((places.get("TP", 0) for one in ranks if (places := _places(one))), default=0)
     sources: tuple[tuple[str, bool, Callable[[_FoundProcess], int | None]], ...] = (
         (BY_HEADING, False, lambda one: one.dump.rank),
         (RANK_VARIABLES[0], False, lambda one: _number_in(one.dump.variables, RANK_VARIABLES)),
         (BY_NAME, False, lambda one: rank_in_name(one.path)),
         (BY_COMMAND, False, lambda one: _option(_RANK_OPTION, one)),
         (BY_COMMAND, False, lambda one: None if several else _local_rank(one)),
+        (BY_TITLE, True, lambda one: _of_title(one, tensor_size)),
         (BY_LOCALS, True, lambda one: _of_locals(one)),
         (BY_LABEL, True, lambda one: _of_label(one)),
     )
@@ -285,6 +312,16 @@ def _option(pattern: re.Pattern[str], process: _FoundProcess) -> int | None:
 def _local_rank(process: _FoundProcess) -> int | None:
     stated = _number_in(process.dump.variables, LOCAL_VARIABLES)
     return _option(_LOCAL_OPTION, process) if stated is None else stated
+
+
+def _places(process: _FoundProcess) -> dict[str, int]:
+    found = _TITLE.match(process.dump.command)
+    return {name: int(number) for name, number in _PLACE.findall(found["places"])} if found else {}
+
+
+def _of_title(process: _FoundProcess, tensor_size: int) -> int | None:
+    places = _places(process)
+    return places.get("PP", 0) * tensor_size + places.get("TP", 0) if places else None
 
 
 def _of_locals(process: _FoundProcess) -> int | None:

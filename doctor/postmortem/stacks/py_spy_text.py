@@ -26,17 +26,21 @@ from doctor.postmortem.stacks.line_kinds import (
 MOST_COMMAND_LINES = 200
 """Lines of a command line; beyond them the dump is damaged."""
 _PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
-_VERSION = re.compile(r"Python v\d+\.\d\S* \(.*\)$")
+_VERSION = re.compile(r"Python v\d+\.\d\S*(?: \(.*\))?$")
 _PARENT = re.compile(r"Parent Process (?P<pid>\d{1,10}): ")
 PARENT = "PPID"
 """Name of the variable that holds the parent's PID, as in a shell."""
 _RULE = re.compile(r"-{20,}$")
 _THREAD = re.compile(
-    r"Thread (?P<id>0x[0-9A-F]+|\d{1,20})(?: \((?P<state>(?:active|idle)(?:\+gil)?|gil)\))?(?:: \"(?P<name>.*)\")?$"
+    r"(?:\S.{0,200}[:\uff1a] ?)?Thread (?:(?P<id>0x[0-9A-F]+|\d{1,20})(?!\w))?"
+    r"(?: ?\((?P<state>(?:active|idle)(?:\+gil)?|gil)\))?(?::? \"(?P<name>.*)\")?$"
 )
+"""The header of a thread; people put words before it, and leave out its number."""
+_SHORTENED = re.compile(r"\s*(?:\.{3,}|\u2026|\S.* \(\))$")
+"""What people put for frames that they left out, and a frame without its file."""
 _FRAME = re.compile(r"(?: {4}|\t ?)(?P<name>\S.*) \((?P<file>[^()]+?)(?::(?P<line>\d{1,10}))?\)$")
-_BARE = re.compile(r"(?P<name>[\w.<>]+) \((?P<file>[^()\s]+\.py):(?P<line>\d{1,10})\)$")
-"""A frame without indentation and without a thread: people quote the frames alone."""
+_BARE = re.compile(r"[ \t]{0,8}(?P<name>[\w.<>]+) \((?P<file>[^()\s]+\.py):(?P<line>\d{1,10})\)$")
+"""A frame without a thread: people quote the frames alone."""
 _LOCAL = re.compile(r" {12}(?P<name>[^\W\d]\w*): (?P<value>.*)$")
 _LOCALS = re.compile(r" {8}(?:Arguments|Locals):$")
 _ERROR = re.compile(r"(?:Error: |Reason: )(?P<reason>.*)")
@@ -71,7 +75,7 @@ class PySpyReader:
             # Its own command line may have several lines too.
             self._command_lines = 1
             return VariableLine(PARENT, found["pid"])
-        if found := _THREAD.match(line):
+        if (found := _THREAD.match(line)) and (found["id"] or found["state"]):
             self._in_thread, self._command_lines = True, 0
             return _thread(found)
         if found := _ERROR.match(line):
@@ -93,14 +97,14 @@ class PySpyReader:
             return OtherLine()
         if found := _LOCAL.match(line):
             return LocalLine(found["name"], found["value"])
-        return None
+        return OtherLine() if _SHORTENED.match(line) else None
 
 
 def _thread(found: re.Match[str]) -> ThreadLine:
-    state, identity, name = found["state"] or "", found["id"], found["name"] or ""
+    state, identity, name = found["state"] or "", found["id"] or "", found["name"] or ""
     return ThreadLine(
         name=name,
-        native_id=0 if identity.startswith("0x") else int(identity),
+        native_id=int(identity) if identity.isdigit() else 0,
         identity=identity,
         is_main=name == "MainThread",
         active="active" in state if state and state != "gil" else None,
