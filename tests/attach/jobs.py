@@ -2,23 +2,91 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.lab.needs import clean_environ
+import psutil
+
+from tests.lab.needs import clean_environ, require_tools
 from tests.lab.ports import free_ports
 from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("scenes.py")
+SPAWNING = Path(__file__).with_name("spawned_scenes.py")
 PORTS = free_ports()
+_LONGEST_ENVIRON = 4096
+
+
+class AttachScene(NamedTuple):
+    """A job, and what ``doctor attach`` has to find in it.
+
+    ``check``: the id of the only finding above ``info``; with ``severity`` ``info`` one that is not an alarm; empty:
+    any remarks. ``launch``: the program that starts the ranks; empty: each is started with the plain variables.
+    ``needs``: modules of the program."""
+
+    name: str
+    check: str = ""
+    ranks: tuple[int, ...] = ()
+    severity: str = "error"
+    launch: str = ""
+    world: int = 3
+    needs: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name with the launcher."""
+        return f"{self.name} under {self.launch}" if self.launch else self.name
+
+
+HANGS = (
+    AttachScene("sleeps", "RUN001", (2,)),
+    AttachScene("ddp-sleeps", "RUN001", (2,)),
+    AttachScene("gathers", "RUN006", (2,)),
+    AttachScene("waits-for-a-lock", "RUN001", (2,)),
+    AttachScene("holds-the-interpreter", "RUN016", (2,)),
+    AttachScene("is-stopped", "RUN001", (2,)),
+    AttachScene("leaves", "RUN001", (2,)),
+    AttachScene("ddp-uneven", "RUN001", (2,)),
+    AttachScene("crosses", "RUN015", (0, 1)),
+    AttachScene("row-never-comes", "RUN010", (2,)),
+    AttachScene("pool-loses-a-child", "RUN010", (0,)),
+    AttachScene("pool-deadlocks", "RUN001", (0,)),
+    AttachScene("killed", "RUN004", (2,)),
+    AttachScene("killed-at-start", "RUN004", (2,)),
+    AttachScene("joins-late", "RUN001", (1,), world=2),
+    AttachScene("fsdp-sleeps", "RUN001", (2,)),
+    AttachScene("accelerate-sleeps", "RUN001", (2,), needs=("accelerate",)),
+    AttachScene("lightning-sleeps", "RUN001", (1,), launch="Lightning", world=2, needs=("lightning.pytorch",)),
+    AttachScene("sleeps", "RUN001", (1,), launch="torchrun", world=2),
+    AttachScene("sleeps", "RUN001", (1,), launch="mpirun", world=2),
+    AttachScene("sleeps", "RUN001", (1,), launch="torch.multiprocessing", world=2),
+)
+"""Jobs that hang."""
+HEALTHY = (
+    AttachScene("moves"),
+    AttachScene("ddp-moves"),
+    AttachScene("fsdp-moves"),
+    AttachScene("accelerate-moves", needs=("accelerate",)),
+    AttachScene("lightning-moves", launch="Lightning", world=2, needs=("lightning.pytorch",)),
+    AttachScene("row-moves"),
+    AttachScene("slow-steps"),
+    AttachScene("computes"),
+    AttachScene("saves"),
+    AttachScene("row-is-long"),
+    AttachScene("validates"),
+    AttachScene("tokenizes", "RUN010", (0,), "info"),
+)
+"""Jobs that make progress, on one rank at least."""
 
 
 class Attached(NamedTuple):
@@ -33,7 +101,7 @@ class Attached(NamedTuple):
         """Check, ranks and severity of all findings about the ranks."""
         return [
             (result["id"], finding["ranks"], finding["severity"])
-            for result in self.report["results"]
+            for result in self.report.get("results", ())
             for finding in result["findings"]
         ]
 
@@ -52,56 +120,149 @@ def doctor_attach(*arguments: object, **environ: str) -> subprocess.CompletedPro
 
 
 class TrainingJob:
-    """The processes of a running job, by rank."""
+    """A running job. ``processes``: those that were started for it, which are its ranks or their launcher."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    def __init__(self, name: str, processes: Sequence[psutil.Process], world: int, folder: Path) -> None:
+        self.name = name
         self.processes = processes
         self.folder = folder
+        self._world = world
 
     def attach(self, *arguments: object) -> Attached:
-        """Attach to all of its ranks."""
-        pids = [word for process in self.processes for word in ("--pid", process.pid)]
-        done = doctor_attach("--isolated", "--format", "json", *pids, *arguments)
+        """Attach to it by its id."""
+        done = doctor_attach("--isolated", "--format", "json", "--job", self.name, *arguments)
         return Attached(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
 
     def wait_for_scene(self) -> None:
         """Wait until every rank has come to what the scene does."""
         until = time.monotonic() + patience(60)
-        while len(list(self.folder.glob("rank-*"))) < len(self.processes):
-            assert time.monotonic() < until, "the job did not start"
-            assert all(process.poll() is None for process in self.processes), (self.folder / "log").read_text()
+        while len(list(self.folder.glob("rank-*"))) < self._world:
+            assert time.monotonic() < until, ("the job did not start", (self.folder / "log").read_text())
             time.sleep(0.05)
         time.sleep(0.5)  # for the others to come to where they wait
 
+    def states(self) -> dict[psutil.Process, tuple[bool, str]]:
+        """Whether each process of the job, with all children, is stopped, and the PID of its tracer."""
+        found = {}
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in (process, *process.children(recursive=True)):
+                    status = Path(f"/proc/{one.pid}/status").read_text()
+                    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+                    found[one] = (fields["State"][0] in "Tt", fields["TracerPid"])
+        return found
+
+
+def play(scene: AttachScene, folder: Path, *arguments: object) -> list[str]:
+    """Start the job of a scene, attach to it, and return what is wrong about the result or the job afterwards."""
+    with running(scene.name, folder, scene.world, scene.launch, scene.needs) as job:
+        before = job.states()
+        attached = job.attach(*arguments)
+        after = job.states()
+    expected = (scene.check, [*scene.ranks], scene.severity)
+    alarms = [finding for finding in attached.findings if finding[2] != "info"]
+    is_alarm = bool(scene.check) and scene.severity != "info"
+    wrong = []
+    if alarms != [expected] * is_alarm or (scene.check and expected not in attached.findings):
+        wrong.append(f"found {attached.findings}, expected {expected if scene.check else 'no alarm'}")
+    if attached.code != int(is_alarm):
+        wrong.append(f"exit code {attached.code}: {attached.stderr.strip()}")
+    if before != after:
+        wrong.append(f"the processes of the job were {before} and are {after}")
+    return wrong
+
+
+class _WarmProgram:
+    """A process that has imported what a rank needs, and forks ranks."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._turn = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "serve", *modules],
+            env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PADDING": "x" * _LONGEST_ENVIRON},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self._end)
+
+    def fork(self, scene: str, folder: Path, environ: Mapping[str, str]) -> psutil.Process:
+        """Start a process of the job in ``folder``, which leads a session of its own."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with self._turn:
+            stdin.write(json.dumps([scene, str(folder), environ]) + "\n")
+            stdin.flush()
+            return psutil.Process(int(stdout.readline()))
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+warm_program = functools.cache(_WarmProgram)
+
 
 @contextlib.contextmanager
-def running(scene: str, folder: Path, world: int = 3) -> Iterator[TrainingJob]:
-    """A job of ``world`` ranks that plays ``scene``."""
-    port = str(next(PORTS))
-    processes: list[subprocess.Popen[bytes]] = []
-    with (folder / "log").open("wb") as log:
-        for rank in range(world):
-            environ = {
-                "PATH": os.environ["PATH"],
-                "HOME": str(folder),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [sys.executable, str(PROGRAM), scene, str(folder)]
-            processes.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True))
-        job = TrainingJob(processes, folder)
-        try:
-            job.wait_for_scene()
-            yield job
-        finally:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            for process in processes:
-                process.wait()
+def running(
+    scene: str, folder: Path, world: int = 3, launch: str = "", needs: tuple[str, ...] = ()
+) -> Iterator[TrainingJob]:
+    """A job of ``world`` ranks that plays ``scene``; see :class:`AttachScene`."""
+    port = next(PORTS)
+    name = f"{os.getpid()}-{port}"
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PBS_JOBID": name,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    (folder / "log").touch()
+    processes = [*_started(scene, folder, environ, world, launch, needs)]
+    job = TrainingJob(name, processes, world, folder)
+    try:
+        job.wait_for_scene()
+        yield job
+    finally:
+        for process in processes:
+            for one in (*_children(process), process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        psutil.wait_procs(processes, timeout=patience(10))
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _started(
+    scene: str, folder: Path, environ: dict[str, str], world: int, launch: str, needs: tuple[str, ...]
+) -> Iterator[psutil.Process]:
+    if launch == "Lightning":
+        yield warm_program(needs).fork(scene, folder, environ)
+    elif launch:
+        with (folder / "log").open("ab") as log:
+            yield psutil.Popen(_command(launch, scene, folder, world, environ), env=environ, stdout=log, stderr=log)
+    else:
+        numbers = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        for rank in map(str, range(world)):
+            own = {"RANK": rank, "LOCAL_RANK": rank, **numbers}
+            yield warm_program(needs).fork(scene, folder, {**environ, **own})
+
+
+def _command(launch: str, scene: str, folder: Path, world: int, environ: Mapping[str, str]) -> list[str]:
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"]
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    programs = {
+        "torchrun": [torchrun, "--nproc-per-node", f"{world}", "--master-port", environ["MASTER_PORT"], str(PROGRAM)],
+        "mpirun": [*mpirun, f"{world}", sys.executable, str(PROGRAM)],
+        "torch.multiprocessing": [sys.executable, str(SPAWNING)],
+    }
+    require_tools(programs[launch][0])
+    return [*programs[launch], scene, str(folder)]

@@ -1,6 +1,14 @@
-"""A training program in which the last rank, or rank 0, does what its first argument says."""
+"""A training program in which the last rank, or rank 0, does what its first argument says.
+
+``scenes.py SCENE FOLDER`` is one rank. ``scenes.py serve [MODULE...]`` imports torch and the modules once, and forks a
+rank for each line that it reads: an import takes longer than most scenes.
+"""
 
 import ctypes
+import importlib
+import itertools
+import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,28 +20,90 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-SCENE, FOLDER = sys.argv[1], Path(sys.argv[2])
-for name, *others in (
-    ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
-    ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
-):
-    os.environ.setdefault(name, next((os.environ[other] for other in others if other in os.environ), "0"))
-dist.init_process_group("gloo")
-RANK, WORLD = dist.get_rank(), dist.get_world_size()
-IS_LAST = RANK == WORLD - 1
 STEPS_BEFORE = 5
 
 
-def arrived():
-    (FOLDER / f"rank-{RANK}").touch()
+def next_play():
+    """Fork a rank for each line: its scene, folder and environment. Only the ranks return."""
+    # DistributedDataParallel, FSDP and optimizers import torch._dynamo when they are first used.
+    for name in ("torch._dynamo", *sys.argv[2:]):
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            return become_rank(*json.loads(line))
+        print(pid, flush=True)
+    os._exit(0)
+
+
+def become_rank(scene, folder, environ):
+    """Be as if this process had been started for the scene alone."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(f"{folder}/log", os.O_WRONLY | os.O_APPEND)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(file, number)
+    sys.argv[1:] = [scene, folder]
+    os.environ.clear()
+    show_environ(environ)
+    os.environ.update(environ)
+    return scene, Path(folder)
+
+
+def show_environ(environ):
+    """Overwrite the memory that ``/proc/PID/environ`` shows, which has the variables of the program's start."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    block = "".join(f"{name}={value}\0" for name, value in environ.items()).encode()
+    assert len(block) <= end - start, "the server needs a longer PADDING"
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, block, len(block))
+
+
+SCENE, FOLDER = next_play() if sys.argv[1] == "serve" else (sys.argv[1], Path(sys.argv[2]))
+assert "doctor" not in sys.modules
+
+
+def join_group():
+    for name, *others in (
+        ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
+        ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
+    ):
+        os.environ.setdefault(name, next((os.environ[other] for other in others if other in os.environ), "0"))
+    if SCENE in BEFORE_GROUP:
+        arrived(os.environ["RANK"])
+        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            BEFORE_GROUP[SCENE]()
+    dist.init_process_group("gloo")
+
+
+def arrived(rank=None):
+    (FOLDER / f"rank-{dist.get_rank() if rank is None else rank}").touch()
+
+
+def is_killed_at_start():
+    time.sleep(0.2)  # whoever started it looks at it first
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def joins_late():
+    time.sleep(3600)
+
+
+BEFORE_GROUP = {"killed-at-start": is_killed_at_start, "joins-late": joins_late}
+
+
+def is_last():
+    return dist.get_rank() == dist.get_world_size() - 1
 
 
 class Rows(Dataset):
     def __len__(self):
-        return 10_000
+        return 1_000_000
 
     def __getitem__(self, index):
-        if index == 20 and IS_LAST:
+        if index == 20 and is_last():
             load_row()
         return torch.ones(3)
 
@@ -47,7 +117,7 @@ def load_row():
 
 def train_unevenly():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
-    for step in range(20 if IS_LAST else 30):
+    for step in range(20 if is_last() else 30):
         if step == 18:
             arrived()
         model(torch.ones(2, 3)).sum().backward()
@@ -55,7 +125,7 @@ def train_unevenly():
 
 
 def train():
-    model = torch.nn.Linear(3, 3)
+    model = sharded() if SCENE.startswith("fsdp") else torch.nn.Linear(3, 3)
     if SCENE.startswith("ddp"):
         model = torch.nn.parallel.DistributedDataParallel(model)
     batches = DataLoader(Rows(), batch_size=2, num_workers=2) if SCENE.startswith("row") else [torch.ones(2, 3)] * 20
@@ -67,7 +137,67 @@ def train():
                 arrived()
                 act()
             model(batch).sum().backward()
-            dist.all_reduce(torch.ones(8))
+            if not SCENE.startswith("fsdp"):
+                dist.all_reduce(torch.ones(8))
+
+
+def train_repeatably():
+    from repeatable_training import train
+
+    train(FOLDER, arrived)
+
+
+def sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 3))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def train_with_accelerate():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(3, 3)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    for step in itertools.count(1):
+        if step == STEPS_BEFORE:
+            arrived()
+            act()
+        loss = model(torch.ones(2, 3)).sum()
+        accelerator.gather(loss.detach())
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_with_lightning():
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Model(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def training_step(self, batch, number):
+            if number == STEPS_BEFORE:
+                arrived()
+                act()
+            return self.layer(batch).sum()
+
+        def train_dataloader(self):
+            return DataLoader([torch.ones(3)] * 1_000_000, batch_size=2)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = dict.fromkeys(names, False)
+    Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, default_root_dir=FOLDER, **options).fit(Model())
 
 
 def act():
@@ -77,70 +207,155 @@ def act():
 
 
 def sleeps():
-    if IS_LAST:
+    if is_last():
         time.sleep(3600)
 
 
 def gathers():
-    if dist.get_rank() == WORLD - 1:
-        dist.all_gather([torch.ones(1) for _ in range(WORLD)], torch.ones(1))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        dist.all_gather([torch.ones(1) for _ in range(dist.get_world_size())], torch.ones(1))
 
 
 def waits_for_a_lock():
-    if IS_LAST:
+    if is_last():
         lock = threading.Lock()
         lock.acquire()
         lock.acquire()
 
 
 def holds_the_interpreter():
-    if IS_LAST:
+    if is_last():
         ctypes.PyDLL(None).sleep(3600)
 
 
 def is_stopped():
-    if IS_LAST:
+    if is_last():
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def leaves():
-    if IS_LAST:
+    if is_last():
         threading.Thread(target=time.sleep, args=(3600,)).start()
         sys.exit()
 
 
 def crosses():
     one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
-    if RANK == 0:
+    if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1), group=one)
-    elif RANK == 1:
+    elif dist.get_rank() == 1:
         dist.all_reduce(torch.ones(1), group=two)
+
+
+def is_killed():
+    """Over Gloo the others lose a connection if they exchange data with it; they wait for it in the store."""
+    if is_last():
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.new_group()
+
+
+def tokenize(text):
+    return [ord(letter) % 97 for letter in text]
+
+
+def tokenizes():
+    while dist.get_rank() == 0:
+        list(map(tokenize, ["some text"] * 100))
+    dist.barrier()
+
+
+def tokenize_or_die(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tokenize(str(number))
+
+
+def tokenize_in_pool():
+    """The pool replaces a child that died, and waits for its result."""
+    with multiprocessing.Pool(2) as pool:
+        return pool.map(tokenize_or_die, range(8))
+
+
+def pool_loses_a_child():
+    if dist.get_rank() == 0:
+        tokenize_in_pool()
+    dist.barrier()
+
+
+LOCK = threading.Lock()
+
+
+def count_with_lock(number):
+    with LOCK:
+        return number
+
+
+def pool_deadlocks():
+    """As if another thread had held the lock while the pool was forked."""
+    if dist.get_rank() == 0:
+        with LOCK:
+            pool = multiprocessing.Pool(2)
+        pool.map(count_with_lock, range(8))
+    dist.barrier()
+
+
+def validates():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    while dist.get_rank() == 0:
+        with torch.no_grad():
+            model(torch.ones(64, 256))
+    dist.barrier()
 
 
 def computes():
     matrix = torch.rand(1000, 1000)
-    while IS_LAST:
+    while is_last():
         matrix = (matrix @ matrix).clamp(0, 1)
 
 
+def has_slow_steps():
+    matrix = torch.rand(500, 500)
+    while True:
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            matrix = (matrix @ matrix).clamp(0, 1)
+        dist.all_reduce(torch.ones(8))
+
+
 def saves():
-    while RANK == 0:
+    while dist.get_rank() == 0:
         torch.save([torch.rand(1 << 20) for _ in range(8)], FOLDER / "checkpoint.pt")
     dist.barrier()
 
 
+TRAININGS = {"ddp-uneven": train_unevenly, "repeats": train_repeatably}
 ACTIONS = {
     "sleeps": sleeps,
     "ddp-sleeps": sleeps,
+    "fsdp-sleeps": sleeps,
+    "accelerate-sleeps": sleeps,
+    "lightning-sleeps": sleeps,
     "gathers": gathers,
     "waits-for-a-lock": waits_for_a_lock,
     "holds-the-interpreter": holds_the_interpreter,
     "is-stopped": is_stopped,
     "leaves": leaves,
     "crosses": crosses,
+    "killed": is_killed,
+    "pool-loses-a-child": pool_loses_a_child,
+    "pool-deadlocks": pool_deadlocks,
+    "tokenizes": tokenizes,
+    "validates": validates,
     "computes": computes,
+    "slow-steps": has_slow_steps,
     "saves": saves,
 }
 
 if __name__ == "__main__":
-    train_unevenly() if SCENE == "ddp-uneven" else train()
+    if SCENE.startswith("lightning"):
+        train_with_lightning()
+    elif SCENE.startswith("accelerate"):
+        train_with_accelerate()
+    else:
+        join_group()
+        TRAININGS.get(SCENE, train)()

@@ -110,7 +110,7 @@ def test_the_text_shows_the_job_the_groups_and_the_finding(tmp_path):
     with running("sleeps", tmp_path) as job:
         done = doctor_attach("--isolated", *(word for one in job.processes for word in ("--pid", one.pid)))
     lines = done.stdout.splitlines()
-    assert lines[0].endswith("scenes.py · 3 ranks · 1 host attached")
+    assert lines[0].endswith(f"scenes.py · 3 ranks · 1 host attached · job {job.name}")
     assert "2 groups of ranks" in lines
     assert any(line.startswith("  ranks 0-1  in all_reduce at scenes.py:") for line in lines)
     assert any(line.startswith("  rank 2     without progress at scenes.py:") for line in lines)

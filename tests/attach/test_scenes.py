@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.attach.jobs import running
+from tests.attach.jobs import HANGS, HEALTHY, AttachScene, play
+from tests.attach.repeated import differences
+from tests.lab.needs import CannotPlay
+from tests.lab.sample import long_only
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(240)]
+ELSEWHERE = {
+    "pool-deadlocks": "pool-loses-a-child stands in the same call",
+    "killed-at-start": "killed loses its rank as well",
+    "accelerate-sleeps": "gathers waits in the same call of torch",
+    "accelerate-moves": "moves calls the same",
+    "lightning-sleeps under Lightning": "test_launched_jobs.py finds these ranks",
+    "lightning-moves under Lightning": "test_launched_jobs.py finds these ranks",
+    "sleeps under torchrun": "test_launched_jobs.py finds these ranks",
+    "sleeps under mpirun": "test_launched_jobs.py finds these ranks",
+    "sleeps under torch.multiprocessing": "test_launched_jobs.py finds these ranks",
+    "fsdp-moves": "ddp-moves takes the same path",
+    "slow-steps": "computes takes its time as well",
+    "validates": "computes takes its time as well",
+}
+"""Scenes that benchmarks/attach.py plays, by what shows their claim by default."""
+SCENES = [
+    pytest.param(scene, id=scene.title, marks=long_only(ELSEWHERE[scene.title]) if scene.title in ELSEWHERE else ())
+    for scene in (*HANGS, *HEALTHY)
+]
 
 
-@pytest.mark.parametrize(
-    ("scene", "check", "ranks"),
-    [
-        ("sleeps", "RUN001", [2]),
-        ("ddp-sleeps", "RUN001", [2]),
-        ("gathers", "RUN006", [2]),
-        ("waits-for-a-lock", "RUN001", [2]),
-        ("holds-the-interpreter", "RUN016", [2]),
-        ("is-stopped", "RUN001", [2]),
-        ("leaves", "RUN001", [2]),
-        ("ddp-uneven", "RUN001", [2]),
-        ("crosses", "RUN015", [0, 1]),
-        ("row-never-comes", "RUN010", [2]),
-    ],
-)
-def test_a_hang_is_explained(tmp_path, scene, check, ranks):
-    with running(scene, tmp_path) as job:
-        attached = job.attach()
-        assert (check, ranks, "error") in attached.findings, attached
-        assert attached.code == 1
-        assert all(process.poll() is None for process in job.processes)
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_scene_is_told_and_left_as_it_was(tmp_path: Path, scene: AttachScene) -> None:
+    for module in scene.needs:
+        pytest.importorskip(module)
+    try:
+        assert play(scene, tmp_path) == []
+    except CannotPlay as reason:
+        pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("scene", ["moves", "ddp-moves", "row-moves", "computes", "saves", "row-is-long"])
-def test_a_job_that_takes_its_time_is_left_alone(tmp_path, scene):
-    with running(scene, tmp_path) as job:
-        attached = job.attach()
-        assert attached.code == 0, attached
-        assert {severity for _, _, severity in attached.findings} <= {"info"}
-        assert all(process.poll() is None for process in job.processes)
+def test_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    assert differences(tmp_path, [("--locals", "--rounds", "2")], pace=0.03) == []

@@ -1,0 +1,228 @@
+"""Jobs that hang, and jobs that take their time: whether ``doctor attach`` names the rank and the kind of each.
+
+    python benchmarks/attach.py                  prints the table
+    python benchmarks/attach.py sleeps killed    only scenes whose title begins with one of these words
+    python benchmarks/attach.py --write          keeps the figures in attach_results.json, too
+    python benchmarks/attach.py --check          plays nothing: are the kept figures of these scenes, and good?
+
+Every play starts a job over Gloo on this machine without the doctor in it, and reads it once from outside. Right: the
+check, exactly the ranks, the severity and the exit code are as expected, there is no other alarm, and the processes of
+the job are there afterwards, none stopped or traced that was not before. A hang is right in at least 95 % of its plays;
+a job that makes progress is no alarm in any. Training is repeated without the doctor, and ends with the same numbers.
+Ends with 1 if an aim is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+
+from tests.attach.jobs import HANGS, HEALTHY, AttachScene, play  # noqa: E402 - the path comes first
+from tests.attach.repeated import differences  # noqa: E402
+from tests.lab.needs import CannotPlay  # noqa: E402
+
+FILE = ROOT / "benchmarks" / "attach_results.json"
+LEAST_RIGHT = 0.95
+LEAST_TIMES, LEAST_HEALTHY = 20, 40
+"""Plays of each scene that hangs, and of all others together, from which the figures may be kept."""
+REPEATED = {
+    "default": ((),),
+    "with native frames": (("--native",),),
+    "with locals": (("--locals",),),
+    "one after the other": ((), ("--native",), ("--locals",)),
+}
+"""How jobs are attached to that are repeated without."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One scene, or a way to attach to a training run that is repeated. ``finding``: what is right."""
+
+    title: str
+    finding: str
+    is_alarm: bool
+    played: int
+    right: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the aim is reached."""
+        return self.right >= (LEAST_RIGHT if self.is_alarm else 1.0) * self.played
+
+
+class AttachResults(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one machine. ``skipped``: why a scene was not played."""
+
+    date: str
+    commit: str
+    machine: str
+    torch: str
+    rows: tuple[Row, ...]
+    repeated: tuple[Row, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all aims are reached."""
+        return all(row.is_good for row in (*self.rows, *self.repeated))
+
+
+def finding_of(scene: AttachScene) -> str:
+    """What attaching to a scene finds, in words."""
+    ranks = ", ".join(map(str, scene.ranks))
+    return f"{scene.check} {scene.severity}, rank {ranks}" if scene.check else "no alarm"
+
+
+def is_alarm(scene: AttachScene) -> bool:
+    """Whether a scene hangs."""
+    return bool(scene.check) and scene.severity != "info"
+
+
+def reason_to_skip(scene: AttachScene) -> str:
+    """Why a scene cannot be played here; empty if it can."""
+    missing = [name for name in scene.needs if find_spec(name.partition(".")[0]) is None]
+    return f"{scene.title}: {', '.join(missing)} is not installed" if missing else ""
+
+
+def attempt(title: str, number: int, call: Callable[[Path], list[str]]) -> list[str]:
+    """Call with a folder of its own; return and print what is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            wrong = call(Path(folder))
+        except CannotPlay:
+            raise
+        except (AssertionError, OSError, subprocess.SubprocessError) as error:
+            wrong = [f"{type(error).__name__}: {error}"]
+    for line in wrong:
+        print(f"{title}, play {number + 1}: {line}", file=sys.stderr, flush=True)
+    return wrong
+
+
+def rows_of(scenes: Sequence[AttachScene], times: int, pool: ThreadPoolExecutor) -> Iterable[Row]:
+    """Play every scene, all of them in turn."""
+    plays = [
+        [pool.submit(attempt, scene.title, number, partial(play, scene)) for scene in scenes] for number in range(times)
+    ]
+    for scene, *results in zip(scenes, *plays, strict=True):
+        right = sum(not result.result() for result in results)
+        yield Row(scene.title, finding_of(scene), is_alarm(scene), times, right)
+
+
+def repeated_rows(times: int, pool: ThreadPoolExecutor) -> Iterable[Row]:
+    """Train with the doctor attached and without, in every way."""
+    for title, attaches in REPEATED.items():
+        call = partial(differences, attaches=attaches)
+        jobs = [pool.submit(attempt, title, number, call) for number in range(times)]
+        yield Row(f"repeated: {title}", "the same numbers", False, times, sum(not job.result() for job in jobs))
+
+
+def table(results: AttachResults) -> str:
+    """Every row as Markdown."""
+    lines = ["| scene | right is | plays | right |", "| --- | --- | --- | --- |"]
+    for row in (*results.rows, *results.repeated):
+        lines.append(f"| {row.title} | {row.finding} | {row.played} | {row.right} |")
+    return "\n".join(lines)
+
+
+def summary(results: AttachResults) -> str:
+    """The figures that the aims are for."""
+    hangs = [row for row in results.rows if row.is_alarm]
+    healthy = [row for row in results.rows if not row.is_alarm]
+    worst = min((row.right / row.played for row in hangs), default=1.0)
+    alarms = sum(row.played - row.right for row in healthy)
+    return (
+        f"{len(hangs)} scenes that hang: {sum(row.right for row in hangs)} of {sum(row.played for row in hangs)} plays "
+        f"right, the worst scene {worst:.0%}; {alarms} alarms over {sum(row.played for row in healthy)} attaches to "
+        f"{len(healthy)} jobs that make progress; {sum(row.right for row in results.repeated)} of "
+        f"{sum(row.played for row in results.repeated)} training runs end with the same numbers"
+    )
+
+
+def complaints_about(kept: AttachResults) -> list[str]:
+    """What is wrong about figures that are kept: other scenes, too few plays, a missed aim."""
+    scenes = {scene.title: finding_of(scene) for scene in (*HANGS, *HEALTHY)}
+    rows = {row.title: row.finding for row in kept.rows}
+    wrong = [
+        f"{title}: not as in tests/attach/jobs.py"
+        for title in scenes.keys() | rows
+        if scenes.get(title) != rows.get(title)
+    ]
+    wrong += [f"{row.title}: {row.right} of {row.played}" for row in (*kept.rows, *kept.repeated) if not row.is_good]
+    wrong += [f"{row.title}: {row.played} plays" for row in kept.rows if row.is_alarm and row.played < LEAST_TIMES]
+    healthy = sum(row.played for row in kept.rows if not row.is_alarm)
+    return wrong + ([f"{healthy} attaches to healthy jobs"] if healthy < LEAST_HEALTHY else [])
+
+
+def machine() -> str:
+    """The kind of this machine."""
+    names = (
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    )
+    return f"{next(names, platform.machine())}, {os.cpu_count()} cores"
+
+
+def main() -> int:
+    """Play everything, print the table and what went wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("words", nargs="*", help="Beginnings of the titles of scenes.")
+    parser.add_argument("--times", type=int, default=LEAST_TIMES, help="Plays of each scene that hangs.")
+    parser.add_argument("--healthy", type=int, default=4, help="Plays of each other scene and training run.")
+    parser.add_argument("--jobs", type=int, default=1, help="Plays at a time.")
+    parser.add_argument("--write", action="store_true", help=f"Keep the figures in {FILE.name}.")
+    parser.add_argument("--check", action="store_true", help="Check the figures that are kept, and play nothing.")
+    options = parser.parse_args()
+    if options.check:
+        wrong = complaints_about(msgspec.json.decode(FILE.read_bytes(), type=AttachResults))
+        print(*wrong, sep="\n")
+        return int(bool(wrong))
+    begun = time.monotonic()
+    results = played(options.words, options.times, options.healthy, options.jobs)
+    print(table(results), f"{summary(results)}; {time.monotonic() - begun:.0f} s", *results.skipped, sep="\n\n")
+    if options.write:
+        FILE.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    return int(not results.is_good)
+
+
+def played(words: Sequence[str], times: int, healthy: int, jobs: int) -> AttachResults:
+    """Play the scenes whose title begins with one of ``words``, or all, and the training runs."""
+    scenes = [scene for scene in (*HANGS, *HEALTHY) if not words or scene.title.startswith(tuple(words))]
+    skipped = [reason for scene in scenes if (reason := reason_to_skip(scene))]
+    possible = [scene for scene in scenes if not reason_to_skip(scene)]
+    hangs, others = [one for one in possible if is_alarm(one)], [one for one in possible if not is_alarm(one)]
+    with ThreadPoolExecutor(jobs) as pool:
+        rows = [*rows_of(hangs, times, pool), *rows_of(others, healthy, pool)]
+        repeated = [] if words and "repeated" not in words else [*repeated_rows(healthy, pool)]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return AttachResults(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        commit=commit.stdout.strip(),
+        machine=machine(),
+        torch=version("torch"),
+        rows=tuple(rows),
+        repeated=tuple(repeated),
+        skipped=tuple(skipped),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
