@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+import msgspec
+
 from doctor.analysis.attached_job import AttachedRank, attached_ranks
 from doctor.analysis.hang.stack_groups import call_tree, stack_groups
 from doctor.analysis.launch_origin import ranks_in_words
-from doctor.core.facts import AttachFacts
+from doctor.analysis.process_movement import movement_of
+from doctor.analysis.step_rate import step_rate
+from doctor.core.facts import AttachedProcess, AttachFacts
 from doctor.core.job import Job
 from doctor.core.report_document import RankStacks, RunOutcome
 
@@ -26,12 +30,11 @@ def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
     if unread:
         remedies = tuple(dict.fromkeys(rank.process.remedy for rank in unread if rank.process.remedy))
         return RunOutcome("unknown", _unread_in_words(unread), collect=remedies)
-    if ranks and all(rank.movement.kind == "ended" for rank in ranks):
-        return RunOutcome("ended", "the job ended while it was read")
+    if have_ended(ranks):
+        return _of_ended(ranks)
     if len(moving) == len(ranks):
-        return RunOutcome(
-            "running", f"{ranks_in_words(tuple(moving))} {'make' if len(moving) > 1 else 'makes'} progress"
-        )
+        verb = "make" if len(moving) > 1 else "makes"
+        return RunOutcome("running", f"{ranks_in_words(tuple(moving))} {verb} progress{_pace(ranks)}")
     still = [rank for rank in ranks if not rank.movement.is_progress]
     if moving:
         numbers = [rank.number for rank in still]
@@ -54,6 +57,33 @@ def _was_asked_for_native(rank: AttachedRank) -> bool:
     return bool(process.native_refused) or any(thread.native for one in process.samples for thread in one.threads)
 
 
+def have_ended(ranks: Collection[AttachedRank]) -> bool:
+    """Whether all ranks ended before or while they were read."""
+    return bool(ranks) and all(rank.movement.kind == "ended" for rank in ranks)
+
+
+def _of_ended(ranks: Collection[AttachedRank]) -> RunOutcome:
+    """A job without processes: healthy only if it is known of each rank that it moved or ended without an error."""
+    unseen = [rank.number for rank in ranks if rank.process.exit_code != 0 and not _moved_before(rank.process)]
+    if not unseen:
+        return RunOutcome("ended", "all ranks made progress until the job ended")
+    return RunOutcome(
+        "unknown",
+        f"the job ended while it was read: {ranks_in_words(tuple(unseen))} could not be seen to make progress",
+    )
+
+
+def _moved_before(process: AttachedProcess) -> bool:
+    before = movement_of(msgspec.structs.replace(process, ended=""))
+    return len(process.samples) > 1 and before.is_progress
+
+
+def _pace(ranks: Collection[AttachedRank]) -> str:
+    """``, 2.5 steps/s``."""
+    rate = step_rate(rank.process for rank in ranks)
+    return f", {rate.per_second:.3g} steps/s" if rate is not None else ""
+
+
 def _unread_in_words(unread: Collection[AttachedRank]) -> str:
     why = next((rank.process.refused for rank in unread if rank.process.refused), "no stack was returned")
     numbers = ranks_in_words(tuple(rank.number for rank in unread))
@@ -62,8 +92,12 @@ def _unread_in_words(unread: Collection[AttachedRank]) -> str:
 
 def rank_stacks(members: Job, job: Job) -> RankStacks:
     """Where the ranks of ``job`` are, which the ``members`` attached to, and what was not read."""
+    ranks = attached_ranks(members)
+    rate = step_rate(rank.process for rank in ranks) if all(rank.movement.is_progress for rank in ranks) else None
     return RankStacks(
         job=job_in_words(members, job),
+        steps_per_second=rate.per_second if rate is not None else None,
+        steps_from=rate.source if rate is not None else "",
         groups=stack_groups(job),
         calls=call_tree(job),
         notes=tuple(dict.fromkeys(_notes(members, job)))[:MOST_NOTES],

@@ -5,6 +5,7 @@ A data worker is read only if its rank waits for it, so that eight ranks with ma
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import msgspec
 
 from doctor.analysis.process_movement import main_thread, waits_for_children
 from doctor.attach.debug_server import ask_debug_server
+from doctor.attach.job_sources import recorded_step_rate
 from doctor.attach.processes import process_table
 from doctor.attach.sampler import SamplingOptions, sample
 from doctor.attach.source_conditions import with_source_conditions
@@ -45,6 +47,7 @@ MOST_BYTES = 3 << 20
 _OF_HOST = (HostFacts.key, GpuFacts.key)
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 _LEAST_SECONDS = 1.0
+_RECORDS_SECONDS = 0.5
 _GPU_SECONDS = 2.0
 """Seconds that the sampler of GPUs may take to end: it takes a second sample if it has only one."""
 _MOST_DESCRIPTORS = 4096
@@ -138,7 +141,7 @@ def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
         workers = list(sample(workers, options._replace(seconds=left, interval=interval)))
     gpus = _gpus(sampler, ranks)
     ranks = with_gpus(ranks, gpus, targets.environs)
-    read = with_source_conditions([*ranks, *workers])
+    read = with_source_conditions([*_with_step_rates(ranks), *workers])
     kept = {process.pid: process for process in read}
     processes = tuple(kept.get(process.pid, process) for process in targets.processes)
     return _bounded(
@@ -209,6 +212,20 @@ def identity_of(targets: HostTargets, hosts: int | None = None) -> tuple[int, in
 def _waits(rank: AttachedProcess) -> bool:
     mains = [main_thread(sample) for sample in rank.samples]
     return any(main is not None and waits_for_children(main.frames) for main in mains)
+
+
+def _with_step_rates(ranks: Sequence[AttachedProcess]) -> Sequence[AttachedProcess]:
+    """With the pace in the record of each rank that runs the doctor's callback, as far as it was read in time."""
+    rates: dict[int, float | None] = {}
+
+    def read() -> None:
+        for rank in ranks:
+            rates[rank.pid] = recorded_step_rate(rank.pid)
+
+    with contextlib.suppress(TimeoutError):
+        BackgroundCall(read).result(_RECORDS_SECONDS)
+    known = dict(rates)
+    return [msgspec.structs.replace(rank, step_rate=known.get(rank.pid)) for rank in ranks]
 
 
 def _with_gpu(rank: AttachedProcess) -> AttachedProcess:

@@ -15,13 +15,17 @@ from itertools import islice
 from pathlib import Path
 
 from doctor.collectors.base import link_target
-from doctor.core.facts import Frame, ProcessSample, StackThread
+from doctor.core.capture import parse_capture
+from doctor.core.errors import UnusableError
+from doctor.core.facts import Frame, ProcessSample, ProgressFacts, StackThread
 from doctor.core.files.own_folder import OwnFile
 from doctor.core.stack_dumps.threads import dumped_frame, dumped_thread
 from doctor.monitor.telemetry.stacks.stack_files import read_request, read_stack_file
 from doctor.monitor.watchdog.local_peers.stack_dump import FOLDER, StackSignal
 from doctor.monitor.watchdog.local_peers.stack_request import MOST_FILES, LocalPeer, request_stacks
 
+LARGEST_RECORD = 4 << 20
+"""Maximum bytes of a record; those of a few ranks that did not respond are larger and are left out."""
 SECONDS = 1.0
 """Timeout for the answer of a process."""
 _TICK = 0.02
@@ -52,6 +56,35 @@ def callback_threads(pid: int, started: float) -> tuple[StackThread, ...]:
         return ()
     frames = [dumped_frame(one.file, one.line, one.function) for one in _settled_stack(path)]
     return (dumped_thread(frames, is_main=True),) if frames else ()
+
+
+def recorded_step_rate(pid: int) -> float | None:
+    """Return the training steps per second by the points that the newest record of the doctor's callback names.
+
+    The record (:mod:`doctor.monitor.watchdog.run_records`) lies beside the folder of the stack file that the process
+    has open; it is written every minute.
+    """
+    path = _stack_file(pid)
+    if path is None:
+        return None
+    try:
+        record = OwnFile.of(path.parent.parent / f"{path.stem}.json").read(LARGEST_RECORD)
+        members = parse_capture(record, path.stem).members
+    except (OSError, UnusableError):
+        return None
+    progress = (
+        found for member in members if isinstance(found := member.sections.get(ProgressFacts.key), ProgressFacts)
+    )
+    return next(filter(None, map(_step_rate, progress)), None)
+
+
+def _step_rate(progress: ProgressFacts) -> float | None:
+    """Steps per second over the newest points of one epoch of training."""
+    begun = [one for one in progress.recent if one.stage == "train" and one.point == "step" and one.at is not None]
+    if len(begun) < 2:
+        return None
+    (first, since), (last, until) = ((one.batch or 0, one.at or 0.0) for one in (begun[0], begun[-1]))
+    return (last - first) / (until - since) if last > first and until > since else None
 
 
 def _stack_file(pid: int) -> Path | None:

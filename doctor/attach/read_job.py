@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
+from doctor.analysis.attach_outcome import have_ended, outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import AttachedRank, StandingTimes, attached_job, attached_ranks
 from doctor.collectors.launch.launcher import running_together
 from doctor.core.job import Job
@@ -28,6 +28,11 @@ class ReadJob(msgspec.Struct, frozen=True):
     def outcome_of(self) -> Callable[[Job, Collection[tuple[str, int]], float], RunOutcome]:
         """What tells whether the job makes progress (``doctor.session.OutcomeOf``)."""
         return outcome_of_attach(self.members)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of the job is left."""
+        return have_ended(attached_ranks(self.members))
 
     @property
     def stacks(self) -> RankStacks:

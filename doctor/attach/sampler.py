@@ -178,18 +178,15 @@ class _ProcessReader:
 
     def result(self) -> AttachedProcess:
         """Return the process with what was read of it."""
-        target, samples = self._target, self._samples
-        if any(one.threads for one in samples):
-            return msgspec.structs.replace(
-                target, samples=samples, stack_source=self._source, native_refused=self._native_refused
-            )
-        if target.ended:
-            code = zombie_exit_code(target.pid, target.started) if target.ended == "zombie" else None
-            return msgspec.structs.replace(target, samples=samples, exit_code=code)
-        if not self._has_stacks:
-            return msgspec.structs.replace(target, samples=samples)
+        target = msgspec.structs.replace(self._target, samples=self._samples)
+        if target.ended == "zombie":
+            target = msgspec.structs.replace(target, exit_code=zombie_exit_code(target.pid, target.started))
+        if any(one.threads for one in target.samples):
+            return msgspec.structs.replace(target, stack_source=self._source, native_refused=self._native_refused)
+        if target.ended or not self._has_stacks:
+            return target
         reason, remedy = self._refusal or _NO_TIME
-        return msgspec.structs.replace(target, samples=samples, refused=reason, remedy=remedy)
+        return msgspec.structs.replace(target, refused=reason, remedy=remedy)
 
     def _is_alive(self) -> bool:
         """Return whether the process still exists; otherwise note how it ended."""

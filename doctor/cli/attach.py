@@ -59,7 +59,9 @@ INCONCLUSIVE = 3
 @click.option("--job", default="", metavar="ID", help="Read the job with this id (of the scheduler, or --rdzv-id).")
 @click.option("--all-users", is_flag=True, help="Look for processes of all users, as root.")
 @click.option("--native", is_flag=True, help="Read native frames too; stops each process for 0.5 to 1.5 s.")
-@click.option("--locals", "with_locals", is_flag=True, help="Read local variables, to number ranks by them.")
+@click.option(
+    "--locals", "with_locals", is_flag=True, help="Read local variables too: ranks and steps/s follow from them."
+)
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="Samples of each process.")
 @click.option(
     "--allow-inject",
@@ -195,7 +197,7 @@ class _Attachment:
                     if not read.ranks.ranks:
                         return self._without_ranks(session, read.members, before)
                     report = self._judged(read, catalog, started)
-                    if before is not None and report.outcome is not None and report.outcome.kind == "ended":
+                    if before is not None and read.has_ended:
                         return self._without_ranks(session, read.members, before)
                 self._finish(session, read, report)
         except Dismissed as dismissed:

@@ -193,10 +193,13 @@ class CallNode(msgspec.Struct, frozen=True, omit_defaults=True):
 class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the ranks of a job are: groups of them, the largest first, and the tree of their calls, outermost first.
 
-    ``job``: what the job is, in a line; ``notes``: sentences about what was not read, and why.
+    ``job``: what the job is, in a line; ``notes``: sentences about what was not read, and why. ``steps_per_second`` of
+    a job that makes progress, where it can be seen, and ``steps_from``: ``locals`` or ``callback``.
     """
 
     job: str = ""
+    steps_per_second: float | None = None
+    steps_from: str = ""
     groups: tuple[StackGroup, ...] = ()
     calls: tuple[CallNode, ...] = ()
     notes: tuple[str, ...] = ()

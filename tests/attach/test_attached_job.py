@@ -11,7 +11,7 @@ from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import StandingTimes, attached_job
 from doctor.analysis.process_movement import movement_of
 from doctor.core.capture import from_document, to_document
-from doctor.core.facts import AttachedProcess, Frame, ProgressFacts, StackThread
+from doctor.core.facts import AttachedProcess, Frame, LocalVariable, ProgressFacts, StackThread
 from doctor.core.finding import Severity
 from doctor.core.job import Job, build_job
 from doctor.core.redact.placeholders import redact
@@ -440,10 +440,62 @@ def test_how_a_zombie_ended_is_told() -> None:
     assert "SIGKILL" in finding.summary
 
 
-def test_a_job_that_ends_while_it_is_read_is_no_alarm() -> None:
+def test_a_job_that_ends_while_it_is_read_passes_only_if_all_ranks_moved_before() -> None:
     report = judged(members(*(process(rank, (at(40),), ended="ended") for rank in range(4))))
-    assert (report.exit_code, report.verdict) == (0, "pass")
+    assert (report.exit_code, report.verdict) == (3, "inconclusive")
     assert report.outcome is not None
-    assert report.outcome.reason == "the job ended while it was read"
+    assert report.outcome.reason == "the job ended while it was read: ranks 0-3 could not be seen to make progress"
+    moved = [process(rank, (at(40),), (at(41),), ended="ended") for rank in range(4)]
+    assert (judged(members(*moved)).exit_code, judged(members(*moved)).outcome.kind) == (0, "ended")  # type: ignore[union-attr]
+    one_unknown = [*moved[:3], process(3, ended="zombie")]
+    assert judged(members(*one_unknown)).exit_code == 3
+    finished = [process(rank, ended="zombie", exit_code=0) for rank in range(4)]
+    assert judged(members(*finished)).exit_code == 0
+    failed = [*moved[:3], process(3, ended="zombie", exit_code=1)]
+    assert findings(members(*failed)) == [("RUN004", (3,), Severity.ERROR)]
     leaving = [process(rank, (at(40),), (at(41),)) for rank in range(3)]
     assert judged(members(*leaving, process(3, (at(40),), ended="zombie"))).exit_code == 0
+
+
+def _counting(rank: int, *counts: int, name: str = "global_step", **fields: Any) -> AttachedProcess:
+    """A rank that moves, with a local variable in the frame around the innermost one."""
+    stacks = [(at(40 + number, "step"), at(38)) for number in range(3)]
+    moving = process(rank, *stacks, **fields)
+    samples = []
+    for sample, count in zip(moving.samples, counts, strict=True):
+        variables = (LocalVariable(1, name, str(count)), LocalVariable(0, "loss", "0.5"), LocalVariable(1, "step", "x"))
+        threads = tuple(msgspec.structs.replace(thread, locals=variables) for thread in sample.threads)
+        samples.append(msgspec.structs.replace(sample, threads=threads))
+    return msgspec.structs.replace(moving, samples=tuple(samples))
+
+
+def test_steps_per_second_follow_from_local_variables() -> None:
+    found = members(*(_counting(rank, 100, 103, 106 + rank) for rank in range(3)))
+    report = judged(found)
+    assert report.outcome is not None
+    assert report.outcome.reason == "ranks 0-2 make progress, 2.33 steps/s"
+    stacks = rank_stacks(found, attached_job(found))
+    assert (stacks.steps_per_second, stacks.steps_from) == (2.333, "locals")
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        [_counting(0, 100, 100, 100)],
+        [_counting(0, 9, 0, 12)],
+        [_counting(0, 100, 103, 106, name="i")],
+        [process(0, (at(40),), (at(41),))],
+    ],
+)
+def test_steps_per_second_are_absent_where_they_cannot_be_seen(processes: list[AttachedProcess]) -> None:
+    found = members(*processes)
+    assert "steps/s" not in judged(found).outcome.reason  # type: ignore[union-attr]
+    assert rank_stacks(found, attached_job(found)).steps_per_second is None
+
+
+def test_steps_per_second_of_the_callbacks_record() -> None:
+    found = members(*(process(rank, (at(40),), (at(41),), step_rate=4.0 + rank, world=3) for rank in range(3)))
+    assert judged(found).outcome.reason == "ranks 0-2 make progress, 5 steps/s"  # type: ignore[union-attr]
+    assert rank_stacks(found, attached_job(found)).steps_from == "callback"
+    hanging = members(*others(3), process(3, SLEEP, step_rate=4.0))
+    assert rank_stacks(hanging, attached_job(hanging)).steps_per_second is None

@@ -1,13 +1,19 @@
 """Stacks by the doctor's callback in the process, where py-spy cannot read it."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from doctor.attach import sampler
-from doctor.attach.job_sources import callback_threads, stands
+from doctor.attach.job_sources import callback_threads, recorded_step_rate, stands
 from doctor.attach.sampler import SamplingOptions
-from doctor.core.facts import KernelView, ProcessSample
+from doctor.collectors.host.local_processes import process_start_time, zombie_exit_code
+from doctor.core.capture import encode_document, to_record
+from doctor.core.facts import KernelView, PointInTime, ProcessSample, ProgressFacts
+from doctor.core.job import Member, build_job
 from tests.attach.readable import functions_of, read_one, started, status_of
 from tests.lab.cases import each_case
 from tests.lab.speed import patience
@@ -139,3 +145,26 @@ def test_process_that_is_gone():
 def test_stands(times, state, expected):
     samples = [ProcessSample(float(at), KernelView(state=state, main_cpu=cpu)) for at, cpu in enumerate(times)]
     assert stands(samples) is expected
+
+
+def test_the_record_of_the_callback_shows_the_pace(tmp_path):
+    points = [("data", 10, 1.0), ("step", 10, 1.1), ("data", 11, 1.5), ("step", 11, 1.6), ("step", 14, 3.1)]
+    recent = tuple(PointInTime("train", point, batch, at) for point, batch, at in points)
+    job = build_job([Member(0, {ProgressFacts.key: ProgressFacts(recent=recent)})])
+    with rank(tmp_path) as target:
+        assert recorded_step_rate(target.pid) is None
+        (tmp_path / "rank-0.json").write_bytes(encode_document(to_record(job, "run")))
+        assert recorded_step_rate(target.pid) == pytest.approx(2.0)
+        (tmp_path / "rank-0.json").write_bytes(b"{")
+        assert recorded_step_rate(target.pid) is None
+
+
+def test_how_a_process_ended_that_nobody_waited_for():
+    for program, code in (("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("pass", 0)):
+        child = subprocess.Popen([sys.executable, "-c", program])
+        began = process_start_time(child.pid)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert zombie_exit_code(child.pid, began) == code
+        assert zombie_exit_code(child.pid, began + 1) is None
+        child.wait()
+    assert zombie_exit_code(os.getpid(), process_start_time()) is None

@@ -47,6 +47,20 @@ def test_locals_that_number_a_rank():
     assert rank_locals_of_py_spy_json((DATA / "plain.json").read_bytes()) == {}
 
 
+def test_locals_of_libraries_are_kept_only_if_they_count_steps():
+    def frame(file, *variables):
+        listed = [{"name": name, "repr": text} for name, text in variables]
+        return {"name": "train", "filename": file, "line": 1, "module": None, "locals": listed}
+
+    library = frame(
+        "/env/site-packages/transformers/trainer.py", ("step", "12"), ("epoch", "1"), ("global_step", "'x'")
+    )
+    own = frame("/home/me/train.py", ("epoch", "1"))
+    trace = {"pid": 7, "os_thread_id": 7, "thread_id": 1, "thread_name": "MainThread", "frames": [library, own]}
+    (thread,) = threads_of_traces([trace])
+    assert [(one.frame, one.name, one.value) for one in thread.locals] == [(0, "step", "12"), (1, "epoch", "1")]
+
+
 def test_the_main_thread_is_found_by_its_id_before_its_name():
     impostor = {"pid": 7, "os_thread_id": 8, "thread_id": 1, "thread_name": "MainThread", "frames": []}
     main = {"pid": 7, "os_thread_id": 7, "thread_id": 2, "thread_name": "other", "frames": []}

@@ -21,6 +21,11 @@ OWN = 8
 """User frames that are kept beyond the innermost :data:`doctor.core.frames.MOST`."""
 MOST_LOCALS = 200
 """Local variables of one thread that are kept."""
+STEP_NAMES = (
+    *("global_step", "train_step", "current_step", "iter_num", "iteration", "step", "step_idx", "step_index"),
+    *("batch_idx", "batch_index", "batch_id", "batch_num"),
+)
+"""Names of locals that count training steps, the most telling ones first; those of libraries are kept, too."""
 LONGEST_VALUE = 200
 """Maximum characters of the value of a local variable."""
 LONGEST_NAME, LONGEST_PATH = 200, 1000
@@ -95,7 +100,7 @@ def dumped_thread(
         holds_gil=holds_gil,
         frames=shorten_stack(frames[:MOST_FRAMES], MOST, OWN),
         native=tuple(_clean(one, LONGEST_NAME) for one in native)[:MOST_NATIVE],
-        locals=tuple(islice((dumped_local(*one) for one in variables if _keeps_locals(frames, one[0])), MOST_LOCALS)),
+        locals=tuple(islice((dumped_local(*one) for one in variables if _keeps_local(frames, *one)), MOST_LOCALS)),
     )
 
 
@@ -105,9 +110,10 @@ def dumped_local(frame: int, name: str, value: str) -> LocalVariable:
     return LocalVariable(frame, name, mask_value(name, _clean(value, LONGEST_VALUE)))
 
 
-def _keeps_locals(frames: Sequence[Frame], index: int) -> bool:
-    """Whether the frame is the user's, and its index is the same in the shortened stack."""
-    return index < min(len(frames), MOST) and frames[index].user
+def _keeps_local(frames: Sequence[Frame], index: int, name: str, value: str) -> bool:
+    """Whether the frame is the user's or the variable counts steps, and the shortened stack keeps its index."""
+    counts = name in STEP_NAMES and value.isascii() and value.isdigit()
+    return index < min(len(frames), MOST) and (frames[index].user or counts)
 
 
 @functools.lru_cache(maxsize=4096)
