@@ -13,7 +13,7 @@ from doctor.analysis.call_sites import is_in_backward
 from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
 from doctor.core.frames import waiting_row, waits_for_device, waits_in
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT, native_operation, waiting_thread
-from doctor.core.waiting_functions import ANY_COLLECTIVE, rests_for_others
+from doctor.knowledge.waiting_functions import ANY_COLLECTIVE, rests_for_others
 
 Kind = Literal["moving", "busy", "waiting", "standing", "held", "stopped", "ended", "unread"]
 """``moving``: its stack changed. ``busy``: its stack did not, but it computes, transfers data or is blocked in the

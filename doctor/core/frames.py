@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 
 from doctor.core.facts import Frame
-from doctor.core.waiting_functions import (
+from doctor.knowledge.waiting_functions import (
     WaitingFunctions,
     forwards,
     names_call_of_objects,

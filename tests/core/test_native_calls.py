@@ -5,7 +5,7 @@ import pytest
 from doctor.core.facts import Frame, StackThread
 from doctor.core.frames import NATIVE_CODE, waits_in
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT, native_operation, waiting_thread
-from doctor.core.waiting_functions import ANY_COLLECTIVE, RENDEZVOUS
+from doctor.knowledge.waiting_functions import ANY_COLLECTIVE, RENDEZVOUS
 from doctor.testing import package_frame, user_frame
 
 ENGINE = Frame("/env/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward")

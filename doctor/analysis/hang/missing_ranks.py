@@ -20,7 +20,7 @@ from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
 from doctor.analysis.hang.wait_graph import roots_of
 from doctor.core.facts import Collective
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
-from doctor.core.waiting_functions import ANY_COLLECTIVE
+from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
 _UNNAMED = (DEVICE_WAIT, ANY_COLLECTIVE)
 """Operations behind which any collective may be, so that they don't differ from another one."""

@@ -17,7 +17,7 @@ import msgspec
 
 from doctor.core.facts import Frame, StackThread
 from doctor.core.frames import NATIVE_CODE, is_backward_engine, waits_in
-from doctor.core.waiting_functions import ANY_COLLECTIVE, RENDEZVOUS
+from doctor.knowledge.waiting_functions import ANY_COLLECTIVE, RENDEZVOUS
 
 DEVICE_WAIT = "synchronization with the GPU"
 """The operation of a thread that waits for its device."""

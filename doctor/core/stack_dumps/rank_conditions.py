@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from doctor.core.waiting_functions import ANY_COLLECTIVE
+from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
 LONGEST = 100
 """Maximum characters of a condition."""

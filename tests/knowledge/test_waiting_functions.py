@@ -11,7 +11,7 @@ import pytest
 
 from doctor.core.facts import Frame
 from doctor.core.frames import waiting_row, waits_for_device, waits_in
-from doctor.core.waiting_functions import _FORWARDERS, _ROWS, rests_for_others
+from doctor.knowledge.waiting_functions import _FORWARDERS, _ROWS, rests_for_others
 from doctor.testing import package_frame, user_frame
 
 C10D = "torch/distributed/distributed_c10d.py"
