@@ -117,7 +117,7 @@ def _without_capability(own: Credentials, target: Credentials, pid: int, proc: P
         return Refusal(
             "doctor attach runs as root, but without the capability CAP_SYS_PTRACE.",
             "Start the container with --cap-add SYS_PTRACE; on Kubernetes add SYS_PTRACE to"
-            " securityContext.capabilities.add, or use kubectl debug --profile=sysadmin.",
+            " securityContext.capabilities.add, or use kubectl debug --keep-labels --profile=sysadmin.",
         )
     if len(set(target.uids)) > 1:
         return Refusal("The process runs under several user ids, so only root may read it.", as_root)

@@ -186,13 +186,19 @@ def test_process_that_ends_while_it_is_read():
         assert not found.refused or not found.ended, found
 
 
-def test_process_in_another_pid_namespace():
+def test_process_in_a_container(tmp_path):
+    """PID and mount namespaces of its own, in which alone its interpreter has this path."""
     require_root()
+    at = tmp_path / "python"
+    at.mkdir()
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    run = f'mount --bind "{sys.base_prefix}" "{at}" && shift && exec "{at}/bin/python3" "$@"'
     program = SLEEPER.replace(
         "import time", "import threading, time\nthreading.Thread(target=time.sleep, args=[300]).start()"
     )
-    with started(program, before=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]) as parent:
+    with started(program, before=[*unshare, "sh", "-c", run, "sh"]) as parent:
         found = read_one(target_of(only_child(parent.pid)))
+        assert list(at.iterdir()) == []
     assert functions_of(found) == STUCK
     assert len(found.samples[0].threads) == 2
 
