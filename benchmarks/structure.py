@@ -46,7 +46,8 @@ ROOMS: dict[str, str] = {
     "doctor.session": f"{EXAMINE} analysis collectors probes cluster cluster.transport",
     "doctor.lint": f"{EXAMINE} knowledge",
     "doctor.attach": "core knowledge analysis collectors monitor.telemetry.stacks.stack_files "
-    "monitor.watchdog.local_peers.stack_dump monitor.watchdog.local_peers.stack_request",
+    "monitor.watchdog.local_peers.stack_dump monitor.watchdog.local_peers.stack_request "
+    "postmortem.flight_recorder.loader_processes postmortem.ras",
     "doctor.estimate": "core core.check_registry knowledge probes.runtime session version",
     "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model",
     "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "

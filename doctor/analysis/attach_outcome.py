@@ -11,7 +11,7 @@ from doctor.analysis.hang.stack_groups import call_tree, stack_groups
 from doctor.analysis.launch_origin import ranks_in_words
 from doctor.analysis.process_movement import movement_of
 from doctor.analysis.step_rate import step_rate
-from doctor.core.facts import AttachedProcess, AttachFacts
+from doctor.core.facts import AttachedProcess, AttachFacts, ProgressFacts
 from doctor.core.job import Job
 from doctor.core.report_document import RankStacks, RunOutcome
 
@@ -109,7 +109,8 @@ def job_in_words(members: Job, job: Job) -> str:
     processes = [rank.process for rank in attached_ranks(members)]
     programs = list(dict.fromkeys(process.program.rpartition("/")[2] for process in processes if process.program))
     ids = list(dict.fromkeys(process.job for process in processes if process.job))
-    hosts = len({rank.host.identity for rank in job.ranks})
+    read = (rank for rank in job.ranks if (progress := rank.find(ProgressFacts)) is not None and progress.pid)
+    hosts = len({rank.host.identity for rank in read})
     parts = [
         ", ".join(programs[:3]),
         f"launched by {job.launcher}" if job.launcher != "none" else "",

@@ -25,6 +25,7 @@ from doctor.analysis.process_movement import (
     waits_for_batch,
     waits_for_children,
 )
+from doctor.analysis.ras_reports import RasRank, ras_ranks
 from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Failure, Frame, GpuActivity, ProgressFacts
 from doctor.core.facts.telemetry import GpuKind
 from doctor.core.job import Host, Job, Member, Sections, build_job
@@ -107,15 +108,24 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
     parts = _parts(members)
     found = _found(parts, times)
     waits = any(rank.movement.kind == "waiting" for _, rank in found)
+    processes = [rank.process for _, rank in found]
+    world = _most_common(process.world_size for process in processes if process.world_size)
+    reports = _ras_reports(parts, found)
     seen = {rank.number for _, rank in found}
     lost = {number: part for part in parts for number in _lost(part) if number not in seen}
-    ranks = [_member(part.host, rank.number, _progress(rank, waits=waits)) for part, rank in found]
+    ranks = [
+        _member(part.host, rank.number, _progress(rank, reports.get(rank.number, RasRank()), waits=waits))
+        for part, rank in found
+    ]
     ranks += [
         _member(part.host, number, _ended(waits=waits, is_orderly=_stops_on_failure(part)))
         for number, part in sorted(lost.items())
     ]
-    processes = [rank.process for _, rank in found]
-    world = _most_common(process.world_size for process in processes if process.world_size)
+    ranks += [
+        _unseen(number, report)
+        for number, report in sorted(reports.items())
+        if report.lost and number < (world or 0) and number not in {*seen, *lost}
+    ]
     return build_job(
         ranks,
         world_size=max(world or 0, len({member.rank for member in ranks}), 1),
@@ -271,6 +281,20 @@ def _stops_on_failure(part: _HostPart) -> bool:
     return bool(agents) and all(process.launcher == "torchrun" for process in ranks)
 
 
+def _ras_reports(parts: Sequence[_HostPart], found: Iterable[tuple[_HostPart, AttachedRank]]) -> Mapping[int, RasRank]:
+    """What NCCL's RAS service reports of each rank."""
+    pids = Counter(rank.process.pid for _, rank in found)
+    unique = {rank.process.pid: rank.number for _, rank in found if pids[rank.process.pid] == 1}
+    return ras_ranks((event for part in parts for event in part.facts.ras), unique)
+
+
+def _unseen(number: int, report: RasRank) -> Member:
+    """A rank of a host that no process attached to, which RAS has lost."""
+    state = "gone" if report.lost == "dead" else "silent"
+    progress = ProgressFacts(state=state, stage="", point="", sampled=True, reported=report.words)
+    return Member(number, {ProgressFacts.key: progress}, (None, None, report.node or "unknown host"))
+
+
 def _ended(*, waits: bool, is_orderly: bool = False) -> ProgressFacts:
     """A rank without a process: an end that matters only to ranks that wait."""
     state = "gone" if waits and not is_orderly else "ended"
@@ -287,8 +311,10 @@ def _of_zombie(process: AttachedProcess, *, waits: bool) -> ProgressFacts:
     return ProgressFacts(state="failed", stage="", point="", pid=process.pid, failure=failure, sampled=True)
 
 
-def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
+def _progress(rank: AttachedRank, report: RasRank, *, waits: bool) -> ProgressFacts:
     process, movement = rank.process, rank.movement
+    if movement.is_progress:
+        report = RasRank()
     if movement.kind == "ended":
         return _of_zombie(process, waits=waits)
     state = _STATES[movement.kind]
@@ -311,6 +337,8 @@ def _progress(rank: AttachedRank, *, waits: bool) -> ProgressFacts:
         group=movement.group,
         guessed=process.guessed,
         gpu=rank.gpu,
+        reported=report.words,
+        behind=report.behind,
     )
 
 

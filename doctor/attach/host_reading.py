@@ -23,6 +23,7 @@ from doctor.attach.processes import process_table
 from doctor.attach.sampler import SamplingOptions, sample
 from doctor.attach.source_conditions import with_source_conditions
 from doctor.attach.sources.gpu_sampling import GpuSampler, with_gpus, with_xids
+from doctor.attach.sources.nccl_ras import RasReader, RasReport, RasService, find_service, ras_address
 from doctor.attach.targets import TargetJob, TargetList, TargetRequest, find_targets
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
@@ -68,6 +69,11 @@ class HostTargets(NamedTuple):
     def ranks(self) -> tuple[AttachedProcess, ...]:
         """The ranks of this host."""
         return tuple(process for process in self.processes if process.role == "rank")
+
+    @property
+    def leads(self) -> bool:
+        """Whether rank 0 is on this host, or may be."""
+        return any(rank.rank in (0, None) or rank.guessed for rank in self.ranks)
 
     @property
     def environs(self) -> Mapping[int, Mapping[str, str]]:
@@ -127,11 +133,15 @@ def _notes(found: TargetList, jobs: Sequence[TargetJob], request: TargetRequest)
         yield f"not read: {count} of other users (root reads them with --all-users)"
 
 
-def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
-    """Sample the ranks, then the data workers of ranks that wait for them; within ``options.seconds``."""
+def read_targets(targets: HostTargets, options: SamplingOptions, *, alone: bool = True) -> AttachFacts:
+    """Sample the ranks, then the data workers of ranks that wait for them; within ``options.seconds``.
+
+    ``alone``: no other host is read. Otherwise the host of rank 0 asks what knows the whole job."""
     until = time.monotonic() + options.seconds
     targeted = tuple(map(_with_gpu, targets.ranks))
-    sampler = GpuSampler() if any(rank.uses_gpu for rank in targeted) else None
+    uses_gpus = any(rank.uses_gpu for rank in targeted)
+    sampler = GpuSampler() if uses_gpus else None
+    ras = _ras_reader(targets, options) if (alone or targets.leads) and (uses_gpus or options.nccl_ras) else None
     ranks, notes = ask_debug_server(sample(targeted, options), options.debug_server)
     waiting = {rank.pid for rank in ranks if _waits(rank)}
     workers = [one for one in targets.processes if one.parent in waiting][:MOST_WORKERS]
@@ -144,15 +154,25 @@ def read_targets(targets: HostTargets, options: SamplingOptions) -> AttachFacts:
     read = with_source_conditions([*_with_step_rates(ranks), *workers])
     kept = {process.pid: process for process in read}
     processes = tuple(kept.get(process.pid, process) for process in targets.processes)
+    report = ras.result() if ras is not None else RasReport()
     return _bounded(
         AttachFacts(
             processes=processes,
             unreadable=targets.unreadable,
             chosen=targets.chosen,
-            notes=(*targets.notes, *notes),
+            notes=(*targets.notes, *notes, *report.notes),
             gpus=gpus,
+            ras=report.events,
         )
     )
+
+
+def _ras_reader(targets: HostTargets, options: SamplingOptions) -> RasReader:
+    ranks = [target.process for target in targets.job.ranks] if targets.job else []
+    service = RasService(ras_address(options.nccl_ras)) if options.nccl_ras else find_service(ranks)
+    pids = {pid for rank in ranks for pid in (rank.pid, rank.inner_pid)} or {rank.pid for rank in targets.ranks}
+    size = targets.job.world_size if targets.job else None
+    return RasReader(service, pids, size, options.seconds, twice=options.rounds > 1)
 
 
 def _gpus(sampler: GpuSampler | None, ranks: Sequence[AttachedProcess]) -> tuple[AttachedGpu, ...]:
@@ -180,13 +200,13 @@ def collect_host(keys: Collection[str], wanted: HostRequest, targets: HostTarget
     if HostFacts.key not in keys:
         return {}
     found = targets or targets_of(wanted.request, alone=False)
-    return read_host(found, wanted.sampling, timeout=wanted.timeout)
+    return read_host(found, wanted.sampling, timeout=wanted.timeout, alone=False)
 
 
-def read_host(targets: HostTargets, sampling: SamplingOptions, *, timeout: float) -> Sections:
+def read_host(targets: HostTargets, sampling: SamplingOptions, *, timeout: float, alone: bool = True) -> Sections:
     """Return the facts of the host and its GPUs, and what was read of the job."""
     facts = BackgroundCall(lambda: collect_facts(_OF_HOST, Machine(), timeout=timeout))
-    attached = read_targets(targets, sampling)
+    attached = read_targets(targets, sampling, alone=alone)
     return {**facts.result(timeout + 1), AttachFacts.key: attached}
 
 

@@ -54,7 +54,8 @@ class SamplingOptions(NamedTuple):
     functions, too, which stops a process for 0.5 to 1.5 s. ``blocking``: stop a process for a few milliseconds if
     its stack changes while it is read (see :mod:`doctor.attach.steady_dump`). ``as_owner``: if this process is root,
     read the processes of other users as these users, without capabilities. ``debug_server``: address of torch's debug
-    server of the job; empty: it is not asked. ``inject``: let a rank that py-spy cannot read run a script that writes
+    server of the job; empty: it is not asked. ``nccl_ras``: address of NCCL's RAS service; empty: that of this host.
+    ``inject``: let a rank that py-spy cannot read run a script that writes
     its stacks (see :mod:`doctor.attach.injected_stacks`).
     """
 
@@ -67,6 +68,7 @@ class SamplingOptions(NamedTuple):
     as_owner: bool = True
     debug_server: str = ""
     inject: bool = False
+    nccl_ras: str = ""
 
 
 DEFAULTS = SamplingOptions()

@@ -72,6 +72,12 @@ INCONCLUSIVE = 3
     "--debug-server", default="", metavar="HOST[:PORT]", help="Ask torch's debug server of the job, too (port 25999)."
 )
 @click.option(
+    "--nccl-ras",
+    default="",
+    metavar="HOST[:PORT]",
+    help="Ask NCCL's RAS service at this address, not on this host (port 28028).",
+)
+@click.option(
     "--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Attach again until the job moves or ends."
 )
 @click.option("--hosts", type=click.IntRange(min=1), metavar="N", help="Number of hosts, if the job does not state it.")
@@ -91,6 +97,7 @@ def command(
     rounds: int,
     allow_inject: bool,
     debug_server: str,
+    nccl_ras: str,
     watch: float | None,
     hosts: int | None,
     folder: Path | None,
@@ -108,10 +115,13 @@ def command(
     """
     from doctor.attach.debug_server import server_address
     from doctor.attach.sampler import DEFAULTS
+    from doctor.attach.sources.nccl_ras import ras_address
     from doctor.attach.targets import TargetRequest
 
     if debug_server:
         server_address(debug_server)
+    if nccl_ras:
+        ras_address(nccl_ras)
     if all_users and os.geteuid() != 0:
         raise click.UsageError("--all-users is for root.")
     if pids and job:
@@ -128,6 +138,7 @@ def command(
             locals=with_locals,
             seconds=NATIVE_SECONDS if native else DEFAULTS.seconds,
             debug_server=debug_server,
+            nccl_ras=nccl_ras,
             inject=allow_inject,
         ),
         _gather_options(**gathering),

@@ -23,7 +23,13 @@ from doctor.analysis.hang.collective_mismatch import (
 )
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.exits import RunEnd, ending_of, interrupted_waits
-from doctor.analysis.hang.missing_ranks import diverged_ranks, late_ranks, ranks_by_gpu, ranks_by_stack
+from doctor.analysis.hang.missing_ranks import (
+    diverged_ranks,
+    late_ranks,
+    ranks_by_count,
+    ranks_by_gpu,
+    ranks_by_stack,
+)
 from doctor.analysis.hang.rank_state import WITH_ALL, JobState, is_of_device
 from doctor.analysis.hang.recorder_evidence import ranks_by_recorder
 from doctor.analysis.hang.uneven_loaders import uneven_of, uneven_of_calls
@@ -190,6 +196,7 @@ _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (
     _silent,
     _behind,
     late_ranks,
+    ranks_by_count,
     ranks_by_stack,
     ranks_by_gpu,
     _together,

@@ -133,6 +133,15 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
     return _unmatched_transfers(states) or _loop_left(states) or _crossed_groups(states) or _diverged_by_stack(states)
 
 
+def ranks_by_count(states: JobState) -> Diagnosis | None:
+    """The diagnosis of ranks that launched fewer collectives than the others, if stacks show no rank elsewhere."""
+    behind = tuple(rank for rank, one in states.ranks.items() if one.progress is not None and one.progress.behind)
+    stands = any(one.stack and not one.waits and not one.may_wait_in_backward for one in states.ranks.values())
+    if not behind or stands or 2 * len(behind) >= len(states.ranks):
+        return None
+    return Diagnosis(states, "missing", behind, 0.8 if states.waiting else 0.6)
+
+
 def ranks_by_gpu(states: JobState) -> Diagnosis | None:
     """The diagnosis of ranks without a known stack whose GPUs compute or are idle, while those of all others only poll;
     a remark, as utilization and power alone are no proof."""

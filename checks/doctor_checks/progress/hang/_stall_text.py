@@ -70,6 +70,8 @@ def stall_location(rank_state: RankState) -> str:
         parts.append(numbered_call(rank_state.wait))
     if rank_state.progress is not None and rank_state.progress.gpu is not None:
         parts.append(activity_text(rank_state.progress.gpu))
+    if rank_state.progress is not None and rank_state.progress.reported:
+        parts.append(f"NCCL RAS: {', '.join(rank_state.progress.reported)}")
     return "; ".join(part for part in parts if part)
 
 

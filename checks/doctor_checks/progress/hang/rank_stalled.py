@@ -370,6 +370,8 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
 
 
 def _missing(found: Diagnosis) -> tuple[str, str]:
+    if any(one.progress is not None and one.progress.behind for one in found.known):
+        return _behind_by_count(found)
     late = tuple(rank for rank in found.ranks if rank not in found.behind)
     several, call = len(late) > 1, missed_call(found)
     what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "where the others wait"
@@ -380,6 +382,17 @@ def _missing(found: Diagnosis) -> tuple[str, str]:
         f"No call that {'they wait' if several else 'it waits'} in is recorded: see the last lines of "
         f"{'their logs' if several else 'its log'}{hosts} for an exception, a signal or a loader that stands. While it "
         "still runs, `py-spy dump --native --pid PID` tells whether C code holds the interpreter's lock.",
+    )
+
+
+def _behind_by_count(found: Diagnosis) -> tuple[str, str]:
+    several, who = len(found.ranks) > 1, ranks_in_words(found.ranks)
+    reported = found.first.progress.reported[0] if found.first and found.first.progress else ""
+    return (
+        f"{stall_ranks(found)} {'have' if several else 'has'} launched fewer collectives than the others ({reported}, "
+        f"as NCCL's RAS service reports){stall_waiters(found)}",
+        f"Compare where {who} {'are' if several else 'is'} with where the others are. A condition, an exception that "
+        "was caught, or an early `continue` lets a rank skip a collective.",
     )
 
 
