@@ -75,7 +75,7 @@ def _passages(text: str) -> list[list[str]]:
     for line in islice(text.splitlines(), MOST_LINES):
         line = _ESCAPES.sub("", line[:LONGEST]).rstrip()
         if _FENCE.match(line):
-            passages.append([])
+            passages += [[]] if passages[-1] else []
         else:
             passages[-1].append(line[1:] if line.startswith("`") and _OPENING.match(line) else line)
     return passages

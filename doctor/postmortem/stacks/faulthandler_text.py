@@ -11,7 +11,15 @@ import re
 
 from doctor.core.facts.attached import StackSource
 from doctor.core.stack_dumps.threads import dumped_frame
-from doctor.postmortem.stacks.line_kinds import FrameLine, LineKind, NativeLine, OtherLine, SampleLine, ThreadLine
+from doctor.postmortem.stacks.line_kinds import (
+    FrameLine,
+    LineKind,
+    NativeLine,
+    OtherLine,
+    SampleLine,
+    ThreadLine,
+    ThreadState,
+)
 
 _THREAD = re.compile(
     r"(?P<current>Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[(?P<name>[^]]*)\])? \(most recent call first\):"
@@ -23,17 +31,10 @@ _C_FRAME = re.compile(r'  Binary file "(?P<file>.*)", at (?P<function>[^+\s]*)(?
 _TIMEOUT = re.compile(r"Timeout \((?P<hours>\d{1,6}):(?P<minutes>\d\d):(?P<seconds>\d\d(?:\.\d{1,6})?)\)!$")
 
 
-class FaulthandlerReader:
+class FaulthandlerReader(ThreadState):
     """Reads the lines of faulthandler."""
 
     source: StackSource = "faulthandler"
-
-    def __init__(self) -> None:
-        self._in_thread = False
-
-    def leave(self) -> None:
-        """Forget the thread."""
-        self._in_thread = False
 
     def read(self, line: str) -> LineKind | None:
         """Return what the line says."""

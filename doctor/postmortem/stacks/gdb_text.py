@@ -20,6 +20,7 @@ from doctor.postmortem.stacks.line_kinds import (
     OtherLine,
     RefusalLine,
     ThreadLine,
+    ThreadState,
 )
 
 _THREAD = re.compile(
@@ -54,17 +55,17 @@ _SOURCE = re.compile(r"[ >]{0,4}\d{1,6} {4,}|\d{1,6}\s+in \S|\d{1,6}\t")
 _PLACE = re.compile(r" (?:at|from) \S+$")
 
 
-class GdbReader:
+class GdbReader(ThreadState):
     """Reads the lines of gdb."""
 
     source: StackSource = "gdb"
 
-    def __init__(self) -> None:
-        self._in_thread = self._in_python = self._after_frame = False
+    _in_python = _after_frame = False
 
     def leave(self) -> None:
         """Forget the thread."""
-        self._in_thread = self._in_python = self._after_frame = False
+        super().leave()
+        self._in_python = self._after_frame = False
 
     def read(self, line: str) -> LineKind | None:
         """Return what the line says."""

@@ -106,3 +106,13 @@ class LineReader(Protocol):
 
     def leave(self) -> None:
         """Forget the thread: a line of another tool, or a heading, follows."""
+
+
+class ThreadState:
+    """What readers keep between lines: whether the header of a thread came before, and no line that ends its stack."""
+
+    _in_thread = False
+
+    def leave(self) -> None:
+        """Forget the thread."""
+        self._in_thread = False

@@ -20,6 +20,7 @@ from doctor.postmortem.stacks.line_kinds import (
     ProcessLine,
     RefusalLine,
     ThreadLine,
+    ThreadState,
     VariableLine,
 )
 
@@ -47,18 +48,16 @@ _ERROR = re.compile(r"(?:Error: |Reason: )(?P<reason>.*)")
 _NATIVE_FILE = re.compile(r"\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|pyx|pxd|rs|S|so(?:\.[\d.]+)?)$")
 
 
-class PySpyReader:
+class PySpyReader(ThreadState):
     """Reads the lines of py-spy."""
 
     source: StackSource = "py-spy"
 
-    def __init__(self) -> None:
-        self._in_thread = False
-        self._command_lines = 0
+    _command_lines = 0
 
     def leave(self) -> None:
         """Forget the thread."""
-        self._in_thread = False
+        super().leave()
         self._command_lines = 0
 
     def read(self, line: str) -> LineKind | None:

@@ -20,6 +20,7 @@ from doctor.postmortem.stacks.line_kinds import (
     OtherLine,
     RefusalLine,
     ThreadLine,
+    ThreadState,
 )
 
 _THREAD = re.compile(
@@ -38,17 +39,10 @@ _REFUSED = re.compile(r"(?:💀 (?P<reason>.*?) 💀|Use -h or --help)")
 _FAILED = re.compile(r"The frame stack for thread \d+ is empty|\* Unable to merge native stack")
 
 
-class PystackReader:
+class PystackReader(ThreadState):
     """Reads the lines of pystack."""
 
     source: StackSource = "pystack"
-
-    def __init__(self) -> None:
-        self._in_thread = False
-
-    def leave(self) -> None:
-        """Forget the thread."""
-        self._in_thread = False
 
     def read(self, line: str) -> LineKind | None:
         """Return what the line says."""
