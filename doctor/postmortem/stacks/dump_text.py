@@ -36,12 +36,17 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _QUOTE = re.compile(r"> ?")
 _PREFIX = re.compile(
     r"(?:(?P<label>[A-Za-z0-9][\w.-]{0,252}(?: (?:out|err))?|\[[\w.,-]{1,64}\](?:<std(?:out|err)>)?): ?"
-    r"|(?P<service>[a-z0-9][\w.-]{0,252}) *\| ?)(?P<line>.*)",
+    r"|(?P<service>[a-z0-9][\w.-]{0,252}) *\| ?"
+    r"|(?P<actor>\[pod/[\w./-]{1,400}\]|\([\w.:<>-]{1,100} pid=\d{1,10}(?:, ip=[\w.:]{1,64})?\)) ?)(?P<line>.*)",
     re.DOTALL,
 )
-"""The label that pdsh, ``srun --label``, ``mpirun --tag-output``, ``docker compose logs`` and scripts put before each
-line."""
-_FENCE = re.compile(r"\s{0,8}(?:`{3,}|~{3,})[\w+-]*$")
+"""The label that pdsh, ``srun --label``, ``mpirun --tag-output``, ``docker compose logs``, ``kubectl logs --prefix``,
+Ray (ray/_private/worker.py) and scripts put before each line."""
+_FOUND_BY_GREP = re.compile(r"(?P<name>[\w./-]{1,252}?\.\w{1,8}):(?=\S)")
+"""The file that ``grep -A`` puts before a line that it found; before the lines that follow it stands a dash."""
+_GREP_RULE = "--"
+"""The line that ``grep -A`` puts between its findings."""
+_FENCE = re.compile(r"\s{0,8}(?:> ?)?\s{0,8}(?:`{3,}|~{3,})[\w+-]*$")
 """The line before and after a block of code in Markdown."""
 _OPENING = re.compile(r"`(?=[^`\s])[^`]*$")
 """A mark of Markdown that begins code and isn't closed on its line."""
@@ -73,7 +78,7 @@ def _passages(text: str) -> list[list[str]]:
     """The lines of a text, parted at the fences of Markdown."""
     passages: list[list[str]] = [[]]
     for line in islice(text.splitlines(), MOST_LINES):
-        line = _ESCAPES.sub("", line[:LONGEST]).rstrip()
+        line = _ESCAPES.sub("", line[:LONGEST]).rstrip().replace("&lt;", "<").replace("&gt;", ">")
         if _FENCE.match(line):
             passages += [[]] if passages[-1] else []
         else:
@@ -89,20 +94,41 @@ def _titled(passage: list[str], before: Sequence[str]) -> list[str]:
 
 
 def _labelled(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    lines = _unquoted(lines)
-    labelled = [_PREFIX.fullmatch(line) for line in lines if line]
-    labels = {found["label"] or found["service"] for found in labelled if found}
-    if labelled and all(labelled) and len(labels) * 4 <= len(labelled) and len(labels) <= MOST_STREAMS:
+    lines = [line for line in _unquoted(lines) if line != _GREP_RULE]
+    grepped = _of_grep(lines)
+    labelled = [] if grepped else [_PREFIX.fullmatch(line) for line in lines if line]
+    labels = {_label_of(found) for found in labelled if found}
+    if grepped:
+        yield from grepped.items()
+    elif labelled and all(labelled) and len(labels) * 4 <= len(labelled) and len(labels) <= MOST_STREAMS:
         streams: dict[str, list[str]] = {}
         for found in labelled:
             if found:
-                label = found["label"] or found["service"]
-                streams.setdefault(label.removesuffix(" out").removesuffix(" err").partition("<")[0], []).append(
-                    found["line"]
-                )
+                streams.setdefault(_label_of(found), []).append(found["line"])
         yield from streams.items()
     else:
         yield "", lines
+
+
+def _label_of(found: re.Match[str]) -> str:
+    label = found["label"] or found["service"]
+    return label.removesuffix(" out").removesuffix(" err").partition("<")[0] if label else found["actor"]
+
+
+def _of_grep(lines: Sequence[str]) -> dict[str, list[str]]:
+    """The lines of each file that ``grep -A`` searched, by its name; empty if the lines are none of its."""
+    streams: dict[str, list[str]] = {}
+    name = ""
+    for line in filter(None, lines):
+        if name and line.startswith(f"{name}-"):
+            streams[name].append(line[len(name) + 1 :])
+        elif found := _FOUND_BY_GREP.match(line):
+            name = found["name"]
+            if len(streams) < MOST_STREAMS or name in streams:
+                streams.setdefault(name, []).append(line[found.end() :])
+        else:
+            return {}
+    return streams
 
 
 def _unquoted(lines: list[str]) -> list[str]:

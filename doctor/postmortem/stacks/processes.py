@@ -47,6 +47,7 @@ _RANK_OPTION = re.compile(r"--(?:global[-_])?rank[= ](\d{1,7})(?!\d)")
 _TASK = re.compile(r"(?:\[\d{1,7},)?(\d{1,7})\]?")
 """The label of ``srun --label`` and of ``mpirun --tag-output``."""
 _LOCAL_OPTION = re.compile(r"--local[-_]rank[= ](\d{1,7})(?!\d)")
+_FILE = re.compile(r"\.(?:txt|log|out|err|dump|stacks?)$")
 _NATIVE_GPU = re.compile(r"(?:nccl|cuda|cu[A-Z]|hip[A-Z])\w*")
 
 _TITLE = re.compile(r"(?:sglang::scheduler|VLLM::Worker)(?P<places>(?:_[A-Z]{2,4}\d{1,5})+)\b")
@@ -193,8 +194,13 @@ def _place(found: Sequence[_FoundProcess]) -> None:
     """Give each process its host: by what the dump says, the label of its lines, or the name of its file."""
     for process in found:
         dump = process.dump
-        label = dump.label if _HOST_LIKE.match(dump.label) else ""
-        process.host = mask_text((dump.host or label or _host_in_name(process.path))[:LONGEST])
+        label = dump.label if _HOST_LIKE.match(dump.label) and not _FILE.search(dump.label) else ""
+        process.host = mask_text((dump.host or label or _host_in_name(_named(process)))[:LONGEST])
+
+
+def _named(process: _FoundProcess) -> Path:
+    """The file of a process: the one that ``grep`` found its lines in, or the one that was read."""
+    return Path(process.dump.label) if _FILE.search(process.dump.label) else process.path
 
 
 def _host_in_name(path: Path) -> str:
@@ -265,7 +271,7 @@ def _explicit(process: _FoundProcess) -> int | None:
     """The rank that its heading, its environment or the name of its file states."""
     if process.role != "rank":
         return None
-    stated = (process.dump.rank, _number_in(process.dump.variables, RANK_VARIABLES), rank_in_name(process.path))
+    stated = (process.dump.rank, _number_in(process.dump.variables, RANK_VARIABLES), rank_in_name(_named(process)))
     return next((rank for rank in stated if rank is not None), None)
 
 
@@ -281,7 +287,7 @@ def _number(found: Sequence[_FoundProcess]) -> None:
     sources: tuple[tuple[str, bool, Callable[[_FoundProcess], int | None]], ...] = (
         (BY_HEADING, False, lambda one: one.dump.rank),
         (RANK_VARIABLES[0], False, lambda one: _number_in(one.dump.variables, RANK_VARIABLES)),
-        (BY_NAME, False, lambda one: rank_in_name(one.path)),
+        (BY_NAME, False, lambda one: rank_in_name(_named(one))),
         (BY_COMMAND, False, lambda one: _option(_RANK_OPTION, one)),
         (BY_COMMAND, False, lambda one: None if several else _local_rank(one)),
         (BY_TITLE, True, lambda one: _of_title(one, tensor_size)),

@@ -192,3 +192,29 @@ def test_processes_that_are_no_ranks(text, role):
 )
 def test_a_log_with_a_stack_stays_a_log(text):
     assert kind(text) == "log"
+
+
+@pytest.mark.parametrize("label", ["(WorkerDict pid=71) ", "(WorkerDict pid=71, ip=10.0.0.1) ", "[pod/train-0/main] "])
+def test_the_label_of_an_actor_or_a_pod(label):
+    assert mains("".join(f"{label}{line}\n" for line in WAITING.splitlines())) == ["all_reduce"]
+
+
+def test_what_grep_found_in_several_files():
+    first, second = WAITING.splitlines()[:3], LOADING.splitlines()[:3]
+    text = "".join(
+        "--\n" + "".join(f"traces/rank{rank}.out{'-' if place else ':'}{line}\n" for place, line in enumerate(lines))
+        for rank, lines in ((1, second), (0, first))
+    )
+    assert mains(text) == ["read_shard", "all_reduce"]
+    assert roles(text) == [("rank", 1), ("rank", 0)]
+
+
+def test_what_grep_found_in_one_stream():
+    text = "\n--\n".join("\n".join(one.splitlines()[:3]) for one in (LOADING, WAITING))
+    assert mains(text) == ["read_shard", "all_reduce"]
+
+
+def test_marks_of_html_and_of_replies():
+    assert mains(WAITING.replace("<module>", "&lt;module&gt;")) == ["all_reduce"]
+    reply = "".join(f"> {line}\n" for line in ["```", *WAITING.splitlines(), "```"])
+    assert mains(PROSE + reply + "\nDo others do the same?\n") == ["all_reduce"]
