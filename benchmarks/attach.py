@@ -49,6 +49,8 @@ REPEATED = {
     "one after the other": ((), ("--native",), ("--locals",)),
 }
 """How jobs are attached to that are repeated without."""
+PACE = 0.01
+"""Seconds that each of their steps takes longer while the doctor is attached."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -127,7 +129,7 @@ def rows_of(scenes: Sequence[AttachScene], times: int, pool: ThreadPoolExecutor)
 def repeated_rows(times: int, pool: ThreadPoolExecutor) -> Iterable[Row]:
     """Train with the doctor attached and without, in every way."""
     for title, attaches in REPEATED.items():
-        call = partial(differences, attaches=attaches)
+        call = partial(differences, attaches=attaches, pace=PACE)
         jobs = [pool.submit(attempt, title, number, call) for number in range(times)]
         yield Row(f"repeated: {title}", "the same numbers", False, times, sum(not job.result() for job in jobs))
 

@@ -64,6 +64,7 @@ HANGS = (
     AttachScene("killed", "RUN004", (2,)),
     AttachScene("killed-at-start", "RUN004", (2,)),
     AttachScene("joins-late", "RUN001", (1,), world=2),
+    AttachScene("receives", "RUN001", (2,)),
     AttachScene("fsdp-sleeps", "RUN001", (2,)),
     AttachScene("accelerate-sleeps", "RUN001", (2,), needs=("accelerate",)),
     AttachScene("lightning-sleeps", "RUN001", (1,), launch="Lightning", world=2, needs=("lightning.pytorch",)),
@@ -84,7 +85,13 @@ HEALTHY = (
     AttachScene("saves"),
     AttachScene("row-is-long"),
     AttachScene("validates"),
+    AttachScene("loads-first", "RUN001", (2,), "info"),
+    AttachScene("exchanges-much"),
     AttachScene("tokenizes", "RUN010", (0,), "info"),
+    AttachScene("tokenizes-in-pool", "RUN010", (0,), "info"),
+    AttachScene("tokenizes-in-threads", "RUN010", (0,), "info"),
+    AttachScene("packs", "RUN010", (0,), "info"),
+    AttachScene("downloads", "RUN010", (0,), "info"),
 )
 """Jobs that make progress, on one rank at least."""
 

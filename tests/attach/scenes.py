@@ -11,9 +11,13 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -91,7 +95,12 @@ def joins_late():
     time.sleep(3600)
 
 
-BEFORE_GROUP = {"killed-at-start": is_killed_at_start, "joins-late": joins_late}
+def loads_first():
+    while True:
+        sum(range(100_000))
+
+
+BEFORE_GROUP = {"killed-at-start": is_killed_at_start, "joins-late": joins_late, "loads-first": loads_first}
 
 
 def is_last():
@@ -264,6 +273,59 @@ def tokenizes():
     dist.barrier()
 
 
+def tokenize_slowly(number):
+    while True:
+        tokenize(str(number))
+
+
+def tokenizes_in_pool():
+    if dist.get_rank() == 0:
+        with multiprocessing.Pool(2) as pool:
+            pool.map(tokenize_slowly, range(8))
+    dist.barrier()
+
+
+def tokenizes_in_threads():
+    if dist.get_rank() == 0:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(tokenize_slowly, range(8)))
+    dist.barrier()
+
+
+def packs():
+    if dist.get_rank() == 0:
+        subprocess.run(["gzip", "-c", "/dev/zero"], stdout=subprocess.DEVNULL, check=True)
+    dist.barrier()
+
+
+def downloads():
+    """From a server that sends a little ten times a second."""
+    if dist.get_rank() == 0:
+        server = socket.create_server(("127.0.0.1", 0))
+        if not os.fork():
+            connection, _ = server.accept()
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(b"x" * 1000)
+                time.sleep(0.1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/weights") as response:
+            response.read()
+    dist.barrier()
+
+
+def exchanges_much():
+    while True:
+        dist.all_reduce(torch.ones(1 << 24))
+
+
+def receives():
+    """Rank 0 waits for rank 1, and this one for the last."""
+    if is_last():
+        time.sleep(3600)
+    dist.recv(torch.ones(1), dist.get_rank() + 1)
+    dist.send(torch.ones(1), dist.get_rank() - 1)
+
+
 def tokenize_or_die(number):
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -345,6 +407,12 @@ ACTIONS = {
     "pool-loses-a-child": pool_loses_a_child,
     "pool-deadlocks": pool_deadlocks,
     "tokenizes": tokenizes,
+    "tokenizes-in-pool": tokenizes_in_pool,
+    "tokenizes-in-threads": tokenizes_in_threads,
+    "packs": packs,
+    "downloads": downloads,
+    "exchanges-much": exchanges_much,
+    "receives": receives,
     "validates": validates,
     "computes": computes,
     "slow-steps": has_slow_steps,

@@ -24,6 +24,12 @@ ELSEWHERE = {
     "sleeps under mpirun": "test_launched_jobs.py finds these ranks",
     "sleeps under torch.multiprocessing": "test_launched_jobs.py finds these ranks",
     "fsdp-moves": "ddp-moves takes the same path",
+    "receives": "gathers waits for the last rank as well",
+    "loads-first": "computes takes its time as well",
+    "tokenizes-in-threads": "computes takes its time as well",
+    "downloads": "test_attached_job.py has the same stacks and counts",
+    "packs": "test_attached_job.py has the same stacks and counts",
+    "exchanges-much": "test_attached_job.py has the same stacks and counts",
     "slow-steps": "computes takes its time as well",
     "validates": "computes takes its time as well",
 }
