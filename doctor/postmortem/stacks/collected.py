@@ -38,8 +38,15 @@ MOST_PROCESSES = 1 << 16
 MOST_SAMPLES = 64
 """Samples of one process that are kept, the newest ones."""
 _BOOTSTRAP = ("threading.py", ("_bootstrap", "_bootstrap_inner"))
-_NATIVE_STARTS = frozenset(("start_thread", "clone", "clone3", "__clone", "__clone3", "__GI___clone"))
-"""Outermost functions of native threads other than the main one (glibc, nptl/pthread_create.c)."""
+_NATIVE_STARTS = frozenset(
+    """
+    start_thread clone clone3 __clone __clone3 __GI___clone pythread_wrapper t_bootstrap thread_run
+    std::execute_native_thread_routine execute_native_thread_routine c10::ThreadPool::main_loop
+    gloo::transport::tcp::Loop::run
+    """.split()  # noqa: SIM905 - shorter
+)
+"""Functions that threads other than the main one begin with: glibc's (nptl/pthread_create.c), CPython's
+(Python/thread_pthread.h, Modules/_threadmodule.c), libstdc++'s (src/c++11/thread.cc) and torch's."""
 _WAITING_FILES = ("threading.py", "queue.py", "selectors.py", "multiprocessing/connection.py")
 _AT_EXIT = "_shutdown"
 """The function of threading that the main thread waits in at the end of the program."""

@@ -29,8 +29,10 @@ _THREAD = re.compile(
 )
 _FRAME = re.compile(
     r"#(?P<depth>\d{1,5}) +(?:0x[0-9a-f]+ in (?P<call>\S.*)"
-    r"|(?P<bare>[^\s(\[]+ \(.*|<signal handler called>|Frame 0x.*))$"
+    r"|(?P<bare>[^\s(\[]+ \(.*|<signal handler called>|Frame 0x.*)"
+    r"|(?P<template>[^\s(\[].* (?:at \S+:\d+|from \S+)))$"
 )
+"""A frame; a name may contain blanks if it is that of a template."""
 _OF_PYTHON = re.compile(
     r"Frame 0x[0-9a-f]+, for file (?P<file>.{0,1000}), line (?P<line>\d{1,10}), in (?P<function>[^ (]{1,400})"
 )
@@ -80,7 +82,7 @@ class GdbReader(ThreadState):
         if _BEGINS.match(line):
             self.leave()
             return AsideLine()
-        if found := _FRAME.match(line):
+        if (found := _FRAME.match(line)) and (found["template"] is None or "> (" in found["template"]):
             return self._frame(found)
         if _PY_BT.match(line):
             self._in_python = True
@@ -96,7 +98,7 @@ class GdbReader(ThreadState):
 
     def _frame(self, found: re.Match[str]) -> LineKind:
         self._after_frame = True
-        call = found["call"] or found["bare"]
+        call = found["call"] or found["bare"] or found["template"]
         if python := _OF_PYTHON.search(call):
             return FrameLine(dumped_frame(python["file"], int(python["line"]), python["function"]))
         return NativeLine(function_of(call), is_innermost=found["depth"] == "0")

@@ -218,3 +218,16 @@ def test_marks_of_html_and_of_replies():
     assert mains(WAITING.replace("<module>", "&lt;module&gt;")) == ["all_reduce"]
     reply = "".join(f"> {line}\n" for line in ["```", *WAITING.splitlines(), "```"])
     assert mains(PROSE + reply + "\nDo others do the same?\n") == ["all_reduce"]
+
+
+def test_a_thread_of_a_pool_whose_outermost_frames_have_no_names():
+    frames = "#0  0x00007f0000000001 in pthread_cond_wait () from /lib/libc.so.6\n"
+    pool = "#1  0x00007f0000000002 in c10::ThreadPool::main_loop(unsigned long) ()\n   from /venv/libc10.so\n"
+    assert mains("(gdb) bt\n" + frames + pool + "#2  0x00007f0000000003 in ?? () from /lib/libc.so.6\n") == [""]
+
+
+def test_frames_of_templates_without_an_address():
+    inner = "#0  std::unique_lock<std::mutex>::wait<long, std::ratio<1l, 10l> > (this=0x1) at /usr/include/mutex:178\n"
+    outer = "#1  gloo::transport::tcp::UnboundBuffer::waitRecv (this=0x2) at /src/buffer.cc:80\n"
+    assert mains(fenced(("gdb:", inner + outer))) == ["collective"]
+    assert kind("#1 load build> (definition) from Dockerfile\n#2 DONE (0.1s)\n" * 3) == "log"
