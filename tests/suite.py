@@ -85,15 +85,16 @@ def _is_in_real_time(path: Path) -> bool:
 
 
 def _spread_slow_modules(items: list[pytest.Item], workers: int) -> None:
-    """Give every worker a share of the modules that start processes, and those first.
+    """Give two workers of three a share of the modules that start processes, and the third what only computes.
 
-    worksteal gives each worker one part of the list, in its order: slow tests at the end would leave others idle."""
+    worksteal gives each worker one part of the list, in its order, and one that has none left half of another's: slow
+    tests at the end would leave processors idle, and so would workers that all wait at the same time."""
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
     for position, path in enumerate(filter(_is_in_real_time, modules)):
-        shares[position % workers] += modules[path]
+        shares[position % (workers - workers // 3)] += modules[path]
     for path, found in modules.items():
         if not _is_in_real_time(path):
             min(shares, key=len).extend(found)

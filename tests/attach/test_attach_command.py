@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from tests.attach.jobs import doctor_attach, running
 from tests.attach.readable import SLEEPER, started
+from tests.lab.needs import clean_environ
+from tests.lab.speed import patience
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(240)]
@@ -122,17 +123,29 @@ def test_watching_ends_when_the_job_moves_and_when_it_ends(tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     with running("is-stopped", tmp_path / "first", world=2) as job:
-        threading.Timer(15, os.kill, (job.processes[1].pid, signal.SIGCONT)).start()
-        done = doctor_attach("--isolated", "--watch", 1, *_pids(job))
+        done = _watch(job, "is stopped", lambda: os.kill(job.processes[1].pid, signal.SIGCONT))
     assert done.returncode == 0, done
-    assert "is stopped" in done.stdout
     assert "ranks 0-1 make progress" in done.stdout
 
     with running("sleeps", tmp_path / "second", world=2) as job:
-        threading.Timer(15, lambda: [one.kill() for one in job.processes]).start()
-        done = doctor_attach("--isolated", "--watch", 1, *_pids(job))
+        done = _watch(job, "RUN001", lambda: [one.kill() for one in job.processes])
     assert done.returncode == 1, done
     assert "has ended" in done.stderr
+
+
+def _watch(job, words, then):
+    """What ``doctor attach --watch`` returned; ``then`` was called once its report held the words."""
+    command = [sys.executable, "-m", "doctor", "attach", "--isolated", "--watch", "1", *map(str, _pids(job))]
+    environ = clean_environ(job.folder)
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        read = ""
+        for line in process.stdout:
+            read += line
+            if words in line:
+                then()
+                break
+        stdout, stderr = process.communicate(timeout=patience(60))
+    return subprocess.CompletedProcess(command, process.returncode, read + stdout, stderr)
 
 
 def _pids(job):

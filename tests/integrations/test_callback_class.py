@@ -111,7 +111,7 @@ def test_no_second_lightning_is_imported(first: str, order: str, tmp_path: Path)
     assert said == []
 
 
-@pytest.mark.parametrize("package", [None, "pytorch_lightning"])
+@pytest.mark.parametrize("package", [pytest.param(None, marks=OTHER_PAIRS), "pytorch_lightning"])
 def test_where_no_lightning_is_loaded_one_is(package: str | None) -> None:
     for needed in LIGHTNINGS:
         pytest.importorskip(needed)

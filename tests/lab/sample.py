@@ -39,17 +39,17 @@ def long_only(why: str) -> pytest.MarkDecorator:
 
 
 def sampled(
-    scenes: Iterable[SceneT], id_of: Callable[[SceneT], str], benchmark: str, elsewhere: Collection[str] = ()
+    scenes: Iterable[SceneT], kind_of: Callable[[SceneT], str], benchmark: str, elsewhere: Collection[str] = ()
 ) -> list[ParameterSet]:
-    """Every scene as a parameter; skipped are those whose id an earlier scene has, or one ``elsewhere``. ``benchmark``
-    runs all of them."""
+    """Every scene as a parameter; skipped are those whose kind an earlier scene has, or one ``elsewhere``.
+    ``benchmark`` runs all of them."""
     skip = pytest.mark.skip(
-        reason=f"another scene of this id is run; DOCTOR_LONG_TESTS=1 runs all, and {benchmark} does"
+        reason=f"another test causes this fault; DOCTOR_LONG_TESTS=1 runs all, and {benchmark} does"
     )
     seen = {*elsewhere}
     every = []
     for scene in scenes:
-        is_left_out = id_of(scene) in seen and not ALL
-        seen.add(id_of(scene))
+        is_left_out = kind_of(scene) in seen and not ALL
+        seen.add(kind_of(scene))
         every.append(pytest.param(scene, id=scene.title, marks=skip if is_left_out else ()))
     return every

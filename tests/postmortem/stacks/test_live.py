@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.sample import long_only
+
 PROGRAM = Path(__file__).with_name("programs") / "asleep.py"
 PY_SPY = Path(sysconfig.get_path("scripts")) / "py-spy"
 PATIENCE = 120.0
@@ -91,6 +93,7 @@ def test_two_dumps_are_surer_than_one(job, tmp_path):
     assert (finding["ranks"], finding["confidence"]) == ([1], 0.75)
 
 
+@long_only("test_recorded.py reads what gdb wrote of such a job")
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb")
 def test_gdb_of_a_job_that_hangs(job, tmp_path):
     until_waiting(job)
