@@ -56,7 +56,7 @@ HANGS = (
     AttachScene("holds-the-interpreter", "RUN016", (2,)),
     AttachScene("is-stopped", "RUN001", (2,)),
     AttachScene("leaves", "RUN001", (2,)),
-    AttachScene("ddp-uneven", "RUN001", (2,)),
+    AttachScene("ddp-uneven", "DATA010", (2,)),
     AttachScene("crosses", "RUN015", (0, 1)),
     AttachScene("row-never-comes", "RUN010", (2,)),
     AttachScene("pool-loses-a-child", "RUN010", (0,)),

@@ -126,10 +126,11 @@ def load_row():
 
 def train_unevenly():
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
-    for step in range(20 if is_last() else 30):
+    loader = DataLoader(Rows(), sampler=range(20 if is_last() else 30))
+    for step, batch in enumerate(loader):
         if step == 18:
             arrived()
-        model(torch.ones(2, 3)).sum().backward()
+        model(batch).sum().backward()
     dist.barrier()
 
 
