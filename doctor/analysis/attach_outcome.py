@@ -35,18 +35,19 @@ def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
     if len(moving) == len(ranks):
         verb = "make" if len(moving) > 1 else "makes"
         return RunOutcome("running", f"{ranks_in_words(tuple(moving))} {verb} progress{_pace(ranks)}")
-    still = [rank for rank in ranks if not rank.movement.is_progress]
+    still = [rank for rank in ranks if not rank.movement.is_progress and rank.movement.kind != "ended"]
     if moving:
-        numbers = [rank.number for rank in still]
-        return RunOutcome(
-            "running", f"{ranks_in_words(tuple(moving))} made progress, {ranks_in_words(tuple(numbers))} did not"
-        )
-    seconds = min((rank.movement.seconds or 0.0 for rank in still), default=0.0)
-    watch = "Attach again with `--watch 60`: a rank that is still at the same place does not only take its time"
-    native = "Attach with `--native` to see in which native call the ranks are"
+        left = f", {ranks_in_words(tuple(rank.number for rank in still))} did not" if still else ""
+        ended = [rank.number for rank in ranks if rank.movement.kind == "ended"]
+        gone = f", {ranks_in_words(tuple(ended))} ended" if ended else ""
+        return RunOutcome("running", f"{ranks_in_words(tuple(moving))} made progress{left}{gone}")
+    times = [rank.movement.seconds for rank in still]
+    known = [seconds for seconds in times if seconds is not None]
+    watch = "Attach again with `--watch 60`: a rank that is only slow will have moved by then"
+    native = "Attach with `--native` to see the native function that each rank is in"
     return RunOutcome(
         "unknown",
-        f"no rank made progress in {seconds:.0f} s",
+        f"no rank made progress for {min(known):.0f} s" if known else "one sample does not show whether ranks move",
         collect=(watch,) if any(map(_was_asked_for_native, still)) else (watch, native),
     )
 

@@ -57,10 +57,13 @@ INCONCLUSIVE = 3
 @click.command("attach")
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Read this process and its children.")
 @click.option("--job", default="", metavar="ID", help="Read the job with this id (of the scheduler, or --rdzv-id).")
-@click.option("--all-users", is_flag=True, help="Look for processes of all users, as root.")
+@click.option("--all-users", is_flag=True, help="Look for jobs of all users (root only).")
 @click.option("--native", is_flag=True, help="Read native frames too; stops each process for 0.5 to 1.5 s.")
 @click.option(
-    "--locals", "with_locals", is_flag=True, help="Read local variables too: ranks and steps/s follow from them."
+    "--locals",
+    "with_locals",
+    is_flag=True,
+    help="Read local variables too; they show rank numbers and steps per second.",
 )
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="Samples of each process.")
 @click.option(
@@ -69,7 +72,7 @@ INCONCLUSIVE = 3
     help="Let a rank that py-spy cannot read run a script that writes its stacks (Python 3.14 or later).",
 )
 @click.option(
-    "--debug-server", default="", metavar="HOST[:PORT]", help="Ask torch's debug server of the job, too (port 25999)."
+    "--debug-server", default="", metavar="HOST[:PORT]", help="Query torch's debug server of the job too (port 25999)."
 )
 @click.option(
     "--nccl-ras",
@@ -78,10 +81,15 @@ INCONCLUSIVE = 3
     help="Ask NCCL's RAS service at this address, not on this host (port 28028).",
 )
 @click.option(
-    "--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="Attach again until the job moves or ends."
+    "--watch",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Attach again every SECONDS until all ranks make progress or the job ends.",
 )
 @click.option("--hosts", type=click.IntRange(min=1), metavar="N", help="Number of hosts, if the job does not state it.")
-@click.option("-o", "--output", "folder", type=PATH, metavar="FOLDER", help="Keep the stacks and the report here.")
+@click.option(
+    "-o", "--output", "folder", type=PATH, metavar="FOLDER", help="Write the stacks and the report to FOLDER."
+)
 @format_option("text", "json", "markdown", "html", "junit", "github")
 @in_order(select_option, ignore_option, fail_on_option, strict_option, settings_options, plugin_option, redact_option)
 @detail_options
@@ -106,10 +114,10 @@ def command(
     """Show where each rank of a running job is, and which rank the others wait for.
 
     Reads the stacks of the training processes on this host several times, from outside: nothing has to be installed
-    in the job, and it goes on as before. Run it on every host to compare all ranks: `srun --overlap --jobid=ID doctor
+    in the job, and the job keeps running. Run it on every host to compare all ranks: `srun --overlap --jobid=ID doctor
     attach`, `mpirun ... doctor attach`, or by ssh or kubectl exec with `--share DIR`.
 
-    Exit codes: 0 all ranks make progress, 1 something was found, 2 a wrong option
+    Exit codes: 0 all ranks make progress, 1 a problem was found, 2 a wrong option
     or no such process or job, 3 a rank could not be read, or no training process
     was found.
     """

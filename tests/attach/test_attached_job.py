@@ -11,7 +11,7 @@ from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import StandingTimes, attached_job
 from doctor.analysis.process_movement import movement_of
 from doctor.core.capture import from_document, to_document
-from doctor.core.facts import AttachedProcess, Frame, LocalVariable, ProgressFacts, StackThread
+from doctor.core.facts import AttachedProcess, Frame, LocalVariable, LogEvidence, ProgressFacts, StackThread
 from doctor.core.finding import Severity
 from doctor.core.job import Job, build_job
 from doctor.core.redact.placeholders import redact
@@ -139,8 +139,8 @@ def test_ranks_that_wait_in_backward_wait_for_the_rank_that_is_asleep() -> None:
     (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
     assert finding.ranks == (3,)
     assert finding.summary == (
-        "rank 3 stands at train.py:58 (step); ranks 0-2 have waited at least 3 s in all_reduce of backward, called at "
-        "train.py:44 (train)"
+        "rank 3 is stuck at train.py:58 (step); ranks 0-2 have waited at least 3 s in all_reduce of backward, called "
+        "at train.py:44 (train)"
     )
 
 
@@ -499,3 +499,62 @@ def test_steps_per_second_of_the_callbacks_record() -> None:
     assert rank_stacks(found, attached_job(found)).steps_from == "callback"
     hanging = members(*others(3), process(3, SLEEP, step_rate=4.0))
     assert rank_stacks(hanging, attached_job(hanging)).steps_per_second is None
+
+
+def _summary(check: str, *processes: AttachedProcess) -> str:
+    (finding,) = judged(members(*processes)).result(check).findings  # type: ignore[union-attr]
+    return finding.summary
+
+
+def test_each_call_site_of_the_waiting_ranks_is_named_if_there_are_few() -> None:
+    asleep = process(3, SLEEP)
+    two = [process(0, ALL_REDUCE), process(1, inside("barrier", at(70, "validate"))), process(2, ALL_REDUCE)]
+    assert _summary("RUN001", *two, asleep) == (
+        "rank 3 is stuck at train.py:58 (step); ranks 0, 2 have waited at least 3 s in all_reduce at train.py:41 "
+        "(train), rank 1 in barrier at train.py:70 (validate)"
+    )
+    many = [process(rank, inside("barrier", at(70 + rank)), world=6) for rank in range(5)]
+    assert _summary("RUN001", *many, process(5, SLEEP, world=6)).endswith(
+        "rank 0 has waited at least 3 s in barrier at train.py:70 (train), rank 1 in barrier at train.py:71 (train), "
+        "rank 2 in barrier at train.py:72 (train), 2 more elsewhere"
+    )
+
+
+def test_how_processes_ended_is_said_in_a_sentence() -> None:
+    waited = "; ranks 0-2 have waited at least 3 s in all_reduce at train.py:41 (train)"
+    for code, how in ((None, "has ended"), (-9, "was ended by signal 9 (SIGKILL)"), (1, "has ended with exit code 1")):
+        summary = _summary("RUN004", *others(3), process(3, ended="zombie", exit_code=code))
+        assert summary == f"The process of rank 3 {how}{waited}"
+
+
+def test_a_rank_that_left_its_program_waits_for_its_threads() -> None:
+    left = process(3, (Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown"),))
+    assert _summary("RUN001", *others(3), left).startswith(
+        "rank 3 is at the end of its program and waits for its threads"
+    )
+
+
+def test_what_to_do_depends_on_where_the_stacks_came_from() -> None:
+    here = attached_to(*others(3), process(3, (at(40),), cpu=0.9))
+    jobs = [build_job([here]), build_job([here], evidence=LogEvidence())]
+    reports = [judge(attached_job(job), load_checks(Settings()), Settings()) for job in jobs]
+    attached, collected = (report.result("RUN001").findings[0].fix for report in reports)  # type: ignore[union-attr]
+    assert attached.startswith("Attach again later, or with `--watch 60`: ")
+    assert collected.startswith("Collect the stacks again later: ")
+
+
+def test_a_call_that_other_ranks_may_never_reach_is_hinted_at_without_source() -> None:
+    found = members(*others(3), process(3, inside("all_gather", at(70))))
+    (finding,) = judged(found).result("RUN002").findings  # type: ignore[union-attr]
+    assert finding.fix.endswith(
+        "If only rank 3 reaches train.py:70 (train), as under `if rank == 0:`, make that call on all ranks (RUN006)."
+    )
+
+
+def test_ranks_that_ended_are_not_said_to_have_made_no_progress() -> None:
+    report = judged(members(process(0, (at(40),), (at(41),), world=2), process(1, ended="zombie", exit_code=0)))
+    assert report.outcome is not None
+    assert report.outcome.reason == "rank 0 made progress, rank 1 ended"
+    one_sample = judged(members(*others(rounds=1)))
+    assert one_sample.outcome is not None
+    assert one_sample.outcome.reason == "one sample does not show whether ranks move"

@@ -75,6 +75,16 @@ class Diagnosis:
         return tuple(rank for rank in self.states.waiting if rank not in self.ranks)
 
     @property
+    def waiting_sites(self) -> tuple[tuple[tuple[int, ...], CallSite], ...]:
+        """Where the ranks wait that are not faulty: call sites with their ranks, those of most ranks first."""
+        sites: dict[str, tuple[list[int], CallSite]] = {}
+        for rank in self.waiting:
+            if (site := self.states.ranks[rank].site) is not None:
+                sites.setdefault(site.text, ([], site))[0].append(rank)
+        found = sorted(sites.values(), key=lambda item: (-len(item[0]), item[0]))
+        return tuple((tuple(ranks), site) for ranks, site in found)
+
+    @property
     def waiting_at(self) -> CallSite | None:
         """Where most of these wait: the call site of most of them."""
         sites: dict[object, list[CallSite]] = {}

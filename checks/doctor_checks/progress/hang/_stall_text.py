@@ -8,6 +8,8 @@ from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.api import Source, ranks_in_words
 from doctor.facts import Collective
 
+MOST_SITES = 3
+"""The number of call sites of waiting ranks that a sentence names."""
 SHOWN = 8
 """The number of ranks whose location a finding shows."""
 
@@ -34,6 +36,13 @@ def stall_waiters(found: Diagnosis) -> str:
     site, verb = found.waiting_at, "have" if len(found.waiting) > 1 else "has"
     waited = f" {least}{found.seconds_waited:.0f} s" if found.seconds_waited else ""
     where = site.text if site else "a collective"
+    sites = found.waiting_sites
+    if found.states.is_sampled and len(sites) > 1:
+        (first, _), *_ = sites
+        has = "are" if found.states.is_snapshot else f"have waited{waited}" if len(first) > 1 else f"has waited{waited}"
+        parts = [f"{ranks_in_words(ranks)} in {one.text}" for ranks, one in sites[1:MOST_SITES]]
+        more = [f"{len(sites) - MOST_SITES} more elsewhere"] if len(sites) > MOST_SITES else []
+        return f"; {ranks_in_words(first)} {has} in {', '.join([sites[0][1].text, *parts, *more])}"
     if found.states.is_snapshot:
         return f"; {ranks_in_words(found.waiting)} {'are' if len(found.waiting) > 1 else 'is'} in {where}"
     return f"; {ranks_in_words(found.waiting)} {verb} waited{waited} in {where}"

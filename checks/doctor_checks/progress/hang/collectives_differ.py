@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from doctor.analysis.call_sites import CallSite, place_of_frame
-from doctor.analysis.hang.collective_mismatch import Divergence
+from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
 from doctor.analysis.stats.majority import split_values
@@ -291,8 +291,8 @@ _BATCHES = (
 def collectives_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks of a group make the same call at the same time.
 
-    Why it hurts: collectives pair by their number alone: ranks that do not call the same hang until the time-out,
-    abort, or exchange wrong values without any error.
+    Why it hurts: collectives are matched by their number alone: ranks that make different calls hang until the timeout,
+    abort, or exchange wrong values without an error.
     Fix: have all ranks call the same collectives in the same order, with the same number of elements and one type.
     """
     found = diagnose_stall(job)
@@ -351,11 +351,20 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
             },
             "conditions": [one.site.condition for one in variants[:8] if one.site.condition],
         },
-        fix=_fix(divergence.aspect),
+        fix=_fix(divergence.aspect) + _hint(found, odd, others),
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=Source(odd.site.frame.file, odd.site.frame.line) if odd.site.frame and odd.site.frame.line else None,
     )
+
+
+def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
+    """From stacks alone: the ranks may be the only ones that reach their line, which is RUN006's."""
+    if not found.states.is_sampled or odd.key == others.key or not odd.site.place or odd.site.condition:
+        return ""
+    who = ranks_in_words(odd.ranks)
+    verb = "reach" if len(odd.ranks) > 1 else "reaches"
+    return f" If only {who} {verb} {odd.site.place}, as under `if rank == 0:`, make that call on all ranks (RUN006)."
 
 
 def _at(site: CallSite) -> str:
@@ -415,8 +424,8 @@ def _fix(aspect: str) -> str:
             "Give one type on all ranks: `tensor.to(torch.float32)` before the call; look for a rank without autocast."
         )
     return (
-        "Let no value that ranks do not share decide which collective comes next; take the call out of the branch, or "
-        "make it in both. `TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run names the first pair that differs."
+        "Do not let a value that differs between ranks decide which collective comes next: take the call out of the "
+        "branch, or make it in both. `TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run names the first pair that differs."
     )
 
 

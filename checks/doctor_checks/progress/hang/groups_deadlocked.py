@@ -92,8 +92,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
 def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for one another in a circle.
 
-    Why it hurts: nothing is late and nobody is at fault alone: each rank waits in one call for a rank that waits in
-    another one, until the time-out.
+    Why it hurts: no rank is late: each waits in one call for a rank that waits in another one, until the timeout.
     Fix: call the groups in the same order on all ranks, and give every send its receive.
     """
     found = diagnose_stall(job)
@@ -124,10 +123,10 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
 
 
 _ORDER = (
-    "Let all ranks call the groups in one order. Calls of different threads or streams have none: give each group one "
-    "thread, or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
+    "Call the groups in the same order on all ranks. Calls of different threads or streams have none: give each group "
+    "one thread, or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
 )
 _PAIR = (
-    "Give every send its receive, with the same peer and in the same order; where two ranks exchange, let one send "
-    "first and the other receive first, or use `batch_isend_irecv`."
+    "Give every send a matching receive, with the same peer and in the same order. If two ranks exchange data, let one "
+    "send first and the other receive first, or use `batch_isend_irecv`."
 )

@@ -111,8 +111,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for one that is busy with data, a checkpoint or other work of its own.
 
-    Why it hurts: the collective of the others runs out of time and ends the job with errors of the network, though
-    nothing is wrong with it.
+    Why it hurts: the collective of the other ranks times out and ends the job with network errors, although the network
+    is fine.
     Fix: do that work before the run or on all ranks alike, make it shorter, or give the group a longer timeout.
     """
     found = diagnose_stall(job)
@@ -158,12 +158,13 @@ _TIMEOUT = (
 )
 _FIXES = {
     "evaluating": f"Evaluate on all ranks, each its part, or on rank 0 without the others waiting; {_TIMEOUT}.",
-    "loading": "See what that sample or its storage takes: more workers and `prefetch_factor`, data on a local disk, "
-    "samples checked and converted before the run. A worker in state D waits for a file server, in T it is stopped.",
+    "loading": "Check that sample and its storage: use more workers and a larger `prefetch_factor`, data on a local "
+    "disk, samples that are checked and converted before the run. A worker in state D waits for storage, one in state "
+    "T is stopped.",
     "saving": f"Save to a local disk and copy later, save fewer and smaller checkpoints "
     f"(`ModelCheckpoint(save_last=False)`, sharded or asynchronous ones); {_TIMEOUT}.",
     "reading": f"Read it from a local disk, or on one rank of a host and broadcast; {_TIMEOUT}.",
-    "tokenising": f"Tokenise once before the run and load the result (`datasets` keeps a cache on disk); in Lightning "
+    "tokenising": f"Tokenize once before the run and load the result (`datasets` keeps a cache on disk); in Lightning "
     f"`prepare_data()` is the place, and its barrier needs the time: {_TIMEOUT}.",
     "downloading": f"Fetch it before the run, or once a host into a shared cache (`HF_HOME`); {_TIMEOUT}.",
     "compiling": f"Warm the cache up before (`TORCHINDUCTOR_CACHE_DIR` on a local disk, the same on all ranks of a "

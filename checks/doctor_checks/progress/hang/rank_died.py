@@ -37,7 +37,7 @@ from doctor.testing import Fails, Passes, logged, package_frame, running, stalle
 from doctor.testing.stalled_run import with_failure, with_late_ranks
 from doctor_checks.progress.hang._native_crashes import native_crashes
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
-from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks
+from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
 _TIMED_OUT = "[pair.cc:1] Timed out waiting 1800000ms for recv operation to complete"
@@ -359,6 +359,8 @@ def _line(failure: Failure | None) -> Frame | None:
 
 
 def _claim(found: Diagnosis, ending: RunEnd) -> str:
+    if found.first is not None and found.first.is_sampled and _is_of_process(ending.failure):
+        return _claim_of_processes(found, ending.failure)
     who, several = stall_ranks(found), len(ending.ranks) > 1
     others, verb = ranks_in_words(ending.consequences), "report" if len(ending.consequences) > 1 else "reports"
     after = f"; what {others} {verb} is a consequence" if ending.consequences else ""
@@ -374,6 +376,19 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     if several:
         return f"{who} failed alike, rank {ending.first} first: {error}{at}{after}"
     return f"{who} failed first: {error}{at}{after}"
+
+
+def _is_of_process(failure: Failure | None) -> bool:
+    """Whether only the end of a process is known, and no error."""
+    return failure is None or failure.kind == "exit code" or failure.message.startswith("ended by signal")
+
+
+def _claim_of_processes(found: Diagnosis, failure: Failure | None) -> str:
+    has, was = ("have", "were") if len(found.ranks) > 1 else ("has", "was")
+    how = f"{has} ended" if failure is None else f"{was} {failure.message}"
+    if failure is not None and failure.kind == "exit code":
+        how = f"{has} ended with exit code {failure.message}"
+    return f"The process{'es' if has == 'have' else ''} of {stall_ranks(found)} {how}{stall_waiters(found)}"
 
 
 def _headline(failure: Failure, most: int = 200) -> str:

@@ -253,8 +253,8 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
 def rank_stalled(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks are where the others wait.
 
-    Why it hurts: the ranks that wait burn their devices until the time-out (10 or 30 minutes), and then report errors
-    that do not name the rank that was missing.
+    Why it hurts: the waiting ranks keep their GPUs busy until the timeout (10 or 30 minutes), and then report errors
+    that do not name the missing rank.
     Fix: look at the rank that is named: its stack, its log, its host.
     """
     found = diagnose_stall(job)
@@ -271,7 +271,8 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
     elif found.uneven is not None:
         yield _finding(found, *_loader_ended(found, found.uneven))
     elif found.kind in _SAYINGS:
-        yield _finding(found, *_SAYINGS[found.kind](found))
+        claim, fix = _SAYINGS[found.kind](found)
+        yield _finding(found, claim, _fix_of_stacks(found, job) or fix)
 
 
 _ONE_STACK = "one stack of each rank doesn't show whether they move, and none of them stands out"
@@ -281,6 +282,34 @@ def _is_snapshot(job: Job) -> bool:
     """Whether all that is known of the ranks is one stack of each."""
     known = [progress for progress, _ in job.facts(ProgressFacts)]
     return bool(known) and all(one.sampled and one.idle is None and one.state != "ended" for one in known)
+
+
+def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
+    """What to do about a rank that was read from outside, by ``doctor attach`` or from collected stacks."""
+    first = found.first
+    if found.kind != "elsewhere" or first is None or not first.is_sampled:
+        return ""
+    is_collected = job.evidence is not None
+    if first.state == "ended":
+        return (
+            "Every rank has to leave the training loop after the same batch: no `return` or `break` on a value that "
+            "differs between ranks, and data loaders of equal length (DATA001, DATA010)."
+        )
+    if found.states.is_snapshot:
+        return "One stack of each rank does not distinguish a stuck rank from a slow one. " + (
+            "Collect the stacks again after a minute, and pass both files to `doctor diagnose`."
+            if is_collected
+            else "Attach again with `--rounds 3`."
+        )
+    if found.within_limit:
+        again = "Collect the stacks again later" if is_collected else "Attach again later, or with `--watch 60`"
+        return f"{again}: a rank that is only slow has left that line then. The other ranks wait meanwhile."
+    host = f"on {found.hosts[0]}, " if found.hosts else ""
+    pid = first.progress.pid if first.progress is not None and first.progress.pid else "PID"
+    return (
+        f"Find out what blocks rank {first.rank} in that line: {host}`py-spy dump --native --pid {pid}` shows the "
+        "native function. Work that one rank does alone belongs before the run or outside of collectives."
+    )
 
 
 def _finding(found: Diagnosis, claim: str, fix: str) -> Finding:
@@ -322,8 +351,8 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     if progress and progress.state == "stopped":
         return (
             f"{who} {'are' if several else 'is'} stopped{stall_waiters(found)}",
-            f"On {host}: `kill -CONT {pid}` lets it go on. Somebody sent SIGSTOP: a debugger, Ctrl-Z in a shell, a "
-            "frozen cgroup, or a scheduler that suspends jobs.",
+            f"On {host}: `kill -CONT {pid}` resumes it. A debugger, Ctrl-Z in a shell or a scheduler that suspends "
+            "jobs has stopped it.",
         )
     if progress and (progress.stack_from == "signal" or progress.sampled) and first and first.site:
         return (
@@ -349,24 +378,22 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
             "share, and loaders of one length.",
         )
     place = f" at {first.site.place}" if first and first.site and first.site.place else ""
-    if found.within_limit and first is not None and first.is_sampled:
-        return (
-            f"{who} {'are' if several else 'is'} busy{place}{stall_waiters(found)}",
-            "Attach again later, or with --watch 60: a rank that is still in that line then does not only take its "
-            "time. Work that one rank does alone makes all others wait.",
-        )
-    if found.states.is_snapshot:
-        return (
-            f"{who} {'are' if several else 'is'}{place or ' elsewhere'}{stall_waiters(found)}",
-            "See what keeps it in that line and lets the others pass. One stack of each rank does not tell a rank that "
-            "is stuck from one that is slow: collect them again after a minute, and give both files to `doctor "
-            "diagnose`.",
-        )
+    verb = "are" if several else "is"
+    if first is not None and first.is_sampled:
+        state = f" {_state_of(found)}" if not found.states.is_snapshot else "" if place else " elsewhere"
+        return f"{who} {verb}{state}{place}{stall_waiters(found)}", ""
     return (
         f"{who} {'stand' if several else 'stands'}{place}{stall_waiters(found)}",
         "See what keeps it in that line and lets the others pass; `py-spy dump --pid PID` shows how it goes on. Work "
         "of one rank alone belongs before the run, or where nobody waits.",
     )
+
+
+def _state_of(found: Diagnosis) -> str:
+    stack = found.first.stack if found.first else ()
+    if stack and not any(frame.user for frame in stack) and stack[0].function == "_shutdown":
+        return "at the end of its program and waits for its threads"
+    return "busy" if found.within_limit else "stuck"
 
 
 def _missing(found: Diagnosis) -> tuple[str, str]:
@@ -415,8 +442,8 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
             f"{ranks_in_words(uneven.ended)} {'have' if several else 'has'} left the loop that "
             f"{ranks_in_words(uneven.continuing)} {'are' if len(uneven.continuing) > 1 else 'is'} still in: "
             f"{found.places_apart}",
-            "End the loop on all ranks after the same number of batches: give every rank as many samples "
-            "(`DistributedSampler`, `drop_last=True`), or wrap the loop in `model.join()` of DDP.",
+            "End the loop on all ranks after the same number of steps: the same `range` or `max_steps`, and data "
+            "loaders of equal length (DATA001, DATA010); or wrap the loop in `model.join()` of DDP.",
         )
     name = {"train": "training", "validate": "validation", "predict": "prediction"}.get(uneven.stage, uneven.stage)
     count = f" after {uneven.batches} batches" if uneven.batches is not None else ""
@@ -440,12 +467,25 @@ def _calls_apart(found: Diagnosis) -> str:
 def _together(found: Diagnosis) -> tuple[str, str]:
     site = found.waiting_at
     never = ", and none before it ever came to an end" if _never_worked(found) else ""
+    if found.states.is_sampled:
+        where = site.text if site else "a collective"
+        time = f" for at least {found.seconds:.0f} s" if found.seconds else ""
+        return (
+            f"all ranks ({ranks_in_words(found.ranks).partition(' ')[2]}) have been in {where}{time}: if it does not "
+            "complete, the network or a device is at fault, not a rank",
+            _OF_NETWORK,
+        )
     return (
         f"{ranks_in_words(found.ranks)} are in the same {site.text if site else 'collective'}, and it does not end"
         f"{stall_waiters(found)}{never}: the network or a device, not a rank",
-        "Look for a link that is down, a firewall, or a device that hangs: `doctor check --probe light` on the same "
-        "hosts, `NCCL_DEBUG=INFO`, `dmesg -T | grep -iE 'nvrm|link'`.",
+        _OF_NETWORK,
     )
+
+
+_OF_NETWORK = (
+    "Look for a link that is down, a firewall, or a device that hangs: `doctor check --probe light` on the same "
+    "hosts, `NCCL_DEBUG=INFO`, `dmesg -T | grep -iE 'nvrm|link'`."
+)
 
 
 def _never_worked(found: Diagnosis) -> bool:
