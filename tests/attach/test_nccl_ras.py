@@ -261,7 +261,7 @@ def test_the_rank_with_fewer_launches_is_the_one_that_the_others_wait_for() -> N
 def test_counts_agree_with_a_rank_that_stands_elsewhere() -> None:
     found = members(*_ranks(SYNC, SYNC, SLEEP, SYNC), ras=_events(BEHIND))
     (finding,) = judged(found).result("RUN001").findings  # type: ignore[union-attr]
-    assert finding.summary.startswith("rank 2 stands at train.py:58 (step)")
+    assert finding.summary.startswith("rank 2 is stuck at train.py:58 (step)")
     assert "NCCL RAS: launched 41 of 42 AllReduce" in finding.evidence["where"]["2"]
 
 
