@@ -48,6 +48,9 @@ _GREP_RULE = "--"
 """The line that ``grep -A`` puts between its findings."""
 _FENCE = re.compile(r"\s{0,8}(?:> ?)?\s{0,8}(?:`{3,}|~{3,})[\w+-]*$")
 """The line before and after a block of code in Markdown."""
+_INDENTED = " " * 4
+_INDENTED_DUMP = re.compile(r" {4,8}(?:Thread |Process \d|Current thread |Traceback for thread |Stack dump for |#0 )")
+"""The beginning of a dump in a block of Markdown that is marked by indentation alone."""
 _OPENING = re.compile(r"`(?=[^`\s])[^`]*$")
 """A mark of Markdown that begins code and isn't closed on its line."""
 _SEVERAL = re.compile(r"rank\D{0,3}\d+ ?(?:[-\u2013~,/]|to|and) ?\d|ranks\b", re.IGNORECASE)
@@ -75,15 +78,31 @@ def streams_of(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _passages(text: str) -> list[list[str]]:
-    """The lines of a text, parted at the fences of Markdown."""
+    """The lines of a text, parted at the fences of Markdown, and around dumps in its indented blocks."""
     passages: list[list[str]] = [[]]
     for line in islice(text.splitlines(), MOST_LINES):
         line = _ESCAPES.sub("", line[:LONGEST]).rstrip().replace("&lt;", "<").replace("&gt;", ">")
         if _FENCE.match(line):
-            passages += [[]] if passages[-1] else []
+            passages.append([])
         else:
             passages[-1].append(line[1:] if line.startswith("`") and _OPENING.match(line) else line)
-    return passages
+    return [block for passage in passages for block in _blocks(passage)]
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    is_indented, before = False, ""
+    for line in lines:
+        begins = not is_indented and not before and bool(_INDENTED_DUMP.match(line))
+        if begins or (is_indented and line and not line.startswith(_INDENTED)):
+            is_indented = begins
+            if block:
+                yield block
+                block = []
+        block.append(line)
+        before = line
+    if block:
+        yield block
 
 
 def _titled(passage: list[str], before: Sequence[str]) -> list[str]:
@@ -181,7 +200,8 @@ def looks_like_stacks(head: str, *, is_whole: bool = True) -> bool:
     counts = [_counts(passage) for passage in _passages("\n".join(lines))]
     printed = sum(each["printed"] for each in counts if _is_dump(each))
     logged = sum(each["logged"] for each in counts)
-    return printed > 0 and logged <= (1 - LEAST_SHARE) * (printed + logged)
+    prose = 0 if any(_FENCE.match(line) for line in lines) else sum(each["other"] for each in counts)
+    return printed > 0 and _is_most(printed, prose, logged)
 
 
 def _counts(passage: list[str]) -> Counter[str]:
@@ -196,9 +216,12 @@ def _is_dump(counts: Counter[str]) -> bool:
     # The stacks of faulthandler are often among the lines of a log, and other programs print names and lines too.
     if counts["faulthandler"] or counts["bare"] * 2 > counts["frame"]:
         return others + logged == 0 and counts["frame"] > 1
-    if logged > (1 - LEAST_SHARE) * (printed + logged):
-        return False
-    return printed >= LEAST_SHARE_OF_TEXT * (printed + others + logged)
+    return _is_most(printed, others, logged)
+
+
+def _is_most(printed: int, others: int, logged: int) -> bool:
+    of_text = LEAST_SHARE_OF_TEXT * (printed + others + logged)
+    return printed >= of_text and logged <= (1 - LEAST_SHARE) * (printed + logged)
 
 
 def looks_like_json_stacks(head: str) -> bool:

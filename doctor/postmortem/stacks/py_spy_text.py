@@ -33,7 +33,7 @@ PARENT = "PPID"
 """Name of the variable that holds the parent's PID, as in a shell."""
 _RULE = re.compile(r"-{20,}$")
 _THREAD = re.compile(
-    r"(?:\S.{0,200}[:\uff1a] ?)?Thread (?:(?P<id>0x[0-9A-F]+|\d{1,20})(?!\w))?"
+    r"(?:\S.{0,200}[:\uff1a] ?)?Thread (?:(?P<id>0x[0-9A-F]+(?:\.{3}|\u2026)?|\d{1,20})(?!\w))?"
     r"(?: ?\((?P<state>(?:active|idle)(?:\+gil)?|gil)\))?(?::? \"(?P<name>.*)\")?$"
 )
 """The header of a thread; people put words before it, and leave out its number."""
@@ -42,6 +42,8 @@ _SHORTENED = re.compile(r"\s*(?:\.{3,}|\u2026|\S.* \(\))$")
 _FRAME = re.compile(r"(?: {4}|\t ?)(?P<name>\S.*) \((?P<file>[^()]+?)(?::(?P<line>\d{1,10}))?\)$")
 _BARE = re.compile(r"[ \t]{0,8}(?P<name>[\w.<>]+) \((?P<file>[^()\s]+\.py):(?P<line>\d{1,10})\)$")
 """A frame without a thread: people quote the frames alone."""
+_NOTE = re.compile(r"(?<=\))\s+(?:<-|\u2190|# ).*")
+"""What people write behind a frame."""
 _LOCAL = re.compile(r" {12}(?P<name>[^\W\d]\w*): (?P<value>.*)$")
 _LOCALS = re.compile(r" {8}(?:Arguments|Locals):$")
 _ERROR = re.compile(r"(?:Error: |Reason: )(?P<reason>.*)")
@@ -87,7 +89,7 @@ class PySpyReader(ThreadState):
         return FrameLine(dumped_frame(found["file"], int(found["line"]), found["name"])) if found else None
 
     def _in_a_thread(self, line: str) -> LineKind | None:
-        if found := _FRAME.match(line):
+        if found := _FRAME.match(_NOTE.sub("", line)):
             number = found["line"]
             if number is None or _NATIVE_FILE.search(found["file"]):
                 return NativeLine(found["name"])

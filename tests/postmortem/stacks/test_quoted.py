@@ -231,3 +231,24 @@ def test_frames_of_templates_without_an_address():
     outer = "#1  gloo::transport::tcp::UnboundBuffer::waitRecv (this=0x2) at /src/buffer.cc:80\n"
     assert mains(fenced(("gdb:", inner + outer))) == ["collective"]
     assert kind("#1 load build> (definition) from Dockerfile\n#2 DONE (0.1s)\n" * 3) == "log"
+
+
+def indented(text):
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def test_a_block_that_indentation_marks():
+    assert mains("py-spy shows:\n\n" + indented(WAITING) + "\nWhat does it wait for?\n") == ["all_reduce"]
+    assert kind(PROSE * 3 + indented(WAITING)) == "log"
+    assert kind("loss 2.3\n" * 9 + "\n" + indented(WAITING)) == "log"
+
+
+@pytest.mark.parametrize("note", ["     <- stuck here", "   \u2190 waits for rank 3", "  # <--- here"])
+def test_notes_behind_frames(note):
+    text = WAITING.replace(":2600)", f":2600){note}")
+    assert mains(text) == ["all_reduce"]
+
+
+def test_an_address_of_a_thread_that_was_shortened():
+    other = 'Thread 0x7F... (active): "reader"\n    read (data.py:3)\n'
+    assert mains(other + WAITING.replace("Thread 71", "Thread 0x7F...")) == ["all_reduce"]
