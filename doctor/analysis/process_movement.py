@@ -5,6 +5,7 @@ A stack alone doesn't tell a rank that computes from one that is asleep: CPU tim
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -25,6 +26,9 @@ _BUSY_SHARE = 0.1
 """CPU time of the main thread, as a share of the time, from which it computes: a poll that sleeps stays below."""
 _BUSY_THREADS = 0.5
 """CPU time of all threads, likewise: the watchdogs of a process group take about 0.01."""
+_ON_THREADS = re.compile(r"(?:^|/)(?:threading|queue)\.py$|(?:^|/)concurrent/futures/")
+"""Files in which a thread waits for others of its process: for these ``_BUSY_SHARE`` suffices, because on a host with
+more work than CPUs they get only a part of one."""
 _BUSY_BYTES = 256 << 10
 """Bytes per second that a process reads and writes, from which it transfers data. Gloo's transfers are counted; a log
 or a progress bar stays below."""
@@ -188,7 +192,8 @@ def _computes(samples: Sequence[ProcessSample], main: StackThread) -> bool:
     first, last = samples[0].kernel, samples[-1].kernel
     span = _span(samples)
     own, all_threads = _difference(first.main_cpu, last.main_cpu), _difference(first.cpu, last.cpu)
-    if (own or 0.0) >= _BUSY_SHARE * span or (all_threads or 0.0) >= _BUSY_THREADS * span:
+    share = _BUSY_SHARE if _waits_for_threads(main) else _BUSY_THREADS
+    if (own or 0.0) >= _BUSY_SHARE * span or (all_threads or 0.0) >= share * span:
         return True
     if own is None and all_threads is None and all(_is_active(sample) for sample in samples):
         return True
@@ -197,6 +202,11 @@ def _computes(samples: Sequence[ProcessSample], main: StackThread) -> bool:
     if all(state == "D" for state in states) or 2 * states.count("R") >= len(states):
         return True
     return _transfers(samples) or _receives(samples, main) or all(_is_on_storage(sample) for sample in samples)
+
+
+def _waits_for_threads(main: StackThread) -> bool:
+    inner = itertools.takewhile(lambda frame: not frame.user, main.frames)
+    return any(_ON_THREADS.search(frame.file) for frame in inner)
 
 
 def _receives(samples: Sequence[ProcessSample], main: StackThread) -> bool:

@@ -39,6 +39,7 @@ from tests.attach.attached import (
 
 ALL_REDUCE = inside("all_reduce")
 UPLOADS = (Frame("/usr/lib/python3.11/ssl.py", 1100, "write"), at(61, "upload"), MAIN)
+JOINS = (Frame("/usr/lib/python3.11/threading.py", 327, "wait"), at(63, "join"), MAIN)
 CHILD = (Frame("/usr/lib/python3.11/subprocess.py", 1209, "wait"), at(62, "pack"), MAIN)
 SLEEP = (at(58, "step"), MAIN)
 
@@ -93,6 +94,7 @@ def findings(found: Job) -> list[tuple[str, tuple[int, ...], Severity]]:
             process(3, (Frame("/usr/lib/python3.11/subprocess.py", 1209, "wait"), *SLEEP)),
             "RUN010",
         ),
+        ("waits for threads that do nothing", process(3, JOINS, threads_cpu=0.02), "RUN001"),
         ("asleep in its data", process(3, (at(12, "__getitem__"), *WORKER[1:2], MAIN)), "RUN010"),
     ],
 )
@@ -114,6 +116,7 @@ def test_the_rank_that_the_others_wait_for_is_found(kind: str, culprit: Attached
         ("rank 0 syncs its file", [*others(0, stack=inside("barrier")), process(0, SAVING, state="D")]),
         ("rank 0 validates", [*others(0), process(0, (at(80, "validate"),), (at(82, "validate"),), cpu=0.5)]),
         ("threads compute for it", [*others(3), process(3, (at(40),), threads_cpu=3.0)]),
+        ("its threads get a part of a CPU", [*others(3), process(3, JOINS, threads_cpu=0.3)]),
         ("its worker reads", [*others(3), process(3, LOADER), worker(3, WORKER, transferred=20 << 20)]),
         ("its worker computes", [*others(3), process(3, LOADER), worker(3, WORKER, cpu=0.8)]),
         ("its worker moves", [*others(3), process(3, LOADER), worker(3, WORKER, IDLE_WORKER)]),
