@@ -20,6 +20,7 @@ import msgspec
 from doctor.attach.injected_stacks import inject
 from doctor.attach.job_sources import callback_threads, stands
 from doctor.attach.kernel_view import SocketQueues, read_kernel_view
+from doctor.attach.processes import own_users
 from doctor.attach.py_spy import DumpOutput, DumpRequest, find_py_spy
 from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
 from doctor.attach.steady_dump import SteadyDump
@@ -53,10 +54,10 @@ class SamplingOptions(NamedTuple):
     deadline of all rounds. ``locals``: read local variables, too; ``native``: in the last round names of native
     functions, too, which stops a process for 0.5 to 1.5 s. ``blocking``: stop a process for a few milliseconds if
     its stack changes while it is read (see :mod:`doctor.attach.steady_dump`). ``as_owner``: if this process is root,
-    read the processes of other users as these users, without capabilities. ``debug_server``: address of torch's debug
-    server of the job; empty: it is not asked. ``nccl_ras``: address of NCCL's RAS service; empty: that of this host.
-    ``inject``: let a rank that py-spy cannot read run a script that writes
-    its stacks (see :mod:`doctor.attach.injected_stacks`).
+    read the processes of other users, except for the one who called sudo, as these users and without capabilities.
+    ``debug_server``: address of torch's debug server of the job; empty: it is not asked. ``nccl_ras``: address of
+    NCCL's RAS service; empty: that of this host. ``inject``: let a rank that py-spy cannot read run a script that
+    writes its stacks (see :mod:`doctor.attach.injected_stacks`).
     """
 
     rounds: int = 3
@@ -219,7 +220,7 @@ class _ProcessReader:
     def _injected(self) -> tuple[StackThread, ...]:
         """Return the threads that the process writes. If it does not once, it is not asked again, and what it wrote
         before is dropped: its main thread left the place that this showed."""
-        threads, refusal = inject(self._target.pid, self._owner())
+        threads, refusal = inject(self._target.pid, self._user())
         if refusal is None:
             self._source = "interpreter"
             return _bounded(threads)
@@ -239,13 +240,18 @@ class _ProcessReader:
             blocking=may_block,
             native=native and may_block,
             locals=options.locals,
-            owner=self._owner(),
+            owner=self._reader(),
         )
 
-    def _owner(self) -> ChildOwner | None:
+    def _reader(self) -> ChildOwner | None:
         """Return the user that py-spy runs as, if it is another one than that of this process."""
+        user = self._user()
+        return user if self._options.as_owner and user is not None and user.uid not in own_users() else None
+
+    def _user(self) -> ChildOwner | None:
+        """Return the user of the process, if this process is root and that one is not."""
         own = os.geteuid()
-        target = credentials_of(self._target.pid) if own == 0 and self._options.as_owner else None
+        target = credentials_of(self._target.pid) if own == 0 else None
         return ChildOwner(target.uids[0], target.gid) if target is not None and set(target.uids) != {own} else None
 
     def _threads(self, output: DumpOutput, owner: ChildOwner | None) -> tuple[StackThread, ...]:

@@ -144,6 +144,7 @@ def command(
             rounds=rounds,
             native=native,
             locals=with_locals,
+            as_owner=not pids,
             seconds=NATIVE_SECONDS if native else DEFAULTS.seconds,
             debug_server=debug_server,
             nccl_ras=nccl_ras,

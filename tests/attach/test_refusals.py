@@ -179,6 +179,8 @@ def test_seccomp_filter_leaves_memory_readable():
 def test_seccomp_filter_and_a_process_that_forbids_tracing():
     with started(FORBIDS_TRACING + SLEEPER, before=run_as(ALICE)) as target:
         code, report = attached_from([*FILTERED, *run_as(ALICE)], target, "--rounds", "1")
+        by_root = attached_from([], target, "--rounds", "1")[1]
     assert code == 3
     assert "PR_SET_DUMPABLE is 0" in json.dumps(report["outcome"])
     assert report["outcome"]["collect"] == [f"sudo doctor attach --pid {target.pid}"]
+    assert "inner" in json.dumps(by_root["stacks"]["groups"])

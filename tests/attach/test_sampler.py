@@ -286,6 +286,14 @@ def test_root_reads_processes_of_others_as_these():
     assert refused.remedy == f"sudo doctor attach --pid {closed.pid}"
 
 
+def test_root_reads_processes_of_who_called_sudo(monkeypatch):
+    with started(FORBIDS_TRACING + SLEEPER, before=run_as(ALICE)) as target:
+        monkeypatch.setenv("SUDO_UID", str(ALICE))
+        assert functions_of(read_one(target)) == STUCK
+        monkeypatch.setenv("SUDO_UID", str(BOB))
+        assert "PR_SET_DUMPABLE" in read_one(target).refused
+
+
 def test_reading_ends_at_the_deadline(monkeypatch, tmp_path):
     hangs = tmp_path / "py-spy"
     hangs.write_text("#!/bin/sh\nexec sleep 300\n")
