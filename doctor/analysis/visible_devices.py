@@ -528,9 +528,9 @@ def shares_by_host(job: Job) -> GpuSharersByHost:
 def shares_by_machine(job: Job) -> GpuSharersByHost:
     """:func:`shares` of every machine, computed once for a job: containers of one machine show the same GPUs."""
     if job not in _BY_MACHINE:
-        alone = len({host.machine for host in job.hosts}) == len(job.hosts)
-        devices = cuda_devices(job)
-        of_machines = ((local, tuple(shares(local, devices))) for local in job.by_machine())
+        machines, devices = job.by_machine(), cuda_devices(job)
+        alone = len(machines) == len(job.hosts)
+        of_machines = ((local, tuple(shares(local, devices))) for local in machines)
         _BY_MACHINE[job] = shares_by_host(job) if alone else tuple(of_machines)
     return _BY_MACHINE[job]
 

@@ -311,6 +311,12 @@ def test_a_rank_that_computes_in_a_file_of_fsdp_is_busy_and_one_without_cpu_time
     assert movement_of(process(0, tensor_parallel)).operation == "collective"
 
 
+def test_a_rank_that_computes_in_backward_is_busy_while_the_others_wait_in_it() -> None:
+    found = members(*others(3, stack=BACKWARD), process(3, BACKWARD, cpu=0.9))
+    assert findings(found) == [("RUN001", (3,), Severity.INFO)]
+    assert judged(found).exit_code == 0
+
+
 def test_a_thread_that_polls_waits_although_it_wakes_up() -> None:
     assert movement_of(process(0, HOROVOD, switches=1500)).kind == "waiting"
     assert movement_of(process(0, ALL_REDUCE, switches=1500)).kind == "moving"

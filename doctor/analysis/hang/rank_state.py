@@ -190,15 +190,20 @@ class RankState:
         return (self.progress.awaits if self.progress else "") or waits_in(self.stack)
 
     @property
+    def _is_seen_moving(self) -> bool:
+        """Whether it was read from outside and used CPU time or changed its stack: a function on it that may wait does
+        not wait then."""
+        return self.is_sampled and self.state == "running"
+
+    @property
     def may_wait_in_backward(self) -> bool:
         """Whether it is in the backward pass, and no recorder shows whether it computes or waits."""
-        return self.recorder is None and is_in_backward(self.stack)
+        return self.recorder is None and is_in_backward(self.stack) and not self._is_seen_moving
 
     @property
     def waits(self) -> bool:
         """Whether it surely waits for others, and not only for a moment."""
-        if self.is_sampled and self.state == "running":
-            # It used CPU time or its stack changed, so a function on its stack that may wait does not show it.
+        if self._is_seen_moving:
             return False
         idle = self.progress.idle if self.progress else None
         is_long = self.is_stuck or bool(self.ended_waiting) or idle is None or idle >= LEAST_WAIT
