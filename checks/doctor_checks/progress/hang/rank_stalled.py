@@ -22,7 +22,7 @@ from doctor.api import (
     is_logged,
     ranks_in_words,
 )
-from doctor.facts import Collective, EpochEnd, ProgressFacts, RecorderFacts
+from doctor.facts import Collective, EpochEnd, Frame, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_late_ranks, without_recorders
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
@@ -290,7 +290,7 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     if found.kind != "elsewhere" or first is None or not first.is_sampled:
         return ""
     is_collected = job.evidence is not None
-    if first.state == "ended":
+    if first.state == "ended" or _has_left_program(first.stack):
         return (
             "Every rank has to leave the training loop after the same batch: no `return` or `break` on a value that "
             "differs between ranks, and data loaders of equal length (DATA001, DATA010)."
@@ -390,10 +390,14 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
 
 
 def _state_of(found: Diagnosis) -> str:
-    stack = found.first.stack if found.first else ()
-    if stack and not any(frame.user for frame in stack) and stack[0].function == "_shutdown":
+    if found.first is not None and _has_left_program(found.first.stack):
         return "at the end of its program and waits for its threads"
     return "busy" if found.within_limit else "stuck"
+
+
+def _has_left_program(stack: tuple[Frame, ...]) -> bool:
+    """Whether a stack is that of an interpreter which joins its threads before it exits."""
+    return bool(stack) and stack[0].function == "_shutdown" and not any(frame.user for frame in stack)
 
 
 def _missing(found: Diagnosis) -> tuple[str, str]:
