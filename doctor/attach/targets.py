@@ -137,8 +137,9 @@ def _is_rank_of_others(process: Process, users: Collection[int]) -> bool:
 
 
 def _only(job: TargetJob, pids: Collection[int]) -> TargetJob | None:
-    targets = tuple(target for target in job.targets if target.process.pid in pids)
-    return job._replace(targets=targets) if targets else None
+    """Return the named part of a job; ``None`` if it has no rank: a named data worker is read as a rank itself."""
+    part = job._replace(targets=tuple(target for target in job.targets if target.process.pid in pids))
+    return part if part.ranks else None
 
 
 def _job_order(job: TargetJob) -> tuple[bool, float]:

@@ -319,7 +319,7 @@ class _Attachment:
         from doctor.attach.host_reading import read_host, targets_of
         from doctor.core.job import Member, build_job
 
-        targets = targets_of(self._request)
+        targets = targets_of(self._request, alone=self._turn == 0)
         return build_job([Member(0, read_host(targets, self._sampling, timeout=self._settings.timeout))])
 
     def _collector(self) -> HostCollector:

@@ -372,6 +372,13 @@ def test_named_pids_are_targets_whatever_they_are():
     assert job.found_by == "request"
 
 
+def test_a_named_child_of_a_rank_is_read_like_a_rank():
+    with running(THREAD + FORK + "thread('pt_autograd_0')\nfork()\n") as process:
+        [child] = table_of_tests().descendants(process.pid)
+        [job] = jobs_of([child.pid], TargetRequest(pids=(child.pid,)))
+    assert [(target.facts.pid, target.facts.role) for target in job.targets] == [(child.pid, "rank")]
+
+
 def test_what_could_not_be_read_in_time_is_noted(monkeypatch):
     assert INCOMPLETE not in found().notes
     monkeypatch.setattr(process_marks.ProcessMarks.__init__, "__kwdefaults__", {"seconds": 0.0})
