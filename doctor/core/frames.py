@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import sysconfig
@@ -13,8 +14,9 @@ from doctor.core.facts import Frame
 from doctor.knowledge.waiting_functions import (
     WaitingFunctions,
     forwards,
-    names_call_of_objects,
+    is_of_collectives,
     synchronizes,
+    transfers_objects,
     waiting_functions,
 )
 from doctor.version import PACKAGE
@@ -111,9 +113,10 @@ def waits_in(stack: Sequence[Frame]) -> str:
     row = waiting_row(stack)
     if row is None:
         return ""
-    inner, *outer = [frame for frame in stack if not forwards(frame.file, frame.function)][:2]
-    if outer and names_call_of_objects(outer[0].file, outer[0].function):
-        return outer[0].function
+    inner, *outer = [frame for frame in stack if not forwards(frame.file, frame.function)]
+    for frame in itertools.takewhile(lambda frame: is_of_collectives(frame.file), outer):
+        if transfers_objects(frame.function) or (inner.function.startswith("_") and not frame.function.startswith("_")):
+            return frame.function
     return row.operation or inner.function.strip("_")
 
 

@@ -170,14 +170,20 @@ def waiting_functions(file: str, function: str) -> WaitingFunctions | None:
     return None if row is None or row.computes else row
 
 
+@functools.lru_cache(maxsize=4096)
 def forwards(file: str, function: str) -> bool:
     """Whether a function only forwards the call of the one that waits."""
     return any(path in file and (not names or function in names) for path, names in _FORWARDERS)
 
 
-def names_call_of_objects(file: str, function: str) -> bool:
-    """Whether a function of ``torch.distributed`` transfers objects by several calls."""
-    return function in _OF_OBJECTS and _C10D in file
+def is_of_collectives(file: str) -> bool:
+    """Whether a file is the one with the collectives of ``torch.distributed``, some of which call others."""
+    return _C10D in file
+
+
+def transfers_objects(function: str) -> bool:
+    """Whether a function of ``torch.distributed`` transfers objects, by several calls."""
+    return function in _OF_OBJECTS
 
 
 def synchronizes(file: str, function: str) -> bool:

@@ -32,6 +32,8 @@ def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
         ([("torch/distributed/rendezvous.py", "_create_c10d_store")], "init_process_group"),
         ([("torch/distributed/elastic/utils/store.py", "barrier")], "barrier"),
         ([(C10D, "destroy_process_group")], "destroy_process_group"),
+        ([(C10D, "_new_process_group_helper"), (C10D, "_new_group_with_tag"), (C10D, "new_group")], "new_group"),
+        ([(C10D, "_store_based_barrier"), (C10D, "init_process_group"), LOGGED], "init_process_group"),
         # objects are sent as tensors: the call of the program names the operation
         ([(C10D, "broadcast"), LOGGED, (C10D, "broadcast_object_list"), LOGGED], "broadcast_object_list"),
         ([(C10D, "all_gather"), LOGGED, (C10D, "all_gather_object"), LOGGED], "all_gather_object"),
