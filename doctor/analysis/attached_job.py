@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from doctor.analysis.gpu_activity import gpu_activity
+from doctor.analysis.hang.rank_state import is_of_device
 from doctor.analysis.process_movement import (
     Movement,
     in_worker_loop,
@@ -26,13 +27,24 @@ from doctor.analysis.process_movement import (
     waits_for_children,
 )
 from doctor.analysis.ras_reports import RasRank, ras_ranks
-from doctor.core.facts import AttachedProcess, AttachFacts, ChildProcess, Failure, Frame, GpuActivity, ProgressFacts
+from doctor.core.facts import (
+    AttachedProcess,
+    AttachFacts,
+    ChildProcess,
+    Failure,
+    Frame,
+    GpuActivity,
+    ProgressFacts,
+    RecorderFacts,
+)
 from doctor.core.facts.telemetry import GpuKind
 from doctor.core.job import Host, Job, Member, Sections, build_job
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 
 GROUP_TIMEOUT = 1800.0
 """Default timeout of process groups in seconds, for all backends but NCCL, whose 600 s need not apply."""
+OPEN_CALL = 30.0
+"""Seconds from which an open collective shows that a rank waits: the host of a healthy job is not so far ahead."""
 FIRST_CALL = 60.0
 """Seconds that a collective in which all ranks are may take: the first one sets up connections."""
 
@@ -113,8 +125,15 @@ def attached_job(members: Job, times: StandingTimes | None = None) -> Job:
     reports = _ras_reports(parts, found)
     seen = {rank.number for _, rank in found}
     lost = {number: part for part in parts for number in _lost(part) if number not in seen}
+    # Ranks dump their recorders one after the other, so those of ranks that move do not belong together.
+    stand = all(rank.movement.kind != "moving" for _, rank in found)
     ranks = [
-        _member(part.host, rank.number, _progress(rank, reports.get(rank.number, RasRank()), waits=waits))
+        _member(
+            part.host,
+            rank.number,
+            _progress(rank, reports.get(rank.number, RasRank()), waits=waits),
+            rank.process.recorder if stand else None,
+        )
         for part, rank in found
     ]
     ranks += [
@@ -223,7 +242,7 @@ def _with_device_waits(found: list[tuple[_HostPart, AttachedRank]]) -> list[tupl
     nothing in its Python stack says so; in a job that moves a rank looks the same. It waits for others if its GPU only
     polls while that of another rank does not, or, where nothing is known of its GPU, if another rank stands elsewhere.
     """
-    found = [(part, _as_seen_on_gpu(rank)) for part, rank in found]
+    found = [(part, _as_recorded(_as_seen_on_gpu(rank))) for part, rank in found]
     kinds = ("standing", "held", "stopped", "ended")
     stands = any(rank.movement.kind in kinds and not rank.movement.on_device for _, rank in found)
     works = any(rank.movement.kind in ("busy", "unread") and rank.gpu_kind in ("computes", "idle") for _, rank in found)
@@ -235,6 +254,21 @@ def _as_seen_on_gpu(rank: AttachedRank) -> AttachedRank:
     if rank.movement.operation != DEVICE_WAIT or rank.gpu_kind != "computes":
         return rank
     return rank._replace(movement=rank.movement._replace(kind="busy", operation=""))
+
+
+def _as_recorded(rank: AttachedRank) -> AttachedRank:
+    """The rank as waiting in the oldest open collective of its flight recorder, if that has been open for long."""
+    movement, recorder, samples = rank.movement, rank.process.recorder, rank.process.samples
+    is_unclear = movement.kind in ("busy", "unread") and rank.gpu_kind != "computes"
+    if recorder is None or not samples or not is_unclear or waits_for_children(movement.stack):
+        return rank
+    calls = (one for one in recorder.collectives if is_of_device(one) and not one.is_p2p and not one.retired)
+    begun = {one.at: one for one in calls if one.state != "completed" and one.at is not None}
+    oldest = min(begun, default=None)
+    if oldest is None or samples[-1].at - oldest < OPEN_CALL:
+        return rank
+    seconds = round(samples[-1].at - oldest, 1)
+    return rank._replace(movement=movement._replace(kind="waiting", seconds=seconds, operation=begun[oldest].operation))
 
 
 def _as_device_wait(rank: AttachedRank, *, stands: bool, works: bool) -> AttachedRank:
@@ -266,8 +300,9 @@ def _lost(part: _HostPart) -> list[int]:
     return [number for number in range(start, start + (size or 0)) if number not in {one.rank for one in ranks}]
 
 
-def _member(host: Host, number: int, progress: ProgressFacts) -> Member:
-    sections: Sections = {**host.sections, ProgressFacts.key: progress}
+def _member(host: Host, number: int, progress: ProgressFacts, recorder: RecorderFacts | None = None) -> Member:
+    recorded: Sections = {RecorderFacts.key: recorder} if recorder is not None else {}
+    sections: Sections = {**host.sections, ProgressFacts.key: progress, **recorded}
     return Member(number, sections, host.identity)
 
 

@@ -24,6 +24,7 @@ from doctor.attach.sampler import SamplingOptions, sample
 from doctor.attach.source_conditions import with_source_conditions
 from doctor.attach.sources.gpu_sampling import GpuSampler, with_gpus, with_xids
 from doctor.attach.sources.nccl_ras import RasReader, RasReport, RasService, find_service, ras_address
+from doctor.attach.sources.recorder_pipe import read_recorders
 from doctor.attach.targets import TargetJob, TargetList, TargetRequest, find_targets
 from doctor.collectors.base import Machine
 from doctor.collectors.runner import collect_facts
@@ -75,11 +76,10 @@ class HostTargets(NamedTuple):
         """Whether rank 0 is on this host, or may be."""
         return any(rank.rank in (0, None) or rank.guessed for rank in self.ranks)
 
-    @property
-    def environs(self) -> Mapping[int, Mapping[str, str]]:
-        """The environments of its processes that could be read, by PID; without those of other PID namespaces."""
+    def environs(self, *, here: bool = False) -> Mapping[int, Mapping[str, str]]:
+        """The environments of its processes that could be read, by PID. ``here``: only those of this PID namespace."""
         found = (target.process for target in self.job.targets) if self.job else ()
-        return {one.pid: one.environ for one in found if one.environ and one.inner_pid == one.pid}
+        return {one.pid: one.environ for one in found if one.environ and not (here and one.inner_pid != one.pid)}
 
 
 def targets_of(request: TargetRequest, *, alone: bool = True) -> HostTargets:
@@ -150,7 +150,10 @@ def read_targets(targets: HostTargets, options: SamplingOptions, *, alone: bool 
         interval = min(options.interval, left / (2 * options.rounds))
         workers = list(sample(workers, options._replace(seconds=left, interval=interval)))
     gpus = _gpus(sampler, ranks)
-    ranks = with_gpus(ranks, gpus, targets.environs)
+    ranks = with_gpus(ranks, gpus, targets.environs(here=True))
+    if options.flight_recorder:
+        ranks, refused = read_recorders(ranks, targets.environs())
+        notes = (*notes, *refused)
     read = with_source_conditions([*_with_step_rates(ranks), *workers])
     kept = {process.pid: process for process in read}
     processes = tuple(kept.get(process.pid, process) for process in targets.processes)
@@ -273,10 +276,12 @@ def _bounded(facts: AttachFacts) -> AttachFacts:
 
 
 def _slim(process: AttachedProcess, *, keep_last: bool = True) -> AttachedProcess:
-    """With all threads in the newest sample, and in the others the main thread and the one that holds the lock."""
+    """With all threads in the newest sample, and in the others the main thread and the one that holds the lock;
+    without ``keep_last`` so in all samples, and without the flight recorder."""
     last = process.samples[-1:] if keep_last else ()
     first = process.samples[: len(process.samples) - len(last)]
-    return msgspec.structs.replace(process, samples=(*map(_needed, first), *last))
+    recorder = process.recorder if keep_last else None
+    return msgspec.structs.replace(process, samples=(*map(_needed, first), *last), recorder=recorder)
 
 
 def _needed(one: ProcessSample) -> ProcessSample:

@@ -56,8 +56,9 @@ class SamplingOptions(NamedTuple):
     its stack changes while it is read (see :mod:`doctor.attach.steady_dump`). ``as_owner``: if this process is root,
     read the processes of other users, except for the one who called sudo, as these users and without capabilities.
     ``debug_server``: address of torch's debug server of the job; empty: it is not asked. ``nccl_ras``: address of
-    NCCL's RAS service; empty: that of this host. ``inject``: let a rank that py-spy cannot read run a script that
-    writes its stacks (see :mod:`doctor.attach.injected_stacks`).
+    NCCL's RAS service; empty: that of this host. ``flight_recorder``: let ranks dump theirs (see
+    :mod:`doctor.attach.sources.recorder_pipe`). ``inject``: let a rank that py-spy cannot read run a script that writes
+    its stacks (see :mod:`doctor.attach.injected_stacks`).
     """
 
     rounds: int = 3
@@ -70,6 +71,7 @@ class SamplingOptions(NamedTuple):
     debug_server: str = ""
     inject: bool = False
     nccl_ras: str = ""
+    flight_recorder: bool = False
 
 
 DEFAULTS = SamplingOptions()

@@ -81,6 +81,11 @@ INCONCLUSIVE = 3
     help="Ask NCCL's RAS service at this address, not on this host (port 28028).",
 )
 @click.option(
+    "--flight-recorder",
+    is_flag=True,
+    help="Let ranks dump their flight recorder, where TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set for the job.",
+)
+@click.option(
     "--watch",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
@@ -106,6 +111,7 @@ def command(
     allow_inject: bool,
     debug_server: str,
     nccl_ras: str,
+    flight_recorder: bool,
     watch: float | None,
     hosts: int | None,
     folder: Path | None,
@@ -148,6 +154,7 @@ def command(
             seconds=NATIVE_SECONDS if native else DEFAULTS.seconds,
             debug_server=debug_server,
             nccl_ras=nccl_ras,
+            flight_recorder=flight_recorder,
             inject=allow_inject,
         ),
         _gather_options(**gathering),
