@@ -78,12 +78,12 @@ INCONCLUSIVE = 3
     "--nccl-ras",
     default="",
     metavar="HOST[:PORT]",
-    help="Ask NCCL's RAS service at this address, not on this host (port 28028).",
+    help="Query NCCL's RAS service at this address instead of this host's (port 28028).",
 )
 @click.option(
     "--flight-recorder",
     is_flag=True,
-    help="Let ranks dump their flight recorder, where TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set for the job.",
+    help="Request dumps of the flight recorders (jobs with TORCH_NCCL_DEBUG_INFO_PIPE_FILE).",
 )
 @click.option(
     "--watch",

@@ -188,7 +188,7 @@ def test_the_service_of_the_ranks_is_found_where_it_listens(host: str) -> None:
             port = here.address.port
             assert find_service([_rank(NCCL_RAS_ADDR=f"localhost:{port}")]).address == RasAddress(host, port)
             foreign = msgspec.structs.replace(_rank(NCCL_RAS_ADDR=f"localhost:{port}"), user=12345)
-            assert find_service([foreign]).note == f"NCCL RAS was not asked: another user listens on port {port}"
+            assert find_service([foreign]).note == f"NCCL RAS was not queried: another user listens on port {port}"
     except OSError:
         pytest.skip(f"no {host} here")
 
@@ -196,7 +196,7 @@ def test_the_service_of_the_ranks_is_found_where_it_listens(host: str) -> None:
 @pytest.mark.parametrize(
     ("address", "note"),
     [
-        ("10.1.2.3:28028", "NCCL_RAS_ADDR is 10.1.2.3:28028 (--nccl-ras asks it)"),
+        ("10.1.2.3:28028", "NCCL_RAS_ADDR is 10.1.2.3:28028 (--nccl-ras queries it)"),
         ("eth0:28028", "NCCL_RAS_ADDR is eth0:28028 ("),
         ("127.0.0.1.evil.example:80", "NCCL_RAS_ADDR is 127.0.0.1.evil.example:80 ("),
         ("localhost:99999999", "NCCL_RAS_ADDR of a rank is not a valid address"),

@@ -111,11 +111,11 @@ def find_service(ranks: Sequence[Process], proc: Path = Path("/proc")) -> RasSer
         try:
             wanted = ras_address(stated)
         except UnusableError:
-            return RasService(note=f"NCCL RAS was not asked: {VARIABLE} of a rank is not a valid address")
+            return RasService(note=f"NCCL RAS was not queried: {VARIABLE} of a rank is not a valid address")
         if not wanted.is_loopback:
-            return RasService(note=f"NCCL RAS was not asked: {VARIABLE} is {wanted.text} (--nccl-ras asks it)")
+            return RasService(note=f"NCCL RAS was not queried: {VARIABLE} is {wanted.text} (--nccl-ras queries it)")
     if any(rank.network and rank.network != link_target(proc / "self" / "ns" / "net") for rank in ranks):
-        return RasService(note="NCCL RAS was not asked: the ranks are in another network namespace")
+        return RasService(note="NCCL RAS was not queried: the ranks are in another network namespace")
     listeners = list(_listeners(wanted.port, proc))
     if not listeners:
         why = "NCCL before 2.24, no communicator yet, or NCCL_RAS_ENABLE=0"
@@ -123,7 +123,7 @@ def find_service(ranks: Sequence[Process], proc: Path = Path("/proc")) -> RasSer
     users = {rank.user for rank in ranks}
     host = next((host for host, user in listeners if user in users), None)
     if host is None:
-        return RasService(note=f"NCCL RAS was not asked: another user listens on port {wanted.port}")
+        return RasService(note=f"NCCL RAS was not queried: another user listens on port {wanted.port}")
     return RasService(RasAddress(host, wanted.port))
 
 
