@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -83,12 +84,14 @@ def test_ranks_dump_their_recorders_and_go_on(tmp_path: Path) -> None:
 def test_the_command_names_the_rank_that_is_missing_in_the_recorders(tmp_path: Path) -> None:
     with ranks_of(tmp_path, "5", "5", "4 done") as (ranks, _):
         pids = [word for rank in ranks for word in ("--pid", str(rank.pid))]
-        quiet = doctor_attach("--isolated", "--rounds", "2", *pids)
-        found = doctor_attach("--isolated", "--rounds", "2", "--flight-recorder", *pids)
-    assert "rank 2" not in quiet.stdout.partition("groups of ranks")[0]
-    assert found.returncode == 1
-    assert "RUN001" in found.stdout
-    assert "rank 2 stands at dump_pipe.py" in " ".join(found.stdout.split())
+        quick = ("--isolated", "--rounds", "2", "--format", "json", *pids)
+        reports = [json.loads(doctor_attach(*quick, *more).stdout) for more in ((), ("--flight-recorder",))]
+    named = [
+        [(result["id"], finding["ranks"]) for result in report["results"] for finding in result["findings"]]
+        for report in reports
+    ]
+    assert named == [[], [("RUN001", [2])]]
+    assert next(group["place"] for group in reports[1]["stacks"]["groups"]) == "all_reduce at train.py:41 (train)"
 
 
 Danger = tuple[str, str]
