@@ -23,6 +23,7 @@ from doctor.postmortem.memory_snapshot.snapshot_parser import read_snapshot
 from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
 from doctor.postmortem.ras.events import read_ras, with_progress
 from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_of, ids_in_path, names_of_runs
+from doctor.postmortem.stacks.dump_text import quotes_stacks
 from doctor.postmortem.stacks.processes import RanksOfStacks, collect_stacks, ranks_of_stacks
 from doctor.postmortem.stacks.recorder_tables import looks_like_recorder_tables, read_recorder_tables
 
@@ -110,7 +111,10 @@ class _LogReader:
         self.failed: dict[Path, str] = {}
         self.cut: dict[str, str] = {}
         self._budget = budget
-        self.found = dict(_each(_logs_in(inputs), self._read, self.failed))
+        heads = _each(inputs.of("stacks"), lambda path: _text(path, SNIFFED), self.failed)
+        alone = {path for path, head in heads if not _quotes_stacks(head)}
+        paths = (path for path in _logs_in(inputs) if path not in alone and path not in self.failed)
+        self.found = dict(_each(paths, self._read, self.failed))
         self.ras = dict(_each(inputs.of("ras"), lambda path: read_ras(_text(path), name_of(path)), self.failed))
 
     def _read(self, path: Path) -> tuple[list[Event], LogFile]:
@@ -122,7 +126,12 @@ class _LogReader:
 
 
 def _logs_in(inputs: SortedInputs) -> list[Path]:
-    return [path for kind in ("log", *TOOLS) for path in inputs.of(kind)]
+    """The files that are read as logs: also stacks that are quoted, perhaps together with lines of a log."""
+    return [path for kind in ("log", *TOOLS, "stacks") for path in inputs.of(kind)]
+
+
+def _quotes_stacks(head: str) -> bool:
+    return not looks_like_recorder_tables(head) and quotes_stacks(head)
 
 
 class _RunReader:
@@ -152,11 +161,12 @@ class _RunReader:
     def _evidence(self) -> LogEvidence | None:
         logs = [self._logs.found[path] for path in _logs_in(self.inputs) if path in self._logs.found]
         ras = [self._logs.ras[path] for path in self.inputs.of("ras") if path in self._logs.ras]
-        if not logs and not ras:
-            return None
         events = [event for found, _ in logs for event in found]
         events += with_progress(event for found in ras for event in found)
-        return weigh(events, (file for _, file in logs))
+        # A text that quotes stacks does not show how far a run came.
+        quoting = {name_of(path) for path in self.inputs.of("stacks")}
+        files = [file for _, file in logs if file.path not in quoting]
+        return weigh(events, files) if files or events or ras else None
 
     def _parsed(self) -> ParsedInputs:
         dumps, failed = read_dumps(self.inputs.of("flight-recorder"))

@@ -204,6 +204,13 @@ def looks_like_stacks(head: str, *, is_whole: bool = True) -> bool:
     return printed > 0 and _is_most(printed, prose, logged)
 
 
+def quotes_stacks(head: str) -> bool:
+    """Return whether a text of stacks with this beginning has so many other lines that some may be of a log."""
+    counts = sum((_counts(passage) for passage in _passages(head)), Counter[str]())
+    others = counts["other"] + counts["logged"]
+    return others > (1 - LEAST_SHARE) * (counts["printed"] + others)
+
+
 def _counts(passage: list[str]) -> Counter[str]:
     return Counter(kind for _, stream in _labelled(passage) for kind in _tallied(stream))
 

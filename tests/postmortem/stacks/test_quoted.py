@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from doctor.core.facts import ProgressFacts
 from doctor.core.stack_dumps.native_calls import waiting_thread
 from doctor.postmortem.inputs import kind_of_head
+from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.stacks.collected import read_stacks
 from doctor.postmortem.stacks.processes import collect_stacks
 
@@ -252,3 +254,14 @@ def test_notes_behind_frames(note):
 def test_an_address_of_a_thread_that_was_shortened():
     other = 'Thread 0x7F... (active): "reader"\n    read (data.py:3)\n'
     assert mains(other + WAITING.replace("Thread 71", "Thread 0x7F...")) == ["all_reduce"]
+
+
+def test_lines_of_a_log_beside_stacks_are_read_too(tmp_path):
+    lock = "    wait (torch/utils/file_baton.py:42)\n    step (train.py:40)\n"
+    stack = 'Thread 71 (idle): "MainThread"\n' + lock + "    main (train.py:70)\n    <module> (train.py:80)\n"
+    path = tmp_path / "dump.txt"
+    for text, is_log in ((stack, False), ("It hangs here:\n\n" + stack + "\nWhat does it wait for?\n", True)):
+        path.write_text(text)
+        (run,) = read_runs([path])
+        assert [rank.find(ProgressFacts) is not None for rank in run.job.ranks] == [True]
+        assert bool(run.job.evidence and run.job.evidence.of("lock.waits")) == is_log
