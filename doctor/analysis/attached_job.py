@@ -19,6 +19,7 @@ from doctor.analysis.gpu_activity import gpu_activity
 from doctor.analysis.hang.rank_state import is_of_device
 from doctor.analysis.process_movement import (
     Movement,
+    driver_call,
     in_worker_loop,
     is_idle_worker,
     kernel_of,
@@ -45,6 +46,8 @@ GROUP_TIMEOUT = 1800.0
 """Default timeout of process groups in seconds, for all backends but NCCL, whose 600 s need not apply."""
 OPEN_CALL = 30.0
 """Seconds from which an open collective shows that a rank waits: the host of a healthy job is not so far ahead."""
+HEARTBEAT = 480.0
+"""Seconds after which torch's heartbeat monitor ends a process whose watchdog is blocked in the driver, too."""
 FIRST_CALL = 60.0
 """Seconds that a collective in which all ranks are may take: the first one sets up connections."""
 
@@ -353,7 +356,8 @@ def _progress(rank: AttachedRank, report: RasRank, *, waits: bool) -> ProgressFa
     if movement.kind == "ended":
         return _of_zombie(process, waits=waits)
     state = _STATES[movement.kind]
-    if movement.kind == "busy" and (movement.seconds or 0.0) >= GROUP_TIMEOUT:
+    driver = driver_call(process) if movement.kind == "busy" else ""
+    if movement.kind == "busy" and (movement.seconds or 0.0) >= (HEARTBEAT if driver else GROUP_TIMEOUT):
         state = "stalled"
     return ProgressFacts(
         state=state,
@@ -371,6 +375,7 @@ def _progress(rank: AttachedRank, report: RasRank, *, waits: bool) -> ProgressFa
         awaits="" if movement.kind != "waiting" else movement.operation,
         group=movement.group,
         guessed=process.guessed,
+        driver=driver,
         gpu=rank.gpu,
         reported=report.words,
         behind=report.behind,

@@ -42,9 +42,11 @@ _ON_NETWORK = re.compile(r"(?:^|/)(?:socket|ssl|selectors)\.py$|(?:^|/)(?:http/c
 _NETWORK_FRAMES = 2
 _ON_STORAGE = re.compile(
     r"nfs|rpc_|fuse|request_wait_answer|io_schedule|folio|wait_on_page|wait_on_bit|ceph|lustre|ptlrpc|cifs|9p|jbd2|xfs|ext4"
-    r"|btrfs|blk_|nvidia|kfd_|amdgpu|dma_fence"
+    r"|btrfs|blk_"
 )
-"""Parts of the names of kernel functions in which a process waits for a file system or a device."""
+"""Parts of the names of kernel functions in which a process waits for a file system."""
+_ON_DRIVER = re.compile(r"nvidia|^uvm_|^kfd_|amdgpu|dma_fence")
+"""Likewise for the driver of a GPU (nvidia.ko, nvidia-uvm.ko, amdgpu.ko, and fences that drivers share)."""
 _ON_CHILDREN = re.compile(
     r"torch/utils/data/dataloader\.py|torch/_inductor/"
     r"|(?:^|/)(?:multiprocess(?:ing)?/|subprocess\.py|concurrent/futures/|joblib/)"
@@ -218,7 +220,16 @@ def _receives(samples: Sequence[ProcessSample], main: StackThread) -> bool:
 
 
 def _is_on_storage(sample: ProcessSample) -> bool:
-    return bool(_ON_STORAGE.search(sample.kernel.wchan))
+    return bool(_ON_STORAGE.search(sample.kernel.wchan) or _ON_DRIVER.search(sample.kernel.wchan))
+
+
+def driver_call(process: AttachedProcess) -> str:
+    """The function of a GPU driver that the main thread was blocked in, without CPU time, in all of several samples."""
+    samples = process.samples
+    if len(samples) < 2 or not all(_ON_DRIVER.search(sample.kernel.wchan) for sample in samples):
+        return ""
+    used = _difference(samples[0].kernel.main_cpu, samples[-1].kernel.main_cpu) or 0.0
+    return samples[-1].kernel.wchan if used < _BUSY_SHARE * _span(samples) else ""
 
 
 def _is_active(sample: ProcessSample) -> bool:

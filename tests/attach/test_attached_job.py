@@ -9,7 +9,7 @@ import pytest
 
 from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import StandingTimes, attached_job
-from doctor.analysis.process_movement import movement_of
+from doctor.analysis.process_movement import driver_call, movement_of
 from doctor.core.capture import from_document, to_document
 from doctor.core.facts import AttachedProcess, Frame, LocalVariable, LogEvidence, ProgressFacts, StackThread
 from doctor.core.finding import Severity
@@ -196,6 +196,25 @@ def test_a_thread_that_holds_the_lock_is_named_by_its_line() -> None:
         "Native code holds the interpreter lock (GIL) of rank 3 at native.py:7 (compress); ranks 0-2 have waited"
     )
     assert report.result("RUN001").findings == ()  # type: ignore[union-attr]
+
+
+def test_a_rank_that_is_blocked_in_the_driver_is_an_error_once_the_heartbeat_would_end_it() -> None:
+    blocked = process(3, (at(40),), state="D", wchan="uvm_va_block_lock")
+    report = judged(members(*others(3), blocked))
+    (finding,) = report.result("RUN016").findings  # type: ignore[union-attr]
+    assert finding.summary.startswith(
+        "rank 3 is blocked in the GPU driver (uvm_va_block_lock) at train.py:40 (train); "
+    )
+    assert findings(members(*others(3), blocked)) == [("RUN016", (3,), Severity.INFO)]
+    times = StandingTimes()
+    processes = [*others(3), blocked]
+    attached_job(members(*processes), times)
+    later = attached_job(members(*(_later(one, 500.0) for one in processes)), times)
+    results = judge(later, load_checks(Settings()), Settings()).results
+    found = [(result.id, one.severity) for result in results for one in result.findings]
+    assert found == [("RUN016", Severity.ERROR)]
+    assert driver_call(process(3, (at(40),), wchan="nfs_wait_bit_killable")) == ""
+    assert driver_call(process(3, (at(40),), wchan="dma_fence_wait", cpu=0.5)) == ""
 
 
 def test_all_ranks_in_one_call_may_still_be_in_a_first_call() -> None:

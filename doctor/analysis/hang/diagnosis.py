@@ -102,6 +102,14 @@ class Diagnosis:
         return first.is_sampled
 
     @property
+    def driver(self) -> str:
+        """The function of a GPU driver that the first faulty rank is blocked in, as the kernel shows; else empty."""
+        first = self.first
+        if self.kind not in ("elsewhere", "busy") or first is None or first.progress is None:
+            return ""
+        return first.progress.driver
+
+    @property
     def data_ended(self) -> bool:
         """Whether stacks show that the data of some ranks ended while others still train."""
         return self.uneven is not None and self.uneven.by_data

@@ -116,7 +116,7 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
     Fix: do that work before the run or on all ranks alike, make it shorter, or give the group a longer timeout.
     """
     found = diagnose_stall(job)
-    if found is not None and found.work is not None:
+    if found is not None and found.work is not None and not found.driver:
         activity = "waiting for the next batch" if found.work.is_next_batch else _ACTIVITIES[found.work.kind]
         line = found.work.frame
         place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""

@@ -266,7 +266,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         yield Unknown(
             "ranks wait for others, and for whom can't be seen", found.ranks, f"export {recorder_switch(job)}"
         )
-    elif found.holds_lock or found.data_ended:
+    elif found.holds_lock or found.driver or found.data_ended:
         return  # RUN016, DATA010
     elif found.uneven is not None:
         yield _finding(found, *_loader_ended(found, found.uneven))

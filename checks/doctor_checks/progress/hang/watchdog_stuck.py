@@ -94,6 +94,28 @@ def watchdog_stuck(job: Job) -> Iterator[Verdict]:
     found = diagnose_stall(job)
     if found is not None and found.holds_lock:
         yield _of_lock(found)
+    elif found is not None and found.driver:
+        yield _of_driver(found)
+
+
+def _of_driver(found: Diagnosis) -> Finding:
+    place = found.first.site.place if found.first and found.first.site else ""
+    host = next(iter(found.hosts), "its host")
+    verb = "is" if len(found.ranks) == 1 else "are"
+    return Finding(
+        f"{stall_ranks(found)} {verb} blocked in the GPU driver ({found.driver}){f' at {place}' if place else ''}"
+        f"{stall_waiters(found)}",
+        ranks=found.ranks,
+        evidence={**stall_evidence(found), "kernel_function": found.driver},
+        effect="A driver call that does not return blocks the NCCL watchdog too, and the heartbeat monitor ends the "
+        "process after 480 s.",
+        fix=f"On {host}: see `dmesg -T | grep -iE 'xid|nvrm|amdgpu' | tail`, and whether `nvidia-smi` responds. If the "
+        "call does not return, take the host out of the job and reset the GPU.",
+        severity=Severity.INFO if found.within_limit else Severity.ERROR,
+        confidence=found.confidence,
+        explains=() if found.within_limit else ("RUN001", "RUN004", "RUN012"),
+        source=stall_source(found),
+    )
 
 
 def _of_lock(found: Diagnosis) -> Finding:
