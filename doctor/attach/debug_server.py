@@ -1,4 +1,4 @@
-"""What torch's debug server reports of the ranks of a job: stacks, and the counters of process groups.
+"""What torch's debug server reports of the ranks of a job: stacks, and flight recorders.
 
 ``torch.distributed.debug.start_debug_server`` (torch 2.10 and later) serves pages on rank 0 that contain one text for
 each rank (torch/distributed/debug/_debug_handlers.py). The user names the server: its address may not come from the
@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from doctor.core.errors import UnusableError
-from doctor.core.facts import AttachedProcess, ProcessGroup, ProcessSample, StackThread
+from doctor.core.facts import AttachedProcess, ProcessSample, RecorderFacts, StackThread
+from doctor.core.masking import mask_record
 from doctor.core.recorder_dump import parse_recorder
 from doctor.core.stack_dumps.threads import dumped_frame, dumped_thread
 from doctor.monitor.telemetry.stacks.stack_files import stack_in
@@ -45,7 +46,7 @@ class RankReport(NamedTuple):
     """What the server reports of a rank."""
 
     threads: tuple[StackThread, ...] = ()
-    groups: tuple[ProcessGroup, ...] = ()
+    recorder: RecorderFacts | None = None
 
 
 def server_address(text: str) -> ServerAddress:
@@ -94,14 +95,14 @@ def read_debug_server(address: ServerAddress, seconds: float = SECONDS) -> Mappi
     reports = {rank: RankReport(_threads(text)) for rank, text in stacks.items()}
     with contextlib.suppress(OSError):
         for rank, text in _texts_of(_page(address, "/fr_trace_json", until)).items():
-            reports[rank] = reports.get(rank, RankReport())._replace(groups=_groups(text))
+            reports[rank] = reports.get(rank, RankReport())._replace(recorder=_recorder(text))
     return reports
 
 
 def with_reports(
     processes: Sequence[AttachedProcess], reports: Mapping[int, RankReport]
 ) -> tuple[AttachedProcess, ...]:
-    """Return ``processes`` with the groups of their ranks, and with stacks for ranks whose own could not be read."""
+    """Return ``processes`` with the flight recorders of their ranks, and with stacks for those that have none."""
     return tuple(
         _with_report(one, reports[one.rank]) if one.rank is not None and one.rank in reports else one
         for one in processes
@@ -109,7 +110,7 @@ def with_reports(
 
 
 def _with_report(process: AttachedProcess, report: RankReport) -> AttachedProcess:
-    process = msgspec.structs.replace(process, groups=report.groups or process.groups)
+    process = msgspec.structs.replace(process, recorder=process.recorder or report.recorder)
     if process.ended or not report.threads or any(one.threads for one in process.samples):
         return process
     *others, last = process.samples or (ProcessSample(time.time()),)
@@ -159,9 +160,11 @@ def _threads(text: str) -> tuple[StackThread, ...]:
     return (dumped_thread(frames, is_main=True),) if frames else ()
 
 
-def _groups(text: str) -> tuple[ProcessGroup, ...]:
+def _recorder(text: str) -> RecorderFacts | None:
+    """Return the content of a dump; ``None`` if it has neither groups nor calls."""
     try:
         dump = json.loads(text)
     except (ValueError, RecursionError):
-        return ()
-    return parse_recorder(dump).groups if isinstance(dump, dict) else ()
+        return None
+    found = mask_record(parse_recorder(dump)) if isinstance(dump, dict) else RecorderFacts()
+    return found if found.groups or found.collectives else None

@@ -80,7 +80,7 @@ def job(tmp_path):
 
 
 @pytest.mark.real_time
-def test_stacks_and_groups_of_a_real_job(job):
+def test_stacks_and_recorders_of_a_real_job(job):
     until = time.monotonic() + patience(30)
     reports = {}
     while len(reports) < 2 and time.monotonic() < until:
@@ -91,7 +91,7 @@ def test_stacks_and_groups_of_a_real_job(job):
     functions = {rank: [frame.function for frame in report.threads[0].frames] for rank, report in reports.items()}
     assert functions[0][:3] == ["all_reduce", "wrapper", "train"]
     assert functions[1][:2] == ["evaluate", "train"]
-    assert [reports[rank].groups[0].enqueued for rank in (0, 1)] == [3, 2]
+    assert [reports[rank].recorder.groups[0].enqueued for rank in (0, 1)] == [3, 2]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_hostile_texts_are_bounded_and_masked(serve):
 
 @each_case("body", ["[" * 100_000, "{" * 100_000, json.dumps({"entries": 7}), "7", "not JSON"])
 def test_recorder_that_is_none(body):
-    assert debug_server._groups(body) == ()
+    assert debug_server._recorder(body) is None
 
 
 def test_redirections_and_errors_are_not_followed(serve):

@@ -13,7 +13,7 @@ import msgspec
 
 from doctor.core.facts.devices import GpuProcess
 from doctor.core.facts.log_events import Event
-from doctor.core.facts.telemetry import Frame, ProcessGroup, RecorderFacts, WatchedSection
+from doctor.core.facts.telemetry import Frame, RecorderFacts, WatchedSection
 
 StackSource = Literal[
     "py-spy", "callback", "recorder", "debug-server", "interpreter", "pystack", "gdb", "faulthandler", "ray", ""
@@ -107,19 +107,18 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     """A training process, or a process that belongs to one.
 
     ``role``: ``rank``, ``worker`` (of a data loader), ``agent`` (a launcher), ``other``. ``rank``: its global rank,
-    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a child belongs to.
-    ``rank_from`` says what numbered it (``RANK``, ``SLURM_PROCID``, ``order of the processes``); ``guessed``: not
-    by a launcher's variable. ``world_size``, ``local_rank`` and ``node`` as the launcher states them. ``job``: id
-    of the scheduler's job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the
-    script or module that it runs, without arguments. ``pid`` is that of this PID namespace; ``started``: seconds
-    since boot, by which a reused PID is told. ``samples``: oldest first. ``step_rate``: training steps per second in
-    the newest record of the doctor's callback in the process, ``None`` without one. ``stack_source``: how its stacks
-    were read; ``refused``: why they could not be, in one sentence, and ``remedy`` how to allow it; ``native_refused``:
-    why their native frames, which were asked for, could not be. ``uses_gpu``: it has a device of NVIDIA open.
-    ``ended``: it ended while it was read (``ended``), or was already a zombie (``zombie``). ``exit_code``: how a
-    zombie ended, negative for a signal; ``None`` if unknown. ``groups``: its process groups, where a source shows them.
-    ``gpu``: index of the GPU that it uses, ``None`` if unknown; ``gpu_from`` says what showed it (``processes of the
-    GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder, where it was asked for."""
+    ``None`` if unknown, and always for other roles; ``parent``: PID of the rank that a child belongs to. ``rank_from``
+    says what numbered it (``RANK``, ``SLURM_PROCID``, ``order of the processes``); ``guessed``: not by a launcher's
+    variable. ``world_size``, ``local_rank`` and ``node`` as the launcher states them. ``job``: id of the scheduler's
+    job; ``launcher``: name of a row of :mod:`doctor.knowledge.launchers`. ``program``: the script or module that it
+    runs, without arguments. ``pid`` is that of this PID namespace; ``started``: seconds since boot, by which a reused
+    PID is told. ``samples``: oldest first. ``step_rate``: training steps per second in the newest record of the
+    doctor's callback in the process, ``None`` without one. ``stack_source``: how its stacks were read; ``refused``:
+    why they could not be, in one sentence, and ``remedy`` how to allow it; ``native_refused``: why their native
+    frames, which were asked for, could not be. ``uses_gpu``: it has a device of NVIDIA open. ``ended``: it ended while
+    it was read (``ended``), or was already a zombie (``zombie``). ``exit_code``: how a zombie ended, negative for a
+    signal; ``None`` if unknown. ``gpu``: index of the GPU that it uses, ``None`` if unknown; ``gpu_from`` says what
+    showed it (``processes of the GPU``, ``LOCAL_RANK``). ``recorder``: its flight recorder, where it was asked for."""
 
     pid: int
     started: float
@@ -143,7 +142,6 @@ class AttachedProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     ended: Literal["", "ended", "zombie"] = ""
     exit_code: int | None = None
     step_rate: float | None = None
-    groups: tuple[ProcessGroup, ...] = ()
     uses_gpu: bool = False
     gpu: int | None = None
     gpu_from: str = ""
