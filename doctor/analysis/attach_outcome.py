@@ -110,7 +110,9 @@ def job_in_words(members: Job, job: Job) -> str:
     processes = [rank.process for rank in attached_ranks(members)]
     programs = list(dict.fromkeys(process.program.rpartition("/")[2] for process in processes if process.program))
     ids = list(dict.fromkeys(process.job for process in processes if process.job))
-    read = (rank for rank in job.ranks if (progress := rank.find(ProgressFacts)) is not None and progress.pid)
+    read = (
+        rank for rank in job.ranks if (progress := rank.find(ProgressFacts)) is not None and progress.pid is not None
+    )
     hosts = len({rank.host.identity for rank in read})
     parts = [
         ", ".join(programs[:3]),

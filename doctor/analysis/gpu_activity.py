@@ -18,6 +18,8 @@ BUSY, IDLE = 95, 2
 """Utilization in percent from which a GPU is busy all the time, and up to which it is idle."""
 WAITS, COMPUTES = 0.3, 0.5
 """Share of the power limit up to which a busy GPU may only poll, and from which it computes."""
+LEAST_LIMIT = 150_000
+"""Power limit in milliwatts below which nothing follows from power: the share that polling needs is larger then."""
 LEAST_SAMPLES = 2
 
 
@@ -46,11 +48,12 @@ def _kind(gpu: AttachedGpu, rates: Sequence[int], powers: Sequence[int]) -> GpuK
         return ""
     if max(rates) <= IDLE:
         return "idle"
-    if not gpu.power_limit or len(powers) < len(gpu.samples):
+    if (gpu.power_limit or 0) < LEAST_LIMIT or len(powers) < len(gpu.samples):
         return ""
-    if min(powers) >= COMPUTES * gpu.power_limit:
+    shares = [power / (gpu.power_limit or 1) for power in powers]
+    if min(shares) >= COMPUTES:
         return "computes"
-    return "waits" if min(rates) >= BUSY and max(powers) <= WAITS * gpu.power_limit else ""
+    return "waits" if min(rates) >= BUSY and max(shares) <= WAITS else ""
 
 
 _KINDS = {"waits": ": it waits in a kernel, as in a collective", "computes": ": it computes", "idle": ": it is idle"}

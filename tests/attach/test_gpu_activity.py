@@ -51,6 +51,7 @@ def syncing(rank: int) -> AttachedProcess:
         (gpu(0, (None, None)), ""),
         (gpu(0, (100, None)), ""),
         (gpu(0, SPINS, power_limit=None), ""),
+        (gpu(0, (100, 35_000), power_limit=70_000), ""),
         (gpu(0, SPINS, pids=(1000, 4711)), ""),
         (gpu(0, SPINS, processes=None), "waits"),
         (msgspec.structs.replace(gpu(0, SPINS), samples=gpu(0, SPINS).samples[:1]), ""),

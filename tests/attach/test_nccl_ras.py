@@ -160,18 +160,26 @@ def peer() -> Iterator[Callable[[Callable[[socket.socket], None]], RasAddress]]:
 )
 def test_a_hostile_peer_costs_at_most_the_deadline(peer, behavior, note: str) -> None:  # type: ignore[no-untyped-def]
     begun = time.monotonic()
-    report = reported(peer(behavior), seconds=1.0)
+    report = reported(peer(behavior), seconds=0.3)
     assert time.monotonic() - begun < patience(3)
     assert note in report.notes[0]
 
 
+def test_a_report_that_takes_long_to_parse_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_ras, "PARSE_SECONDS", 0.2)
+    lines = "NCCL version 2.28 compiled with CUDA\n\nJob summary\n===========\n" + "\n" * (nccl_ras.LARGEST - 1000)
+    with ras_server(lines) as server:
+        report = reported(server.address)
+    assert report.notes == (f"the report of NCCL RAS at {server.address.text} takes too long to parse",)
+
+
 def test_a_first_report_is_kept_if_the_second_does_not_come() -> None:
     def report(number: int, _: str) -> bytes:
-        time.sleep(0 if number == 1 else patience(5))
+        time.sleep(0 if number == 1 else patience(1))
         return BEHIND.encode()
 
     with ras_server(report) as server:
-        (event,) = reported(server.address, seconds=1.0).events
+        (event,) = reported(server.address, seconds=0.4).events
     assert event.value("stuck") == "unknown"
 
 

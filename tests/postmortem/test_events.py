@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from doctor.postmortem.ras.events import looks_like_ras, read_ras, with_progress
+from doctor.postmortem.ras.responses import MOST_OPERATIONS, read_responses
 
 DATA = Path(__file__).parents[1] / "data" / "ras"
 
@@ -161,3 +162,10 @@ def test_what_is_cut_short():
         text = text_of(name)
         for end in range(0, len(text), 37):
             read_ras(text[:end])
+
+
+def test_a_report_of_operations_that_nccl_does_not_have_is_read_in_part():
+    ranks = [{"rank": number, "collective_counts": {f"Operation{number}": 1}} for number in range(500)]
+    document = {"nccl_version": "2.29.1", "communicators": [{"hash": "0x1", "size": 500, "ranks": ranks}]}
+    (one,) = read_responses(json.dumps(document))[0].communicators
+    assert len({lagging.operation for lagging in one.lagging}) == MOST_OPERATIONS

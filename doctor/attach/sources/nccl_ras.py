@@ -40,6 +40,7 @@ LEG_SECONDS = 2
 """Seconds that the service waits for other processes; it gives up entirely 5 s later."""
 BETWEEN = 3.0
 """Seconds between two reports, in which a rank that moves launches collectives."""
+PARSE_SECONDS = 2.0
 LARGEST = 8 << 20
 """Maximum bytes of a report."""
 LONGEST_LINE = 1024
@@ -194,8 +195,14 @@ class RasReader:
         texts = list(self._texts)
         if not texts:
             return RasReport(notes=(f"{name} {problem}",))
+        try:
+            return BackgroundCall(lambda: self._parsed(name, texts)).result(PARSE_SECONDS)
+        except TimeoutError:
+            return RasReport(notes=(f"the report of {name} takes too long to parse",))
+
+    def _parsed(self, name: str, texts: Sequence[str]) -> RasReport:
         if not all(map(looks_like_ras, texts)):
-            return RasReport(notes=(f"what listens at {self._service.address.text} is not NCCL RAS",))
+            return RasReport(notes=(f"{name}: what listens there is not NCCL RAS",))
         if other := self._other_job(texts[-1]):
             return RasReport(notes=(f"{name} reports another job: {other}",))
         events = tuple(read_ras("\n".join(texts), "NCCL RAS"))[:MOST_EVENTS]

@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-MOST_RESPONSES, MOST_RANKS = 1000, 1 << 17
+MOST_RESPONSES, MOST_RANKS, MOST_OPERATIONS = 1000, 1 << 17, 32
+"""Maximum numbers of what is read; NCCL counts five operations."""
 LONGEST = 1000
 """Maximum characters of a line that are read."""
 
@@ -171,7 +172,7 @@ def _rank_statuses(rank: int, process: RasProcess, status: Mapping[str, Any], li
 
 
 def _lagging(one: RasCommunicator, counts: Mapping[int, Mapping[str, int]], line: int) -> Iterator[RasLaggingRanks]:
-    for operation in dict.fromkeys(name for own in counts.values() for name in own):
+    for operation in islice(dict.fromkeys(name for own in counts.values() for name in own), MOST_OPERATIONS):
         most = max(own.get(operation, 0) for own in counts.values())
         for rank, own in counts.items():
             launched = own.get(operation, 0)
