@@ -435,6 +435,11 @@ def test_a_loop_in_a_function_that_others_have_returned_from() -> None:
     assert findings(members(*inside_loop, validates)) == [("DATA010", (3,), Severity.ERROR)]
     by_role = process(3, (*inside("all_reduce", at(20, "validate"))[:-1], calls(92, condition="if rank == 3, line 91")))
     assert [check for check, *_ in findings(members(*inside_loop, by_role))] == ["RUN006"]
+    stage = process(3, (*inside("recv", at(20, "last_stage"))[:-1], calls(92)))
+    sending = others(3, stack=(*_in_loop(*inside("send", at(44))[:-1], data="loader"), calls(90)))
+    assert "DATA010" not in [check for check, *_ in findings(members(*sending, stage))]
+    training = process(3, (*BACKWARD[:-2], at(30, "train_other"), calls(92)))
+    assert "DATA010" not in [check for check, *_ in findings(members(*inside_loop, training))]
     earlier = process(3, (*inside("all_reduce", at(20, "validate"))[:-1], calls(89)))
     assert [check for check, *_ in findings(members(*inside_loop, earlier))] == ["RUN002"]
 
@@ -576,6 +581,14 @@ def test_a_call_that_other_ranks_may_never_reach_is_hinted_at_without_source() -
     (finding,) = judged(found).result("RUN002").findings  # type: ignore[union-attr]
     assert finding.fix.endswith(
         "If only rank 3 reaches train.py:70 (train), as under `if rank == 0:`, make that call on all ranks (RUN006)."
+    )
+
+
+def test_ranks_that_may_have_left_the_training_loop_are_hinted_at_without_source() -> None:
+    found = members(*others(3, stack=BACKWARD), process(3, inside("barrier", at(48))))
+    (finding,) = judged(found).result("RUN002").findings  # type: ignore[union-attr]
+    assert finding.fix.endswith(
+        "If rank 3 has left the training loop, the ranks have different numbers of batches (DATA001, DATA010)."
     )
 
 

@@ -15,7 +15,7 @@ from doctor.analysis.hang.diagnosis import Diagnosis, Kind
 from doctor.analysis.hang.exits import interrupted_waits
 from doctor.analysis.hang.one_sided_calls import OneSidedCall, one_sided_call
 from doctor.analysis.hang.rank_state import JobState, RankState
-from doctor.analysis.hang.uneven_loaders import uneven_of_calls
+from doctor.analysis.hang.uneven_loaders import is_past_training_epoch, uneven_of_calls
 from doctor.analysis.hang.uneven_stacks import uneven_of_stacks
 from doctor.analysis.hang.wait_graph import roots_of
 from doctor.core.facts import Collective
@@ -166,7 +166,10 @@ def _loop_left(states: JobState) -> Diagnosis | None:
     uneven = uneven_of_stacks(states)
     if uneven is None and states.is_sampled and (divergence := _divergence_of_stacks(states)) is not None:
         by_framework = uneven_of_calls(states, divergence)
-        uneven = by_framework._replace(by_data=True) if by_framework is not None else None
+        if by_framework is not None:
+            # A validation within an epoch is not the end of its data.
+            stacks = [states.ranks[rank].stack for rank in by_framework.ended]
+            uneven = by_framework._replace(by_data=all(map(is_past_training_epoch, stacks)))
     return Diagnosis(states, "loader-ended", uneven.odd, 0.7, uneven=uneven) if uneven is not None else None
 
 

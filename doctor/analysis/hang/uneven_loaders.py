@@ -108,7 +108,7 @@ def uneven_of_calls(states: JobState, divergence: Divergence) -> UnevenLoaders |
         is_evaluating = any("/loops/evaluation_loop.py" in frame.file for frame in frames)
         if not is_evaluating and _passes(frames, "/loops/training_epoch_loop.py", "advance"):
             inside.update(one.ranks)
-        if _passes(frames, "/loops/fit_loop.py", "on_advance_end") or (
+        if is_past_training_epoch(frames) or (
             is_evaluating and _passes(frames, "/loops/training_epoch_loop.py", "on_advance_end")
         ):
             beyond.update(one.ranks)
@@ -118,6 +118,11 @@ def uneven_of_calls(states: JobState, divergence: Divergence) -> UnevenLoaders |
     return UnevenLoaders(
         "train", 0, None, None, tuple(sorted(beyond)), tuple(sorted(inside)), certain=False, undecided=undecided
     )
+
+
+def is_past_training_epoch(frames: Sequence[Frame]) -> bool:
+    """Whether a stack is in what Lightning does after the last batch of a training epoch."""
+    return _passes(frames, "/loops/fit_loop.py", "on_advance_end")
 
 
 def _passes(frames: Sequence[Frame], file: str, function: str) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.analysis.hang.rank_state import JobState
+from doctor.analysis.call_sites import POINT_TO_POINT
+from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.core.facts import Frame
 
@@ -33,13 +34,28 @@ def uneven_of_stacks(states: JobState) -> UnevenLoaders | None:
     }
     if len(stacks) < len(states.ranks) or states.joins:
         return None
-    exits = (one for frames in _common_frames(stacks) for one in (*_past_end(frames), *_past_call(frames, stacks)))
-    found = next(exits, None)
+    by_call = all(_may_part(one) for one in states.ranks.values())
+    exits = (
+        one
+        for frames in _common_frames(stacks)
+        for one in (*_past_end(frames), *(_past_call(frames, stacks) if by_call else ()))
+    )
+    found = next((one for one in exits if not _trains(states, one.behind)), None)
     if found is None:
         return None
     ended, continuing = found.behind, found.inside
     by_data = bool(found.loop.loop_data)
     return UnevenLoaders("", 0, None, None, ended, continuing, certain=False, loop=found.loop, by_data=by_data)
+
+
+def _may_part(rank_state: RankState) -> bool:
+    """Whether it waits in no transfer: the stages of a pipeline are in functions of their own all the time."""
+    return rank_state.stack_wait not in POINT_TO_POINT
+
+
+def _trains(states: JobState, ranks: Sequence[int]) -> bool:
+    """Whether some of the ranks are in a backward pass, so that they have not ended training."""
+    return any(states.ranks[rank].may_wait_in_backward for rank in ranks)
 
 
 def _common_frames(stacks: Stacks) -> Iterator[dict[int, Frame]]:

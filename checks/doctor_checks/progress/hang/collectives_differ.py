@@ -359,11 +359,18 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
 
 
 def _hint(found: Diagnosis, odd: MismatchGroup, others: MismatchGroup) -> str:
-    """From stacks alone: the ranks may be the only ones that reach their line, which is RUN006's."""
+    """From stacks alone: some ranks may have left the loop, or may be the only ones that reach their line."""
     if not found.states.is_sampled or odd.key == others.key or not odd.site.place or odd.site.condition:
         return ""
-    who = ranks_in_words(odd.ranks)
+    trains = [one for one in (odd, others) if one.site.words == "backward"]
+    if len(trains) == 1:
+        left = others if trains[0] is odd else odd
+        return (
+            f" If {ranks_in_words(left.ranks)} {'have' if len(left.ranks) > 1 else 'has'} left the training loop, the "
+            "ranks have different numbers of batches (DATA001, DATA010)."
+        )
     verb = "reach" if len(odd.ranks) > 1 else "reaches"
+    who = ranks_in_words(odd.ranks)
     return f" If only {who} {verb} {odd.site.place}, as under `if rank == 0:`, make that call on all ranks (RUN006)."
 
 
