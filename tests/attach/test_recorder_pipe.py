@@ -22,7 +22,7 @@ from tests.attach.attached import at, members, process
 from tests.attach.jobs import doctor_attach
 from tests.attach.test_attached_job import findings, judged
 from tests.lab.speed import patience
-from tests.lab.users import ALICE, require_root
+from tests.lab.users import ALICE, belongs_to, public_folder, require_root
 
 PROGRAM = Path(__file__).with_name("dump_pipe.py")
 
@@ -140,25 +140,20 @@ def test_a_dump_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     assert (rank.recorder, len(notes)) == (None, 1)
 
 
-def test_root_takes_on_the_user_of_the_rank(tmp_path: Path) -> None:
+def test_root_takes_on_the_user_of_the_rank() -> None:
     require_root()
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        if not parent.stat().st_mode & 0o001:
-            parent.chmod(parent.stat().st_mode | 0o011)
-    home, vault = tmp_path / "alice", tmp_path / "vault"
-    home.mkdir()
-    vault.mkdir(mode=0o700)
-    os.chown(home, ALICE, ALICE)
-    os.mkfifo(vault / "fr_0.pipe")
-    os.chown(vault / "fr_0.pipe", ALICE, ALICE)
-    with ranks_of(home, "5", uid=ALICE) as (ranks, environs):
-        (rank,), notes = read_recorders(ranks, environs, patience(4))
-        assert rank.recorder is not None, notes
-        (hidden,), notes = read_recorders(ranks, {ranks[0].pid: {PIPE: f"{vault}/fr_"}}, patience(1))
+    with public_folder() as folder:
+        home, vault = folder / "alice", folder / "vault"
+        home.mkdir()
+        vault.mkdir(mode=0o700)
+        os.mkfifo(vault / "fr_0.pipe")
+        belongs_to(ALICE, home, vault / "fr_0.pipe")
+        with ranks_of(home, "5", uid=ALICE) as (ranks, environs):
+            (rank,), notes = read_recorders(ranks, environs, patience(4))
+            assert rank.recorder is not None, notes
+            (hidden,), notes = read_recorders(ranks, {ranks[0].pid: {PIPE: f"{vault}/fr_"}}, patience(1))
     assert (hidden.recorder, "Permission denied" in notes[0]) == (None, True)
     assert os.geteuid() == 0
-    assert (vault / "fr_0.pipe").exists()
 
 
 def test_a_pid_that_was_reused_gets_no_line(tmp_path: Path) -> None:
