@@ -89,8 +89,10 @@ def movement_of(process: AttachedProcess) -> Movement:
         return _by_kernel(samples, seconds)
     if any(_position(main.frames) != _position(stack) for main in mains):
         return Movement("moving", 0.0, stack)
-    native = native_operation(mains[-1].native) or (DEVICE_WAIT if waits_for_device(stack) else "")
-    operation = operation_of(stack) or mains[-1].awaits or (native if native != DEVICE_WAIT else "")
+    awaits = mains[-1].awaits
+    on_device = waits_for_device(stack) or (awaits == DEVICE_WAIT and process.uses_gpu)
+    native = native_operation(mains[-1].native) or (DEVICE_WAIT if on_device else "")
+    operation = next((one for one in (operation_of(stack), awaits, native) if one not in ("", DEVICE_WAIT)), "")
     computes = _computes(samples, mains[-1])
     row = waiting_row(stack)
     if operation and not (computes and row is not None and not row.only_waits):

@@ -146,6 +146,7 @@ _OF_OBJECTS = frozenset(
 """Functions of ``torch.distributed`` that make several calls of others: they name what the program called."""
 
 _AT_REST = (
+    "torch/_ops.py",  # calls an operator: compiled programs call those of collectives
     "torch/distributed/fsdp/",
     "torch/distributed/pipelining/",
     "torch/distributed/tensor/",

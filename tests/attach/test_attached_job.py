@@ -347,12 +347,31 @@ def test_ranks_in_a_synchronization_of_torch_wait_for_the_rank_that_stands() -> 
     assert movement_of(process(0, SYNCHRONIZE)).operation == DEVICE_WAIT
 
 
+def _awaiting(one: AttachedProcess, operation: str) -> AttachedProcess:
+    threads = tuple(msgspec.structs.replace(thread, awaits=operation) for thread in one.samples[-1].threads)
+    samples = tuple(msgspec.structs.replace(sample, threads=threads) for sample in one.samples)
+    return msgspec.structs.replace(one, samples=samples)
+
+
+def test_a_rank_that_copies_a_value_from_its_gpu_waits_for_the_gpu() -> None:
+    copies = [_awaiting(process(rank, (at(45), MAIN), uses_gpu=True), DEVICE_WAIT) for rank in range(3)]
+    assert {movement_of(one).kind for one in copies} == {"waiting"}
+    assert findings(members(*copies, process(3, SLEEP, uses_gpu=True))) == [("RUN001", (3,), Severity.ERROR)]
+    spins = _awaiting(process(0, (at(45), MAIN), cpu=1.0, uses_gpu=True), DEVICE_WAIT)
+    assert (movement_of(spins).kind, movement_of(spins).on_device) == ("busy", True)
+    assert movement_of(_awaiting(process(0, (at(45), MAIN)), DEVICE_WAIT)).kind == "standing"
+
+
+def test_an_operator_of_a_compiled_program_that_rests_waits_for_others() -> None:
+    compiled = (package_frame("torch/_ops.py", 1200, "__call__"), Frame("/tmp/torchinductor_me/ab/cab.py", 90, "call"))
+    assert movement_of(process(0, compiled)).operation == "collective"
+    assert movement_of(process(0, compiled, cpu=0.9)).kind == "busy"
+
+
 def test_a_rank_that_waits_for_the_handle_of_a_collective_is_not_the_cause() -> None:
     one = process(3, (at(52), MAIN))
     assert findings(members(*others(3), one)) == [("RUN001", (3,), Severity.ERROR)]
-    threads = tuple(msgspec.structs.replace(thread, awaits="all_reduce") for thread in one.samples[-1].threads)
-    samples = tuple(msgspec.structs.replace(sample, threads=threads) for sample in one.samples)
-    waiting = msgspec.structs.replace(one, samples=samples)
+    waiting = _awaiting(one, "all_reduce")
     assert movement_of(waiting).operation == "all_reduce"
     assert findings(members(*others(3), waiting, process(4, SLEEP))) == [("RUN001", (4,), Severity.ERROR)]
 

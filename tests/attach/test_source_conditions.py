@@ -98,6 +98,8 @@ def test_the_innermost_loop_of_the_function_is_read(script: Path) -> None:
         ("works[-1].wait()\n", 1, "collective"),
         ("a = a\nb = a\na = b\na.wait()\n", 4, "collective"),
         ("os.wait()\n", 1, ""),
+        ("total += loss.item()\n", 1, "synchronization with the GPU"),
+        ("total = (\n    loss\n).cpu().sum()\n", 2, "synchronization with the GPU"),
         ("work.wait()\nstep()\n", 2, ""),
     ],
 )

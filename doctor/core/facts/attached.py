@@ -34,7 +34,7 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     functions of native code, only where it was asked for): innermost first; ``locals``: variables of the user's
     frames, only where they were asked for; ``group``: the process group that the call in its innermost user frame is
     made in, as the source names it; ``awaits``: the collective whose handle the innermost frame waits for, where the
-    source shows ``wait()`` in its line."""
+    source shows ``wait()`` in its line, or the device, where it shows ``item()`` or the like."""
 
     name: str = ""
     native_id: int = 0

@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE
 
 LONGEST = 100
@@ -27,6 +28,8 @@ _COLLECTIVES = frozenset(
     """.split()  # noqa: SIM905 - fifteen lines otherwise
 )
 """Functions of ``torch.distributed`` that return handles."""
+_COPIES = ("item", "cpu", "tolist", "numpy", "synchronize")
+"""Methods of tensors and streams that wait for the device."""
 _COUNTERS = ("range", "trange", "count", "islice", "itertools.count", "itertools.islice", "tqdm.trange")
 """Functions that end a loop after a number of turns."""
 _GROUP_ARGUMENTS = ("group", "process_group")
@@ -68,14 +71,26 @@ def group_of_call(tree: ast.Module, line: int) -> str:
 def awaited_call(tree: ast.Module, line: int) -> str:
     """Return the collective whose handle a line waits for (``work.wait()``); ``""`` if it waits for none.
 
-    ``collective`` if the module does not show in the same function which one it is. Of :class:`threading.Event` and
-    the like, ``wait`` is Python code, so that a thread in it has another innermost line."""
+    A line that copies a value from the device (``loss.item()``) waits for the device. ``collective`` if the module
+    does not show in the same function which one it is. Of :class:`threading.Event` and the like, ``wait`` is Python
+    code, so that a thread in it has another innermost line.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "wait":
             name = _name_in(node.func.value)
             if node.lineno <= line <= (node.end_lineno or node.lineno) and name != "os":
                 return _collective_in(_function_around(tree, line), name) or ANY_COLLECTIVE
-    return ""
+    return DEVICE_WAIT if _copies_from_device(tree, line) else ""
+
+
+def _copies_from_device(tree: ast.Module, line: int) -> bool:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+    lines = ((node.lineno, node.end_lineno or node.lineno) for node in calls if _name_of_call(node) in _COPIES)
+    return any(first <= line <= last for first, last in lines)
+
+
+def _name_of_call(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
 def _function_around(tree: ast.Module, line: int) -> ast.AST:
