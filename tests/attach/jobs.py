@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import psutil
 
 from tests.lab.needs import clean_environ, require_tools
-from tests.lab.ports import free_ports
+from tests.lab.ports import free_port
 from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("scenes.py")
 SPAWNING = Path(__file__).with_name("spawned_scenes.py")
-PORTS = free_ports()
 _LONGEST_ENVIRON = 4096
 
 
@@ -173,7 +172,7 @@ def play(scene: AttachScene, folder: Path, *arguments: object) -> list[str]:
     if alarms != [expected] * is_alarm or (scene.check and expected not in attached.findings):
         wrong.append(f"found {attached.findings}, expected {expected if scene.check else 'no alarm'}")
     if attached.code != int(is_alarm):
-        wrong.append(f"exit code {attached.code}: {attached.stderr.strip()}")
+        wrong.append(f"exit code {attached.code}: {attached.report.get('outcome')} {attached.stderr.strip()}")
     if before != after:
         wrong.append(f"the processes of the job were {before} and are {after}")
     return wrong
@@ -216,7 +215,7 @@ def running(
     scene: str, folder: Path, world: int = 3, launch: str = "", needs: tuple[str, ...] = ()
 ) -> Iterator[TrainingJob]:
     """A job of ``world`` ranks that plays ``scene``; see :class:`AttachScene`."""
-    port = next(PORTS)
+    port = free_port()
     name = f"{os.getpid()}-{port}"
     environ = {
         "PATH": os.environ["PATH"],
@@ -228,9 +227,10 @@ def running(
         "OMP_NUM_THREADS": "1",
     }
     (folder / "log").touch()
-    processes = [*_started(scene, folder, environ, world, launch, needs)]
+    processes: list[psutil.Process] = []
     job = TrainingJob(name, processes, world, folder)
     try:
+        processes.extend(_started(scene, folder, environ, world, launch, needs))
         job.wait_for_scene()
         yield job
     finally:
