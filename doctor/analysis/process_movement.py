@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from doctor.analysis.call_sites import is_in_backward
+from doctor.analysis.step_rate import counted_steps
 from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
 from doctor.core.frames import waiting_row, waits_for_device, waits_in
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT, native_operation, waiting_thread
@@ -87,7 +88,7 @@ def movement_of(process: AttachedProcess) -> Movement:
         return Movement("stopped", seconds, stack)
     if not mains:
         return _by_kernel(samples, seconds)
-    if any(_position(main.frames) != _position(stack) for main in mains):
+    if any(_position(main.frames) != _position(stack) for main in mains) or counted_steps(process) is not None:
         return Movement("moving", 0.0, stack)
     awaits = mains[-1].awaits
     on_device = waits_for_device(stack) or (awaits == DEVICE_WAIT and process.uses_gpu)

@@ -25,14 +25,14 @@ class StepRate(NamedTuple):
 def step_rate(processes: Iterable[AttachedProcess]) -> StepRate | None:
     """The median over the ranks that show it; ``None`` if none does."""
     found = list(processes)
-    if counted := [rate for one in found if (rate := _counted(one)) is not None]:
+    if counted := [rate for one in found if (rate := counted_steps(one)) is not None]:
         return StepRate(round(median(counted), 3), "locals")
     recorded = [one.step_rate for one in found if one.step_rate is not None]
     return StepRate(round(median(recorded), 3), "callback") if recorded else None
 
 
-def _counted(process: AttachedProcess) -> float | None:
-    """The growth of the most telling variable that all samples have; ``None`` if none grows or if it fell meanwhile."""
+def counted_steps(process: AttachedProcess) -> float | None:
+    """Steps per second by the most telling variable that grows over all samples; ``None`` if none does."""
     counts = [_counts_in(sample) for sample in process.samples]
     if len(counts) < 2:
         return None

@@ -545,6 +545,19 @@ def test_steps_per_second_are_absent_where_they_cannot_be_seen(processes: list[A
     assert rank_stacks(found, attached_job(found)).steps_per_second is None
 
 
+def test_a_rank_that_counts_steps_moves_although_it_is_always_seen_on_one_line() -> None:
+    one = process(0, SLEEP)
+    kinds = []
+    for counts in ((5, 6, 7), (5, 5, 5)):
+        samples = []
+        for sample, count in zip(one.samples, counts, strict=True):
+            variables = (LocalVariable(0, "step", str(count)),)
+            threads = tuple(msgspec.structs.replace(thread, locals=variables) for thread in sample.threads)
+            samples.append(msgspec.structs.replace(sample, threads=threads))
+        kinds.append(movement_of(msgspec.structs.replace(one, samples=tuple(samples))).kind)
+    assert kinds == ["moving", "standing"]
+
+
 def test_steps_per_second_of_the_callbacks_record() -> None:
     found = members(*(process(rank, (at(40),), (at(41),), step_rate=4.0 + rank, world=3) for rank in range(3)))
     assert judged(found).outcome.reason == "ranks 0-2 make progress, 5 steps/s"  # type: ignore[union-attr]
