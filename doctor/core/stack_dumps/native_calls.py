@@ -81,7 +81,7 @@ _MEANINGS = (
 )
 """Functions that show a wait but not for which operation, the more telling ones first."""
 _PLUMBING = re.compile(
-    r"^(?:0x[0-9a-f]+$|\?\?|_?_*(?:GI_)*_*(?:futex|pthread|lll_|sem_|clone|start_thread|libc_|syscall|select|ppoll|poll"
+    r"^(?:0x[0-9a-f]+$|\?\?|_*(?:GI_+)*(?:futex|pthread|lll_|sem_|clone|start_thread|libc_|syscall|select|ppoll|poll"
     r"|epoll_)\w*|std::|pybind11::|_?Py|cfunction_|method_|vectorcall_|slot_tp|type_call|builtin_|main$|_start$"
     r"|run_mod|run_eval|pyrun|pymain|do_call|call_function|function_code|object_|partial_|_Py|trampoline)",
     re.IGNORECASE,

@@ -14,7 +14,7 @@ from doctor.postmortem.stacks.line_kinds import ProcessLine, VariableLine
 
 LONGEST = 400
 """Characters of a heading; command lines are longer."""
-_DEBUG_SERVER = re.compile(r"=== Rank (?P<rank>\d{1,7})(?:: https?://(?P<host>\[[^]]*\]|[^:/\s]*)\S*)? ===$")
+_DEBUG_SERVER = re.compile(r"=== Rank (?P<rank>\d{1,7})(?:: https?://(?P<host>\[[^]\s]*\]|[^:/\s]*)(?:[:/]\S*)?)? ===$")
 _RAY = re.compile(r"Stack dump for \S+ +(?P<pid>\d{1,10}) +(?P<rest>\S.*)$")
 _PS_COLUMNS = 8
 """Columns of ``ps aux`` between the PID and the command: %CPU %MEM VSZ RSS TTY STAT START TIME."""

@@ -38,7 +38,7 @@ LONGEST = 300
 _STAMP = re.compile(r"(?<!\d)(20\d{6})[-_T]?(\d{6})(?!\d)")
 _GENERIC = re.compile(
     r"(?:py-?spy|pystack|gdb|bt|py|spy|stacks?|dumps?|traces?|threads?|backtraces?|tracebacks?|faulthandler|ray|rank|pid|"
-    r"proc|process|local|global|log|out|err|sample|round|run|step|time|t|part|hang|hung|native|locals|json|txt)*\d*$",
+    r"proc|process|local|global|log|out|err|sample|round|run|step|time|t|part|hang|hung|native|locals|json|txt){0,6}\d*$",
     re.IGNORECASE,
 )
 """Words of a file name that are not a host name."""
