@@ -36,7 +36,11 @@ def differences(folder: Path, attaches: Sequence[Sequence[str]], pace: float = 0
         for name in one
         if one[name] != other[name]
     ]
-    return wrong + [f"exit code {one.code}: {one.findings} {one.stderr}" for one in results if one.code != 0]
+    return wrong + [
+        f"exit code {one.code}: {one.report.get('outcome')} {one.findings} {one.stderr}"
+        for one in results
+        if one.code != 0
+    ]
 
 
 def _digests(job: TrainingJob) -> list[dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.attach.jobs import HANGS, HEALTHY, AttachScene, play
 from tests.attach.repeated import differences
-from tests.lab.needs import CannotPlay
+from tests.lab.needs import ROOT, CannotPlay
 from tests.lab.sample import long_only
 
 pytest.importorskip("torch")
@@ -52,3 +53,11 @@ def test_a_scene_is_told_and_left_as_it_was(tmp_path: Path, scene: AttachScene) 
 
 def test_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
     assert differences(tmp_path, [("--locals", "--rounds", "2")], pace=0.03) == []
+
+
+def test_the_figures_that_are_kept_are_of_these_scenes() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "attach_results.json").read_text())
+    told = [(row["title"], row["finding"].partition(",")[0]) for row in kept["rows"]]
+    scenes = (*HANGS, *HEALTHY)
+    assert told == [(one.title, f"{one.check} {one.severity}" if one.check else "no alarm") for one in scenes]
+    assert all(row["right"] >= 0.95 * row["played"] > 0 for row in kept["rows"])
