@@ -45,13 +45,20 @@ def train(folder, arrived):
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(pace)
+            compute_for(pace)
             losses.update(struct.pack("d", loss.item()))
             if step == 5:
                 arrived()
             if is_last_step(step, steps, folder):
                 write_digests(folder, step, losses, model, optimizer)
                 return
+
+
+def compute_for(seconds):
+    """A rank that is asleep on one line whenever it is read would not be seen to make progress."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        sum(range(100))
 
 
 def is_last_step(step, steps, folder):
