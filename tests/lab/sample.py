@@ -12,8 +12,8 @@ from _pytest.mark import ParameterSet
 ALL = "DOCTOR_LONG_TESTS" in os.environ
 
 
-ONE_OF_PATTERNS = 1 if ALL else 6
-"""All patterns of modules take half a minute of CPU."""
+ONE_OF_PATTERNS = 1 if ALL else 12
+"""All patterns of modules take two minutes of CPU."""
 ONE_OF_EXAMPLES = 1 if ALL else 3
 
 

@@ -1,9 +1,11 @@
 """What the tests of the watchdog share: shorter times, and a job of real processes."""
 
+import collections
+
 import pytest
 
 from doctor.cluster.transport import failover
-from doctor.monitor.watchdog import abort, admission, incidents, watchdog_loop
+from doctor.monitor.watchdog import abort, admission, incidents, watchdog, watchdog_loop
 from doctor.monitor.watchdog.rounds import collection_round
 from doctor.monitor.watchdog.rounds.collection_round import RoundTimeouts
 from tests.lab.speed import slowness
@@ -21,8 +23,9 @@ _SHORTER = {
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    """Everything that is waited for takes a fraction of its time, more on a slow machine; ranks are forked, and take
-    this over."""
+    """Everything that is waited for takes a fraction of its time, more on a slow machine, and runs are counted anew;
+    ranks are forked, and take this over."""
+    monkeypatch.setattr(watchdog, "_run_counts", collections.Counter())
     for module, times in _SHORTER.items():
         for name, value in times.items():
             monkeypatch.setattr(module, name, value)
