@@ -96,18 +96,18 @@ def rank_stacks(members: Job, job: Job) -> RankStacks:
     ranks = attached_ranks(members)
     rate = step_rate(rank.process for rank in ranks) if all(rank.movement.is_progress for rank in ranks) else None
     return RankStacks(
-        job=job_in_words(members, job),
+        job=_job_in_words(ranks, job),
         steps_per_second=rate.per_second if rate is not None else None,
         steps_from=rate.source if rate is not None else "",
         groups=stack_groups(job),
         calls=call_tree(job),
-        notes=tuple(dict.fromkeys(_notes(members, job)))[:MOST_NOTES],
+        notes=tuple(dict.fromkeys(_notes(members, ranks, job)))[:MOST_NOTES],
     )
 
 
-def job_in_words(members: Job, job: Job) -> str:
+def _job_in_words(ranks: Collection[AttachedRank], job: Job) -> str:
     """``train.py · launched by torchrun · 8 ranks on 2 hosts · job 4711``."""
-    processes = [rank.process for rank in attached_ranks(members)]
+    processes = [rank.process for rank in ranks]
     programs = list(dict.fromkeys(process.program.rpartition("/")[2] for process in processes if process.program))
     ids = list(dict.fromkeys(process.job for process in processes if process.job))
     read = (
@@ -124,17 +124,17 @@ def job_in_words(members: Job, job: Job) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _notes(members: Job, job: Job) -> Iterable[str]:
+def _notes(members: Job, ranks: Collection[AttachedRank], job: Job) -> Iterable[str]:
     if job.ungathered:
         missing = sorted(set(range(job.world_size)) - {rank.number for rank in job.ranks})
-        yield f"not attached: {ranks_in_words(tuple(missing))}{_hosts_of(members, len(missing))}"
-    guesses = [rank for rank in attached_ranks(members) if rank.process.guessed]
+        yield f"not attached: {ranks_in_words(tuple(missing))}{_hosts_of(ranks, len(missing))}"
+    guesses = [rank for rank in ranks if rank.process.guessed]
     guessed, ways = [rank.number for rank in guesses], {rank.process.rank_from for rank in guesses} - {""}
     if guessed:
         numbers = "numbers" if len(guessed) > 1 else "number"
         order = f"by the {next(iter(ways))}" if len(ways) == 1 else "without the variables of a launcher"
         yield f"rank {numbers} guessed {order}: {ranks_in_words(tuple(guessed))}"
-    yield from _without_native(attached_ranks(members))
+    yield from _without_native(ranks)
     for member in members.ranks:
         facts = member.find(AttachFacts)
         if facts is not None:
@@ -153,9 +153,9 @@ def _without_native(ranks: Iterable[AttachedRank]) -> Iterable[str]:
         yield f"native frames of {ranks_in_words(tuple(numbers))} could not be read: {reason.rstrip('.')}"
 
 
-def _hosts_of(members: Job, missing: int) -> str:
+def _hosts_of(ranks: Iterable[AttachedRank], missing: int) -> str:
     """`` (2 hosts)``, by the number of ranks that a host has."""
-    sizes = [rank.process.local_world_size for rank in attached_ranks(members)]
+    sizes = [rank.process.local_world_size for rank in ranks]
     size = next((size for size in sizes if size), None)
     if not size or missing % size:
         return ""

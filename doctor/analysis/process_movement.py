@@ -93,7 +93,7 @@ def movement_of(process: AttachedProcess) -> Movement:
     awaits = mains[-1].awaits
     on_device = waits_for_device(stack) or (awaits == DEVICE_WAIT and process.uses_gpu)
     native = native_operation(mains[-1].native) or (DEVICE_WAIT if on_device else "")
-    operation = next((one for one in (operation_of(stack), awaits, native) if one not in ("", DEVICE_WAIT)), "")
+    operation = next((one for one in (waits_in(stack), awaits, native) if one not in ("", DEVICE_WAIT)), "")
     computes = _computes(samples, mains[-1])
     row = waiting_row(stack)
     if operation and not (computes and row is not None and not row.only_waits):
@@ -122,11 +122,6 @@ def main_thread(sample: ProcessSample) -> StackThread | None:
     """The main thread of a sample with the stack that explains where it is, if it has one."""
     main = waiting_thread(sample.threads)
     return main if main is not None and main.frames else None
-
-
-def operation_of(stack: Sequence[Frame]) -> str:
-    """The collective or rendezvous that a stack waits in; empty if it shows none."""
-    return waits_in(stack)
 
 
 def waits_for_children(stack: Iterable[Frame]) -> bool:

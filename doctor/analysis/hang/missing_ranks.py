@@ -122,7 +122,7 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
     ended = [rank for rank, one in states.ranks.items() if one.is_sampled and one.state == "ended"]
     if ended:
         return _of_late_ranks(states, ended)
-    late = [rank for rank, one in states.ranks.items() if one.stack and not one.waits and not one.may_wait_in_backward]
+    late = [rank for rank, one in states.ranks.items() if one.is_elsewhere]
     if states.is_snapshot and len(late) * 2 > len(states.ranks):
         # Where most ranks are is no fault of theirs: the few others may only be earlier.
         return Diagnosis(states, "undetermined", tuple(late), 0.0)
@@ -136,8 +136,7 @@ def ranks_by_stack(states: JobState) -> Diagnosis | None:
 def ranks_by_count(states: JobState) -> Diagnosis | None:
     """The diagnosis of ranks that launched fewer collectives than the others, if stacks show no rank elsewhere."""
     behind = tuple(rank for rank, one in states.ranks.items() if one.progress is not None and one.progress.behind)
-    stands = any(one.stack and not one.waits and not one.may_wait_in_backward for one in states.ranks.values())
-    if not behind or stands or 2 * len(behind) >= len(states.ranks):
+    if not behind or any(one.is_elsewhere for one in states.ranks.values()) or 2 * len(behind) >= len(states.ranks):
         return None
     return Diagnosis(states, "missing", behind, 0.8 if states.waiting else 0.6)
 

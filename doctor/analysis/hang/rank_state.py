@@ -209,6 +209,11 @@ class RankState:
         is_long = self.is_stuck or bool(self.ended_waiting) or idle is None or idle >= LEAST_WAIT
         return is_long and (self.wait is not None or bool(self.stack_wait))
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its stack shows that it does not wait for others."""
+        return bool(self.stack) and not self.waits and not self.may_wait_in_backward
+
     @functools.cached_property
     def site(self) -> CallSite | None:
         """Where it waits, or else where it is; ``None`` if no line is known."""

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from doctor.analysis.attached_job import attached_job
-from doctor.analysis.process_movement import operation_of
 from doctor.core.facts import AttachedProcess, AttachFacts, ProcessSample, ProgressFacts, RecorderFacts
+from doctor.core.frames import waits_in
 from doctor.core.job import UNKNOWN_HOST, Member, build_job
 from doctor.core.masking import mask_text
 from doctor.core.text import natural_key
@@ -175,7 +175,7 @@ def _role_of(dump: DumpedProcess) -> Role:
                 return role
     # Agents and idle workers of Ray run none of the user's code.
     is_of_ray = any(_OF_RAY.search(frame.file) for frame in frames) and not any(frame.user for frame in frames)
-    return "other" if is_of_ray and not operation_of(frames) else "rank"
+    return "other" if is_of_ray and not waits_in(frames) else "rank"
 
 
 def _is_agent(command: str) -> bool:
