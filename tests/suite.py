@@ -30,6 +30,22 @@ REAL_TIME = frozenset(
 """Folders whose tests start processes that wait for each other with timeouts of the product; tests elsewhere carry the
 marker ``real_time``. A scheduler that stops one process for seconds changes what the others may report, so a failure
 counts if it repeats, with new fixtures; every repetition is listed at the end of the run (``RERUN``)."""
+SLOW = (
+    "attach/test_gathered.py",
+    "cluster/test_ray.py",
+    "estimate/test_accuracy.py",
+    "examples/test_github_action.py",
+    "examples/test_more_launchers.py",
+    "examples/test_pytorchjob.py",
+    "examples/test_recipes.py",
+    "examples/test_slurm_epilog.py",
+    "examples/test_uneven_batches.py",
+    "postmortem/test_real_runs.py",
+    "probes/test_stage.py",
+)
+"""What starts whole jobs of other launchers and frameworks: a quarter of the time of all tests. ``-m slow`` runs it, a
+step of its own in ``.ci/run``, and so does DOCTOR_LONG_TESTS=1."""
+LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
 child would inherit that. SIGHUP stays as it is: ``nohup`` asked for it, and no test sends it."""
@@ -69,9 +85,19 @@ def pytest_report_header() -> list[str]:
     return lines
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what runs in a step of its own, before ``-m`` selects by marks."""
+    if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its limit, and those that depend on the scheduling of processes a second attempt."""
+    if not ALL and "slow" not in config.getoption("markexpr"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(LEFT_OUT)
     _spread_slow_modules(items, getattr(config, "workerinput", {}).get("workercount", 1))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
