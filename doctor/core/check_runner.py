@@ -21,6 +21,7 @@ from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, U
 from doctor.core.job import Job
 from doctor.core.logs.declared_findings import declared_findings
 from doctor.core.logs.reported_findings import reported_findings
+from doctor.core.logs.software_findings import software_findings
 from doctor.core.report_document import CheckResult, Ignored, ReportFinding
 from doctor.core.section_table import IdenticalRanks
 
@@ -106,6 +107,8 @@ class _Runner:
             outcome.crash = outcome.crash or logged.crash
         if all(finding.severity is Severity.INFO for finding in outcome.findings):
             outcome.findings.extend(reported_findings(self._job, check.id))
+        if not outcome.findings:
+            outcome.findings.extend(software_findings(self._job, check.id))
         return outcome
 
     def _call(self, check: Check, judge: Judge, limits: Mapping[str, float]) -> _CheckYield:

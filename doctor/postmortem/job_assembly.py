@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from doctor.analysis.hang.exits import nature_of
+from doctor.analysis.logs.root_event import OUTLIVED_LINES, LaterEvents
 from doctor.core.facts import (
     SECTIONS,
     ClockShift,
@@ -26,6 +27,8 @@ from doctor.postmortem.logs.clock_skew import clock_shifts, in_order, shifted
 from doctor.postmortem.logs.outcome_marks.marks import PREFIX as MARK
 from doctor.postmortem.logs.rank_sections import MOST_RANKS, sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
+from doctor.postmortem.logs.software_messages import KIND as SOFTWARE
+from doctor.postmortem.run_outcome import END, STEP
 
 NO_EVIDENCE = Missing(MissingReason.UNMEASURED, "no such evidence")
 """Replaces sections that neither a log nor a dump can contain."""
@@ -51,13 +54,29 @@ def weigh(events: Iterable[Event], files: Iterable[LogFile]) -> LogEvidence:
     for event in events:
         named = [value for name, value in event.values if name in _HOST_FIELDS and _NAME.fullmatch(value)]
         hosts.update(dict.fromkeys([event.host, *named] if event.host else named))
-    return LogEvidence(
+    evidence = LogEvidence(
         events=in_order(shifted(event, shifts) for event in events),
         files=tuple(map(mask_record, files)),
         shifts=tuple(ClockShift(host, seconds) for host, seconds in sorted(shifts.items())),
         hosts=tuple(hosts),
         marks=in_order(shifted(mark, shifts) for mark in marks),
     )
+    return msgspec.structs.replace(evidence, events=tuple(_without_survived(evidence)))
+
+
+def _without_survived(evidence: LogEvidence) -> Iterator[Event]:
+    """The events, without messages of other software after which the run went on: libraries log at their level of
+    errors also what they handle themselves."""
+    aftermath = LaterEvents(evidence)
+    later: dict[str, int] = {}
+    for mark in evidence.marks:
+        if mark.kind in (STEP, END):
+            reach = mark.line - (OUTLIVED_LINES if mark.kind == STEP else 0)
+            later[mark.file] = max(reach, later.get(mark.file, 0))
+    for event in evidence.events:
+        is_software = event.kind.startswith(SOFTWARE)
+        if not is_software or not (aftermath.outlived(event) or later.get(event.file, 0) > event.line):
+            yield event
 
 
 class ParsedInputs(NamedTuple):

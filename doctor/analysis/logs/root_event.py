@@ -35,6 +35,7 @@ LOST_PEERS = (
     "nccl.recv_fail",
     "elastic.rdzv_node",
     "gloo.app_timeout",
+    "software.consequence",
 )
 """Messages of ranks that lost a peer or its store."""
 TIMED_OUT = (
@@ -105,6 +106,8 @@ ROOTS = (
     "slurm.cancel",
     "slurm.oom",
     "slurm.task_exit",
+    "software.cause",
+    "software.check",
     "torch.mismatch",
     "torch.nccl.heartbeat",
 )

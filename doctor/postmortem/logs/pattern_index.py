@@ -13,6 +13,7 @@ from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribu
 from doctor.postmortem.logs.event_store import NEWEST
 from doctor.postmortem.logs.multi_match import CueMatcher
 from doctor.postmortem.logs.outcome_marks import cue_budget
+from doctor.postmortem.logs.software_messages import line_components
 
 SUPERSEDED = frozenset({"py.exc", "elastic.child_failed"})
 """Kinds for which the parsers of tracebacks and tables create better events."""
@@ -35,7 +36,8 @@ class PatternIndex(NamedTuple):
 
     The other fields hold numbers of cues. ``structure``: of tracebacks, tables and findings; ``alone``: those of them
     that are no part of an exception's name; ``types``: parts of exception names; ``bars``: of progress bars; ``marks``:
-    only of marks; ``may_mark``: of marks and possibly others.
+    only of marks; ``may_mark``: of marks and possibly others; ``software``: of lines of components whose messages are
+    known from their source code.
     """
 
     cues: CueMatcher
@@ -46,6 +48,7 @@ class PatternIndex(NamedTuple):
     bars: frozenset[int]
     marks: frozenset[int]
     may_mark: frozenset[int]
+    software: frozenset[int]
 
     def hits(self, block: bytes, cues: CueMatcher) -> Iterator[tuple[int, int]]:
         """Yield the numbers and offsets of the cues in a block, ordered by their ends.
@@ -75,8 +78,10 @@ def index() -> PatternIndex:
             for cue in message.cues:
                 for text in {cue, cue.replace('"', '\\"')}:
                     by_cue.setdefault(text, []).append(known)
+    software = tuple(line_components())
+    others = {*by_cue, *software}
     structure = (*tracebacks.CUES, *elastic_table.CUES, *rank_attribution.CUES, *printed_findings.CUES)
-    cues = CueMatcher([*by_cue, *structure, *cue_budget.CUES])
+    cues = CueMatcher([*by_cue, *structure, *cue_budget.CUES, *software])
     number = {text: position for position, text in enumerate(cues.texts)}
     return PatternIndex(
         cues,
@@ -85,8 +90,9 @@ def index() -> PatternIndex:
         frozenset(number[text] for text in structure if text not in _TYPES),
         frozenset(number[text] for text in _TYPES if text not in by_cue),
         frozenset(number[text] for text, patterns in by_cue.items() if {one.kind for one in patterns} <= NEWEST),
-        frozenset(number[text] for text in cue_budget.CUES if text not in by_cue and text not in structure),
+        frozenset(number[text] for text in cue_budget.CUES if text not in others and text not in structure),
         frozenset(number[text] for text in cue_budget.CUES),
+        frozenset(number[text] for text in software),
     )
 
 

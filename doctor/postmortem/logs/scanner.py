@@ -16,7 +16,7 @@ from doctor.core.errors import UnusableError
 from doctor.core.facts import Event, LogFile
 from doctor.core.files.read_deadline import NO_DEADLINE, ReadBudget, ReadDeadline
 from doctor.core.files.timed_file import TimedFile
-from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribution, tracebacks
+from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribution, software_messages, tracebacks
 from doctor.postmortem.logs.deduplication import DeferredLine, ProgressBarStates, RepeatedInfoLines, RepeatedLines
 from doctor.postmortem.logs.event_store import EventStore, ParsedException, StoredEvent, Values
 from doctor.postmortem.logs.lines import LONG, blocks_of, text_of, windows_of
@@ -43,6 +43,7 @@ TAIL_BYTES = 1 << 14
 MOST_NOT_READ = 2000
 """Lines with irrelevant cues after which it is cheaper to search for fewer cues."""
 LINES_PER_CLOCK_CHECK = 16
+EXCEPTION = "python.exception"
 HARMLESS = ".harmless"
 """Suffix of the kinds of messages that look like errors and are not."""
 _FAR = 1 << 16
@@ -161,6 +162,7 @@ class _LogScan:
     def result(self, cut: str | None) -> tuple[list[Event], LogFile]:
         """Return the events and the description of the log."""
         self._count_often()
+        self._recognize_exceptions()
         # torchrun's table may repeat an exception that the process itself logged.
         own = {_essence(kept) for kept in self._store if kept.origin.tag != elastic_table.TAG}
         events = [
@@ -182,6 +184,18 @@ class _LogScan:
         raised = {event.line for event in events if event.kind in ("python.exception", "python.fatal")}
         found = (mark for mark in self._marks.events(self._name, self._processes) if mark.line not in raised)
         return sorted([*events, *found], key=lambda event: event.line), file
+
+    def _recognize_exceptions(self) -> None:
+        """Store the known messages of exceptions whose text no pattern matched."""
+        stored = list(self._store)
+        matched = {kept.line for kept in stored if kept.kind != EXCEPTION}
+        for kept in stored:
+            if kept.kind == EXCEPTION and kept.line not in matched:
+                found = software_messages.message_of_exception(kept.values.get("message", ""))
+                if found is not None:
+                    event = StoredEvent(found.kind, kept.text, kept.line, kept.origin, kept.at, found.values)
+                    event.weak_rank, event.count, event.last_at = kept.weak_rank, kept.count, kept.last_at
+                    self._store.keep(event, found.values)
 
     def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
         for piece in pieces:
@@ -335,7 +349,8 @@ class _LogScan:
         line = self._possibilities.without(text_of(raw), self._number)
         messages = [message for cue in cues for message in self._index.messages[cue] if message.may_be(line)]
         marked = not self._budget.active.isdisjoint(cues)
-        if not structured and not messages and not marked:
+        software = [self._cues.texts[cue] for cue in self._index.software.intersection(cues)]
+        if not structured and not messages and not marked and not software:
             return
         parsed = parse_line(line, self._calendar, self._style)
         if self._head and parsed.origin == UNKNOWN_ORIGIN:
@@ -345,10 +360,12 @@ class _LogScan:
         if structured and self._is_structure(parsed, raw) and not _GLUED.search(line):
             self._recognize_if(True)
             return
-        if (messages or marked) and not _CODE.match(parsed.body):
+        if (messages or marked or software) and not _CODE.match(parsed.body):
             process = self._tables.process_of(parsed.origin)
             attributed = parsed if process is None else parsed._replace(origin=process)
-            kinds = self._match(dict.fromkeys(messages), attributed, line)
+            kinds = self._match(dict.fromkeys(messages), attributed, line) or self._match_software(
+                software, attributed, line
+            )
             is_harmless = any(kind.endswith(HARMLESS) for kind in kinds)
             is_mark = marked and not is_harmless and self._marks.read(attributed, line, self._number)
             self._budget.charge(cues, is_mark=is_mark)
@@ -384,6 +401,13 @@ class _LogScan:
                     kinds.append(message.kind)
                     break
         return kinds
+
+    def _match_software(self, cues: Iterable[str], parsed: PrefixedLine, line: str) -> list[str]:
+        found = software_messages.message_in_line(line, cues)
+        if found is None:
+            return []
+        self._keep_message(found.kind, parsed, parsed.text, found.values)
+        return [found.kind]
 
     def _keep_message(self, kind: str, parsed: PrefixedLine, text: str, values: Values) -> None:
         origin, at, weak = parsed.origin, parsed.at, parsed.weak_rank

@@ -1,0 +1,51 @@
+"""RUN018: a library or launcher failed with an error of its own that no other check covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.analysis.logs.event_timeline import failed_before
+from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.testing import Fails, Passes, logged
+
+MOST = 4
+"""Maximum number of messages that are reported, the first ones."""
+
+
+@check(
+    id="RUN018",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="M",
+    cases=lambda: (
+        Passes(
+            "NCCL's messages of a run that goes well",
+            logged(
+                "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE",
+                "node1:41:77 [0] NCCL INFO comm 0x55aa rank 0 nranks 2 cudaDev 0 busId 7000 - Destroy COMPLETE",
+            ),
+        ),
+        Fails(
+            "an internal error of NCCL",
+            logged("[rank1]: node1:41:77 [0] scheduler/list.cc:212 NCCL WARN Active list loop at element 12"),
+            ranks=(1,),
+        ),
+    ),
+)
+def library_error(job: Job) -> Iterator[Verdict]:
+    """Ask whether a library or launcher failed with an error of its own.
+
+    Why it hurts: the library returns an error to the process that called it, and the other ranks then block until
+    their timeout.
+    Fix: look the message up in the documentation and the issue tracker of the component, with its release.
+    """
+    reported = 0
+    for group in event_groups(job, "software.cause", by=("component", "message")):
+        if reported < MOST and failed_before(job, group.first) is None:
+            reported += 1
+            yield finding_from_logs(
+                group,
+                f"{group.value('component')} failed: {group.value('said')}",
+                evidence={"component": group.value("component")},
+                confidence=0.5,
+            )

@@ -1,0 +1,106 @@
+"""Recognition of the messages that other software logs when it fails (:mod:`doctor.knowledge.software_messages`).
+
+A component is loaded when a log has a line of it. Its messages are found by their longest literal parts, and of several
+that match, the most specific one counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from doctor.knowledge.software_messages import (
+    LEAST_LETTERS,
+    SoftwareComponent,
+    SoftwareMessage,
+    components,
+    messages_of,
+)
+from doctor.postmortem.logs.multi_match import CueMatcher
+
+KIND = "software."
+"""Kinds of events are this and the class of the message, without the id of a check: ``software.cause``."""
+OF_A_CHECK = "check"
+LONGEST_SAID = 200
+"""Maximum number of characters of a message that are kept."""
+LONGEST_SEARCHED = 2000
+"""Maximum number of characters of a line that are searched."""
+
+
+class RecognizedMessage(NamedTuple):
+    """A message of a component in a line."""
+
+    component: SoftwareComponent
+    message: SoftwareMessage
+    said: str
+
+    @property
+    def kind(self) -> str:
+        """The kind of the event."""
+        about = self.message.about
+        return KIND + (about if about.islower() else OF_A_CHECK)
+
+    @property
+    def values(self) -> tuple[tuple[str, str], ...]:
+        """The values of the event."""
+        return (
+            ("component", self.component.name),
+            ("about", self.message.about),
+            ("message", self.message.text),
+            ("said", self.said),
+        )
+
+
+@functools.cache
+def line_components() -> dict[str, tuple[SoftwareComponent, ...]]:
+    """The components whose messages follow a cue in a line, by this cue."""
+    found: dict[str, tuple[SoftwareComponent, ...]] = {}
+    for component in components():
+        for cue in component.cues:
+            found[cue] = (*found.get(cue, ()), component)
+    return found
+
+
+def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
+    """Return the message that follows one of these cues in a line."""
+    for cue in cues:
+        _, found, rest = line.partition(cue)
+        for component in line_components()[cue] if found else ():
+            if message := _index(component.file).find(rest[:LONGEST_SEARCHED]):
+                return RecognizedMessage(component, message, rest.strip()[:LONGEST_SAID])
+    return None
+
+
+def message_of_exception(text: str) -> RecognizedMessage | None:
+    """Return the message of an exception."""
+    for component in components():
+        if component.is_raised and (message := _index(component.file).find(text[:LONGEST_SEARCHED])):
+            return RecognizedMessage(component, message, text.partition("\n")[0].strip()[:LONGEST_SAID])
+    return None
+
+
+class _MessageIndex:
+    """The messages of one component by their longest literal parts."""
+
+    def __init__(self, messages: Iterable[SoftwareMessage]) -> None:
+        by_part: dict[str, list[SoftwareMessage]] = {}
+        for message in messages:
+            if message.letters >= LEAST_LETTERS:
+                words = (word for part in message.literals for word in (part.strip(),))
+                by_part.setdefault(max(words, key=len), []).append(message)
+        self._parts = CueMatcher(by_part)
+        self._messages = tuple(tuple(by_part[part]) for part in self._parts.texts)
+
+    def find(self, text: str) -> SoftwareMessage | None:
+        """Return the most specific message that the text contains."""
+        text = " ".join(text.split())
+        parts = dict.fromkeys(number for number, _, _ in self._parts.find(text.encode()))
+        candidates = (message for number in parts for message in self._messages[number])
+        matching = (message for message in candidates if message.pattern.search(text) is not None)
+        return max(matching, key=lambda one: one.letters, default=None)
+
+
+@functools.cache
+def _index(file: str) -> _MessageIndex:
+    return _MessageIndex(messages_of(file))
