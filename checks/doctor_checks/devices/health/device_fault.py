@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Job, Severity, Verdict, check, event_groups, finding_from_logs, line_of, ranks_in_words
+from doctor.api import (
+    Job,
+    Severity,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    is_logged,
+    line_of,
+    ranks_in_words,
+)
 from doctor.testing import Fails, Passes, logged
 
 
@@ -35,6 +45,8 @@ def device_fault(job: Job) -> Iterator[Verdict]:
     the size of the embedding.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
+    if not assertions and is_logged(job, "amd.kernel_fault", "amd.device"):
+        return  # GPU027
     for group in event_groups(job, "gpu.fault"):
         who = f" first on {ranks_in_words((group.first.rank,))}:" if group.first.rank is not None else ""
         condition = assertions[0].value("expression") if assertions else None

@@ -1,0 +1,98 @@
+"""GPU027: an AMD GPU reported a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
+from doctor.testing import Fails, Passes, logged
+
+_OF_HARDWARE = (
+    ("uncorrectable hardware error", "a GPU reported uncorrectable memory errors (RAS)"),
+    ("ecc", "a GPU reported uncorrectable memory errors"),
+    ("poison", "a GPU read data that an uncorrectable error had spoilt (RAS poison)"),
+    ("lost from bus", "a GPU has fallen off the bus"),
+    ("fatal error during gpu init", "the driver could not initialize a GPU"),
+    ("hang", "a GPU stopped processing its queues (GPU hang)"),
+    ("gpu reset", "the driver reset a GPU: all processes on it lost their memory"),
+    ("gpu recovery failed", "the driver could not reset a GPU"),
+    ("vram is lost", "the driver reset a GPU: all processes on it lost their memory"),
+    ("preempt", "a GPU stopped processing its queues, and the driver could not take them from it"),
+    ("fence wait loop", "a GPU stopped processing its queues, and the driver could not take them from it"),
+    ("evict", "a GPU stopped processing its queues, and the driver could not take them from it"),
+    ("timeout", "a GPU did not finish the work of a ring in time"),
+)
+"""Words of messages that concern a GPU as a whole, and what they mean: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
+kfd_device_queue_manager.c of Linux, runtime.cpp of ROCR-Runtime."""
+
+
+_VAGUE = ("unknown error", "unspecified error")
+
+
+@check(
+    id="GPU027",
+    severity=Severity.ERROR,
+    when="M",
+    cases=lambda: (
+        Passes(
+            "a ring that recovered",
+            logged("kernel: amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, but soft recovered"),
+        ),
+        Passes(
+            "no errors counted", logged("amdgpu 0000:03:00.0: 0 uncorrectable hardware errors detected in umc block")
+        ),
+        Fails(
+            "a page fault of a kernel",
+            logged(
+                "[rank2]: Memory access fault by GPU node-4 (Agent handle: 0x5581c4e0) on address 0x7f2b10000000. "
+                "Reason: Page not present or supervisor privilege."
+            ),
+            ranks=(2,),
+        ),
+        Fails(
+            "errors of the memory",
+            logged("kernel: amdgpu 0000:c3:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block"),
+        ),
+    ),
+)
+def amd_device_fault(job: Job) -> Iterator[Verdict]:
+    """Ask whether HIP, ROCm's runtime or the amdgpu driver reported a fault of an AMD GPU.
+
+    Why it hurts: ROCm's runtime aborts the process, or the driver resets the GPU and all processes on it end; the other
+    ranks wait until their timeout.
+    Fix: look at `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` of the host. A page fault or an
+    illegal access comes from a kernel: run that rank with `AMD_SERIALIZE_KERNEL=3 HIP_LAUNCH_BLOCKING=1`. After memory
+    errors, a hang or a reset exclude the host from the next job.
+    """
+    for group in event_groups(job, "amd.device", by=("pci", "node")):
+        yield _of_device(group)
+    # The assertion that failed says more than the abort that follows it (GPU022).
+    if not is_logged(job, "gpu.assertion"):
+        for group in event_groups(job, "amd.kernel_fault"):
+            yield _of_kernel(group)
+
+
+def _of_device(group: EventGroup) -> Finding:
+    said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7") or "").lower()
+    meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), "a GPU failed")
+    pci, node = group.value("pci"), group.value("node", "node2")
+    where = f" (PCI {pci})" if pci else f" (node-{node})" if node else ""
+    return finding_from_logs(
+        group,
+        meaning + where,
+        evidence={"pci": pci} if pci else {"node": node} if node else None,
+        confidence=0.95,
+        explains=("GPU022",),
+    )
+
+
+def _of_kernel(group: EventGroup) -> Finding:
+    node, reason = group.value("node"), group.value("reason")
+    fault = group.value("fault", "fault2", "fault3", "fault4", "fault5", "fault6", "fault7") or ""
+    where = f" on node-{node}" if node else ""
+    return finding_from_logs(
+        group,
+        f"a kernel failed{where}: {fault}" + (f" ({reason})" if reason else ""),
+        evidence={"node": node} if node else None,
+        confidence=0.5 if fault in _VAGUE else 0.9,
+    )

@@ -1,0 +1,67 @@
+"""GPU026: a GPU or its driver lacks a feature of CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs, is_logged
+from doctor.testing import Fails, Passes, logged
+
+_OF_TRANSPORTS = ("gpu.multicast_fails", "gpu.peer_transport_fails")
+"""Refusals in NCCL's setup of NVLink multicast (GPU014) or peer access (GPU018)."""
+
+_WORDS = (
+    ("license", "the virtual GPU has no license, and CUDA is switched off"),
+    ("dynamic parallelism", "CUDA Dynamic Parallelism is used, which MPS does not support on this GPU"),
+    ("affinity", "an execution affinity was asked for that this GPU does not support"),
+    ("limit", "a limit was set that this GPU does not have"),
+    ("on this os", "CUDA needs a feature that this operating system or container does not allow"),
+)
+"""Words of a result (cudaGetErrorString), and what it means."""
+
+
+@check(
+    id="GPU026",
+    severity=Severity.ERROR,
+    scope=Scope.HOST,
+    when="M",
+    cases=lambda: (
+        Passes("a socket refuses an option", logged("OSError: [Errno 95] Operation not supported")),
+        Fails(
+            "NCCL on a virtual GPU",
+            logged(
+                "node1:41:77 [0] include/alloc.h:212 NCCL WARN Cuda failure 801 'operation not supported'",
+                "node1:41:77 [0] NCCL INFO init.cc:1358 -> 1",
+            ),
+        ),
+        Fails(
+            "a program that allocates managed memory",
+            logged("[rank2]: torch.AcceleratorError: CUDA error: operation not supported"),
+            ranks=(2,),
+        ),
+    ),
+)
+def gpu_feature_missing(job: Job) -> Iterator[Verdict]:
+    """Ask whether CUDA refused an operation that this GPU, its virtualization or its driver does not support.
+
+    Why it hurts: vGPUs have no unified memory, IPC or peer access until the hypervisor enables them, MIG instances have
+    no peer access, and containers may forbid what CUDA needs. A program or NCCL that uses such a feature ends.
+    Fix: look at `nvidia-smi -q | grep -iE 'virtualization mode|mig mode|license'`. On a vGPU let the hypervisor enable
+    unified memory (`enable_uvm=1`, whole-GPU profiles only). Let NCCL do without: `export NCCL_CUMEM_ENABLE=0
+    NCCL_P2P_DISABLE=1 NCCL_NVLS_ENABLE=0`.
+    """
+    if is_logged(job, *_OF_TRANSPORTS):
+        return
+    for group in event_groups(job, "gpu.unsupported", by=("what",)):
+        yield finding_from_logs(group, _claim(job, group), confidence=0.85, explains=("GPU021",))
+
+
+def _claim(job: Job, group: EventGroup) -> str:
+    said = (group.value("what", "what2", "name") or "").lower()
+    meaning = next((meaning for word, meaning in _WORDS if word in said), None)
+    if meaning is None:
+        by = "NCCL" if "NCCL" in group.first.text or is_logged(job, "torch.nccl.error") else "the program"
+        meaning = (
+            f"{by} uses a feature of CUDA that this GPU or its driver does not support ('operation not supported')"
+        )
+    return meaning
