@@ -13,6 +13,7 @@ import msgspec
 from doctor.core.facts import LaunchFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.core.logs.event_groups import place_of_line
+from doctor.core.masking import mask_record
 from doctor.core.report_document import CheckResult, FailOn, Report, ReportInput, RunOutcome
 from doctor.core.report_summary import summarize
 from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
@@ -192,7 +193,7 @@ def judge(
     began = time.time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
     inputs = tuple(inputs)
-    return summarize(
+    report = summarize(
         job,
         results,
         started=began,
@@ -203,6 +204,12 @@ def judge(
         inputs=inputs,
         outcome=outcome_of(job, quoted_places(results), began) if outcome_of else None,
     )
+    if job.evidence is None or report.verdict == "pass":
+        return report
+    from doctor.analysis.differential.candidates import candidates_of
+
+    candidates = tuple(map(mask_record, candidates_of(job, results, report.primary)))
+    return msgspec.structs.replace(report, candidates=candidates)
 
 
 def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:

@@ -160,6 +160,24 @@ class RunOutcome(msgspec.Struct, frozen=True):
         return self.kind in ("ended", "running")
 
 
+class CandidateCause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A cause that the evidence leaves open.
+
+    ``id``: of the check whose page describes it; ``cause``: its name. ``confidence``: from 0 to 1; those of all
+    candidates sum to less than 1. ``supports`` and ``against``: observations. ``next_command`` tells this cause from
+    the others, and ``confirmed_by`` is the result that speaks for it.
+    """
+
+    id: str
+    cause: str
+    title: str
+    confidence: float
+    supports: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    next_command: str = ""
+    confirmed_by: str = ""
+
+
 class StackGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ranks that are at the same place.
 
@@ -211,8 +229,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     ``started``: ISO 8601 in UTC. ``seconds``: wall-clock time. ``run``: the id of a monitored run, as in the
     records of its ranks. ``estimate``: the answer of ``doctor estimate``,
     :class:`doctor.estimate.data_model.Estimate` as a mapping. ``outcome``: how the run ended, if ``doctor
-    diagnose`` read logs, records or dumps. ``stacks``: where the ranks are, from ``doctor attach``. Fields that do
-    not apply are omitted.
+    diagnose`` read logs, records or dumps. ``stacks``: where the ranks are, from ``doctor attach``. ``candidates``:
+    the likeliest causes, if logs do not carry one verdict. Fields that do not apply are omitted.
     """
 
     schema: int
@@ -230,6 +248,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     estimate: Mapping[str, object] | None = None
     outcome: RunOutcome | None = None
     stacks: RankStacks | None = None
+    candidates: tuple[CandidateCause, ...] = ()
 
     def result(self, check_id: str) -> CheckResult | None:
         """The result of the check with this id, or ``None``."""

@@ -25,6 +25,7 @@ from doctor.report.formatting import (
     state_of,
 )
 from doctor.report.narrative import (
+    CANDIDATES,
     CheckFinding,
     Narrative,
     commands,
@@ -56,7 +57,7 @@ def render_markdown(report: Report, job: Job | None = None) -> str:
     """Return a page for an issue, a merge request or a ticket. ``job``: the facts, for the table of ranks."""
     report = printable(report)
     story = narrative_of(report)
-    text = "\n".join([*_verdict(report, story), ""])
+    text = "\n".join([*_verdict(report, story), *_candidates(report), ""])
     for title, lines in _folds(report, story, job):
         text += _folded(title, lines, MOST - len(text))
     return text
@@ -82,6 +83,17 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
         yield f"\n{_fenced(commands(finding.fix), 'sh')}"
     if finding.effect:
         yield f"\nIf it stays: {line_of(finding.effect)}"
+
+
+def _candidates(report: Report) -> Iterator[str]:
+    if report.candidates:
+        yield f"\n**{CANDIDATES}:**"
+    for one in report.candidates:
+        yield f"\n- **{one.confidence:.2f}** {line_of(one.title)} ({line_of(one.id)})"
+        for label, reasons in (("for", one.supports), ("against", one.against)):
+            if reasons:
+                yield f"  - {label}: {line_of('; '.join(reasons))[:_LONGEST]}"
+        yield f"  - confirmed if {line_of(one.confirmed_by)}; try:\n\n{_fenced([one.next_command], 'sh')}"
 
 
 def _overview(report: Report) -> Iterator[str]:

@@ -20,6 +20,8 @@ from doctor.report.formatting import (
     why_inconclusive,
 )
 
+CANDIDATES = "Possible causes, the likeliest first"
+"""The heading of the candidate causes."""
 _RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
 _MANY_AND = re.compile(r", | and ")
 

@@ -31,6 +31,7 @@ from doctor.report.formatting import (
     why_inconclusive,
 )
 from doctor.report.narrative import (
+    CANDIDATES,
     EvidenceOverview,
     LogQuote,
     confidence,
@@ -173,6 +174,7 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
         lines += _stacks(report.stacks, style)
     if report.inputs:
         lines += _verdict(report, style)
+    lines += _candidates(report)
     if report.stacks is not None and not verbose:
         style = style._replace(quiet=True)  # most checks are about what attaching does not read
     for family, results in families(report).items():
@@ -256,6 +258,21 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
         *(_quoted(quote) for quote in quotes(finding)[:2]),
     )
     yield from _fix(finding.fix, "fix: ", 5, style.width)
+
+
+def _candidates(report: Report) -> Iterable[_Line]:
+    """Return the candidate causes: confidence and title, what speaks for and against it, and the command."""
+    if not report.candidates:
+        return
+    yield Text(f"\n{CANDIDATES}:", style="bold")
+    for one in report.candidates:
+        yield Text.assemble((f"  {one.confidence:.2f} ", "bold"), f"{one.title} ({one.id})", overflow="fold")
+        for label, reasons in (("for", one.supports), ("against", one.against)):
+            if reasons:
+                text = Text.assemble((f"{label}: ", "dim"), shortened("; ".join(reasons)), overflow="fold")
+                yield Padding(text, (0, 0, 0, 7))
+        yield _Unwrapped(Text.assemble("       ", ("try: ", "dim"), (one.next_command, "bold")))
+        yield Padding(Text.assemble(("confirmed if ", "dim"), _prose(one.confirmed_by), overflow="fold"), (0, 0, 0, 7))
 
 
 def _read(reading: EvidenceOverview) -> Iterable[RenderableType]:

@@ -34,6 +34,7 @@ from doctor.report.html.charts.chart_data import chart_data
 from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
 from doctor.report.narrative import (
+    CANDIDATES,
     LogQuote,
     commands,
     confidence,
@@ -78,6 +79,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
         report=report,
         story=story,
         headline=headline(report),
+        candidates_title=CANDIDATES,
         job_line=" · ".join(job_words(report)),
         started=started,
         heard=heard,

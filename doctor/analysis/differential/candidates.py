@@ -1,0 +1,130 @@
+"""Ranks the causes that the evidence leaves open, with what speaks for and against each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from doctor.analysis.differential.observed import Observed, observed
+from doctor.core.facts import LogEvidence
+from doctor.core.finding import Severity
+from doctor.core.job import Job
+from doctor.core.report_document import CandidateCause, CheckResult, ReportFinding
+from doctor.knowledge.candidate_causes import Cause, Symptom, case_counts, known_causes, known_symptoms
+
+MOST = 5
+"""Candidates of a report."""
+MOST_REASONS = 3
+"""Observations that are named for a candidate, and as many against it."""
+LEAST = 0.02
+"""Confidence below which a cause is not a candidate."""
+CERTAIN = 0.6
+"""Confidence from which a finding that is not a symptom carries the verdict."""
+SMOOTHING = 1.0
+"""Cases added to each cause that can produce a symptom, so that none is impossible."""
+OTHER = 0.35
+"""Prior of all causes that are not listed, against those that are."""
+REPORTED = 10.0
+"""Factor of a cause that a finding of full confidence reports."""
+
+
+def candidates_of(
+    job: Job, results: Sequence[CheckResult], primary: str | None, counts: Mapping[str, Mapping[str, int]] | None = None
+) -> tuple[CandidateCause, ...]:
+    """The likeliest causes if the evidence does not carry one verdict, the likeliest first; else nothing.
+
+    ``primary``: the id of the primary cause. ``counts``: cases by symptom and cause, by default
+    :func:`doctor.knowledge.candidate_causes.case_counts`. The confidence is the share of a cause in the product of
+    counts and factors, of all causes and :data:`OTHER`."""
+    if job.evidence is None:
+        return ()
+    standing = {
+        result.id: one for result in results for one in reversed(result.findings) if one.stands and not one.explained_by
+    }
+    finding = standing.get(primary) if primary is not None else None
+    symptom = _open_symptom(job.evidence, standing, primary)
+    if symptom is None:
+        return ()
+    is_verdict = primary is not None and (primary not in symptom.checks or primary in symptom.verdicts)
+    seen = [*_of_findings(standing, symptom), *observed(job, symptom)]
+    shares = _shares(symptom, seen, case_counts() if counts is None else counts)
+    if finding is not None and primary is not None and is_verdict:
+        shares = _with_verdict(shares, primary, finding.confidence)
+    ordered = sorted(shares.items(), key=lambda share: (-share[1], share[0]))
+    return tuple(_candidate(known_causes()[name], share, seen) for name, share in ordered[:MOST] if share >= LEAST)
+
+
+def _open_symptom(evidence: LogEvidence, standing: Mapping[str, ReportFinding], primary: str | None) -> Symptom | None:
+    """The symptom whose cause is open, or ``None``."""
+    if primary is not None:
+        finding = standing.get(primary)
+        if finding is None:
+            return None
+        names = [one for one in known_symptoms() if primary in one.checks]
+        if not names and finding.confidence < CERTAIN:
+            return next((one for one in known_symptoms() if one.kinds and evidence.of(*one.kinds)), None)
+        symptoms = [one for one in names if not _states_cause(one, primary, finding)]
+    else:
+        loud = {name: one for name, one in standing.items() if one.severity is not Severity.INFO}
+        symptoms = [
+            one
+            for one in known_symptoms()
+            if any(name in loud and not _states_cause(one, name, loud[name]) for name in one.checks)
+        ]
+    logged = (one for one in symptoms if one.kinds and evidence.of(*one.kinds))
+    return next(logged, next(iter(symptoms), None))
+
+
+def _states_cause(symptom: Symptom, check: str, finding: ReportFinding) -> bool:
+    if finding.confidence >= symptom.checks[check]:
+        return True
+    values = (finding.evidence.get(name) for name in symptom.telling)
+    return any(value and not _is_end_of_process(str(value)) for value in values)
+
+
+def _is_end_of_process(error: str) -> bool:
+    """Whether an error names only how a process ended."""
+    return error.startswith("ended by signal") or error.lstrip("-").isdecimal()
+
+
+def _of_findings(standing: Mapping[str, ReportFinding], symptom: Symptom) -> Iterator[Observed]:
+    """Findings that report a cause, as observations."""
+    for name, finding in sorted(standing.items()):
+        causes = [one.name for one in known_causes().values() if name in one.checks and name not in symptom.checks]
+        if causes:
+            factor = 1 + (REPORTED - 1) * finding.confidence
+            yield Observed(f"{name}: {finding.summary}", dict.fromkeys(causes, factor))
+
+
+def _shares(symptom: Symptom, seen: Iterable[Observed], counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    of_symptom = counts.get(symptom.name, {})
+    weights = {name: of_symptom.get(name, 0) + SMOOTHING for name in symptom.causes}
+    other = OTHER * sum(weights.values())
+    for one in seen:
+        for name in weights:
+            weights[name] *= one.factors.get(name, 1.0)
+    total = other + sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def _with_verdict(shares: Mapping[str, float], primary: str, confidence: float) -> dict[str, float]:
+    """The shares of the alternatives to a verdict of low confidence, which is no candidate itself."""
+    own = {one.name for one in known_causes().values() if primary in one.checks}
+    others = {name: share for name, share in shares.items() if name not in own}
+    left = 1 - sum(share for name, share in shares.items() if name in own)
+    return {name: (1 - confidence) * share / left for name, share in others.items()}
+
+
+def _candidate(cause: Cause, share: float, seen: Iterable[Observed]) -> CandidateCause:
+    weighed = [(one.factors.get(cause.name, 1.0), one.text) for one in seen]
+    supports = sorted((one for one in weighed if one[0] > 1), key=lambda one: -one[0])
+    against = sorted((one for one in weighed if one[0] < 1), key=lambda one: one[0])
+    return CandidateCause(
+        id=cause.check,
+        cause=cause.name,
+        title=cause.title,
+        confidence=round(share, 2),
+        supports=tuple(text for _, text in supports[:MOST_REASONS]),
+        against=tuple(text for _, text in against[:MOST_REASONS]),
+        next_command=cause.command,
+        confirmed_by=cause.confirmed_by,
+    )
