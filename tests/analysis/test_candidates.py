@@ -135,7 +135,7 @@ def test_every_format_shows_them(tmp_path):
 
 def test_the_data_fit_together():
     ids = {check.id for check in builtin_checks()}
-    kinds = {pattern.kind for pattern in known_patterns()} | {"mark.step"}
+    kinds = {pattern.kind for pattern in known_patterns()} | {"mark.error", "software.cause"}
     stems = {f"{kind.split('.')[0]}.{kind.split('.')[1]}." for kind in kinds if kind.count(".") > 1}
     assert {one.check for one in known_causes().values()} <= ids
     assert {name for one in known_causes().values() for name in one.checks} <= ids

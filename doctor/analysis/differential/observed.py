@@ -40,7 +40,7 @@ def observed(job: Job, symptom: Symptom) -> Iterator[Observed]:
 
 def _event(evidence: LogEvidence, observation: Observation) -> Event | None:
     wanted = observation.contains
-    events = evidence.of(*observation.kinds)
+    events = (*evidence.of(*observation.kinds), *(one for one in evidence.marks if one.kind in observation.kinds))
     return next((one for one in events if not wanted or any(word in one.text.lower() for word in wanted)), None)
 
 
