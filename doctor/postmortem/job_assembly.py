@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.analysis.hang.exits import nature_of
+from doctor.analysis.logs.error_lines import END, STEP
 from doctor.analysis.logs.root_event import OUTLIVED_LINES, LaterEvents
 from doctor.core.facts import (
     SECTIONS,
@@ -28,7 +29,6 @@ from doctor.postmortem.logs.outcome_marks.marks import PREFIX as MARK
 from doctor.postmortem.logs.rank_sections import MOST_RANKS, sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
 from doctor.postmortem.logs.software_messages import KIND as SOFTWARE
-from doctor.postmortem.run_outcome import END, STEP
 
 NO_EVIDENCE = Missing(MissingReason.UNMEASURED, "no such evidence")
 """Replaces sections that neither a log nor a dump can contain."""
