@@ -92,6 +92,11 @@ def test_an_observation_moves_a_cause():
     assert any("RDMA" in text for text in after["interface"].against)
 
 
+def test_a_part_of_a_word_is_no_observation():
+    found = report_on(CASES["a timeout of a barrier"][0]).candidates  # it contains "ProcessGroup", and so "roce"
+    assert not [text for one in found for text in (*one.supports, *one.against) if "RDMA" in text]
+
+
 def test_counts_move_a_cause():
     job = logged(RECV).job()
     results = judge(job, load_registry(()), Settings(), must_be_complete=False).results
