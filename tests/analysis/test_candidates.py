@@ -97,6 +97,15 @@ def test_a_part_of_a_word_is_no_observation():
     assert not [text for one in found for text in (*one.supports, *one.against) if "RDMA" in text]
 
 
+def test_an_unknown_error_has_only_candidates_with_support():
+    line = "node1:41:77 [0] transport/x.cc:12 NCCL WARN Net : the state is inconsistent"
+    assert report_on(line).primary == "RUN019"
+    assert report_on(line).candidates == ()
+    found = report_on(f"{line}: No space left on device").candidates
+    assert {"HOST004", "MEM010"} <= {one.id for one in found}
+    assert all(one.supports for one in found)
+
+
 def test_counts_move_a_cause():
     job = logged(RECV).job()
     results = judge(job, load_registry(()), Settings(), must_be_complete=False).results
