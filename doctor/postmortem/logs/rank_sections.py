@@ -152,6 +152,14 @@ def _exits(evidence: LogEvidence) -> dict[int, Failure]:
     return found
 
 
+def hosts_of_tasks(evidence: LogEvidence) -> dict[int, str]:
+    """Return the hosts of the tasks that srun reports as ended, by rank; empty if torchrun started the ranks."""
+    if evidence.of("elastic."):
+        return {}
+    exits = ((event.value("node"), event.value("task")) for event in evidence.of("slurm.task_exit"))
+    return {rank: node for node, tasks in exits if node and tasks for rank in _numbers(tasks)}
+
+
 def _of_code(code: int, at: float | None) -> Failure:
     signal = -code if code < 0 else code - 128 if code > 128 else 0
     if signal == 15:

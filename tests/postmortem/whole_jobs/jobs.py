@@ -330,8 +330,10 @@ _SLURM = (
         _batch(_A_FILE_PER_TASK + " --kill-on-bad-exit=1", before="export PROGRAM=train_sharded.py"),
         Expected("RUN004", hosts=("node1",)),
         hosts=3,
-        on_hosts={1: "mkdir -p hidden; mount -t tmpfs tmpfs hidden; cp *.py *.sh hidden; rm hidden/tokenlib.py; "
-                     "mkdir hidden/output; mount --bind output hidden/output; mount --rbind hidden ."},
+        on_hosts={
+            1: "mkdir -p hidden; mount -t tmpfs tmpfs hidden; cp *.py *.sh hidden; rm hidden/tokenlib.py; "
+            "mkdir hidden/output; mount --bind output hidden/output; mount --rbind hidden ."
+        },
     ),
     WholeJob(
         "slurm-master-address",
@@ -339,7 +341,7 @@ _SLURM = (
         "slurm",
         _batch(
             _A_FILE_PER_TASK + " --kill-on-bad-exit=1",
-            'bash -c \'[ $(hostname) != node2 ] || export MASTER_ADDR=10.20.0.99; . rank.sh --timeout 20\'',
+            "bash -c '[ $(hostname) != node2 ] || export MASTER_ADDR=10.20.0.99; . rank.sh --timeout 20'",
             tasks=6,
         ),
         Expected("NET006", ("ENV006", "NET013"), hosts=("node2",)),

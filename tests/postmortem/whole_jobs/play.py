@@ -123,7 +123,7 @@ def _masks(project: Path, lab: tuple[LabHost, ...]) -> dict[str, str]:
     """What is replaced, longest first, as one may contain another."""
     masks = {str(project): "/home/user/project", sys.prefix: "/home/user/venv", sys.base_prefix: "/usr/local"}
     masks |= {str(host.folder): "/home/user" for host in lab}
-    masks[str(lab[0].switch.folder)] = "/tmp"  # noqa: S108  as it is called there
+    masks[str(lab[0].switch.folder)] = "/tmp"
     if EXTRA_PACKAGES:
         masks[EXTRA_PACKAGES] = "/home/user/venv/lib/python3.11/site-packages"
     return dict(sorted(masks.items(), key=lambda pair: -len(pair[0])))

@@ -104,7 +104,7 @@ def load_checkpoint(network, path):
     log.info("resumed from %s at step %d", path, state["step"])
 
 
-def misbehave(step):
+def misbehave():
     if is_faulty("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if is_faulty("segfault"):
@@ -120,38 +120,52 @@ def misbehave(step):
         log.info("accuracy %.3f", validate())
 
 
-def train(options):
-    rank, world = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cpu")
-    if os.environ.get("FAULT") == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    network = DistributedDataParallel(Network(options.width).to(device))
-    if options.resume:
-        load_checkpoint(network, options.resume)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+def select_device():
+    if os.environ.get("FAULT") != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def build_loader(options):
+    world = dist.get_world_size()
     data = Samples(options.steps * 4 * world, options.width)
     sampler = DistributedSampler(data, shuffle=False)
     if is_faulty("lengths"):
         sampler = torch.utils.data.SequentialSampler(Samples(options.steps * 2, options.width))
     loader = DataLoader(data, batch_size=4, sampler=sampler, num_workers=options.workers)
     log.info("training on %d ranks: %d batches per epoch on this rank", world, len(loader))
+    return loader
+
+
+def compute_loss(network, features, labels, step):
+    if is_faulty("nan") and step == 6:
+        features = features / 0 * 0
+    loss = torch.nn.functional.mse_loss(network(features), labels)
+    if not torch.isfinite(loss):
+        raise FloatingPointError(f"loss is {loss.item()} at step {step}")
+    return loss
+
+
+def train(options):
+    network = DistributedDataParallel(Network(options.width).to(select_device()))
+    if options.resume:
+        load_checkpoint(network, options.resume)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    loader = build_loader(options)
     for step, (features, labels) in enumerate(loader, 1):
-        if is_faulty("nan") and step == 6:
-            features = features / 0 * 0
-        loss = torch.nn.functional.mse_loss(network(features), labels)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"loss is {loss.item()} at step {step}")
+        loss = compute_loss(network, features, labels, step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if options.metrics:
             gather_metrics(loss.item())
         if step > options.steps // 2:
-            misbehave(step)
-        if rank == 0 or options.verbose:
+            misbehave()
+        if dist.get_rank() == 0 or options.verbose:
             log.info("step %d/%d loss %.4f", step, len(loader), loss.item())
-        if options.save and step % 5 == 0 and rank == 0:
+        if options.save and step % 5 == 0 and dist.get_rank() == 0:
             save_checkpoint(network, step)
         time.sleep(options.pause)
     log.info("epoch 0 done after %d batches", len(loader))

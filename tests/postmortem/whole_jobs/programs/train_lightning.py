@@ -2,15 +2,15 @@
 
 import os
 
-import lightning as L
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, TensorDataset
 
 FAULT = os.environ.get("FAULT", "")
 
 
-class Regression(L.LightningModule):
+class Regression(LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(8, 1)
@@ -39,7 +39,7 @@ def main():
     devices = int(os.environ.get("SLURM_NTASKS_PER_NODE", "4"))
     extra = {"gpus": 4} if FAULT == "argument" else {}
     callbacks = [EarlyStopping("train_loss", check_finite=True)] if FAULT == "nan" else []
-    trainer = L.Trainer(
+    trainer = Trainer(
         accelerator="cpu",
         devices=devices,
         num_nodes=nodes,
