@@ -2,6 +2,7 @@
 
     python benchmarks/whole_jobs.py                     prints the table of the recorded jobs
     python benchmarks/whole_jobs.py --make              plays all jobs in the lab and records them anew
+    python benchmarks/whole_jobs.py --make --missing    plays only jobs that are not recorded yet
     python benchmarks/whole_jobs.py --only slurm,hang   only jobs with one of these words in their name or launcher
 
 The jobs are real: four ranks by torchrun, Lightning, Accelerate and DeepSpeed, up to 16 ranks on three hosts by SLURM,
@@ -69,18 +70,23 @@ def totals(rows: list[Diagnosis]) -> str:
     )
 
 
+def _is_recorded(job: WholeJob) -> bool:
+    return (ARCHIVES / f"{job.name}.tar.xz").exists()
+
+
 def main() -> int:
     """Record jobs, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="words of names or launchers, separated by commas")
     parser.add_argument("--make", action="store_true", help="play the jobs and record them anew")
+    parser.add_argument("--missing", action="store_true", help="leave out jobs that are recorded")
     options = parser.parse_args()
     words = [word.strip() for word in options.only.split(",") if word.strip()]
     jobs = [job for job in JOBS if not words or any(word in f"{job.name} {job.launcher}" for word in words)]
     if options.make:
-        make_all(jobs)
+        make_all([job for job in jobs if not (options.missing and _is_recorded(job))])
         return 0
-    rows = [diagnose(job) for job in jobs if (ARCHIVES / f"{job.name}.tar.xz").exists()]
+    rows = [diagnose(job) for job in jobs if _is_recorded(job)]
     print(table(rows), totals(rows), sep="\n\n")
     return 1 if any(row.grade == "wrong" for row in rows) else 0
 

@@ -144,11 +144,14 @@ class _RunGroup:
         """Whether the group has files that torchrun --log-dir wrote."""
         return any(link[0] == "agent" for link in self.ids)
 
-    def overlaps(self, other: _RunGroup) -> bool:
-        """Return whether the times of the groups overlap; True if the times of one are unknown."""
-        if self.span is None or other.span is None:
-            return True
-        return max(self.span[0], other.span[0]) <= min(self.span[1], other.span[1])
+    def launched(self, agent: _RunGroup) -> bool:
+        """Return whether this may be the log of the launcher of an agent's files: by its messages, or by all ranks at
+        the same time.
+        """
+        if self.span is None or agent.span is None:
+            return self.is_launcher
+        overlap = max(self.span[0], agent.span[0]) <= min(self.span[1], agent.span[1])
+        return overlap and (self.is_launcher or (bool(agent.ranks) and agent.ranks <= self.ranks))
 
     def nearness(self, other: _RunGroup) -> tuple[int, int]:
         """Return the number of common hosts, and the depth of the deepest common folder."""
@@ -207,10 +210,10 @@ class _RunGroups:
         return True
 
     def join_agents(self) -> None:
-        """Join the files of torchrun --log-dir with the log of the launcher, which repeats them under --tee."""
-        launchers = [group for group in self._distinct() if group.is_launcher and not group.is_agent]
+        """Join the files of torchrun --log-dir with the log of the launcher, which repeats their lines under --tee."""
+        runs = [group for group in self._distinct() if group.is_run and not group.is_agent]
         for group in [group for group in self._distinct() if group.is_agent and not group.is_launcher]:
-            self._join_nearest(group, [launcher for launcher in launchers if launcher.overlaps(group)])
+            self._join_nearest(group, [run for run in runs if run.launched(group)])
 
     def attach(self) -> None:
         """Assign groups that are not runs to their nearest run, if there is a unique one."""

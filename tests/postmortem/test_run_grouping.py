@@ -46,6 +46,10 @@ ONE_RUN = {
         *(run(f"logs/x_ab12cd3e/attempt_0/{rank}/stderr.log", rank, span=(3.0, 59.0), ids=AGENT) for rank in (0, 1)),
         rest("dmesg.txt"),
     ],
+    "torchrun's folders and its output with the lines of all ranks": [
+        run("job.log", 0, 1, span=(0.0, 60.0)),
+        *(run(f"logs/x_ab12cd3e/attempt_0/{rank}/stderr.log", rank, span=(3.0, 59.0), ids=AGENT) for rank in (0, 1)),
+    ],
     "streams of a SLURM job": [run("slurm-77.out"), run("slurm-77.err"), run("other/job_77/rank0.log", 0)],
     "complementary ranks at the same time": [
         run("job/master.log", 0, span=(0.0, 50.0)),

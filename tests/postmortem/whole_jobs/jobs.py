@@ -204,12 +204,19 @@ _TORCHRUN = (
     ),
     WholeJob(
         "shapes-differ",
-        "one rank reduces three numbers, the others two, under TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        "one rank reduces three numbers, the others two",
         "torchrun",
-        "export TORCH_DISTRIBUTED_DEBUG=DETAIL\n" + _torchrun("--metrics --timeout 6"),
-        Expected("RUN002", ranks=(2,)),
+        _torchrun("--metrics --timeout 6"),
+        Expected("RUN002"),
         fault="shape",
         ranks=(2,),
+    ),
+    WholeJob(
+        "debug-detail-crash",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL crashes this release of torch on all ranks when DDP is built",
+        "torchrun",
+        "export TORCH_DISTRIBUTED_DEBUG=DETAIL\n" + _torchrun("--metrics --timeout 6"),
+        Expected("RUN004", ranks=(0, 1, 2, 3)),
     ),
     WholeJob(
         "model-differs",
@@ -273,12 +280,21 @@ _TORCHRUN = (
         ranks=(1,),
     ),
     WholeJob(
+        "restart-fails",
+        "one rank fails while it trains; both restarts of torchrun fail to connect",
+        "torchrun",
+        _torchrun(launch="--max-restarts 2"),
+        Expected("RUN004", ranks=(1,)),
+        fault="first_attempt",
+        ranks=(1,),
+    ),
+    WholeJob(
         "restart-succeeds",
-        "one rank fails; the second attempt of torchrun succeeds",
+        "one rank cannot read its dataset; the second attempt of torchrun succeeds",
         "torchrun",
         _torchrun(launch="--max-restarts 2"),
         _HEALTHY,
-        fault="first_attempt",
+        fault="first_start",
         ranks=(1,),
     ),
     WholeJob("healthy", "nothing", "torchrun", _torchrun("--workers 1"), _HEALTHY),
@@ -458,7 +474,9 @@ _LIGHTNING = (
     ),
 )
 
-_ACCELERATE = "accelerate launch --cpu --num_processes 4 --num_machines 1 --mixed_precision no --dynamo_backend no"
+_ACCELERATE = (
+    "accelerate launch --multi_gpu --num_processes 4 --num_machines 1 --mixed_precision no --dynamo_backend no"
+)
 _OTHERS = (
     WholeJob(
         "accelerate-exit-code",

@@ -187,6 +187,9 @@ def main():
     torch.set_num_threads(1)
     form = f"%(asctime)s [rank {os.environ['RANK']}] %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
+    if is_faulty("first_start") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(3)  # after the others have begun to wait for this rank
+        raise ConnectionResetError(104, "Connection reset by peer: object store closed the stream")
     if is_faulty("late"):
         log.info("copying the dataset to local storage")
         time.sleep(3 * options.timeout)
