@@ -528,6 +528,15 @@ _OTHERS = (
         fault="killed",
         hosts=2,
     ),
+    WholeJob(
+        "ray-driver",
+        "the driver reads metrics that Ray Train does not return, after a training without a fault",
+        "ray",
+        _RAY,
+        Expected("RUN004"),
+        fault="driver",
+        hosts=2,
+    ),
     WholeJob("ray-healthy", "4 workers of Ray Train on 2 hosts: nothing", "ray", _RAY, _HEALTHY, hosts=2),
 )
 JOBS = (*_TORCHRUN, *_SLURM, *_LIGHTNING, *_OTHERS)
