@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from doctor.analysis.logs.root_event import ENDS, LOST_PEERS, TIMED_OUT  # noqa: E402 - the path comes first
+from doctor.analysis.logs.root_event import CRASH, ENDS, EXCEPTION, LOST_PEERS, ROOTS, TIMED_OUT  # noqa: E402 - the path comes first
 from doctor.knowledge.log_patterns import known_patterns  # noqa: E402
 from doctor.knowledge.software_messages import (  # noqa: E402
     CAUSE,
@@ -80,6 +80,8 @@ def classes_of(kind: str, about: str | None, feeds: dict[str, set[str]]) -> set[
     roles = set()
     if kind in (*LOST_PEERS, *TIMED_OUT, *ENDS):
         roles.add(CONSEQUENCE)
+    if kind in ROOTS and kind not in (EXCEPTION, CRASH):
+        roles.add(CAUSE)
     found = feeds.get(kind, set())
     return found | roles | ({CAUSE} if found - {"RUN012"} else set())
 

@@ -58,7 +58,7 @@ def joined_text(parts: tuple[str, ...]) -> str | None:
 
 def stream_text(rest: str) -> str | None:
     """The message of ``<< "text" << value``."""
-    text = "".join(map(_literal, _split(rest, "<<")[1:]))
+    text = "".join(map(_literal, split(rest, "<<")[1:]))
     return text if _has_words(text) else None
 
 
@@ -116,7 +116,7 @@ def _arguments(source: str, start: int) -> tuple[tuple[str, ...], int] | None:
     return None
 
 
-def _split(source: str, separator: str) -> list[str]:
+def split(source: str, separator: str) -> list[str]:
     """Split outside literals and parentheses."""
     parts, depth, begin, position = [], 0, 0, 0
     while position < len(source):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from message_sources import torch_calls
 from message_sources.c_calls import calls, printf_text
 
 FAILURE = (
@@ -73,6 +75,40 @@ def printf_calls(names: str, informing: str = "", format_at: int | None = None) 
     return read
 
 
+LEAST_OF_EXCEPTION = 20
+"""Minimum number of letters in the text of an exception that tells which component raised it: no cue does."""
+LONGEST = 160
+"""Number of characters after which a message is cut at the next word: its beginning identifies it."""
+
+
+def beginnings(read: Callable[[str], Iterable[str]]) -> Callable[[str], Iterator[str]]:
+    """A reader of the beginnings of the messages that ``read`` finds."""
+
+    def read_beginnings(source: str) -> Iterator[str]:
+        for text in read(source):
+            cut = re.match(rf"(?s).{{{LONGEST}}}\S*", text)
+            yield (cut[0] if cut else text).strip()
+
+    return read_beginnings
+
+
+def exceptions(read: Callable[[str], Iterable[str]]) -> Callable[[str], Iterator[str]]:
+    """A reader of the beginnings of those texts of exceptions that are specific for a component."""
+
+    def read_specific(source: str) -> Iterator[str]:
+        for text in beginnings(read)(source):
+            parts = re.split(r"(?<!%)%[sdxf]", text)
+            letters = [sum(map(str.isalnum, part)) for part in parts]
+            if sum(letters) >= LEAST_OF_EXCEPTION and max(letters) >= LEAST_OF_EXCEPTION // 2:
+                yield text
+
+    return read_specific
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
+"""What precedes the text of an exception in a log."""
+PYTORCH_RELEASES = r"v2\.\d+\.0$"
+
 COMPONENTS = (
     SourceComponent(
         name="NCCL",
@@ -84,5 +120,65 @@ COMPONENTS = (
         cues=("NCCL WARN ", "NCCL INFO "),
         line="gpu-node-3:4127:4190 [2] {place} NCCL WARN {message}",
         read=printf_calls("WARN", "INFO|VERSION"),
+    ),
+    SourceComponent(
+        name="torch.distributed",
+        file="torch",
+        checkout="torch",
+        source="https://github.com/pytorch/pytorch",
+        paths=r"(?:torch/csrc/distributed/c10d|torch/csrc/cuda|c10/cuda)/(?!test/|init\.cpp).*\.(?:cpp|hpp|h)$|"
+        r"torch/distributed/(?!elastic|launch|run\.py|_tools|examples|flight_recorder|_spmd|debug/).*\.py$",
+        tags=PYTORCH_RELEASES,
+        cues=(
+            "ProcessGroupNCCL.cpp:",
+            "ProcessGroupNCCL.hpp:",
+            "ProcessGroupGloo.cpp:",
+            "ProcessGroupMPI.cpp:",
+            "ProcessGroupUCC.cpp:",
+            "ProcessGroupWrapper.cpp:",
+            "ProcessGroup.cpp:",
+            "NCCLUtils.cpp:",
+            "NCCLUtils.hpp:",
+            "UCCUtils.cpp:",
+            "HeartbeatMonitor.cpp:",
+            "FlightRecorder.cpp:",
+            "FlightRecorderDetail.hpp:",
+            "TraceUtils.h:",
+            "TCPStore.cpp:",
+            "TCPStoreBackend.cpp:",
+            "TCPStoreLibUvBackend.cpp:",
+            "FileStore.cpp:",
+            "Store.cpp:",
+            "socket.cpp:",
+            "Utils.hpp:",
+            "Work.cpp:",
+            "reducer.cpp:",
+            "logger.cpp:",
+            "intra_node_comm.cpp:",
+            "CudaDMAConnectivity.cpp:",
+            "WorkerServer.cpp:",
+            "CUDACachingAllocator.cpp:",
+            "CUDAAllocatorConfig.cpp:",
+            "CUDAFunctions.cpp:",
+            "CUDAException.cpp:",
+            "CUDAException.h:",
+            "torch/distributed/",
+        ),
+        line="[rank1]:[E1123 10:00:00.123456789 ProcessGroupNCCL.cpp:683] [Rank 1] {message}",
+        read=beginnings(torch_calls.logged),
+    ),
+    SourceComponent(
+        name="torch.distributed",
+        file="torch_exceptions",
+        checkout="torch",
+        source="https://github.com/pytorch/pytorch",
+        paths=r"torch/csrc/distributed/c10d/(?!test/|init\.cpp).*\.(?:cpp|hpp|h)$|torch/csrc/cuda/nccl\.cpp|"
+        r"torch/distributed/(?:distributed_c10d|rendezvous|_functional_collectives|device_mesh|utils)\.py$|"
+        r"torch/nn/parallel/distributed\.py$|torch/distributed/(?:nn|algorithms|_composable/replicate\w*)/.*\.py$",
+        tags=PYTORCH_RELEASES,
+        cues=(),
+        line=TRACEBACK + "torch.distributed.DistBackendError: {message}",
+        read=exceptions(torch_calls.raised),
+        is_raised=True,
     ),
 )

@@ -68,3 +68,13 @@ def _parts(node: ast.expr) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
         return braces_text(_parts(node.func.value))
     return "%s"
+
+
+def raised(source: str) -> Iterator[str]:
+    """Yield the texts of the exceptions that a file raises."""
+    return (said.text for said in messages(source) if said.is_raised)
+
+
+def logged(source: str) -> Iterator[str]:
+    """Yield the messages that a file logs at warning and above, without those of the module ``warnings``."""
+    return (said.text for said in messages(source) if not said.is_raised and said.how != "warn")

@@ -68,6 +68,9 @@ ENDS = (
     "slurm.cancel",
     "slurm.oom",
     "slurm.task_exit",
+    "torch.nccl.async_danger",
+    "torch.nccl.dump_observed",
+    "torch.nccl.heartbeat_kill",
     "torch.nccl.takedown",
     *TIMED_OUT,
 )

@@ -44,6 +44,8 @@ MOST_NOT_READ = 2000
 """Lines with irrelevant cues after which it is cheaper to search for fewer cues."""
 LINES_PER_CLOCK_CHECK = 16
 EXCEPTION = "python.exception"
+WHAT = "end.what"
+"""The text of a C++ exception that nothing caught."""
 HARMLESS = ".harmless"
 """Suffix of the kinds of messages that look like errors and are not."""
 _FAR = 1 << 16
@@ -188,10 +190,10 @@ class _LogScan:
     def _recognize_exceptions(self) -> None:
         """Store the known messages of exceptions whose text no pattern matched."""
         stored = list(self._store)
-        matched = {kept.line for kept in stored if kept.kind != EXCEPTION}
+        matched = {kept.line for kept in stored if kept.kind not in (EXCEPTION, WHAT)}
         for kept in stored:
-            if kept.kind == EXCEPTION and kept.line not in matched:
-                found = software_messages.message_of_exception(kept.values.get("message", ""))
+            if kept.kind in (EXCEPTION, WHAT) and kept.line not in matched:
+                found = software_messages.message_of_exception(kept.values.get("message", kept.text))
                 if found is not None:
                     event = StoredEvent(found.kind, kept.text, kept.line, kept.origin, kept.at, found.values)
                     event.weak_rank, event.count, event.last_at = kept.weak_rank, kept.count, kept.last_at
