@@ -12,9 +12,8 @@ import msgspec
 
 from doctor.core.facts import LaunchFacts
 from doctor.core.job import Job, Member, build_job
-from doctor.core.logs.event_groups import place_of_line
 from doctor.core.masking import mask_record
-from doctor.core.report_document import CheckResult, FailOn, Report, ReportInput, RunOutcome
+from doctor.core.report_document import FailOn, Report, ReportInput, RunOutcome
 from doctor.core.report_summary import summarize
 from doctor.core.settings import IgnoreEntry, Settings, choose, require_known_limits, require_known_patterns
 
@@ -188,11 +187,14 @@ def judge(
     ``outcome_of``: of what a run left behind, which is healthy only if its end or its progress was seen.
     ``started``: ``time.time()`` when the command began.
     """
-    from doctor.core.check_runner import examine_job
+    from doctor.core.check_runner import examine_job, quoted_places
 
     began = time.time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
     inputs = tuple(inputs)
+    # A check of last resort quotes lines that it does not explain.
+    unexplained = {check.id for check in catalog.checks if check.last_resort}
+    explained = quoted_places(result for result in results if result.id not in unexplained)
     report = summarize(
         job,
         results,
@@ -202,7 +204,7 @@ def judge(
         must_be_complete=must_be_complete,
         inconclusive=outcome_of is not None and any(one.notes for one in inputs),
         inputs=inputs,
-        outcome=outcome_of(job, quoted_places(results), began) if outcome_of else None,
+        outcome=outcome_of(job, explained, began) if outcome_of else None,
     )
     if job.evidence is None or report.verdict == "pass":
         return report
@@ -210,15 +212,6 @@ def judge(
 
     candidates = tuple(map(mask_record, candidates_of(job, results, report.primary)))
     return msgspec.structs.replace(report, candidates=candidates)
-
-
-def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
-    """The files and lines that findings quote or are located at."""
-    findings = [finding for result in results for finding in result.findings]
-    sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
-    quotes = (one.evidence.get("said") for one in findings)
-    said = (line for quote in quotes if isinstance(quote, (list, tuple)) for line in quote)
-    return frozenset(sources | {place for line in said if (place := place_of_line(str(line)))})
 
 
 def with_command_line(

@@ -46,10 +46,12 @@ class SocketQueues:
         return sum(queues.get(inode, 0) for inode in inodes)
 
 
-def read_kernel_view(pid: int, queues: SocketQueues, proc: Path = Path("/proc")) -> KernelView:
-    """Return what ``/proc`` shows of a process; empty if it is gone."""
+def read_kernel_view(
+    pid: int, queues: SocketQueues, proc: Path = Path("/proc"), thread: int | None = None
+) -> KernelView:
+    """Return what ``/proc`` shows of a process; empty if it is gone. ``thread``: that stands for the main thread."""
     folder = proc / str(pid)
-    main = folder / "task" / str(pid)
+    main = folder / "task" / str(thread or pid)
     fields = _stat_fields(main / "stat")
     if not fields:
         return KernelView()
@@ -65,6 +67,24 @@ def read_kernel_view(pid: int, queues: SocketQueues, proc: Path = Path("/proc"))
         transferred=None if None in transferred else sum(filter(None, transferred)),
         queued=queues.of_process(pid),
     )
+
+
+def thread_number(pid: int, native_id: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the kernel id, in this PID namespace, of the thread that has ``native_id`` in that of its process."""
+    folder = proc / str(pid) / "task"
+    for name in (str(native_id), *_names(folder)):
+        inner = read_pairs(folder / name / "status", ":", limit=1 << 16).get("NSpid", "").split()
+        if inner and parse_int(inner[-1]) == native_id:
+            return parse_int(name)
+    return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, MOST_FILES)]
+    except OSError:
+        return []
 
 
 def _stat_fields(path: Path) -> list[str]:

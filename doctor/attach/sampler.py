@@ -19,7 +19,7 @@ import msgspec
 
 from doctor.attach.injected_stacks import inject
 from doctor.attach.job_sources import callback_threads, stands
-from doctor.attach.kernel_view import SocketQueues, read_kernel_view
+from doctor.attach.kernel_view import SocketQueues, read_kernel_view, thread_number
 from doctor.attach.processes import own_users
 from doctor.attach.py_spy import DumpOutput, DumpRequest, find_py_spy
 from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
@@ -141,6 +141,8 @@ class _ProcessReader:
         """Whether another attempt to read the stacks would be refused for the same reason."""
         self._is_busy = False
         self._known: tuple[Frame, ...] = ()
+        self._thread: int | None = None
+        """The thread that trains, if it is not the main one."""
         self._source: StackSource = "py-spy"
         self._has_stacks = target.role in ("rank", "worker")
         """Whether its stacks are read: launchers are often programs in other languages."""
@@ -173,8 +175,11 @@ class _ProcessReader:
         self._is_busy = True
         if self._is_alive():
             at = time.time()
-            kernel = read_kernel_view(self._target.pid, queues)
+            before = self._thread
+            kernel = read_kernel_view(self._target.pid, queues, thread=before)
             paused, threads = self._stacks(kernel, native)
+            if self._thread != before:
+                kernel = read_kernel_view(self._target.pid, queues, thread=self._thread)
             if self._may_inject and self._is_final and kernel.state in ("R", "S"):
                 threads = self._injected()
             if self._is_alive() or threads:
@@ -208,16 +213,22 @@ class _ProcessReader:
             return None, ()
         try:
             request = self._request(kernel, native)
-            dump = SteadyDump(self._program, request, self._until, self._known)
+            dump = SteadyDump(self._program, request, self._until, self._known, self._thread)
             threads = self._threads(dump.read(), request.owner)
             if dump.without_native is not None:
                 self._native_refused = explain_failure(dump.without_native, request.pid, request.owner).reason
-            self._known = next((one.frames for one in threads if one.is_main), ())
+            self._note_main(next((one for one in threads if one.is_main), None))
             return dump.paused, threads
         except OSError as error:
             reason = f"py-spy could not be started: {error.strerror or type(error).__name__}."
             self._refusal, self._is_final = Refusal(reason, "Install py-spy where this user can run it."), True
             return None, ()
+
+    def _note_main(self, main: StackThread | None) -> None:
+        """Note the stack of the main thread, or of the one that trains instead, and which one that is."""
+        self._known = main.frames if main is not None else ()
+        trains = main is not None and main.native_id not in (0, _main_id(self._target.pid))
+        self._thread = thread_number(self._target.pid, main.native_id) if main is not None and trains else None
 
     def _injected(self) -> tuple[StackThread, ...]:
         """Return the threads that the process writes. If it does not once, it is not asked again, and what it wrote
@@ -259,12 +270,12 @@ class _ProcessReader:
     def _threads(self, output: DumpOutput, owner: ChildOwner | None) -> tuple[StackThread, ...]:
         if output.status == 0:
             try:
-                threads = threads_of_py_spy_json(output.document)
+                threads = threads_of_py_spy_json(output.document, _main_id(self._target.pid))
             except UnusableError as error:
                 self._refusal = Refusal(f"The output of py-spy is unusable: {error}.")
                 return ()
             self._note_rank(output.document)
-            return _bounded(_with_main(threads, self._target.pid))
+            return _bounded(threads)
         if self._is_alive():
             self._refusal = explain_failure(output, self._target.pid, owner)
             self._is_final = not output.stopped_by
@@ -287,13 +298,10 @@ class _ProcessReader:
             )
 
 
-def _with_main(threads: tuple[StackThread, ...], pid: int) -> tuple[StackThread, ...]:
-    """Mark the main thread: py-spy reports thread ids of the process's own PID namespace."""
+def _main_id(pid: int) -> int:
+    """Return the id of the main thread in the process's own PID namespace, as py-spy reports it."""
     inner = read_pairs(Path("/proc") / str(pid) / "status", ":", limit=1 << 16).get("NSpid", "").split()
-    number = parse_int(inner[-1]) if inner else None
-    if number in (None, pid):
-        return threads
-    return tuple(msgspec.structs.replace(one, is_main=one.native_id == number) for one in threads)
+    return (parse_int(inner[-1]) if inner else None) or pid
 
 
 def _bounded(threads: tuple[StackThread, ...]) -> tuple[StackThread, ...]:

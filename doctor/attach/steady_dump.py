@@ -19,15 +19,24 @@ from doctor.core.stack_dumps.py_spy import threads_of_py_spy_json
 
 class SteadyDump:
     """One reading of a process. ``request``: says whether the process may be stopped; ``until``: when it must end, by
-    :func:`time.monotonic`; ``known``: the stack of its main thread at an earlier reading, which is no mixture.
+    :func:`time.monotonic`; ``known``: the stack of its main thread at an earlier reading, which is no mixture;
+    ``thread``: the thread that trains, if it is not the main one.
     ``paused``: seconds for which the process was seen stopped; ``without_native``: the attempt to read native frames
     that failed."""
 
-    def __init__(self, program: Path, request: DumpRequest, until: float, known: tuple[Frame, ...] = ()) -> None:
+    def __init__(
+        self,
+        program: Path,
+        request: DumpRequest,
+        until: float,
+        known: tuple[Frame, ...] = (),
+        thread: int | None = None,
+    ) -> None:
         self._program = program
         self._request = request
         self._until = until
         self._known = known
+        self._thread = thread or request.pid
         self.paused = 0.0
         self.without_native: DumpOutput | None = None
 
@@ -64,8 +73,7 @@ class SteadyDump:
     def _switches(self) -> tuple[str, str] | None:
         """Return the numbers of context switches of the main thread, which are the same as before if it did not run;
         ``None`` if it runs."""
-        pid = self._request.pid
-        rows = read_pairs(Path(f"/proc/{pid}/task/{pid}/status"), ":", limit=1 << 16)
+        rows = read_pairs(Path(f"/proc/{self._request.pid}/task/{self._thread}/status"), ":", limit=1 << 16)
         if rows.get("State", "R")[:1] not in ("S", "D", "T", "t"):
             return None
         return rows.get("voluntary_ctxt_switches", ""), rows.get("nonvoluntary_ctxt_switches", "")

@@ -52,8 +52,9 @@ class Check:
     :mod:`doctor.knowledge.log_patterns` declares. ``or_needs``: sections that replace ``needs`` on a rank that has all
     of them. ``compares_ranks``: with ranks missing, a result without
     findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
-    reference, and the check itself reports that a single rank has nothing to be compared with. ``limits``:
-    thresholds by name. ``origin``: ``built-in``, a distribution or a file.
+    reference, and the check itself reports that a single rank has nothing to be compared with. ``last_resort``: it is
+    evaluated only if no other check has an error or a warning. ``limits``: thresholds by name. ``origin``:
+    ``built-in``, a distribution or a file.
 
     Raises:
         ValueError: the metadata is malformed; the runner and the reports rely on its form.
@@ -76,6 +77,7 @@ class Check:
     uses_baseline: bool = False
     or_needs: tuple[type[Section], ...] = ()
     from_logs: tuple[LogJudge, ...] = ()
+    last_resort: bool = False
 
     def __post_init__(self) -> None:
         """Reject malformed metadata."""
@@ -125,6 +127,7 @@ def check(
     compares_ranks: bool | None = None,
     uses_baseline: bool = False,
     from_logs: LogJudge | tuple[LogJudge, ...] = (),
+    last_resort: bool = False,
     cases: Callable[[], Iterable[Case]] = tuple,
 ) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
     """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check named after it.
@@ -134,7 +137,8 @@ def check(
     measurements of a run instead of an estimate. ``when``: the stages that can supply the facts, of P (preflight),
     R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
     baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
-    check that reads logs only (``when="M"``, no ``needs``) has none. ``cases`` is called by tests only.
+    check that reads logs only (``when="M"``, no ``needs``) has none. ``last_resort``: the check is evaluated only if no
+    other one has an error or a warning. ``cases`` is called by tests only.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
@@ -156,6 +160,7 @@ def check(
             uses_baseline=uses_baseline,
             or_needs=or_needs,
             from_logs=from_logs if isinstance(from_logs, tuple) else (from_logs,),
+            last_resort=last_resort,
         )
 
     return make

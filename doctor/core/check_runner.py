@@ -20,6 +20,7 @@ from doctor.core.facts.section import in_unicode
 from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
 from doctor.core.job import Job
 from doctor.core.logs.declared_findings import declared_findings
+from doctor.core.logs.event_groups import place_of_line
 from doctor.core.logs.reported_findings import reported_findings
 from doctor.core.logs.software_findings import software_findings
 from doctor.core.report_document import CheckResult, Ignored, ReportFinding
@@ -33,6 +34,9 @@ MOST_VERDICTS = 200_000
 
 NO_EVIDENCE = "no such evidence"
 """Why a check of logs is skipped if no log was read."""
+
+NOT_NEEDED = "other checks have findings"
+"""Why a check of last resort is skipped."""
 
 Ignore = Callable[[Check, Finding, tuple[str, ...]], "Ignored | None"]
 Judge = Callable[..., Iterable[Verdict]]
@@ -53,8 +57,17 @@ def examine_job(
     """
     runner = _Runner(job, limits or {}, ignore)
     # All checks run before causes are assigned, because a later check may explain an earlier finding.
-    results = list(map(runner.run, catalog.checks))
+    results = runner.run_all(catalog.checks)
     return (*(_with_causes(result, runner.causes) for result in results), *map(crash_at_load, catalog.broken))
+
+
+def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
+    """The files and lines that findings quote or are located at."""
+    findings = [finding for result in results for finding in result.findings]
+    sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
+    quotes = (one.evidence.get("said") for one in findings)
+    said = (line for quote in quotes if isinstance(quote, (list, tuple)) for line in quote)
+    return frozenset(sources | {place for line in said if (place := place_of_line(str(line)))})
 
 
 class _Runner:
@@ -65,10 +78,23 @@ class _Runner:
         self._ignore = ignore
         self._coverages = _SectionCoverages(job)
 
-    def run(self, check: Check) -> CheckResult:
+    def run_all(self, checks: Iterable[Check]) -> list[CheckResult]:
+        """Run all checks, in their order except for those of last resort."""
+        checks = tuple(checks)
+        results = {check.id: self.run(check) for check in checks if not check.last_resort}
+        found = any(
+            one.stands and one.severity is not Severity.INFO for result in results.values() for one in result.findings
+        )
+        if self._job.evidence is not None:
+            self._job = self._job.with_quoted(quoted_places(results.values()))
+        results |= {check.id: self.run(check, is_needed=not found) for check in checks if check.last_resort}
+        return [results[check.id] for check in checks]
+
+    def run(self, check: Check, *, is_needed: bool = True) -> CheckResult:
+        """Run one check. ``is_needed``: ``False`` skips it, because other checks found the cause."""
         started = time.perf_counter()
         coverage = self._coverages.of(check)
-        outcome = self._evaluate(check, coverage)
+        outcome = self._evaluate(check, coverage) if is_needed else _CheckYield(skips=[Skip(NOT_NEEDED)])
         findings = tuple(self._complete(check, finding) for finding in outcome.findings)
         status, reason = _status(self._job, check, outcome, findings, coverage)
         for finding, shown in zip(outcome.findings, findings, strict=True):

@@ -6,9 +6,12 @@ the same for 16,384 ranks of one image as for two.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+import msgspec
 
 from doctor.core.facts import HostFacts, LaunchFacts, LogEvidence, Missing, MissingReason, Origin, Section
 from doctor.core.facts.section import harmless
@@ -269,6 +272,13 @@ class Job:
             captured=self.captured,
             evidence=self.evidence,
         )
+
+    def with_quoted(self, places: Iterable[tuple[str, int]]) -> Job:
+        """The same job with the files and lines of its logs that findings quote."""
+        job = copy.copy(self)
+        if self.evidence is not None:
+            job.evidence = msgspec.structs.replace(self.evidence, quoted=tuple(sorted(places)))
+        return job
 
     def facts(self, section: type[S]) -> Facts[S]:
         """One section over all ranks."""

@@ -47,8 +47,8 @@ class Symptom(msgspec.Struct, frozen=True):
 class Observation(msgspec.Struct, frozen=True):
     """Something in the evidence, and how many times more (or less) often it is seen with a cause than without.
 
-    It is there if a log event of ``kinds`` is (with one of the lower-case texts of ``contains``, if any), if no event
-    of ``absent`` is, or if the ``structure`` of the evidence has that name."""
+    It is there if a log event or mark of ``kinds`` is (with words that begin with one of ``contains``, if any), if no
+    event of ``absent`` is, or if the ``structure`` of the evidence has that name."""
 
     says: str
     factors: Mapping[str, float]

@@ -2,7 +2,9 @@
 
 Sources: ``c10::setThreadName`` in torch/csrc/distributed/c10d, torch/utils/data/_utils/worker.py (names since torch
 2.5), gloo/transport/tcp/loop.cc, multiprocessing/spawn.py, forkserver.py and resource_tracker.py of Python,
-torch/_inductor/compile_worker, ray/_private/workers/default_worker.py and ``ray/_raylet.pyx`` (titles of workers).
+torch/_inductor/compile_worker, ray/_private/workers/default_worker.py and ``ray/_raylet.pyx`` (titles of workers),
+ThreadRunner in ray/train/v2/_internal/execution/worker_group/thread_runner.py, and RunnerThread in
+ray/air/_internal/util.py.
 """
 
 from __future__ import annotations
@@ -57,6 +59,13 @@ RAY_HELPERS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray:
 """Beginnings of the titles of Ray's processes that run no task of the job."""
 RAY_TRAINERS = ("TrainWorker",)
 """In the titles of the workers of Ray Train, which are ranks before they have loaded torch."""
+TRAINING_THREAD = "TrainingThread("
+"""Beginning of the name of the thread in which Ray Train runs the training function; the main one serves the actor."""
+TRAINING_THREAD_STARTS = (
+    ("ray/train/v2/_internal/execution/worker_group/thread_runner.py", "_run_target"),
+    ("ray/air/_internal/util.py", "run"),
+)
+"""File and function that such a thread begins with; the second one before Ray Train V2."""
 NIL_RAY_JOB = "ffffffff"
 """RAY_JOB_ID of a worker that Ray started before it belonged to a job."""
 

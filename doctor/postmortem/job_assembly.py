@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from doctor.analysis.hang.exits import nature_of
+from doctor.analysis.logs.error_lines import END, STEP
 from doctor.analysis.logs.root_event import OUTLIVED_LINES, LaterEvents
 from doctor.core.facts import (
     SECTIONS,
@@ -25,10 +26,9 @@ from doctor.core.job import UNKNOWN_HOST, Job, Member, build_job
 from doctor.core.masking import mask_record
 from doctor.postmortem.logs.clock_skew import clock_shifts, in_order, shifted
 from doctor.postmortem.logs.outcome_marks.marks import PREFIX as MARK
-from doctor.postmortem.logs.rank_sections import MOST_RANKS, sections_of, world_size_of
+from doctor.postmortem.logs.rank_sections import MOST_RANKS, hosts_of_tasks, sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
 from doctor.postmortem.logs.software_messages import KIND as SOFTWARE
-from doctor.postmortem.run_outcome import END, STEP
 
 NO_EVIDENCE = Missing(MissingReason.UNMEASURED, "no such evidence")
 """Replaces sections that neither a log nor a dump can contain."""
@@ -104,7 +104,7 @@ def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tup
     parsed = parsed or ParsedInputs({}, {}, [])
     logged = sections_of(evidence)
     homes = {event.rank: event.host for event in evidence.events if event.rank is not None and event.host}
-    homes = {**homes, **parsed.homes}
+    homes = {**hosts_of_tasks(evidence), **homes, **parsed.homes}
     numbers = (event.rank for event in evidence.events if event.rank is not None)
     ranks = sorted({rank for rank in (*numbers, *logged, *parsed.ranks) if 0 <= rank < MOST_RANKS})
     names = {rank: homes.get(rank) or UNKNOWN_HOST for rank in ranks or ([0] if parsed.hosts else [])}

@@ -31,7 +31,8 @@ Span = tuple[float, float]
 class RunIdentity(NamedTuple):
     """The properties of a file that identify its run.
 
-    ``ids``: of jobs; ``links``: values unique to one run; ``is_run``: the log of a training program or its launcher.
+    ``ids``: of jobs; ``links``: values unique to one run; ``is_run``: the log of a training program or its launcher;
+    ``is_launcher``: torchrun's agent logged to it.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class RunIdentity(NamedTuple):
     hosts: frozenset[str] = frozenset()
     span: Span | None = None
     is_run: bool = False
+    is_launcher: bool = False
 
 
 _IN_NAME = re.compile(
@@ -72,6 +74,7 @@ def identity_of(path: Path, events: Iterable[Event], file: LogFile) -> RunIdenti
         hosts=frozenset(event.host for event in own if event.host),
         span=span,
         is_run=any(event.kind.startswith(_BY_ITSELF) for event in own),
+        is_launcher=any(event.kind.startswith("elastic.") for event in own),
     )
 
 
@@ -100,6 +103,7 @@ def group_by_run(files: Sequence[RunIdentity]) -> list[list[int]]:
     groups.join_same(lambda file: [(_without_stream(file.path),)])
     groups.join_complementary(lambda file: _series(file.path))
     groups.join_complementary(lambda file: str(file.path.parent) if file.ranks and file.span else None)
+    groups.join_agents()
     groups.attach()
     return groups.in_order()
 
@@ -112,6 +116,7 @@ class _RunGroup:
         self.hosts = {*file.hosts}
         self.span = file.span
         self.is_run = file.is_run
+        self.is_launcher = file.is_launcher
         self.folders = {file.path.parent}
 
     def may_join(self, other: _RunGroup) -> bool:
@@ -130,8 +135,23 @@ class _RunGroup:
         self.hosts |= other.hosts
         self.folders |= other.folders
         self.is_run = self.is_run or other.is_run
+        self.is_launcher = self.is_launcher or other.is_launcher
         spans = [one for one in (self.span, other.span) if one is not None]
         self.span = (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether the group has files that torchrun --log-dir wrote."""
+        return any(link[0] == "agent" for link in self.ids)
+
+    def launched(self, agent: _RunGroup) -> bool:
+        """Return whether this may be the log of the launcher of an agent's files: by its messages, or by all ranks at
+        the same time.
+        """
+        if self.span is None or agent.span is None:
+            return self.is_launcher
+        overlap = max(self.span[0], agent.span[0]) <= min(self.span[1], agent.span[1])
+        return overlap and (self.is_launcher or (bool(agent.ranks) and agent.ranks <= self.ranks))
 
     def nearness(self, other: _RunGroup) -> tuple[int, int]:
         """Return the number of common hosts, and the depth of the deepest common folder."""
@@ -189,16 +209,26 @@ class _RunGroups:
             self._group[place] = into
         return True
 
+    def join_agents(self) -> None:
+        """Join the files of torchrun --log-dir with the log of the launcher, which repeats their lines under --tee."""
+        runs = [group for group in self._distinct() if group.is_run and not group.is_agent]
+        for group in [group for group in self._distinct() if group.is_agent and not group.is_launcher]:
+            self._join_nearest(group, [run for run in runs if run.launched(group)])
+
     def attach(self) -> None:
         """Assign groups that are not runs to their nearest run, if there is a unique one."""
         runs = [group for group in self._distinct() if group.is_run]
         rest = [group for group in self._distinct() if not group.is_run]
         for group in rest:
-            near = [(run.nearness(group), run) for run in runs or rest[:1] if run is not group and run.may_join(group)]
-            best = max((nearness for nearness, _ in near), default=None)
-            nearest = [run for nearness, run in near if nearness == best]
-            if len(nearest) == 1:
-                self._join(nearest[0].places[0], group.places[0])
+            self._join_nearest(group, [run for run in runs or rest[:1] if run is not group])
+
+    def _join_nearest(self, group: _RunGroup, candidates: Iterable[_RunGroup]) -> None:
+        """Join a group with the nearest of the candidates that it may join, if there is a unique one."""
+        near = [(one.nearness(group), one) for one in candidates if one.may_join(group)]
+        best = max((nearness for nearness, _ in near), default=None)
+        nearest = [one for nearness, one in near if nearness == best]
+        if len(nearest) == 1:
+            self._join(nearest[0].places[0], group.places[0])
 
     def _distinct(self) -> list[_RunGroup]:
         return list({id(group): group for group in self._group}.values())

@@ -7,26 +7,15 @@ advance now. Facts of hosts (captures, tables of nvidia-smi) have no end: checks
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from doctor.analysis.launch_origin import ranks_in_words
-from doctor.analysis.logs.root_event import (
-    CRASH,
-    EXCEPTION,
-    LOST_PEERS,
-    ROOTS,
-    TIMED_OUT,
-    LaterEvents,
-    nature_of_exception,
-)
+from doctor.analysis.logs.error_lines import NAN, STEP, Place, is_strong, orderly_ends, unexplained_lines
+from doctor.analysis.logs.root_event import CRASH, EXCEPTION, nature_of_exception
 from doctor.core.facts import Event, LogEvidence, ProgressFacts, RecorderFacts
 from doctor.core.job import Job
 from doctor.core.report_document import Kind, LastStep, QuotedLine, RunOutcome
 
-Place = tuple[str, int]
-"""File and line."""
-
-STEP, END, ERROR, NAN = "mark.step", "mark.end", "mark.error", "mark.nan"
 MOST_LINES = 10
 """The maximum number of quoted lines that look like errors."""
 MOST_STEPS = 8
@@ -36,7 +25,6 @@ LIVE_SECONDS = 120.0
 LIVE_STEPS = 5
 _SIGNALLED = ("elastic.sigrecv", "elastic.sigexc", "pl.sigterm", "launch.hangup")
 """Messages of processes that received a signal to end."""
-_TROUBLE = frozenset({*ROOTS, *TIMED_OUT, *LOST_PEERS})
 
 
 def outcome_of(job: Job, quoted: Collection[Place], now: float) -> RunOutcome | None:
@@ -55,7 +43,7 @@ def outcome_of(job: Job, quoted: Collection[Place], now: float) -> RunOutcome | 
         reason = "dumps of the flight recorder show one moment, and not how the run ended"
         return RunOutcome("unknown", reason, collect=tuple(_collect(job, "unknown")))
     evidence = evidence or LogEvidence()
-    errors = _unexplained(evidence, quoted)
+    errors = unexplained_lines(evidence, quoted)
     kind, reason, proof = _judged(evidence, records, errors, now)
     return RunOutcome(
         kind,
@@ -101,11 +89,11 @@ def _judged(evidence: LogEvidence, records: dict[int, ProgressFacts], errors: li
         if by_records[0] != "unknown" or not evidence.files:
             return by_records
     spoilt = [one for one in errors if one.kind == NAN]
-    ends = [one for one in _ends(evidence) if not _is_contradicted(one, errors, evidence)]
+    ends = orderly_ends(evidence, errors)
     if ends and not spoilt:
         return "ended", "an orderly end was seen", tuple(ends[-2:])
     live = _live_step(evidence, now)
-    if live is not None and not any(_is_strong(one) for one in errors):
+    if live is not None and not any(is_strong(one) for one in errors):
         return "running", "steps still advance", (live,)
     raised = [one for one in evidence.of(EXCEPTION, CRASH) if nature_of_exception(one) == "outside"]
     if interrupted := raised or list(evidence.of(*_SIGNALLED)):
@@ -130,29 +118,6 @@ def _is_live(facts: ProgressFacts, now: float) -> bool:
     return facts.at is not None and abs(now - facts.at) <= max(LIVE_SECONDS, facts.limit or 0.0)
 
 
-def _ends(evidence: LogEvidence) -> list[Event]:
-    marks = (one for one in evidence.marks if one.kind == END)
-    return sorted((*evidence.of("run.ended_well"), *marks), key=lambda one: (one.at or 0.0, one.line))
-
-
-def _is_contradicted(end: Event, errors: Iterable[Event], evidence: LogEvidence) -> bool:
-    """Whether an error came later: in the same file, or in one without an end and not certainly before it."""
-    ended = {one.file for one in _ends(evidence)}
-    for error in errors:
-        if not _is_strong(error):
-            continue
-        if error.file == end.file:
-            if error.line > end.line:
-                return True
-        elif error.file not in ended and (error.at is None or end.at is None or error.at >= end.at):
-            return True
-    return False
-
-
-def _is_strong(error: Event) -> bool:
-    return error.kind != ERROR or error.value("strong") is not None
-
-
 def _live_step(evidence: LogEvidence, now: float) -> Event | None:
     """The newest step, if it is about as old as a step takes, by its own timestamp because copies have new dates."""
     steps = [one for one in evidence.marks if one.kind == STEP and one.at is not None and one.count > 1]
@@ -167,7 +132,7 @@ def _live_step(evidence: LogEvidence, now: float) -> Event | None:
 
 def _why_unknown(evidence: LogEvidence, errors: list[Event]) -> str:
     lines = sum(file.lines for file in evidence.files)
-    strong = [one for one in errors if _is_strong(one)]
+    strong = [one for one in errors if is_strong(one)]
     if strong:
         several = f"{len(strong)} lines look like errors" if len(strong) > 1 else "a line looks like an error"
         return f"{several}, and no check explains {'them' if len(strong) > 1 else 'it'}"
@@ -180,28 +145,8 @@ def _why_unknown(evidence: LogEvidence, errors: list[Event]) -> str:
     return f"{missing} in {lines} line{'' if lines == 1 else 's'}"
 
 
-def _unexplained(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event]:
-    """Lines that look like errors, in order, without kinds that findings quote: they quote a few lines of a kind."""
-    places = set(quoted)
-    kinds = {one.kind for one in evidence.events if (one.file, one.line) in places}
-    places |= {(one.file, one.line) for one in evidence.events if one.kind in kinds}
-    aftermath = LaterEvents(evidence)
-    found: dict[Place, Event] = {}
-    for one in (*(one for one in evidence.events if _is_trouble(one, aftermath)), *evidence.marks):
-        if one.kind not in (STEP, END) and (one.file, one.line) not in places:
-            found.setdefault((one.file, one.line), one)
-    order = {file.path: number for number, file in enumerate(evidence.files)}
-    return sorted(found.values(), key=lambda one: (order.get(one.file, 0), one.line))
-
-
-def _is_trouble(one: Event, aftermath: LaterEvents) -> bool:
-    if one.kind in (EXCEPTION, CRASH):
-        return nature_of_exception(one) != "outside" and not aftermath.outlived(one)
-    return one.kind in _TROUBLE or one.kind.startswith(tuple(kind for kind in _TROUBLE if kind.endswith(".")))
-
-
 def _shown(errors: list[Event]) -> tuple[QuotedLine, ...]:
-    chosen = [one for one in errors if _is_strong(one)] or errors
+    chosen = [one for one in errors if is_strong(one)] or errors
     seen: dict[object, int] = {}
     turns: list[tuple[int, int]] = []
     for number, one in enumerate(chosen):

@@ -268,12 +268,16 @@ def families(report: Report) -> dict[str, list[CheckResult]]:
     return grouped
 
 
+UNEXPLAINED = "RUN019"
+"""The check of errors that no check explains: its finding is no cause."""
+
+
 def unclear_outcome(report: Report) -> RunOutcome | None:
     """Return the outcome of the run if it is why the report is inconclusive: neither evidence of a healthy run nor a
-    finding that explains its end."""
+    finding that explains its end, other than that errors are unexplained."""
     if report.verdict != "inconclusive" or report.outcome is None or report.outcome.is_orderly:
         return None
-    findings = (finding for result in report.results for finding in result.findings)
+    findings = (one for result in report.results if result.id != UNEXPLAINED for one in result.findings)
     is_symptom = any(one.stands and one.severity is not Severity.INFO for one in findings)
     return None if is_symptom else report.outcome
 

@@ -12,6 +12,7 @@ from doctor.core.finding import Status
 from doctor.core.job import Job
 from doctor.core.report_document import CheckResult, RankStacks, Report
 from doctor.report.formatting import (
+    UNEXPLAINED,
     cell,
     counts_line,
     coverage_line,
@@ -73,7 +74,8 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
         return
     primary, finding = story.primary, story.primary.finding
     where = line_of(place(finding, report))
-    yield f"Most likely root cause: **{primary.id}** {line_of(primary.result.name)} · {where} · "
+    role = "Unexplained" if primary.id == UNEXPLAINED else "Most likely root cause"
+    yield f"{role}: **{primary.id}** {line_of(primary.result.name)} · {where} · "
     yield f"confidence {confidence(finding)} · {counts_line(report)}"
     if lines := _lines(primary):
         yield f"\n{_fenced(lines[:SHOWN])}"
@@ -83,6 +85,7 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
         yield f"\n{_fenced(commands(finding.fix), 'sh')}"
     if finding.effect:
         yield f"\nIf it stays: {line_of(finding.effect)}"
+    yield from _overview(report)
 
 
 def _candidates(report: Report) -> Iterator[str]:

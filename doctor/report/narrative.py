@@ -182,7 +182,11 @@ def evidence_overview_of(report: Report) -> EvidenceOverview | None:
         who = f" of rank {step.rank}" if step.rank is not None else ""
         facts.append(f"last step{who}: {step.step} ({step.file}:{step.line})")
     lines = []
+    primary = narrative_of(report).primary
+    quoted = {quote.place for quote in quotes(primary.finding)} if primary is not None else set()
     for one in (*outcome.evidence, *outcome.unexplained):
+        if f"{one.file}:{one.line}" in quoted:
+            continue
         writer = f"rank {one.rank}" if one.rank is not None else one.host or ""
         lines.append(LogQuote(f"{one.file}:{one.line}", writer, one.text))
     return EvidenceOverview(tuple(facts), lines, outcome.unexplained_lines - len(outcome.unexplained), outcome.collect)

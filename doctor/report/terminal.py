@@ -255,7 +255,8 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
     yield Group(
         sentence,
         Text(sure + (f"; explains {some(followed)}" if followed else ""), style="dim"),
-        *(_quoted(quote) for quote in quotes(finding)[:2]),
+        *(_quoted(quote) for quote in quotes(finding)[: 2 if reading is None else None]),
+        *(_read(reading) if reading is not None else ()),
     )
     yield from _fix(finding.fix, "fix: ", 5, style.width)
 

@@ -92,6 +92,20 @@ def test_an_observation_moves_a_cause():
     assert any("RDMA" in text for text in after["interface"].against)
 
 
+def test_a_part_of_a_word_is_no_observation():
+    found = report_on(CASES["a timeout of a barrier"][0]).candidates  # it contains "ProcessGroup", and so "roce"
+    assert not [text for one in found for text in (*one.supports, *one.against) if "RDMA" in text]
+
+
+def test_an_unknown_error_has_only_candidates_with_support():
+    line = "node1:41:77 [0] transport/x.cc:12 NCCL WARN Net : the state is inconsistent"
+    assert report_on(line).primary == "RUN019"
+    assert report_on(line).candidates == ()
+    found = report_on(f"{line}: No space left on device").candidates
+    assert {"HOST004", "MEM010"} <= {one.id for one in found}
+    assert all(one.supports for one in found)
+
+
 def test_counts_move_a_cause():
     job = logged(RECV).job()
     results = judge(job, load_registry(()), Settings(), must_be_complete=False).results
@@ -135,7 +149,7 @@ def test_every_format_shows_them(tmp_path):
 
 def test_the_data_fit_together():
     ids = {check.id for check in builtin_checks()}
-    kinds = {pattern.kind for pattern in known_patterns()} | {"mark.step"}
+    kinds = {pattern.kind for pattern in known_patterns()} | {"mark.error", "software.cause"}
     stems = {f"{kind.split('.')[0]}.{kind.split('.')[1]}." for kind in kinds if kind.count(".") > 1}
     assert {one.check for one in known_causes().values()} <= ids
     assert {name for one in known_causes().values() for name in one.checks} <= ids

@@ -166,6 +166,52 @@ ray.get([one.train.remote(rank, 2, "tcp://node0:29511", sys.argv[1]) for rank, o
 """
 
 
+_TRAINS_WITH_RAY_TRAIN = """
+import sys, time, ray, ray.train, torch, torch.distributed as dist
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+ray.init(address="auto", log_to_driver=False, runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "eth0"}})
+
+def train(config):
+    rank = ray.train.get_context().get_world_rank()
+    dist.all_reduce(torch.ones(3))
+    open(f"{config['folder']}/rank-{rank}", "w").close()
+    while rank == 1:
+        time.sleep(3600)
+    dist.all_reduce(torch.ones(3))
+
+TorchTrainer(
+    train,
+    train_loop_config={"folder": sys.argv[1]},
+    torch_config=TorchConfig(backend="gloo"),
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=sys.argv[1]),
+).fit()
+"""
+
+
+def test_ray_train_trains_in_a_thread_of_its_workers(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train", exc_type=ImportError)
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(ray_nodes(1))
+        except CannotPlay as why:
+            pytest.skip(str(why))
+        driver = [sys.executable, "-c", _TRAINS_WITH_RAY_TRAIN, tmp_path]
+        log = stack.enter_context((tmp_path / "log").open("wb"))
+        cluster.hosts[0].start(driver, env={**cluster.environ, "PYTHONPATH": ""}, stdout=log, stderr=log)
+        wait_for_ranks(tmp_path, 2)
+        done = cluster.run([*ATTACH, "--ray", "auto", "--locals"], timeout=90)
+        report = json.loads(done.stdout)
+        assert findings(report) == [("RUN001", [1], ["node0"], "error")], (done, (tmp_path / "log").read_text())
+        assert report["stacks"]["job"].startswith("ray::RayTrainWorker · launched by ray · 2 ranks · 1 host attached")
+        waits, sleeps = report["stacks"]["groups"]
+        assert (waits["ranks"], waits["place"]) == ([0], "all_reduce at <string>:14 (train)")
+        assert (sleeps["ranks"], sleeps["place"]) == ([1], "<string>:13 (train)")
+        assert done.returncode == 1
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_ray_reads_the_trainers_of_all_nodes(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:

@@ -33,6 +33,7 @@ from tests.lab.users import ALICE, BOB, require_root, run_as
 
 THRICE = SamplingOptions(rounds=3, interval=0.15, seconds=patience(20))
 STUCK = ["inner", "outer", "<module>"]
+THREAD_START = ["run", "_bootstrap_inner", "_bootstrap"]
 
 
 def test_standing_process_shows_the_same_stack_in_each_round():
@@ -201,6 +202,28 @@ def test_process_in_a_container(tmp_path):
         assert list(at.iterdir()) == []
     assert functions_of(found) == STUCK
     assert len(found.samples[0].threads) == 2
+
+
+@pytest.mark.parametrize("before", [[], ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]])
+def test_a_thread_that_trains_is_read_as_the_main_one(before):
+    """As Ray Train has it: the main thread serves the actor."""
+    program = """
+import threading, time
+
+def train():
+    print("ready", flush=True)
+    while True:
+        sum(range(1000))
+
+threading.Thread(target=train, name="TrainingThread(train)", daemon=True).start()
+time.sleep(300)
+"""
+    if before:
+        require_root()
+    with started(program, before=before) as parent:
+        found = read_one(target_of(only_child(parent.pid)) if before else parent, THRICE)
+    assert [functions_of(found, number)[-4:] for number in range(3)] == [["train", *THREAD_START]] * 3
+    assert [one.kernel.state for one in found.samples] == ["R"] * 3
 
 
 def test_without_py_spy_only_the_kernel_is_asked(monkeypatch):

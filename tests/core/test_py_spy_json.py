@@ -70,6 +70,33 @@ def test_the_main_thread_is_found_by_its_id_before_its_name():
     assert pid_of_traces([impostor]) == 7
 
 
+THREAD_RUNNER = "/env/site-packages/ray/train/v2/_internal/execution/worker_group/thread_runner.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        ("TrainingThread(train_fn_with_final_checkpoint_flush)", []),
+        ("Thread-3", [("_run_target", THREAD_RUNNER), ("run", "/usr/lib/python3.11/threading.py")]),
+        ("Thread-3", [("run", "/env/site-packages/ray/air/_internal/util.py")]),
+    ],
+)
+def test_the_thread_that_a_framework_trains_in_counts_as_the_main_one(name, starts):
+    def frame(function, file, **variables):
+        listed = [{"name": name, "repr": value} for name, value in variables.items()]
+        return {"name": function, "filename": file, "line": 1, "module": None, "locals": listed}
+
+    serving = frame("main_loop", "/env/site-packages/ray/_private/worker.py", rank="7")
+    training = [frame("train", "/home/me/train.py", rank="1"), *(frame(*one) for one in starts)]
+    document = [
+        {"pid": 7, "os_thread_id": 7, "thread_id": 1, "thread_name": "MainThread", "frames": [serving]},
+        {"pid": 7, "os_thread_id": 9, "thread_id": 2, "thread_name": name, "frames": training},
+    ]
+    (main,) = (thread for thread in threads_of_traces(document) if thread.is_main)
+    assert (main.native_id, main.frames[0].function) == (9, "train")
+    assert rank_locals_of_py_spy_json(json.dumps(document)) == {"rank": 1}
+
+
 def test_text_of_a_process_is_bounded_printable_and_masked():
     frame = {"name": "\x1b[2J" + "f" * 9999, "filename": "https://me:hunter2secret@host/x.py", "line": -1}
     (thread,) = threads_of_traces([{"thread_id": 1, "thread_name": "sk\ud800", "frames": [frame] * 5000}])

@@ -34,6 +34,18 @@ def test_ranks_and_hosts_are_those_that_lines_tell():
     assert {rank.number: rank.host.name for rank in job.ranks} == {0: UNKNOWN_HOST, 3: "node7"}
 
 
+def test_srun_names_the_hosts_of_its_tasks():
+    lines = ("srun: error: node1: tasks 2-3: Exited with exit code 1", "[rank0]: ValueError: x")
+    assert {rank.number: rank.host.name for rank in logged(*lines).job().ranks} == {
+        0: UNKNOWN_HOST,
+        2: "node1",
+        3: "node1",
+    }
+    agent = "E0102 03:04:05.678000 7 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) "
+    agents = logged(*lines, f"{agent}local_rank: 0 (pid: 12) of binary: /usr/bin/python").job()
+    assert "node1" not in {rank.host.name for rank in agents.ranks}
+
+
 def progress_of(*members):
     captured = running(1, 2).job()
     return {rank.number: rank.find(ProgressFacts) for rank in with_evidence(captured, members, None, None).ranks}

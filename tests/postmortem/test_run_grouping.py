@@ -28,6 +28,7 @@ def grouped(*traces: RunIdentity) -> list[list[str]]:
     return [[traces[place].path.as_posix() for place in places] for places in group_by_run(traces)]
 
 
+AGENT = frozenset({("agent", "x_ab12cd3e")})
 ONE_RUN = {
     "ranks": [run(f"logs/rank_{rank}.log", rank) for rank in range(3)],
     "ranks of which none speaks": [run(f"logs/rank_{rank}.log") for rank in range(3)],
@@ -39,6 +40,15 @@ ONE_RUN = {
     "stdout and stderr": [run("job/stdout.log", 0, 1), run("job/stderr.log", 0, 1)],
     "torchrun's folders": [
         run(f"logs/none_ab12cd3e/attempt_{attempt}/{rank}/stderr.log") for attempt in (0, 1) for rank in (0, 1)
+    ],
+    "torchrun's folders and the log of its launcher": [
+        run("job.log", 0, 1, span=(0.0, 60.0), is_launcher=True),
+        *(run(f"logs/x_ab12cd3e/attempt_0/{rank}/stderr.log", rank, span=(3.0, 59.0), ids=AGENT) for rank in (0, 1)),
+        rest("dmesg.txt"),
+    ],
+    "torchrun's folders and its output with the lines of all ranks": [
+        run("job.log", 0, 1, span=(0.0, 60.0)),
+        *(run(f"logs/x_ab12cd3e/attempt_0/{rank}/stderr.log", rank, span=(3.0, 59.0), ids=AGENT) for rank in (0, 1)),
     ],
     "streams of a SLURM job": [run("slurm-77.out"), run("slurm-77.err"), run("other/job_77/rank0.log", 0)],
     "complementary ranks at the same time": [
@@ -55,6 +65,15 @@ ONE_RUN = {
     "a rank that ended early": [run("rank0.log", 0, span=(0.0, 30.0)), run("rank1.log", 1, span=(5.0, 9000.0))],
 }
 SEVERAL = {
+    "a launcher at another time": [
+        run("job.log", 0, span=(0.0, 60.0), is_launcher=True),
+        run("logs/x_ab12cd3e/attempt_0/0/stderr.log", 0, span=(90.0, 99.0), ids=AGENT),
+    ],
+    "two launchers at the same time": [
+        run("one.log", 0, span=(0.0, 60.0), is_launcher=True),
+        run("two.log", 0, span=(0.0, 60.0), is_launcher=True),
+        run("logs/x_ab12cd3e/attempt_0/0/stderr.log", 0, span=(3.0, 59.0), ids=AGENT),
+    ],
     "jobs of SLURM": [run("slurm-123.out"), run("slurm-124.out"), run("slurm-125.out")],
     "tasks of an array": [run("slurm-9_1.out"), run("slurm-9_2.out")],
     "numbered jobs": [run("job_1.log"), run("job_2.log")],

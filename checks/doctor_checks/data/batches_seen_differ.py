@@ -8,6 +8,7 @@ from typing import NamedTuple
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.exits import RunEnd
 from doctor.analysis.logs.root_event import exceptions
 from doctor.analysis.stats.majority import split_values
 from doctor.api import (
@@ -62,6 +63,23 @@ def _streams(batches: dict[int, tuple[int, bool]], *, stage: str = "train", worl
     return sketch
 
 
+_LOST_PEER = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:24984"
+_AGENT = "W0102 03:04:05.678000 5 torch/distributed/elastic/multiprocessing/api.py:"
+
+
+def _table_entry(rank: int, pid: int, code: str) -> tuple[str, ...]:
+    """Lines of a process in torchrun's table of failures."""
+    return (
+        f"[{rank}]:",
+        "  time      : 2026-01-02_03:04:05",
+        "  host      : node0",
+        f"  rank      : {rank} (local_rank: {rank})",
+        f"  exitcode  : {code} (pid: {pid})",
+        "  error_file: <N/A>",
+        "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+    )
+
+
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in group.values("rank")}))
@@ -92,6 +110,33 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "StopIteration on one rank",
             logged("[rank0]: batch_size=8", "[rank1]: StopIteration", "[rank2]: batch_size=8"),
             ranks=(1,),
+        ),
+        Fails(
+            "torchrun's table does not list a rank that ended normally",
+            logged(
+                *(f"[rank{rank}]: RuntimeError: {_LOST_PEER}" for rank in (0, 1)),
+                "2026-01-02 03:04:05 [rank2]: epoch 0 step 5/5 loss 0.1",
+                f"{_AGENT}1028] Sending process 9 closing signal SIGTERM",
+                f"{_AGENT}1002] failed (exitcode: 1) local_rank: 1 (pid: 10) of binary: /usr/bin/python",
+                "Failures:",
+                *_table_entry(0, 9, "-15"),
+                "Root Cause (first observed failure):",
+                *_table_entry(1, 10, "1"),
+            ),
+            ranks=(2,),
+        ),
+        Passes(
+            "an older torchrun does not list the ranks that it ended",
+            logged(
+                *(f"[rank{rank}]: RuntimeError: {_LOST_PEER}" for rank in (0, 1)),
+                "2026-01-02 03:04:05 [rank2]: epoch 0 step 5/5 loss 0.1",
+                f"{_AGENT}1028] Sending process 9 closing signal SIGTERM",
+                f"{_AGENT}1028] Sending process 11 closing signal SIGTERM",
+                f"{_AGENT}1002] failed (exitcode: 1) local_rank: 1 (pid: 10) of binary: /usr/bin/python",
+                "Root Cause (first observed failure):",
+                *_table_entry(1, 10, "1"),
+            ),
+            silent=False,
         ),
         Passes("one rank has not reached the end yet", _streams({1: (97, False)})),
         Passes(
@@ -148,6 +193,9 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
     if (found := diagnose_stall(job)) is not None and found.data_ended:
         yield _of_stacks(found)
         return
+    if found is not None and found.ending is not None and found.ending.left and job.evidence is not None:
+        yield _of_early_end(found.ending)
+        return
     readers_known = [group for one in peer_loaders(job, (*TRAINING, *EVALUATION)) for group in one.by_group()]
     if not any(reader.loader.epochs for readers in readers_known for reader in readers.members):
         yield Skip("no batch was seen yet")
@@ -184,6 +232,21 @@ def _of_stacks(found: Diagnosis) -> Finding:
         confidence=found.confidence,
         explains=("RUN001", "RUN002", "RUN006", "RUN010", "RUN012"),
         source=Source(loop.file, loop.line) if loop is not None else None,
+    )
+
+
+def _of_early_end(ending: RunEnd) -> Finding:
+    lost = tuple(sorted({*ending.ranks, *ending.consequences}))
+    return Finding(
+        f"{ranks_in_words(ending.left)} ended normally while {ranks_in_words(lost)} "
+        f"{'were' if len(lost) > 1 else 'was'} still training, probably after fewer batches",
+        ranks=ending.left,
+        evidence={"ended": list(ending.left[:64]), "continuing": list(lost[:64])},
+        fix="Give every rank the same number of batches: `DistributedSampler` or `drop_last=True` for a dataset with a "
+        "length, shards of equal length for an iterable one. If the lengths are equal, look for a `return`, `break` or "
+        "`sys.exit(0)` that depends on the rank.",
+        confidence=0.65,
+        explains=("RUN004", "RUN006", "RUN012"),
     )
 
 

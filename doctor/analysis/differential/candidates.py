@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from doctor.analysis.differential.observed import Observed, observed
@@ -50,7 +51,10 @@ def candidates_of(
     if finding is not None and primary is not None and is_verdict:
         shares = _with_verdict(shares, primary, finding.confidence)
     ordered = sorted(shares.items(), key=lambda share: (-share[1], share[0]))
-    return tuple(_candidate(known_causes()[name], share, seen) for name, share in ordered[:MOST] if share >= LEAST)
+    found = (_candidate(known_causes()[name], share, seen) for name, share in ordered if share >= LEAST)
+    # An error that is not known can have any cause: without an observation for it, none is likelier than another.
+    named = (one for one in found if symptom.kinds or one.supports)
+    return tuple(itertools.islice(named, MOST))
 
 
 def _open_symptom(evidence: LogEvidence, standing: Mapping[str, ReportFinding], primary: str | None) -> Symptom | None:

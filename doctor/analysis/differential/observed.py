@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -39,9 +41,15 @@ def observed(job: Job, symptom: Symptom) -> Iterator[Observed]:
 
 
 def _event(evidence: LogEvidence, observation: Observation) -> Event | None:
-    wanted = observation.contains
-    events = evidence.of(*observation.kinds)
-    return next((one for one in events if not wanted or any(word in one.text.lower() for word in wanted)), None)
+    wanted = _beginnings(observation.contains)
+    events = (*evidence.of(*observation.kinds), *(one for one in evidence.marks if one.kind in observation.kinds))
+    return next((one for one in events if wanted.search(one.text.lower())), None)
+
+
+@functools.cache
+def _beginnings(words: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern that finds words that begin with one of ``words``, or that finds anything if there is none."""
+    return re.compile(f"(?<![a-z0-9])(?:{'|'.join(map(re.escape, words))})" if words else "")
 
 
 def _after_steps(job: Job, evidence: LogEvidence, symptom: Symptom) -> bool:

@@ -30,7 +30,8 @@ class LocalVariable(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A thread of a process. ``native_id``: the kernel's id, 0 if unknown; ``active``: it ran at the time of the
-    sample, ``None`` if unknown; ``holds_gil``: it held the interpreter's lock; ``frames`` and ``native`` (names of
+    sample, ``None`` if unknown; ``is_main``: it is the main thread, or the one in which a framework runs the training
+    function (Ray Train); ``holds_gil``: it held the interpreter's lock; ``frames`` and ``native`` (names of
     functions of native code, only where it was asked for): innermost first; ``locals``: variables of the user's
     frames, only where they were asked for; ``group``: the process group that the call in its innermost user frame is
     made in, as the source names it; ``awaits``: the collective whose handle the innermost frame waits for, where the
@@ -49,7 +50,7 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What ``/proc`` shows of a process, and of its main thread where it says so.
+    """What ``/proc`` shows of a process, and of its main thread, or the one that trains instead, where it says so.
 
     ``state``: the kernel's letter of the main thread (R, S, D, T, t, Z); ``wchan``: the kernel function in which it
     sleeps; ``syscall``: number of its system call, ``None`` if it is in none or access is denied; ``cpu``: seconds of

@@ -78,13 +78,15 @@ class LogEvidence(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ``shifts``: the offsets of host clocks from the majority, as far as events that several hosts log at the same
     moment show them; times of events are adjusted to the majority. ``hosts``: all hosts that the logs name. ``marks``:
     the last step of each process, signs of an orderly end, and lines that look like errors
-    (:mod:`doctor.postmortem.logs.outcome_marks.marks`)."""
+    (:mod:`doctor.postmortem.logs.outcome_marks.marks`). ``quoted``: files and lines that findings quote, as checks of
+    last resort get them; empty for all others."""
 
     events: tuple[Event, ...] = ()
     files: tuple[LogFile, ...] = ()
     shifts: tuple[ClockShift, ...] = ()
     hosts: tuple[str, ...] = ()
     marks: tuple[Event, ...] = ()
+    quoted: tuple[tuple[str, int], ...] = ()
 
     def of(self, *kinds: str) -> tuple[Event, ...]:
         """The events of these kinds; a kind that ends in a dot stands for all that begin with it."""

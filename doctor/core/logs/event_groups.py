@@ -10,9 +10,9 @@ from doctor.core.facts import Event
 from doctor.core.finding import Finding, Severity, Source
 from doctor.core.job import Job
 
-SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "RUN018", "NCCL013")
-"""Symptoms that nearly every fault causes: ranks that fail, wait for others, or lose them, and libraries that fail. A
-message that identifies the fault itself explains these."""
+SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "RUN018", "RUN019", "NCCL013")
+"""Symptoms that nearly every fault causes: ranks that fail, wait for others, or lose them, libraries that fail, and
+errors that no check knows. A message that identifies the fault itself explains these."""
 SHOWN = 6
 """Maximum number of evidence lines in a finding."""
 

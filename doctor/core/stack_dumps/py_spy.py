@@ -13,7 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Frame, StackThread
-from doctor.core.stack_dumps.threads import MOST_FRAMES, MOST_LOCALS, MOST_THREADS, dumped_frame, dumped_thread
+from doctor.core.stack_dumps.threads import (
+    MOST_FRAMES,
+    MOST_LOCALS,
+    MOST_THREADS,
+    dumped_frame,
+    dumped_thread,
+    is_training_thread,
+)
 
 MOST_PIDS = 1 << 22
 """``PID_MAX_LIMIT`` of Linux."""
@@ -23,13 +30,15 @@ _LIBRARY = re.compile(r"\.so(?:\.[\d.]+)?$")
 _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 
 
-def threads_of_py_spy_json(document: bytes | str) -> tuple[StackThread, ...]:
+def threads_of_py_spy_json(document: bytes | str, main_id: int | None = None) -> tuple[StackThread, ...]:
     """Return the threads in the output of ``py-spy dump --json`` for one process.
+
+    ``main_id``: kernel id of its main thread in its own PID namespace, if that is not the process's PID here.
 
     Raises:
         UnusableError: it is not such output.
     """
-    return threads_of_traces(_decoded(document))
+    return threads_of_traces(_decoded(document), main_id)
 
 
 def rank_locals_of_py_spy_json(document: bytes | str) -> Mapping[str, int]:
@@ -69,10 +78,10 @@ def is_traces(document: object) -> bool:
     return all(isinstance(one, dict) and "frames" in one and "thread_id" in one for one in document[:MOST_THREADS])
 
 
-def threads_of_traces(document: object) -> tuple[StackThread, ...]:
+def threads_of_traces(document: object, main_id: int | None = None) -> tuple[StackThread, ...]:
     """Return the threads of a decoded document; parts of another form are left out."""
     traces = list(_traces(document))
-    main = _main_of(traces)
+    main = _main_of(traces, main_id)
     return tuple(_thread(trace, is_main=trace is main) for trace in traces)
 
 
@@ -114,11 +123,21 @@ def _thread(trace: Mapping[str, object], *, is_main: bool) -> StackThread:
     )
 
 
-def _main_of(traces: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:
-    """The thread whose kernel id is that of the process; without one, by its name, which programs may change."""
-    by_id = (one for one in traces if one.get("pid") and one.get("os_thread_id") == one.get("pid"))
+def _main_of(traces: Sequence[Mapping[str, object]], main_id: int | None = None) -> Mapping[str, object] | None:
+    """The thread that a framework trains in, or the one whose kernel id is that of the process; without one, by its
+    name, which programs may change."""
+    trains = (one for one in traces if is_training_thread(_text(one.get("thread_name")), _calls_of(one)))
+    by_id = (one for one in traces if one.get("pid") and one.get("os_thread_id") == (main_id or one.get("pid")))
     by_name = (one for one in traces if one.get("thread_name") == "MainThread")
-    return next(by_id, None) or next(by_name, None) or (traces[0] if len(traces) == 1 else None)
+    return next(trains, None) or next(by_id, None) or next(by_name, None) or (traces[0] if len(traces) == 1 else None)
+
+
+def _calls_of(trace: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The files and functions of a thread's frames."""
+    frames = trace.get("frames")
+    for frame in frames[:MOST_FRAMES] if isinstance(frames, list) else ():
+        if isinstance(frame, dict):
+            yield _text(frame.get("filename")), _text(frame.get("name"))
 
 
 def _locals_of(frame: Mapping[str, object]) -> Iterator[tuple[str, str]]:

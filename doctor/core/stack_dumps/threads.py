@@ -10,6 +10,7 @@ from itertools import islice
 from doctor.core.facts import Frame, LocalVariable, StackThread
 from doctor.core.frames import MOST, is_user_code, shorten_stack
 from doctor.core.masking import mask_text, mask_value
+from doctor.knowledge.training_processes import TRAINING_THREAD, TRAINING_THREAD_STARTS
 
 MOST_THREADS = 1024
 """Threads of one process that are kept."""
@@ -61,6 +62,20 @@ def dumped_frame(file: str, line: int, function: str) -> Frame:
     name = _clean(function, LONGEST_NAME)
     bare = name if "." not in name else name.rpartition(".")[2]
     return Frame(file, line if 0 <= line < MOST_LINES else 0, bare, user=is_own_file(file))
+
+
+def is_training_thread(name: str, calls: Iterable[tuple[str, str]]) -> bool:
+    """Return whether a framework runs the training function in this thread rather than in the main one.
+
+    ``calls``: file and function of its frames.
+    """
+    if name.startswith(TRAINING_THREAD):
+        return True
+    return any(
+        function.rpartition(".")[2] == start and file.endswith(path)
+        for file, function in calls
+        for path, start in TRAINING_THREAD_STARTS
+    )
 
 
 @functools.lru_cache(maxsize=4096)

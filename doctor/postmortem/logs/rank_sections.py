@@ -24,6 +24,7 @@ from doctor.core.facts import (
     RecorderFacts,
     Section,
 )
+from doctor.postmortem.logs.outcome_marks.marks import PREFIX as MARK
 
 MOST_RANKS = 1 << 17
 """Upper bound of a rank: larger numbers come from garbled lines."""
@@ -68,6 +69,9 @@ def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
             state, cause = ("gone", None) if failure.kind == _GONE else ("failed", failure)
             sections[ProgressFacts.key] = ProgressFacts(state=state, stage="", point="", at=failure.at, failure=cause)
         found[rank] = sections
+    for rank in _completed(evidence).difference(failures) if failures else ():
+        ended = ProgressFacts(state="ended", stage="", point="", at=None)
+        found.setdefault(rank, {}).setdefault(ProgressFacts.key, ended)
     timed_out = [rank for rank, failure in failures.items() if failure.kind == _TIMEOUT]
     logged = {rank_of(event) for event in evidence.events}
     silent = [number for number in range(world_size_of(evidence) or 0) if number not in logged]
@@ -150,6 +154,30 @@ def _exits(evidence: LogEvidence) -> dict[int, Failure]:
             for rank in _numbers(event.value("task") or ""):
                 found.setdefault(rank, failure)
     return found
+
+
+def _completed(evidence: LogEvidence) -> set[int]:
+    """Return the ranks that ended normally: by their own last line, or because torchrun's table does not list them.
+
+    The table of recent releases lists all processes with an exit code other than 0, also those that torchrun ended
+    (SubprocessContext._poll in torch/distributed/elastic/multiprocessing/api.py); older ones list only the first.
+    """
+    ended = {mark.rank for mark in evidence.marks if mark.kind == f"{MARK}end" and mark.rank is not None}
+    entries = evidence.of("elastic.entry")
+    signalled = {event.value("pid") for event in evidence.of("elastic.closing")}
+    is_complete = signalled and signalled <= {event.value("pid") for event in entries}
+    if is_complete and all(event.value("rank") == event.value("local_rank") for event in entries):
+        logged = {one.rank for one in (*evidence.events, *evidence.marks) if one.rank is not None}
+        ended |= logged - {_number(event.value("rank")) for event in entries}
+    return ended
+
+
+def hosts_of_tasks(evidence: LogEvidence) -> dict[int, str]:
+    """Return the hosts of the tasks that srun reports as ended, by rank; empty if torchrun started the ranks."""
+    if evidence.of("elastic."):
+        return {}
+    exits = ((event.value("node"), event.value("task")) for event in evidence.of("slurm.task_exit"))
+    return {rank: node for node, tasks in exits if node and tasks for rank in _numbers(tasks)}
 
 
 def _of_code(code: int, at: float | None) -> Failure:

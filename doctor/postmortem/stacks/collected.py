@@ -17,7 +17,7 @@ from doctor.core.stack_dumps.py_spy import (
     rank_locals_of_traces,
     threads_of_traces,
 )
-from doctor.core.stack_dumps.threads import MOST_FRAMES, MOST_NATIVE, MOST_THREADS, dumped_thread
+from doctor.core.stack_dumps.threads import MOST_FRAMES, MOST_NATIVE, MOST_THREADS, dumped_thread, is_training_thread
 from doctor.postmortem.stacks.dump_text import read_lines, streams_of
 from doctor.postmortem.stacks.headings import host_of
 from doctor.postmortem.stacks.line_kinds import (
@@ -94,6 +94,11 @@ class DumpedThread:
         is_named = self.line.active is not None and bool(self.line.name)
         is_other = outermost.file.endswith(_WAITING_FILES) and outermost.function != _AT_EXIT
         return not is_other and (not is_named or outermost.function == "<module>")
+
+    @property
+    def trains(self) -> bool:
+        """Whether a framework trains in it."""
+        return is_training_thread(self.line.name, ((frame.file, frame.function) for frame in self.frames))
 
     def finished(self, *, is_main: bool) -> StackThread:
         """Return the thread."""
@@ -358,8 +363,8 @@ class _Assembler:
             process.seconds = self._seconds if process.seconds is None else process.seconds
             process.rank_locals.update(self._locals)
             if not process.pid:
-                main = next((one for one in process.samples[-1] if one.is_main), None)
-                process.pid = main.native_id if main else 0
+                main = _main_of(threads)
+                process.pid = main.line.native_id if main else 0
             del process.samples[:-MOST_SAMPLES]
         self._threads, self._locals = [], {}
 
@@ -378,8 +383,8 @@ class _Assembler:
 
 
 def _finished(threads: Sequence[DumpedThread]) -> tuple[StackThread, ...]:
-    """The threads of a sample, with the main thread marked."""
-    main = _main_of(threads)
+    """The threads of a sample, with the one marked that trains: a framework's thread, else the main thread."""
+    main = next((one for one in threads if one.trains), None) or _main_of(threads)
     return tuple(thread.finished(is_main=thread is main) for thread in threads)
 
 

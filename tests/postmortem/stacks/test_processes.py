@@ -12,6 +12,7 @@ from doctor.postmortem.stacks.processes import collect_stacks, ranks_of_stacks
 
 DATA = Path(__file__).parents[2] / "data" / "stacks"
 C10D = "torch/distributed/distributed_c10d.py"
+THREAD_RUNNER = "ray/train/v2/_internal/execution/worker_group/thread_runner.py"
 
 
 def process(pid, *frames, command="python train.py", name="MainThread", state="idle"):
@@ -63,6 +64,20 @@ def test_agents_of_ray_are_no_ranks():
     progress = ranks_of_stacks(stacks).progress
     assert {rank: one.stack[0].function for rank, one in progress.items()} == {0: "all_reduce", 1: "load"}
     assert {one.stack_from for one in progress.values()} == {"ray"}
+
+
+@pytest.mark.parametrize("name", ["TrainingThread(train_fn_with_final_checkpoint_flush)", "Thread-3"])
+def test_ray_train_trains_in_a_thread_of_its_workers(name):
+    main = ("main_loop", "ray/_private/worker.py:1069"), ("<module>", "ray/_private/workers/default_worker.py:323")
+    outer = ("ThreadRunner.run.<locals>._run_target", f"{THREAD_RUNNER}:37"), ("run", "threading.py:982")
+    text = ""
+    for pid, inner in ((21, WAITS), (22, WORKS)):
+        lines = "".join(f"    {function} ({place})\n" for function, place in (*inner, *outer))
+        text += process(pid, *main, command="ray::RayTrainWorker") + f'Thread {pid + 10} (idle): "{name}"\n{lines}'
+    stacks = collected(a__txt=text)
+    assert roles(stacks) == {21: "rank", 22: "rank"}
+    progress = ranks_of_stacks(stacks).progress
+    assert {rank: one.stack[0].function for rank, one in progress.items()} == {0: "all_reduce", 1: "tokenize"}
 
 
 def test_a_worker_belongs_to_its_parent():

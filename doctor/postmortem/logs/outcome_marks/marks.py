@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from doctor.analysis.logs.error_lines import END, ERROR, NAN, STEP
 from doctor.core.facts import Event
 from doctor.core.facts.log_events import LONGEST
 from doctor.knowledge.linear_regex import linear, loose
 from doctor.postmortem.logs.prefixes import LineOrigin, PrefixedLine
 from doctor.postmortem.logs.rank_attribution import LogProcesses
-from doctor.postmortem.run_outcome import END, ERROR, NAN, STEP
 
 PREFIX = "mark."
 """Prefix of the kinds of marks, which are kept separate from other events."""
@@ -80,8 +80,15 @@ _WEAK = re.compile(
 """Words of errors, unless they are part of a path."""
 _NO_ERROR = re.compile(
     r"(?i)\b(?:no|without|0|zero) (?:errors?|failures?|failed)\b|\berrors?\s?[:=]\s?[-+]?\d|ErrorHandler|error[_ ]rate"
-    r"|_error\b|Warning:"
+    r"|_error\b|Warning:|Detected 0 "
 )
+_HANDLED = re.compile(
+    r"(?i)\b(?:retrying|will retry|skipp(?:ed|ing)|ignor(?:ed|ing)|falling back|fallback|no longer reported)\b"
+)
+"""Words of a process that handled an error and continues."""
+_MILD = re.compile(r"NCCL (?:INFO|TRACE)\b|NCCL WARN Failed to open libibverbs|\b[Ww]arning: |^WARNING\b|\bNon-fatal\b")
+"""A message below the level of errors, which may quote the text of one: NCCL's search for optional plugins does. NCCL
+before 2.9 reports a missing libibverbs as a warning (src/misc/ibvwrap.cc) and uses sockets."""
 _NAN = re.compile(r"(?i)loss\w{0,20}[\"']?\s{0,4}[:=]?\s{0,4}(?:is )?[\"'(]{0,2}(?:tensor\()?[-+]?(?:nan|inf)\b")
 
 _ENDED = re.compile(
@@ -233,12 +240,13 @@ def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
 
 
 def _strength(text: str) -> str:
-    if _ENDED_BADLY.search(text):
+    is_mild = _MILD.search(text) is not None
+    if not is_mild and _ENDED_BADLY.search(text):
         return "strong"
     if _NO_ERROR.search(text):
         return ""
-    if _LEVEL.search(text) or _RAISED.search(text):
-        return "strong"
+    if not is_mild and (_LEVEL.search(text) or _RAISED.search(text)):
+        return "weak" if _HANDLED.search(text) else "strong"
     return "weak" if _WEAK.search(text) else ""
 
 

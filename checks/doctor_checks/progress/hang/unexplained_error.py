@@ -1,0 +1,87 @@
+"""RUN019: lines that look like errors, and that no check explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.analysis.logs.error_lines import errors_in, orderly_ends, unexplained_lines
+from doctor.analysis.logs.log_component import component_of
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs, ranks_in_words
+from doctor.facts import Event, ProgressFacts
+from doctor.testing import Fails, Passes, logged
+
+_WARN = "node1:41:77 [3] transport/net_socket.cc:12 NCCL WARN Net : something that no release said before"
+_MOST_QUOTED = 200
+"""Characters of the error that the summary quotes."""
+
+
+@check(
+    id="RUN019",
+    severity=Severity.WARNING,
+    scope=Scope.JOB,
+    when="M",
+    last_resort=True,
+    cases=lambda: (
+        Passes(
+            "words of errors in a line that is none",
+            logged("Could not find cached file, downloading", "step 1: loss 0.5"),
+        ),
+        Passes(
+            "an error that the run survived",
+            logged("ERROR: sample 17 is broken", *(f"step {step}: loss 0.5" for step in range(20))),
+        ),
+        Passes("an error before an orderly end", logged("ERROR: retrying the download", "Training finished.")),
+        Fails("a warning of NCCL that no check knows", logged(_WARN), hosts=("node1",), ranks=()),
+        Fails(
+            "the first of two errors, from a logger",
+            logged(
+                "2026-01-02 03:04:05,678 - mypkg.engine - ERROR - the state is inconsistent",
+                "2026-01-02 03:04:06,678 - mypkg.engine - CRITICAL - giving up",
+            ),
+        ),
+    ),
+)
+def unexplained_error(job: Job) -> Iterator[Verdict]:
+    """Ask whether logs contain errors that no check explains.
+
+    Why it hurts: the run may have failed for a reason that rankdoctor does not know; nothing else was found.
+    Fix: read the quoted lines from the first one on, look its text up in the documentation and the issues of the
+    component that logged it, and collect what is missing: the complete logs of all ranks, and the exit codes.
+    """
+    evidence = job.evidence
+    if evidence is None or _is_recorded(job):
+        return
+    found = unexplained_lines(evidence, evidence.quoted)
+    errors = errors_in(evidence, found)
+    if not errors or orderly_ends(evidence, found):
+        return
+    first = errors[0]
+    component = component_of(first)
+    name = component.name if component else None
+    collect = f" For {name}: {component.collect.rstrip('.')}." if component and component.collect else ""
+    yield finding_from_logs(
+        EventGroup(first.kind, tuple(errors)),
+        f"What failed is not known to rankdoctor; the first error is{_origin(first, name)}: {_shortened(first.text)}",
+        ranks=(first.rank,) if first.rank is not None else (),
+        evidence={"component": name},
+        fix=f"Look the first error up in the documentation and the issues of {name or 'the program that logged it'}. "
+        f"Collect the complete logs of all ranks.{collect}",
+        confidence=0.4,
+        symptoms=False,
+    )
+
+
+def _is_recorded(job: Job) -> bool:
+    """Whether the callback recorded that all ranks ended or continue: then an error in a log was survived."""
+    records = [facts for facts, _ in job.each(ProgressFacts) if facts.stage]
+    return bool(records) and all(one.state in ("ended", "running") for one in records)
+
+
+def _origin(first: Event, name: str | None) -> str:
+    host = first.host if first.rank is None else None
+    who = [ranks_in_words((first.rank,))] if first.rank is not None else [f"host {host}"] if host else []
+    return f" from {', '.join([*([name] if name else []), *who])}" if name or who else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}…"

@@ -1,0 +1,2 @@
+def prepare():
+    """Do nothing."""
