@@ -105,18 +105,19 @@ def table() -> int:
     short = 0
     print("| component | releases | messages | recognized | share | goal | unclassified | harmless |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    by_name: dict[str, list[SoftwareComponent]] = {}
     for component in components():
-        every = list(outcomes(component))
-        harmless = len(json.loads((MESSAGES / f"{component.file}.json").read_text()).get(HARMLESS, ()))
+        by_name.setdefault(component.name, []).append(component)
+    for name, parts in by_name.items():
+        every = [one for part in parts for one in outcomes(part)]
+        harmless = sum(len(json.loads((MESSAGES / f"{one.file}.json").read_text()).get(HARMLESS, ())) for one in parts)
         recognized = sum(one.is_recognized for one in every)
-        share, goal = recognized / max(len(every), 1), GOALS.get(component.name, USUAL_GOAL)
+        share, goal = recognized / max(len(every), 1), GOALS.get(name, USUAL_GOAL)
         open_ones = sum(one.about == UNCLASSIFIED for one in every)
         short += share < goal
-        releases = " to ".join(dict.fromkeys(component.releases))
-        print(
-            f"| {component.name} | {releases} | {len(every)} | {recognized} | {share:.1%} | {goal:.0%} | {open_ones} "
-            f"| {harmless} |"
-        )
+        releases = " to ".join(dict.fromkeys(parts[0].releases))
+        counts = f"{len(every)} | {recognized} | {share:.1%} | {goal:.0%} | {open_ones} | {harmless}"
+        print(f"| {name} | {releases} | {counts} |")
     return short
 
 

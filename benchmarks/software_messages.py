@@ -76,7 +76,7 @@ def one_line(text: str) -> str:
 
 def classified(component: SourceComponent, texts: Iterable[str]) -> dict[str, list[str]]:
     """The messages by their class, each list in alphabetical order."""
-    path = RULES / f"{component.file}.json"
+    path = RULES / f"{component.rules or component.file}.json"
     rules = [(re.compile(pattern), about) for pattern, about in json.loads(path.read_text())] if path.exists() else []
     by_class: dict[str, list[str]] = {}
     for text in sorted(texts):
@@ -125,6 +125,7 @@ def _describe(component: SourceComponent, releases: tuple[str, str]) -> None:
         "releases": releases,
         "source": component.source,
         "is_raised": component.is_raised,
+        "is_chatty": component.is_chatty,
     }
     order = [one.file for one in COMPONENTS]
     _write(path, sorted(described.values(), key=lambda one: order.index(str(one["file"]))))

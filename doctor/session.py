@@ -12,6 +12,7 @@ import msgspec
 
 from doctor.core.facts import LaunchFacts
 from doctor.core.job import Job, Member, build_job
+from doctor.core.logs.event_groups import quoted_places
 from doctor.core.masking import mask_record
 from doctor.core.report_document import FailOn, Report, ReportInput, RunOutcome
 from doctor.core.report_summary import summarize
@@ -187,14 +188,14 @@ def judge(
     ``outcome_of``: of what a run left behind, which is healthy only if its end or its progress was seen.
     ``started``: ``time.time()`` when the command began.
     """
-    from doctor.core.check_runner import examine_job, quoted_places
+    from doctor.core.check_runner import examine_job
 
     began = time.time() if started is None else started
     results = examine_job(job, catalog, limits=settings.limits, ignore=ignore or settings.ignored)
     inputs = tuple(inputs)
     # A check of last resort quotes lines that it does not explain.
     unexplained = {check.id for check in catalog.checks if check.last_resort}
-    explained = quoted_places(result for result in results if result.id not in unexplained)
+    explained = quoted_places(one for result in results if result.id not in unexplained for one in result.findings)
     report = summarize(
         job,
         results,

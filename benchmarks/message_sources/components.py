@@ -38,9 +38,10 @@ FAILURE = (
 class SourceComponent(NamedTuple):
     """A component: how it is described in the package, and how its messages are read.
 
-    ``checkout``: the folder below ``--sources``; ``paths``: regular expression of the files that are read; ``tags``:
-    regular expression of the releases that are read if the folder is a clone, all of them if ``""`` means the only
-    state that is there. ``read``: yields the messages in the text of one file.
+    ``rules``: the file with the rules of classification, if another component shares them. ``is_chatty``: the cues are
+    in most lines of healthy logs. ``checkout``: the folder below ``--sources``; ``paths``: regular expression of the
+    files that are read; ``tags``: regular expression of the releases that are read if the folder is a clone, ``""`` if
+    it holds one release, which its file ``RELEASE`` names. ``read``: yields the messages in the text of one file.
     """
 
     name: str
@@ -52,7 +53,9 @@ class SourceComponent(NamedTuple):
     cues: tuple[str, ...]
     line: str
     read: Callable[[str], Iterable[str]]
+    rules: str = ""
     is_raised: bool = False
+    is_chatty: bool = False
 
 
 def announces_failure(text: str) -> bool:
@@ -117,9 +120,21 @@ COMPONENTS = (
         source="https://github.com/NVIDIA/nccl",
         paths=r"src/.*\.(?:cc|h|cpp)$",
         tags=r"v2\.(?:1\d|2\d|3\d)\.\d+-1$",
-        cues=("NCCL WARN ", "NCCL INFO "),
+        cues=("NCCL WARN ",),
         line="gpu-node-3:4127:4190 [2] {place} NCCL WARN {message}",
-        read=printf_calls("WARN", "INFO|VERSION"),
+        read=printf_calls("WARN"),
+    ),
+    SourceComponent(
+        name="NCCL",
+        file="nccl_info",
+        checkout="nccl",
+        source="https://github.com/NVIDIA/nccl",
+        paths=r"src/.*\.(?:cc|h|cpp)$",
+        tags=r"v2\.(?:1\d|2\d|3\d)\.\d+-1$",
+        cues=("NCCL INFO ",),
+        line="gpu-node-3:4127:4190 [2] NCCL INFO {message}",
+        read=printf_calls("INFO", "INFO"),
+        is_chatty=True,
     ),
     SourceComponent(
         name="torch.distributed",

@@ -20,9 +20,9 @@ from doctor.core.facts.section import in_unicode
 from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
 from doctor.core.job import Job
 from doctor.core.logs.declared_findings import declared_findings
-from doctor.core.logs.event_groups import place_of_line
+from doctor.core.logs.event_groups import quoted_places
 from doctor.core.logs.reported_findings import reported_findings
-from doctor.core.logs.software_findings import software_findings
+from doctor.core.logs.software_findings import LIBRARY_ERROR, is_quoted, software_findings
 from doctor.core.report_document import CheckResult, Ignored, ReportFinding
 from doctor.core.section_table import IdenticalRanks
 
@@ -61,15 +61,6 @@ def examine_job(
     return (*(_with_causes(result, runner.causes) for result in results), *map(crash_at_load, catalog.broken))
 
 
-def quoted_places(results: Iterable[CheckResult]) -> frozenset[tuple[str, int]]:
-    """The files and lines that findings quote or are located at."""
-    findings = [finding for result in results for finding in result.findings]
-    sources = {(one.source.file, one.source.line) for one in findings if one.source and one.source.line}
-    quotes = (one.evidence.get("said") for one in findings)
-    said = (line for quote in quotes if isinstance(quote, (list, tuple)) for line in quote)
-    return frozenset(sources | {place for line in said if (place := place_of_line(str(line)))})
-
-
 class _Runner:
     def __init__(self, job: Job, limits: Mapping[str, float], ignore: Ignore | None) -> None:
         self.causes: dict[str, list[_ExplainingFinding]] = {}
@@ -81,20 +72,28 @@ class _Runner:
     def run_all(self, checks: Iterable[Check]) -> list[CheckResult]:
         """Run all checks, in their order except for those of last resort."""
         checks = tuple(checks)
-        results = {check.id: self.run(check) for check in checks if not check.last_resort}
-        found = any(
-            one.stands and one.severity is not Severity.INFO for result in results.values() for one in result.findings
-        )
+        evaluated = {check.id: self._evaluated(check) for check in checks if not check.last_resort}
         if self._job.evidence is not None:
-            self._job = self._job.with_quoted(quoted_places(results.values()))
-        results |= {check.id: self.run(check, is_needed=not found) for check in checks if check.last_resort}
+            _add_software_findings(self._job, {one: outcome.findings for one, (_, outcome, _) in evaluated.items()})
+        results = {check.id: self._result(check, *evaluated[check.id]) for check in checks if check.id in evaluated}
+        shown = [finding for result in results.values() for finding in result.findings]
+        found = any(one.stands and one.severity is not Severity.INFO for one in shown)
+        if self._job.evidence is not None:
+            self._job = self._job.with_quoted(quoted_places(shown))
+        for check in checks:
+            if check.last_resort:
+                results[check.id] = self._result(check, *self._evaluated(check, is_needed=not found))
         return [results[check.id] for check in checks]
 
-    def run(self, check: Check, *, is_needed: bool = True) -> CheckResult:
-        """Run one check. ``is_needed``: ``False`` skips it, because other checks found the cause."""
+    def _evaluated(self, check: Check, *, is_needed: bool = True) -> tuple[_SectionCoverage, _CheckYield, float]:
+        """What one check yields, and the seconds that it took. ``is_needed``: ``False`` skips it, because other checks
+        found the cause."""
         started = time.perf_counter()
         coverage = self._coverages.of(check)
         outcome = self._evaluate(check, coverage) if is_needed else _CheckYield(skips=[Skip(NOT_NEEDED)])
+        return coverage, outcome, time.perf_counter() - started
+
+    def _result(self, check: Check, coverage: _SectionCoverage, outcome: _CheckYield, seconds: float) -> CheckResult:
         findings = tuple(self._complete(check, finding) for finding in outcome.findings)
         status, reason = _status(self._job, check, outcome, findings, coverage)
         for finding, shown in zip(outcome.findings, findings, strict=True):
@@ -110,7 +109,7 @@ class _Runner:
             seen=coverage.seen,
             expected=coverage.expected,
             reason=reason,
-            seconds=round(time.perf_counter() - started, 6),
+            seconds=round(seconds, 6),
             findings=findings,
             crash=outcome.crash if status is Status.FAIL else None,
             origin=None if check.origin == "built-in" else check.origin,
@@ -133,8 +132,6 @@ class _Runner:
             outcome.crash = outcome.crash or logged.crash
         if all(finding.severity is Severity.INFO for finding in outcome.findings):
             outcome.findings.extend(reported_findings(self._job, check.id))
-        if not outcome.findings:
-            outcome.findings.extend(software_findings(self._job, check.id))
         return outcome
 
     def _call(self, check: Check, judge: Judge, limits: Mapping[str, float]) -> _CheckYield:
@@ -174,6 +171,16 @@ class _CheckYield:
     unknowns: list[Unknown] = field(default_factory=list)
     crash: str | None = None
     abandoned: bool = False
+
+
+def _add_software_findings(job: Job, by_id: dict[str, list[Finding]]) -> None:
+    """Add findings of messages that no check has quoted, and drop library errors that another check explains."""
+    library_errors = by_id.pop(LIBRARY_ERROR, [])
+    quoted = quoted_places(finding for findings in by_id.values() for finding in findings)
+    library_errors[:] = [finding for finding in library_errors if not is_quoted(finding, quoted)]
+    for check_id, findings in by_id.items():
+        if not findings:
+            findings.extend(software_findings(job, check_id, quoted))
 
 
 def _collect(

@@ -34,7 +34,8 @@ class SoftwareComponent(msgspec.Struct, frozen=True):
     """A program or library, and how its lines look.
 
     ``cues``: the message follows one of these in a line. ``line``: such a line, with ``{message}`` and values.
-    ``is_raised``: the messages are those of exceptions. ``releases``: the oldest and the newest release that was read;
+    ``is_raised``: the messages are those of exceptions; ``is_chatty``: a cue is in most lines of a healthy log, so only
+    lines that look like errors are searched. ``releases``: the oldest and the newest release that was read;
     ``source``: where its source code, or else its documentation, is published.
     """
 
@@ -45,6 +46,7 @@ class SoftwareComponent(msgspec.Struct, frozen=True):
     releases: tuple[str, str]
     source: str
     is_raised: bool = False
+    is_chatty: bool = False
 
 
 class SoftwareMessage(msgspec.Struct, frozen=True):

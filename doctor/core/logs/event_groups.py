@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from doctor.core.facts import Event
 from doctor.core.finding import Finding, Severity, Source
 from doctor.core.job import Job
+from doctor.core.report_document import ReportFinding
 
 SYMPTOMS = ("RUN001", "RUN004", "RUN010", "RUN012", "RUN016", "RUN018", "RUN019", "NCCL013")
 """Symptoms that nearly every fault causes: ranks that fail, wait for others, or lose them, libraries that fail, and
@@ -104,6 +105,18 @@ def line_of(event: Event) -> str:
     """The line as evidence: its location, who logged it, and its text."""
     who = f" rank {event.rank}:" if event.rank is not None else f" {event.host}:" if event.host else ""
     return f"{event.file}:{event.line}:{who} {event.text}"
+
+
+def quoted_places(findings: Iterable[Finding | ReportFinding]) -> frozenset[tuple[str, int]]:
+    """The files and lines that findings quote or are located at."""
+    places = set()
+    for finding in findings:
+        if finding.source and finding.source.line:
+            places.add((finding.source.file, finding.source.line))
+        said = finding.evidence.get("said")
+        lines = said if isinstance(said, (list, tuple)) else ()
+        places.update(place for line in lines if (place := place_of_line(str(line))))
+    return frozenset(places)
 
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]{1,12}):(?: |$)")

@@ -1,26 +1,39 @@
-"""Findings of messages that are known from the source code of other software (:mod:`doctor.knowledge`)."""
+"""Findings of messages that are known from the source code of other software (:mod:`doctor.knowledge`).
+
+They are a second choice: a line that a check quotes is explained by that check.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from doctor.core.finding import Finding
 from doctor.core.job import Job
-from doctor.core.logs.event_groups import SYMPTOMS, event_groups, finding_from_logs
+from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, event_groups, finding_from_logs, quoted_places
 
 KIND = "software.check"
+LIBRARY_ERROR = "RUN018"
+"""The check of failures that no other check covers."""
 CONFIDENCE = 0.7
 """The message names what failed, but nothing was read from its values."""
+Place = tuple[str, int]
 
 
-def software_findings(job: Job, check_id: str) -> Iterator[Finding]:
-    """The findings of a check by such messages, one for each message of a component."""
+def software_findings(job: Job, check_id: str, quoted: Collection[Place]) -> Iterator[Finding]:
+    """The findings of a check by such messages, one for each message of a component, without lines that are quoted."""
     for group in event_groups(job, KIND, by=("about", "component", "message")):
-        if group.value("about") == check_id:
+        unquoted = tuple(event for event in group.events if (event.file, event.line) not in quoted)
+        if unquoted and group.value("about") == check_id:
             yield finding_from_logs(
-                group,
+                EventGroup(KIND, unquoted),
                 f"{group.value('component')} reported: {group.value('said')}",
                 evidence={"component": group.value("component")},
                 confidence=CONFIDENCE,
                 symptoms=check_id not in SYMPTOMS,
             )
+
+
+def is_quoted(finding: Finding, quoted: Collection[Place]) -> bool:
+    """Whether other findings quote all lines of a finding."""
+    places = quoted_places((finding,))
+    return bool(places) and places <= frozenset(quoted)

@@ -37,7 +37,7 @@ class PatternIndex(NamedTuple):
     The other fields hold numbers of cues. ``structure``: of tracebacks, tables and findings; ``alone``: those of them
     that are no part of an exception's name; ``types``: parts of exception names; ``bars``: of progress bars; ``marks``:
     only of marks; ``may_mark``: of marks and possibly others; ``software``: of lines of components whose messages are
-    known from their source code.
+    known from their source code; ``declared``: the kinds that declare the check which reports them.
     """
 
     cues: CueMatcher
@@ -49,6 +49,7 @@ class PatternIndex(NamedTuple):
     marks: frozenset[int]
     may_mark: frozenset[int]
     software: frozenset[int]
+    declared: frozenset[str]
 
     def hits(self, block: bytes, cues: CueMatcher) -> Iterator[tuple[int, int]]:
         """Yield the numbers and offsets of the cues in a block, ordered by their ends.
@@ -93,6 +94,7 @@ def index() -> PatternIndex:
         frozenset(number[text] for text in cue_budget.CUES if text not in others and text not in structure),
         frozenset(number[text] for text in cue_budget.CUES),
         frozenset(number[text] for text in software),
+        frozenset(message.kind for message in known_patterns() if message.check),
     )
 
 

@@ -190,7 +190,7 @@ class _LogScan:
     def _recognize_exceptions(self) -> None:
         """Store the known messages of exceptions whose text no pattern matched."""
         stored = list(self._store)
-        matched = {kept.line for kept in stored if kept.kind not in (EXCEPTION, WHAT)}
+        matched = {kept.line for kept in stored if kept.kind in self._index.declared}
         for kept in stored:
             if kept.kind in (EXCEPTION, WHAT) and kept.line not in matched:
                 found = software_messages.message_of_exception(kept.values.get("message", kept.text))
@@ -352,6 +352,8 @@ class _LogScan:
         messages = [message for cue in cues for message in self._index.messages[cue] if message.may_be(line)]
         marked = not self._budget.active.isdisjoint(cues)
         software = [self._cues.texts[cue] for cue in self._index.software.intersection(cues)]
+        if marked and not software:
+            software = [cue for cue in software_messages.chatty_components() if cue in line]
         if not structured and not messages and not marked and not software:
             return
         parsed = parse_line(line, self._calendar, self._style)
@@ -365,9 +367,9 @@ class _LogScan:
         if (messages or marked or software) and not _CODE.match(parsed.body):
             process = self._tables.process_of(parsed.origin)
             attributed = parsed if process is None else parsed._replace(origin=process)
-            kinds = self._match(dict.fromkeys(messages), attributed, line) or self._match_software(
-                software, attributed, line
-            )
+            kinds = self._match(dict.fromkeys(messages), attributed, line)
+            if software and not any(kind.endswith(HARMLESS) or kind in self._index.declared for kind in kinds):
+                kinds += self._match_software(software, attributed, line)
             is_harmless = any(kind.endswith(HARMLESS) for kind in kinds)
             is_mark = marked and not is_harmless and self._marks.read(attributed, line, self._number)
             self._budget.charge(cues, is_mark=is_mark)

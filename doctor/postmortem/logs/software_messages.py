@@ -55,18 +55,29 @@ class RecognizedMessage(NamedTuple):
 @functools.cache
 def line_components() -> dict[str, tuple[SoftwareComponent, ...]]:
     """The components whose messages follow a cue in a line, by this cue."""
+    return _by_cue(is_chatty=False)
+
+
+@functools.cache
+def chatty_components() -> dict[str, tuple[SoftwareComponent, ...]]:
+    """Those whose cues are in most lines of a healthy log."""
+    return _by_cue(is_chatty=True)
+
+
+def _by_cue(*, is_chatty: bool) -> dict[str, tuple[SoftwareComponent, ...]]:
     found: dict[str, tuple[SoftwareComponent, ...]] = {}
     for component in components():
-        for cue in component.cues:
+        for cue in component.cues if component.is_chatty == is_chatty else ():
             found[cue] = (*found.get(cue, ()), component)
     return found
 
 
 def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
     """Return the message that follows one of these cues in a line."""
+    by_cue = {**chatty_components(), **line_components()}
     for cue in cues:
         _, found, rest = line.partition(cue)
-        for component in line_components()[cue] if found else ():
+        for component in by_cue[cue] if found else ():
             if message := _index(component.file).find(rest[:LONGEST_SEARCHED]):
                 return RecognizedMessage(component, message, rest.strip()[:LONGEST_SAID])
     return None
