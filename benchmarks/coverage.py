@@ -40,7 +40,7 @@ from doctor.postmortem.logs.scanner import read_lines  # noqa: E402
 
 MESSAGES = ROOT / "doctor" / "knowledge" / "messages"
 WORDS = ("eth0", "gpu-node-3", "10.1.2.3<45021>", "Connection refused", "mlx5_0", "train.py", "ncclSystemError")
-GOALS = {"NCCL": 0.95, "torch.distributed": 0.95, "SLURM": 0.95, "Open MPI": 0.95}
+GOALS = {"NCCL": 0.95, "torch.distributed": 0.95, "torch.distributed.elastic": 0.95, "SLURM": 0.95, "Open MPI": 0.95}
 USUAL_GOAL = 0.8
 
 

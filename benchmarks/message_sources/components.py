@@ -196,4 +196,45 @@ COMPONENTS = (
         read=exceptions(torch_calls.raised),
         is_raised=True,
     ),
+    SourceComponent(
+        name="torch.distributed.elastic",
+        file="elastic",
+        checkout="torch",
+        source="https://github.com/pytorch/pytorch",
+        paths=r"torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py).*",
+        tags=PYTORCH_RELEASES,
+        cues=("torch/distributed/elastic/", "torch/distributed/launcher/", "torch/distributed/run.py:")
+        + ("torch.distributed.elastic.", "torch.distributed.launcher.", "torch.distributed.run:"),
+        line="E1123 10:00:00.123000 41 torch/distributed/elastic/multiprocessing/api.py:882] {message}",
+        read=beginnings(torch_calls.logged),
+    ),
+    SourceComponent(
+        name="torch.distributed.elastic",
+        file="elastic_exceptions",
+        checkout="torch",
+        source="https://github.com/pytorch/pytorch",
+        paths=r"torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py).*",
+        tags=PYTORCH_RELEASES,
+        cues=(),
+        line=TRACEBACK + "torch.distributed.elastic.rendezvous.api.RendezvousError: {message}",
+        read=exceptions(torch_calls.raised),
+        is_raised=True,
+    ),
+    SourceComponent(
+        name="PyTorch",
+        file="pytorch_exceptions",
+        checkout="torch",
+        source="https://github.com/pytorch/pytorch",
+        paths=r"(?:torch/csrc/cuda|c10/cuda|aten/src/ATen/cuda)/(?!test/|detail/).*\.(?:cpp|h)$|"
+        r"torch/distributed/(?:fsdp|checkpoint|_composable|tensor|_tensor|_shard|pipelining|optim)/"
+        r"(?!.*(?:examples|_ops|debug|_experimental)/).*\.py$|"
+        r"torch/(?:utils/data|multiprocessing|_inductor/compile_worker)/(?!.*typing).*\.py$|"
+        r"torch/(?:_inductor/async_compile|serialization|utils/checkpoint|storage|amp/grad_scaler|optim/optimizer)\.py$|"
+        r"torch/cuda/(?:__init__|_utils|amp/grad_scaler|graphs|memory|nccl|streams)\.py$|torch/nn/parallel/.*\.py$",
+        tags=PYTORCH_RELEASES,
+        cues=(),
+        line=TRACEBACK + "RuntimeError: {message}",
+        read=exceptions(torch_calls.raised),
+        is_raised=True,
+    ),
 )
