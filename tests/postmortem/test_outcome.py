@@ -31,7 +31,6 @@ UNKNOWN = {
     "a store": "[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0/1",
     "an old store": "RuntimeError: Socket Timeout",
     "an end, and an error after it": "Training finished.\n[rank0]: ERROR: saving failed",
-    "an end, and a full disk after it": "Training finished.\ncp: error writing '/ckpt/out.pt': No space left on device",
     "an end of one epoch": "\n".join(f"{n}0%|##| {n}/10 [00:01<00:00, 9it/s]" for n in (1, 10, 1, 10)),
 }
 FAILED = {
@@ -46,7 +45,7 @@ FAILED = {
     "C++": "terminate called after throwing an instance of 'std::runtime_error'\n  what():  bad",
     "C": "python: ../src/pool.c:12: take: Assertion `count > 0' failed.",
     "an exception alone": "Epoch 0, step 3\nException: no more data",
-    "an error in capitals": "OSError: [Errno 122] Disk quota exceeded",
+    "an error in capitals": "OSError: [Errno 7] Argument list too long",
     "a class called Findings": f"{FRAME}mypkg.Findings: bad thing",
     "a dotted class": f"{FRAME}mypkg.errors.DataNotFound: bad thing",
     "a class without a message": f"{FRAME}StopTraining",
@@ -118,6 +117,18 @@ def test_an_end_that_is_announced_or_denied_is_none(tmp_path, line):
 def test_how_a_process_ended_is_a_failure(tmp_path, name):
     report = report_of(tmp_path, FAILED[name])
     assert (report["primary"], report["exit_code"]) == ("RUN004", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Training finished.\ncp: error writing '/ckpt/out.pt': No space left on device",
+        "[Errno 122] Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_is_a_failure_of_storage(tmp_path, text):
+    report = report_of(tmp_path, text)
+    assert (report["primary"], report["exit_code"]) == ("HOST004", 1)
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from doctor.analysis.storage_speed import shared_paths, slow_storage
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import Directory, Failure, ProgressFacts, StorageFacts, TrainerFacts, TrainingFacts
-from doctor.testing import Fails, JobBuilder, Passes, healthy, running
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
+from doctor_checks.host._storage_messages import storage_messages
 from doctor_checks.host._storage_trials import ROLES, WRITE_ERRORS, storage_findings
 
 WHOLE = ("ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
@@ -60,8 +61,9 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
     id="HOST004",
     severity=Severity.ERROR,
     scope=Scope.HOST,
-    when="PR",
+    when="PRM",
     needs=(StorageFacts,),
+    from_logs=storage_messages,
     cases=lambda: (
         Passes("a shared directory with room", _with(_folder())),
         Passes("no directory is named", healthy(hosts=2)),
@@ -154,6 +156,25 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
         Passes(
             "a hook of the user's that makes a directory twice",
             _failed("FileExistsError", "[Errno 17] File exists: 'plots'", "checkpoint"),
+        ),
+        Passes(
+            "shared memory that is full is another matter",
+            logged("OSError: [Errno 28] No space left on device: '/dev/shm/torch_12'"),
+            silent=False,
+        ),
+        Fails(
+            "the log of a checkpoint that could not be written",
+            logged(
+                "[rank0]: OSError: [Errno 122] Disk quota exceeded",
+                "[rank0]: During handling of the above exception, another exception occurred:",
+                "[rank0]: RuntimeError: [enforce fail at inline_container.cc:820] . PytorchStreamWriter failed writing "
+                "file data/7: file write failed",
+            ),
+            ranks=(0,),
+        ),
+        Fails(
+            "the log of a checkpoint that ends early",
+            logged("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"),
         ),
         Fails(
             "shards in a directory of each host",

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.logs.root_event import LaterEvents
 from doctor.analysis.stats.rank_roles import uses_lightning
-from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, ranks_in_words
-from doctor.facts import NonFinite, ReplicaFacts
-from doctor.testing import Fails, JobBuilder, Passes, running
+from doctor.api import (
+    EventGroup,
+    Finding,
+    Job,
+    Rank,
+    Severity,
+    Skip,
+    Verdict,
+    check,
+    event_groups,
+    finding_from_logs,
+    ranks_in_words,
+)
+from doctor.facts import Event, NonFinite, ReplicaFacts
+from doctor.testing import Fails, JobBuilder, Passes, logged, running
 
 
 def _first(step: int, what: str = "loss", name: str = "") -> ReplicaFacts:
@@ -20,11 +33,53 @@ def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> JobBuilder
     return running(2, 2).put(others).put(_first(step), ranks=ranks)
 
 
+def _from_logs(job: Job) -> Iterator[Finding]:
+    ended = list(event_groups(job, "loss.fatal"))
+    for group in ended:
+        survived = job.evidence is not None and LaterEvents(job.evidence).outlived(group.events[-1])
+        yield finding_from_logs(
+            group,
+            _claim(group),
+            severity=Severity.WARNING if survived else None,
+            confidence=0.9,
+            symptoms=not survived,
+        )
+    smallest = tuple(event for event in _overflows(job) if float(_scale(event)) < 1)
+    if smallest and not ended:
+        yield finding_from_logs(
+            EventGroup("loss.overflow", smallest),
+            f"the loss scale fell to {_scale(smallest[-1])}: gradients overflow at every scale",
+            severity=Severity.WARNING,
+            confidence=0.7,
+            symptoms=False,
+        )
+
+
+def _overflows(job: Job) -> tuple[Event, ...]:
+    return job.evidence.of("loss.overflow") if job.evidence else ()
+
+
+def _scale(event: Event) -> str:
+    return event.value("scale") or event.value("scale2") or "1"
+
+
+def _claim(group: EventGroup) -> str:
+    if group.value("scale"):
+        return "the loss scale of float16 reached its minimum: gradients overflow at every scale"
+    if function := group.value("function"):
+        return f"the backward pass of {function} returned NaN"
+    value = next(filter(None, (group.value(f"value{n}") for n in ("", *range(2, 11)))), "not finite").strip("`")
+    what = next(filter(None, (group.value(f"what{n}") for n in ("", *range(2, 8)))), "loss")
+    subject = "a value" if what == "FloatingPointError" else f"the {what.lower()}"
+    return f"{subject} is {value}, and the program ended for it"
+
+
 @check(
     id="RUN008",
     severity=Severity.ERROR,
-    when="R",
+    when="RM",
     needs=(ReplicaFacts,),
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("all losses are numbers", running(2, 2)),
         Passes(
@@ -46,6 +101,23 @@ def _spoilt(*ranks: int, step: int = 120, then: int | None = None) -> JobBuilder
             ranks=(1,),
         ),
         Fails("all ranks at once", _spoilt(0, 1, 2, 3), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Passes(
+            "a scaler that finds its scale",
+            logged("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768"),
+        ),
+        Fails(
+            "DeepSpeed ends at the smallest scale",
+            logged(
+                "[rank1]: Exception: Current loss scale already at minimum - cannot decrease scale anymore. "
+                "Exiting run."
+            ),
+            ranks=(1,),
+        ),
+        Fails(
+            "the scale of Apex falls below 1",
+            logged("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 0.0078125"),
+            severity=Severity.WARNING,
+        ),
     ),
 )
 def non_finite_on_rank(job: Job) -> Iterator[Verdict]:

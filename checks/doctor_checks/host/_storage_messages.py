@@ -1,0 +1,76 @@
+"""What logs say of files and directories that could not be written or read."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from doctor.analysis.logs.root_event import LaterEvents
+from doctor.api import EventGroup, Finding, Job, Severity, event_groups, finding_from_logs, is_logged
+from doctor_checks.host._storage_trials import WRITE_ERRORS
+
+_READ_ERRORS = {
+    "Stale NFS file handle": "does not answer",
+    "Input/output error": "returns errors of its disk or server",
+    "Remote I/O error": "returns errors of its disk or server",
+    "Transport endpoint is not connected": "is not mounted any more",
+    "Cannot send after transport endpoint shutdown": "was disconnected by its server (Lustre eviction)",
+    "Not enough disk space": "is full",
+}
+"""Messages of the C library that tell of a file system, beside :data:`WRITE_ERRORS`."""
+
+_KINDS = ("storage.refused", "storage.unwritten", "storage.damaged", "storage.missing")
+
+
+def storage_messages(job: Job) -> Iterator[Finding]:
+    """Findings for files and directories that the ranks could not write or read.
+
+    The error of the file system is reported alone if it is known, and what a library made of it otherwise."""
+    if job.evidence is None:
+        return
+    aftermath = LaterEvents(job.evidence)
+    for kind in _KINDS[1:] if not is_logged(job, _KINDS[0]) else _KINDS[:1]:
+        for group in event_groups(job, kind):
+            survived = aftermath.outlived(group.events[-1])
+            path = _first(group, "path", 7)
+            yield finding_from_logs(
+                group,
+                _claim(group, path),
+                evidence={"path": path} if path else None,
+                fix=_fix(kind, path),
+                severity=Severity.WARNING if survived else None,
+                confidence=_confidence(group, path),
+                symptoms=not survived,
+            )
+
+
+def _claim(group: EventGroup, path: str | None) -> str:
+    named = path or "a directory"
+    if group.kind == "storage.refused":
+        error = _first(group, "error", 7) or ""
+        meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "can't be used")
+        return f"{named} {meaning}: {error}"
+    if group.kind == "storage.missing":
+        return f"a checkpoint is missing: {named}"
+    what = (_first(group, "what", 10) or "").rstrip(".")
+    if group.kind == "storage.damaged":
+        return f"a file is incomplete or damaged: {what}"
+    return f"a checkpoint could not be written: {what or f'{named} does not exist'}"
+
+
+def _fix(kind: str, path: str | None) -> str:
+    folder = shlex.quote(path) if path else "."
+    if kind == "storage.damaged":
+        return "Resume from an older checkpoint. Write to a temporary name and rename it when it is complete."
+    if kind == "storage.missing":
+        return f"`ls -l {folder}` on every host: all of them need the same file under the same path."
+    return f"`df -h {folder}; df -i {folder}; quota -s; findmnt -T {folder}` on the host of the rank."
+
+
+def _confidence(group: EventGroup, path: str | None) -> float:
+    # A terminal that is gone answers with EIO, too.
+    return 0.5 if not path and "Input/output error" in group.first.text else 0.9
+
+
+def _first(group: EventGroup, name: str, most: int) -> str | None:
+    return group.value(name, *(f"{name}{number}" for number in range(2, most + 1)))
