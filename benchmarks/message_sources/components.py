@@ -203,8 +203,14 @@ COMPONENTS = (
         source="https://github.com/pytorch/pytorch",
         paths=r"torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py).*",
         tags=PYTORCH_RELEASES,
-        cues=("torch/distributed/elastic/", "torch/distributed/launcher/", "torch/distributed/run.py:")
-        + ("torch.distributed.elastic.", "torch.distributed.launcher.", "torch.distributed.run:"),
+        cues=(
+            "torch/distributed/elastic/",
+            "torch/distributed/launcher/",
+            "torch/distributed/run.py:",
+            "torch.distributed.elastic.",
+            "torch.distributed.launcher.",
+            "torch.distributed.run:",
+        ),
         line="E1123 10:00:00.123000 41 torch/distributed/elastic/multiprocessing/api.py:882] {message}",
         read=beginnings(torch_calls.logged),
     ),
