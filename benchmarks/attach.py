@@ -3,6 +3,7 @@
     python benchmarks/attach.py                  prints the table
     python benchmarks/attach.py sleeps killed    only scenes whose title begins with one of these words
     python benchmarks/attach.py --write          keeps the figures in attach_results.json, too
+    python benchmarks/attach.py killed --merge   keeps the figures of these scenes beside those of the others
     python benchmarks/attach.py --check          plays nothing: are the kept figures of these scenes, and good?
 
 Every play starts a job over Gloo on this machine without the doctor in it, and reads it once from outside. Right: the
@@ -53,14 +54,16 @@ PACE = 0.01
 """Seconds that each of their steps takes longer while the doctor is attached."""
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One scene, or a way to attach to a training run that is repeated. ``finding``: what is right."""
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One scene, or a way to attach to a training run that is repeated. ``finding``: what is right; ``commit``: that it
+    was played at, if that is not the one of all results."""
 
     title: str
     finding: str
     is_alarm: bool
     played: int
     right: int
+    commit: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -171,6 +174,19 @@ def complaints_about(kept: AttachResults) -> list[str]:
     return wrong + ([f"{healthy} attaches to healthy jobs"] if healthy < LEAST_HEALTHY else [])
 
 
+def kept_results() -> AttachResults:
+    """Read the figures that are kept."""
+    return msgspec.json.decode(FILE.read_bytes(), type=AttachResults)
+
+
+def merged(kept: AttachResults, found: AttachResults) -> AttachResults:
+    """Replace the rows of the scenes that were played, or add them, in the order of the scenes."""
+    rows = {row.title: row for row in kept.rows}
+    rows |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.rows}
+    titles = (scene.title for scene in (*HANGS, *HEALTHY))
+    return msgspec.structs.replace(kept, rows=tuple(rows[title] for title in titles if title in rows))
+
+
 def machine() -> str:
     """The kind of this machine."""
     names = (
@@ -189,17 +205,19 @@ def main() -> int:
     parser.add_argument("--healthy", type=int, default=4, help="Plays of each other scene and training run.")
     parser.add_argument("--jobs", type=int, default=1, help="Plays at a time.")
     parser.add_argument("--write", action="store_true", help=f"Keep the figures in {FILE.name}.")
+    parser.add_argument("--merge", action="store_true", help=f"Replace the figures of these scenes in {FILE.name}.")
     parser.add_argument("--check", action="store_true", help="Check the figures that are kept, and play nothing.")
     options = parser.parse_args()
     if options.check:
-        wrong = complaints_about(msgspec.json.decode(FILE.read_bytes(), type=AttachResults))
+        wrong = complaints_about(kept_results())
         print(*wrong, sep="\n")
         return int(bool(wrong))
     begun = time.monotonic()
     results = played(options.words, options.times, options.healthy, options.jobs)
     print(table(results), f"{summary(results)}; {time.monotonic() - begun:.0f} s", *results.skipped, sep="\n\n")
-    if options.write:
-        FILE.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    if options.write or options.merge:
+        results_to_keep = merged(kept_results(), results) if options.merge else results
+        FILE.write_bytes(msgspec.json.format(msgspec.json.encode(results_to_keep), indent=1) + b"\n")
     return int(not results.is_good)
 
 

@@ -125,13 +125,23 @@ def load_row():
 
 
 def train_unevenly():
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    model = sharded() if SCENE.startswith("fsdp") else torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
     loader = DataLoader(Rows(), sampler=range(20 if is_last() else 30))
     for step, batch in enumerate(loader):
         if step == 18:
             arrived()
         model(batch).sum().backward()
     dist.barrier()
+
+
+def train_evenly():
+    model = sharded()
+    for epoch in itertools.count():
+        for batch in DataLoader(Rows(), sampler=range(30)):
+            model(batch).sum().backward()
+        dist.barrier()
+        if epoch == 0:
+            arrived()
 
 
 def train():
@@ -247,6 +257,35 @@ def leaves():
     if is_last():
         threading.Thread(target=time.sleep, args=(3600,)).start()
         sys.exit()
+
+
+def stops_at_a_breakpoint():
+    """Its standard input has no line and does not end."""
+    if is_last():
+        reader, _ = os.pipe()
+        sys.stdin = os.fdopen(reader)
+        breakpoint()
+        dist.barrier()
+
+
+def passes_breakpoints():
+    if is_last():
+        lines = subprocess.Popen(["yes", "continue"], stdout=subprocess.PIPE, text=True)
+        sys.stdin = lines.stdout
+    with Path(os.devnull).open("w") as sys.stdout:
+        while True:
+            if is_last():
+                breakpoint()
+            dist.all_reduce(torch.ones(8))
+
+
+def differs():
+    """Which one a rank calls depends on what it has read, not on its number."""
+    values = [float(number) for number in range(3 if is_last() else 2)]
+    if len(values) > 2:
+        dist.broadcast(torch.ones(8), 0)
+    else:
+        dist.all_reduce(torch.ones(8))
 
 
 def crosses():
@@ -391,7 +430,12 @@ def saves():
     dist.barrier()
 
 
-TRAININGS = {"ddp-uneven": train_unevenly, "repeats": train_repeatably}
+TRAININGS = {
+    "ddp-uneven": train_unevenly,
+    "fsdp-uneven": train_unevenly,
+    "fsdp-even": train_evenly,
+    "repeats": train_repeatably,
+}
 ACTIONS = {
     "sleeps": sleeps,
     "ddp-sleeps": sleeps,
@@ -403,6 +447,9 @@ ACTIONS = {
     "holds-the-interpreter": holds_the_interpreter,
     "is-stopped": is_stopped,
     "leaves": leaves,
+    "stops-at-a-breakpoint": stops_at_a_breakpoint,
+    "passes-breakpoints": passes_breakpoints,
+    "differs": differs,
     "crosses": crosses,
     "killed": is_killed,
     "pool-loses-a-child": pool_loses_a_child,
