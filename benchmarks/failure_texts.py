@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -147,9 +146,7 @@ def score(text: Text, answer: Answer) -> Score:
 
 
 def _blame(text: Text, answer: Answer) -> Literal["right", "wrong", "none"] | None:
-    expected, named = (
-        ({text.rank}, {*answer.ranks}) if text.rank is not None else ({text.host}, {*answer.hosts})  # type: ignore[var-annotated]
-    )
+    expected, named = ({text.rank}, {*answer.ranks}) if text.rank is not None else ({text.host}, {*answer.hosts})
     if expected == {None}:
         return None
     return "none" if not named else "right" if named == expected else "wrong"
@@ -281,4 +278,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

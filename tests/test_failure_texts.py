@@ -5,9 +5,19 @@ from itertools import chain
 
 import pytest
 
-from benchmarks.failure_texts import HALVES, Answer, Text, answer_of, calibration_error, diagnose, read_texts
-from benchmarks.failure_texts import reliability, score, summary
-from doctor.session import load_checks
+from benchmarks.failure_texts import (
+    HALVES,
+    Answer,
+    Text,
+    answer_of,
+    calibration_error,
+    diagnose,
+    read_texts,
+    reliability,
+    score,
+    summary,
+)
+from doctor.core.check_registry import load_registry
 
 TEXT = Text("https://example.org/1", "gpu-oom", "…", ("MEM011",), ("MEM006", "RUN004"), rank=3)
 HEALTHY = Text("https://example.org/2", "healthy", "…", healthy=True)
@@ -84,6 +94,6 @@ def test_expected_ids_exist_and_threads_are_used_once() -> None:
     texts = list(chain.from_iterable(read_texts(half) for half in HALVES))
     assert len({text.address for text in texts}) == len(texts)
     wanted = {*chain.from_iterable((*text.expected, *text.also) for text in texts)}
-    known = {one.id for one in load_checks()}
+    known = {*load_registry(plugins=False).ids()}
     reserved = {"RUN018", "RUN019", "RUN020", "GPU025", "GPU026", "GPU027", "NCCL015"}
     assert wanted <= known | reserved
