@@ -3,10 +3,11 @@
     python benchmarks/cause_counts.py [PATH ...]     print the counts
     python benchmarks/cause_counts.py [PATH ...] --write     replace doctor/knowledge/causes/case_counts.json
 
-Cases: those in tests/data/reported_failures.jsonl, and those of each PATH, a folder of NNN.json, a file of one case a
-line, or a JSON list. A case counts once for each symptom that its text or title shows, by log events or by the words of
-:data:`WORDS`. Its cause is the first one that reports an id that is accepted as right (``accepted_ids``, or
-``expected``). Never count cases that measure the candidates.
+Cases: those in tests/data/reported_failures.jsonl, in the half of the failure texts that rules may be made from, and
+those of each PATH, a folder of NNN.json, a file of one case a line, or a JSON list. A case counts once for each symptom
+that its text or title shows, by log events or by the words of :data:`WORDS`. Its cause is the first one that reports an
+id that is accepted as right (``accepted_ids``; or ``expected``, then ``also``). Cases of unknown cause do not count.
+Never give cases that measure the candidates.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from doctor.postmortem.run_reader import read_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTED = ROOT / "tests" / "data" / "reported_failures.jsonl"
+RULES = ROOT / "benchmarks" / "failure_texts" / "rules.json"
 COUNTS = ROOT / "doctor" / "knowledge" / "causes" / "case_counts.json"
 WORDS = {
     "collective-timeout": re.compile(r"\bhang|\bstuck\b|\bfreez|deadlock|collective operation timeout", re.IGNORECASE),
@@ -53,7 +55,9 @@ def read_cases(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def cause_of(case: Mapping[str, Any]) -> str | None:
     """The name of the cause of a case, or ``None``."""
-    for accepted in case.get("accepted_ids") or case.get("expected") or ():
+    if case.get("healthy") or case.get("cause", "").startswith("unknown"):
+        return None
+    for accepted in case.get("accepted_ids") or (*case.get("expected", ()), *case.get("also", ())):
         names = [one.name for one in known_causes().values() if accepted in one.checks]
         if "native-crash" in names:
             return "native-crash" if _CRASH.search(_text(case)) else "other-rank-failed"
@@ -103,7 +107,7 @@ _BROAD = next(one for one in known_symptoms() if not one.kinds)
 
 def main(arguments: Sequence[str]) -> int:
     """Print the counts, or write them."""
-    paths = [REPORTED, *(Path(one) for one in arguments if not one.startswith("-"))]
+    paths = [REPORTED, RULES, *(Path(one) for one in arguments if not one.startswith("-"))]
     counts = count(case for path in paths for case in read_cases(path))
     text = json.dumps(counts, indent=2) + "\n"
     if "--write" in arguments:

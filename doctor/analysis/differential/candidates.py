@@ -22,7 +22,7 @@ CERTAIN = 0.6
 """Confidence from which a finding that is not a symptom carries the verdict."""
 SMOOTHING = 1.0
 """Cases added to each cause that can produce a symptom, so that none is impossible."""
-OTHER = 0.35
+OTHER = 0.2
 """Prior of all causes that are not listed, against those that are."""
 REPORTED = 10.0
 """Factor of a cause that a finding of full confidence reports."""
