@@ -51,7 +51,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         "that no tensor used",
         evidence=numbers_of(found[0]),
         severity=Severity.ERROR,
-        confidence=0.85,
+        confidence=0.75,
         explains=("MEM011",),
     )
 

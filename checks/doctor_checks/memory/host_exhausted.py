@@ -159,7 +159,7 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
         "State,MaxRSS,ReqMem`. If so, ask for more memory (`--mem`), use fewer data workers, and hold the data once a "
         "host.",
         evidence={"memory_used_percent": used} if used is not None else None,
-        confidence=0.8 if used is not None and used >= 90 else 0.5,
+        confidence=0.8 if used is not None and used >= 90 else 0.7,
         explains=("DATA012",),
     )
 

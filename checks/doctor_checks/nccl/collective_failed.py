@@ -83,7 +83,7 @@ def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
         f"NCCL failed ({result}), and nothing in the evidence says why: {meaning}",
         ranks=(),
         evidence={"result": result, "may_mean": meaning},
-        confidence=0.35,
+        confidence=0.45,
         fix="Run again with `export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH "
         "NCCL_DEBUG_FILE=nccl.%h.%p.log` on all ranks and give the files to `doctor diagnose`: the first WARN line "
         f"of the first rank that has one names the call that failed. For a hang or a time-out, also {buffer} and "

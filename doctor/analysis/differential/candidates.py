@@ -18,7 +18,7 @@ MOST_REASONS = 3
 """Observations that are named for a candidate, and as many against it."""
 LEAST = 0.02
 """Confidence below which a cause is not a candidate."""
-CERTAIN = 0.6
+CERTAIN = 0.7
 """Confidence from which a finding that is not a symptom carries the verdict."""
 SMOOTHING = 1.0
 """Cases added to each cause that can produce a symptom, so that none is impossible."""

@@ -111,7 +111,7 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
     target = group.value("remote", "host") or group.value("host2", "host3")
     error, earlier = group.value("err") or "", failed_before(job, group.first)
     silent = any(word in error for word in _SILENT)
-    confidence = 0.85 if silent and target else 0.6 if silent else 0.5
+    confidence = 0.85 if silent and target else 0.7 if silent else 0.6
     return finding_from_logs(
         group,
         f"no connection to {target or 'a peer'}: {error}",

@@ -127,7 +127,7 @@ def _unanswered(job: Job) -> Iterator[Finding]:
                 group,
                 "the first RDMA transfer gets no answer (work completion status 12): with RoCE, mostly the wrong GID",
                 evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
-                confidence=0.65,
+                confidence=0.75,
             )
 
 

@@ -120,7 +120,7 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
         EventGroup(events[0].kind, events),
         f"{who} was {message}, and its own log says no more",
         fix=_fix_of_message(Failure(_CRASHES[signal], message)),
-        confidence=0.5,
+        confidence=0.65,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
     )

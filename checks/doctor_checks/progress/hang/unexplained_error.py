@@ -66,7 +66,7 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
         evidence={"component": name},
         fix=f"Look the first error up in the documentation and the issues of {name or 'the program that logged it'}. "
         f"Collect the complete logs of all ranks.{collect}",
-        confidence=0.4,
+        confidence=0.3,
         symptoms=False,
     )
 
