@@ -27,6 +27,12 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
     return sketch.gpu(0, processes=(GpuProcess(10_000, 400 << 20),)) if holds_gpu else sketch
 
 
+_FIX_OF_HINTS = (
+    "Look where the line comes from. A data worker: DataLoader(..., multiprocessing_context='spawn'), or no CUDA in "
+    "the dataset. The rank itself: run `nvidia-smi` and `sudo dmesg -T | grep -iE 'xid|nvrm'` on its host."
+)
+
+
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "cuda.forked"):
         only_hints = all(event.value("weak") for event in group.events)
@@ -38,7 +44,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 if only_hints
                 else " that was forked from one that already uses it"
             ),
-            confidence=0.5 if only_hints else 0.95,
+            confidence=0.4 if only_hints else 0.95,
+            fix=_FIX_OF_HINTS if only_hints else "",
             explains=("DATA012",),
         )
 

@@ -52,7 +52,9 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
         fallen_back = not networks.isdisjoint(("Socket", "IB"))
         yield finding_from_logs(
             group,
-            f"the plug-in for EFA and libfabric can't be used: {group.value('what')}",
+            f"NCCL's network plugin can't be used: {group.value('what2')}"
+            if group.value("what2")
+            else f"the plug-in for EFA and libfabric can't be used: {group.value('what')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
             fix="`fi_info -p efa` must list devices on the host and inside the container "

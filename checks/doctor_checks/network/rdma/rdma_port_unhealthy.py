@@ -12,6 +12,7 @@ from doctor.analysis.stats.baseline import BaselineDifference
 from doctor.api import (
     BaselineDeviation,
     BaselineValue,
+    EventGroup,
     Finding,
     Host,
     Job,
@@ -81,6 +82,17 @@ class _ObservedRdmaPort(NamedTuple):
         return f"{self.device.name}:{self.port.number} on {self.host.name}"
 
 
+_STATUS = {
+    "1": "a local length error: two ranks disagree on the size of a message",
+    "2": "a local error of the queue pair",
+    "4": "a local protection error: the memory of the transfer is not registered with the network card",
+    "9": "the peer refused the request as invalid",
+    "10": "the peer refused access to its memory",
+    "11": "the peer could not complete the request",
+    "13": "the peer did not post a receive buffer in time",
+}
+"""ibv_wc_status (libibverbs/verbs.h) of transfers that failed by themselves."""
+
 _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", "P_Key", "pkey change", "port active")
 """Events of a port by which the subnet manager does its work."""
 
@@ -114,17 +126,31 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 fix="Look for the first NET/IB warning of all hosts, and for a process that ended earlier; then "
                 "`ibstat` and `dmesg -T | grep mlx5` on both hosts.",
             )
+        yield from _of_requests(group, states)
+
+
+def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
+    for status in sorted(states.intersection(_STATUS)):
+        yield finding_from_logs(
+            group,
+            f"an RDMA transfer failed with {_STATUS[status]} (work completion status {status})",
+            evidence={"peers": group.values("peer"), "status": status},
+            severity=Severity.ERROR,
+            confidence=0.6,
+            fix="Run once with `NCCL_NET_GDR_LEVEL=LOC` (no GPUDirect RDMA): if that works, look at `lsmod | grep "
+            "nvidia_peermem`, the IOMMU (`iommu=pt`) and PCI access control. Look on the peer for an earlier error.",
+        )
 
 
 def _by_port(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.ib_async", by=("dev", "port", "e1", "e2", "e3")):
         event = group.value("e1", "e2", "e3") or ""
         if not any(word in event for word in _HARMLESS):
-            device = f"{group.value('dev')}:{group.value('port')}"
+            device = f"{group.value('dev')}:{group.value('port')}" if group.value("dev") else None
             yield finding_from_logs(
                 group,
-                f"RDMA port {device} reports: {event}",
-                evidence={"port": device, "event": event},
+                f"RDMA port {device} reports: {event}" if device else f"an RDMA port reports: {event}",
+                evidence={**({"port": device} if device else {}), "event": event},
                 severity=Severity.ERROR,
                 confidence=0.85,
                 explains=("NET021",),

@@ -88,6 +88,16 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             ranks=(),
             confidence=0.95,
         )
+    for group in event_groups(job, "torch.dcp_mismatch", by=("was", "now")):
+        if group.value("was"):
+            yield finding_from_logs(
+                group,
+                f"{group.value('key2')} has the size {group.value('was')} in the checkpoint and {group.value('now')} "
+                "in this job: another model, or another sharding",
+                ranks=(),
+                evidence={"written": group.value("was"), "wanted": group.value("now")},
+                confidence=0.7,
+            )
     for group in event_groups(job, *_SIZES):
         of_shards = tuple(one for one in group.events if _is_of_shard(one))
         if of_shards:
@@ -103,7 +113,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
     yield from _steps(job)
 
 
-_SIZES = ("torch.state_mismatch", "torch.dcp_mismatch", "run.resume_sizes")
+_SIZES = ("torch.state_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: another model, or another sharding."""
 _OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
 _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")

@@ -1,0 +1,76 @@
+"""NCCL015: a collective library other than NCCL reported an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
+from doctor.testing import Fails, Passes, logged
+
+CODES = {
+    "EI0002": ("a rank did not reach a collective within HCCL_EXEC_TIMEOUT", True),
+    "EI0004": ("the rank table is not valid, or does not fit the devices", False),
+    "EI0005": ("ranks called a collective with different arguments", False),
+    "EI0006": ("a rank did not connect within HCCL_CONNECT_TIMEOUT", True),
+    "EI0013": ("a RoCE transfer was not acknowledged: a link failed, or the peer's process ended", True),
+    "EJ0001": ("processes of another run still use the devices, or the run was started twice", False),
+    "EJ0003": ("a port of HCCL is in use: processes of another run are left", False),
+}
+"""Error codes of HCCL (CANN's HCCL user guide): what they mean, and whether a peer may be the cause."""
+
+
+@check(
+    id="NCCL015",
+    severity=Severity.ERROR,
+    scope=Scope.JOB,
+    when="M",
+    cases=lambda: (
+        Passes("a hint of oneCCL", logged("2026:01:02-03:04:05:( 4242) |CCL_WARN| value of CCL_ATL_TRANSPORT changed")),
+        Fails(
+            "oneCCL's transport",
+            logged(
+                "[rank1]: 2026:01:02-03:04:05:( 4242) |CCL_ERROR| atl_ofi.cpp:512 ep_poll: fi_cq_readerr: err: 5, "
+                "prov_err: Input/output error"
+            ),
+            ranks=(1,),
+        ),
+        Fails(
+            "HCCL waits for a rank",
+            logged(
+                "[rank0]: EI0006: [PID: 7] 2025-07-01-00:40:04.135.732 Getting socket times out. Reason: Remote Rank "
+                "did not send the data in time."
+            ),
+        ),
+    ),
+)
+def vendor_collective_error(job: Job) -> Iterator[Verdict]:
+    """Ask whether oneCCL, HCCL or another vendor's collective library reported an error.
+
+    Why it hurts: the collective does not complete; the ranks that wait for it end with a timeout.
+    Fix: read the first error of the first rank that has one. oneCCL: `CCL_LOG_LEVEL=info`, `FI_LOG_LEVEL=warn`. HCCL:
+    the code of the message (EI0006 and others) is explained in CANN's HCCL user guide; collect the plog folders of all
+    hosts.
+    """
+    groups = list(event_groups(job, "collective.vendor", by=("code",)))
+    # A code says more than the lines without one that follow it.
+    for group in [group for group in groups if group.value("code") in CODES] or groups[:1]:
+        meaning, of_peer = CODES.get(group.value("code") or "", ("", False))
+        yield finding_from_logs(
+            group,
+            _claim(group, meaning),
+            ranks=() if of_peer else None,
+            evidence={"code": group.value("code")} if group.value("code") else None,
+            confidence=0.6 if of_peer else 0.85,
+        )
+
+
+def _claim(group: EventGroup, meaning: str) -> str:
+    text = group.value("text", "text2", "text3", "text4", "text5", "text6") or ""
+    if code := group.value("code"):
+        return f"HCCL failed with {code}: {meaning or text}"
+    if call := group.value("call"):
+        return f"HCCL failed: {call} returned {group.value('result')}"
+    if "oneCCL" in group.first.text or "CCL_ERROR" in group.first.text:
+        where = group.value("function", "function2")
+        return f"oneCCL failed in {where}: {text}"
+    return f"{group.value('library') or 'HCCL'} failed: {text}"
