@@ -96,13 +96,7 @@ def count(cases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
         for symptom in symptoms_of(case) if cause is not None else ():
             if cause in symptom.causes:
                 counts[symptom.name][str(cause)] += 1
-        if cause in _BROAD.causes:
-            counts[_BROAD.name][str(cause)] += 1
     return {name: dict(sorted(counts[name].items())) for name in sorted(counts)}
-
-
-_BROAD = next(one for one in known_symptoms() if not one.kinds)
-"""The symptom without log events: a case of any symptom counts for it."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -24,6 +24,8 @@ SMOOTHING = 1.0
 """Cases added to each cause that can produce a symptom, so that none is impossible."""
 OTHER = 0.2
 """Prior of all causes that are not listed, against those that are."""
+TELLING = 2.5
+"""Least factor of an observation that makes a cause a candidate for an error that is not known."""
 REPORTED = 10.0
 """Factor of a cause that a finding of full confidence reports."""
 
@@ -51,10 +53,12 @@ def candidates_of(
     if finding is not None and primary is not None and is_verdict:
         shares = _with_verdict(shares, primary, finding.confidence)
     ordered = sorted(shares.items(), key=lambda share: (-share[1], share[0]))
-    found = (_candidate(known_causes()[name], share, seen) for name, share in ordered if share >= LEAST)
-    # An error that is not known can have any cause: without an observation for it, none is likelier than another.
-    named = (one for one in found if symptom.kinds or one.supports)
-    return tuple(itertools.islice(named, MOST))
+    # An error that is not known can have any cause: only a telling observation makes one a candidate.
+    told = {name for name, _ in ordered if symptom.kinds or any(one.factors.get(name, 1) >= TELLING for one in seen)}
+    found = (
+        _candidate(known_causes()[name], share, seen) for name, share in ordered if share >= LEAST and name in told
+    )
+    return tuple(itertools.islice(found, MOST))
 
 
 def _open_symptom(evidence: LogEvidence, standing: Mapping[str, ReportFinding], primary: str | None) -> Symptom | None:
