@@ -47,6 +47,14 @@ CASES = {
     "a watchdog that is stuck": (STUCK, "RUN016"),
     "an exit code": (EXIT.format(code=1), "RUN004"),
     "a segmentation fault": (EXIT.format(code=-11), "RUN004"),
+    "a key that did not arrive": (
+        "[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//1",
+        "RUN004",
+    ),
+    "an error code of cuBLAS": (
+        "[rank0]: RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "VER002",
+    ),
     "an illegal access": ("[rank0]: RuntimeError: CUDA error: an illegal memory access was encountered", "GPU022"),
 }
 CERTAIN = {
