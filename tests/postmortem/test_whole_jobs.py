@@ -6,7 +6,7 @@ from tests.postmortem.whole_jobs.jobs import JOBS
 from tests.postmortem.whole_jobs.play import ARCHIVES
 from tests.postmortem.whole_jobs.score import diagnose, unpack
 
-OPEN = ("corrupt-checkpoint", "disk-full", "lightning-nan", "nan", "read-only", "resume-world-size", "worker-killed")
+OPEN = ("corrupt-checkpoint", "disk-full", "lightning-nan", "nan", "read-only")
 """Jobs whose cause is not the primary finding yet."""
 
 

@@ -138,7 +138,7 @@ _TORCHRUN = (
         "SIGKILL to a data loader worker",
         "torchrun",
         _torchrun("--workers 1"),
-        Expected("DATA012", ranks=(2,)),
+        Expected("DATA012", ("MEM012",), ranks=(2,)),
         fault="worker_killed",
         ranks=(2,),
     ),

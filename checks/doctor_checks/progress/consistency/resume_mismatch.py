@@ -64,6 +64,11 @@ _FLAT = (
             ),
             ranks=(2,),
         ),
+        Fails(
+            "a program that compares the world sizes itself",
+            logged("[rank0]: RuntimeError: checkpoint a.pt was saved with world_size=2, but this job has world_size=4"),
+        ),
+        Passes("equal world sizes", logged("Checkpoint saved with world size 8, current world size: 8")),
     ),
 )
 def resume_mismatch(job: Job) -> Iterator[Verdict]:
@@ -77,9 +82,9 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
     if job.evidence is None:
         yield Skip("no log tells of a checkpoint")
     for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
-        was = group.value("was", "was2", "was3", "old", "old2") or "other"
-        now = group.value("now", "now3", "new", "new2") or "another number"
-        if group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events):
+        was = group.value("was", "was2", "was3", "was4", "old", "old2") or "other"
+        now = group.value("now", "now3", "now4", "new", "new2") or "another number"
+        if was == now or (group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events)):
             continue
         what = f"with {group.value('arg')} {was}" if group.value("arg") else f"by {was} ranks"
         yield finding_from_logs(
