@@ -101,7 +101,9 @@ def group_by_run(files: Sequence[RunIdentity]) -> list[list[int]]:
     groups.join_same(lambda file: file.ids)
     groups.join_same(lambda file: file.links)
     groups.join_same(lambda file: [(_without_stream(file.path),)])
-    groups.join_complementary(lambda file: _series(file.path))
+    # Numbers in the folders that all files share, such as a year, do not tell runs apart.
+    common = len(_shared({file.path.parent for file in files}))
+    groups.join_complementary(lambda file: _series(Path(*file.path.parts[common:])))
     groups.join_complementary(lambda file: str(file.path.parent) if file.ranks and file.span else None)
     groups.join_agents()
     groups.attach()

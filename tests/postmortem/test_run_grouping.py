@@ -55,6 +55,7 @@ ONE_RUN = {
         run("job/master.log", 0, span=(0.0, 50.0)),
         run("job/worker.log", 1, span=(5.0, 49.0)),
     ],
+    "ranks below a folder with a year": [run(f"/data/user-2026/out/task{rank}.out", rank) for rank in range(3)],
     "a communicator": [
         run("a/x.log", links=frozenset({("communicator", "0x1")})),
         run("b/y.log", links=frozenset({("communicator", "0x1")})),

@@ -6,8 +6,19 @@ from tests.postmortem.whole_jobs.jobs import JOBS
 from tests.postmortem.whole_jobs.play import ARCHIVES
 from tests.postmortem.whole_jobs.score import diagnose, unpack
 
-OPEN = ("corrupt-checkpoint", "disk-full", "lightning-nan", "nan", "read-only")
-"""Jobs whose cause is not the primary finding yet."""
+OPEN = (
+    "corrupt-checkpoint",
+    "disk-full",
+    "lightning-nan",
+    "nan",
+    "read-only",
+    "restart-fails-early",
+    "shapes-differ",
+    "slurm-late-rank",
+    "slurm-master-address",
+    "slurm-rank-numbers",
+)
+"""Jobs whose cause or rank is not found yet."""
 
 
 RECORDED = [job for job in JOBS if (ARCHIVES / f"{job.name}.tar.xz").exists()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.analysis.logs.event_timeline import events_before, events_of_kinds, failed_before
+from doctor.analysis.logs.event_timeline import events_before, events_of_kinds, failed_before, failed_in_another_log
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
@@ -73,7 +73,7 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
     earlier = failed_before(job, first) or next(
         (one for one in events_before(job, first) if one.kind in _STALLED), None
     )
-    if earlier is not None and not _reason(first):
+    if not _reason(first) and (earlier or failed_in_another_log(job, first)):
         return
     yield _finding(EventGroup(first.kind, tuple(named)), earlier)
 

@@ -23,7 +23,8 @@ _EXCEPTIONS = ("python.exception", "py.exc")
 
 _OF_CONNECTIONS = re.compile(
     r"(?i)\b(?:connect|connection|timed? ?out|refused|unreachable|no route|socket|store|rendezvous|nccl|gloo|resolve|"
-    r"name or service|name resolution|address already|child ?failed|signal ?exception|keyboardinterrupt)\b"
+    r"name or service|name resolution|address already|child ?failed|(?:signal ?|sigterm ?)exception|"
+    r"keyboardinterrupt)\b"
 )
 """Text of exceptions of ranks that could not connect, or that were terminated."""
 
@@ -93,6 +94,15 @@ def failed_before(job: Job, event: Event) -> Event | None:
     """The first earlier failure that is not only a lost connection; later messages about peers may be a consequence."""
     first = _timeline(job).first_failure
     return job.evidence.events[first] if job.evidence and first < _timeline(job).place(event) else None
+
+
+def failed_in_another_log(job: Job, event: Event) -> Event | None:
+    """An exception, not of a lost connection, in another log that has no order in time with the event.
+
+    A task of srun --kill-on-bad-exit has its traceback in a file of its own, and srun then cancels the step.
+    """
+    others = (one for one in (job.evidence.of(*_EXCEPTIONS) if job.evidence else ()) if one.file != event.file)
+    return next((one for one in others if None in (one.at, event.at) and _is_failure(one)), None)
 
 
 def _is_failure(one: Event) -> bool:
