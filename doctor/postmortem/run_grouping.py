@@ -52,8 +52,10 @@ _IN_NAME = re.compile(
 _IN_TEXT = re.compile(r"\b(?:JOB |job |JobI[dD]=|jobid[ =]|StepI[dD]=|STEP )(?P<id>\d{1,12})\b")
 _AGENT = re.compile(r"(?:^|/)(?P<id>[^/]{1,200}_[a-z0-9_]{8})/attempt_\d{1,4}/")
 """The folder of a run under torchrun --log-dir: its id and eight random letters."""
-_BY_ITSELF = ("python.", "elastic.", "pl.", "hf.", "mark.step", "mark.end")
+_BY_ITSELF = ("python.", "elastic.", "pl.", "hf.", "mark.step")
 """Kinds of messages of a training program or its launcher."""
+_END = "mark.end"
+"""The kind of the last line of a run, which the log of a batch script may contain alone."""
 
 
 def identity_of(path: Path, events: Iterable[Event], file: LogFile) -> RunIdentity:
@@ -73,7 +75,8 @@ def identity_of(path: Path, events: Iterable[Event], file: LogFile) -> RunIdenti
         ranks=frozenset(file.ranks),
         hosts=frozenset(event.host for event in own if event.host),
         span=span,
-        is_run=any(event.kind.startswith(_BY_ITSELF) for event in own),
+        is_run=any(event.kind.startswith(_BY_ITSELF) for event in own)
+        or ((bool(file.ranks) or span is not None) and any(event.kind == _END for event in own)),
         is_launcher=any(event.kind.startswith("elastic.") for event in own),
     )
 

@@ -17,6 +17,7 @@ REASONS = (
     ("walltime", "the time limit of the job ended it", 0.95),
     ("deadlineexceeded", "the time limit of the job ended it", 0.95),
     ("preempt", "the job was preempted: another one got its hosts", 0.95),
+    ("requeue", "the job was requeued", 0.9),
     ("spot instance", "the provider took the hosts back", 0.95),
     ("evicted", "the cluster evicted the job", 0.9),
     ("low on resource", "the cluster evicted the job", 0.9),
@@ -50,6 +51,19 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
             ),
             severity=Severity.INFO,
         ),
+        Fails(
+            "a requeued job",
+            logged("slurmstepd: error: *** JOB 4711 ON node3 CANCELLED AT 2026-01-02T03:04:05 DUE TO JOB REQUEUE ***"),
+        ),
+        Fails(
+            "a requeued job that ran again and completed",
+            logged(
+                "slurmstepd: error: *** JOB 4711 ON node3 CANCELLED AT 2026-01-02T03:04:05 DUE TO JOB REQUEUE ***",
+                "epoch 0 step 10/10 loss 0.1",
+                "exit status 0",
+            ),
+            severity=Severity.INFO,
+        ),
     ),
 )
 def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
@@ -75,17 +89,23 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
     )
     if not _reason(first) and (earlier or failed_in_another_log(job, first)):
         return
-    yield _finding(EventGroup(first.kind, tuple(named)), earlier)
+    yield _finding(EventGroup(first.kind, tuple(named)), earlier, completed=_completed_later(job, named[-1]))
 
 
-def _finding(group: EventGroup, earlier: Event | None) -> Finding:
+def _completed_later(job: Job, end: Event) -> bool:
+    """Whether the log shows that the job ran again after its end, and came to its own end."""
+    ends = (mark for mark in (job.evidence.marks if job.evidence else ()) if mark.kind == "mark.end")
+    return any(mark.file == end.file and mark.line > end.line for mark in ends)
+
+
+def _finding(group: EventGroup, earlier: Event | None, *, completed: bool) -> Finding:
     text, confidence = _reason(group.first) or ("the job was cancelled: by its owner, an operator or a script", 0.7)
     after = f", after an earlier failure ({earlier.file}:{earlier.line})" if earlier else ""
     return finding_from_logs(
         group,
-        text + after,
+        text + after + (", then ran again and completed" if completed else ""),
         ranks=(),
-        severity=Severity.INFO if earlier else None,
+        severity=Severity.INFO if earlier or completed else None,
         confidence=confidence,
         explains=() if earlier else ("RUN004", "RUN012", "NCCL013"),
         symptoms=False,
