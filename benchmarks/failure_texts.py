@@ -3,7 +3,8 @@
     python benchmarks/failure_texts.py                    scores both halves
     python benchmarks/failure_texts.py --misses           also lists the misses of the half ``rules``
     python benchmarks/failure_texts.py --sample fresh_1   scores one file of benchmarks/failure_texts
-    python benchmarks/failure_texts.py --json FILE        keeps the result of each text
+    python benchmarks/failure_texts.py --json FILE        writes the result of each text to FILE
+    python benchmarks/failure_texts.py --keep             adds the scores to benchmarks/failure_texts_results.json
 
 The expected ids were committed before the first run on a text. A text belongs to the half ``rules`` if the first hex
 digit of the SHA-256 of its address is even, otherwise to ``held``; texts of ``held`` are not read when rules are
@@ -17,7 +18,9 @@ confidence.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,6 +32,7 @@ from click.testing import CliRunner
 from doctor.cli.main import app
 
 TEXTS = Path(__file__).resolve().parent / "failure_texts"
+RESULTS = TEXTS.with_name("failure_texts_results.json")
 HALVES = ("rules", "held")
 SEVERITIES = ("error", "warning", "info")
 BINS = ((0.0, 0.5), (0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01))
@@ -259,21 +263,45 @@ def _as_json(one: Score) -> dict[str, Any]:
     }
 
 
+def keep(samples: dict[str, Sequence[Score]]) -> None:
+    """Add the scores of samples to :data:`RESULTS`, with the date and the commit that was scored."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=TEXTS, capture_output=True, text=True, check=True
+    )
+    entries = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
+    for sample, scores in samples.items():
+        bins = reliability(scores)
+        entries.append(
+            {
+                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                "commit": commit.stdout.strip(),
+                "sample": sample,
+                "summary": summary(scores),
+                "calibration_error": round(calibration_error(bins), 3),
+                "calibration_error_of_always_0.5": round(calibration_error(bins, always=0.5), 3),
+            }
+        )
+    RESULTS.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
+
+
 def main() -> None:
     """Score the samples and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", action="append", help="a file of benchmarks/failure_texts (default: both halves)")
     parser.add_argument("--misses", action="store_true", help="list the misses of the half `rules`")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="keep the result of each text in FILE")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of each text to FILE")
+    parser.add_argument("--keep", action="store_true", help=f"add the scores to {RESULTS.name}")
     arguments = parser.parse_args()
-    results = {}
+    samples: dict[str, Sequence[Score]] = {}
     for sample in arguments.sample or HALVES:
-        scores = [score(text, diagnose(text.text)) for text in read_texts(sample)]
+        scores = samples[sample] = [score(text, diagnose(text.text)) for text in read_texts(sample)]
         print(table(sample, scores))
-        results[sample] = {"summary": summary(scores), "texts": [_as_json(one) for one in scores]}
         if arguments.misses and sample == "rules":
             print("\n\n".join(miss(one) for one in scores if one.grade not in ("right", "quiet")))
+    if arguments.keep:
+        keep(samples)
     if arguments.json:
+        results = {name: [_as_json(one) for one in scores] for name, scores in samples.items()}
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
