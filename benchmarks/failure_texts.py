@@ -273,7 +273,7 @@ def keep(samples: dict[str, Sequence[Score]]) -> None:
         bins = reliability(scores)
         entries.append(
             {
-                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
                 "commit": commit.stdout.strip(),
                 "sample": sample,
                 "summary": summary(scores),
