@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import Event, LogEvidence
@@ -29,21 +29,24 @@ class Observed(NamedTuple):
 def observed(job: Job, symptom: Symptom) -> Iterator[Observed]:
     """The observations that the evidence of ``job`` contains, in the order of the data."""
     evidence = job.evidence or LogEvidence()
+    by_kind: dict[str, list[Event]] = {}
+    for event in (*evidence.events, *evidence.marks):
+        by_kind.setdefault(event.kind, []).append(event)
     for one in known_observations():
         if one.absent:
-            if not evidence.of(*one.absent):
+            if by_kind.keys().isdisjoint(one.absent):
                 yield Observed(one.says, one.factors)
         elif one.structure:
             if _STRUCTURES[one.structure](job, evidence, symptom):
                 yield Observed(one.says, one.factors)
-        elif (event := _event(evidence, one)) is not None:
-            yield Observed(f"{one.says} ({event.file}:{event.line})", one.factors)
+        elif (line := _line(by_kind, one)) is not None:
+            yield Observed(f"{one.says} ({line.file}:{line.line})", one.factors)
 
 
-def _event(evidence: LogEvidence, observation: Observation) -> Event | None:
+def _line(by_kind: Mapping[str, Sequence[Event]], observation: Observation) -> Event | None:
     wanted = _beginnings(observation.contains)
-    events = (*evidence.of(*observation.kinds), *(one for one in evidence.marks if one.kind in observation.kinds))
-    return next((one for one in events if wanted.search(one.text.lower())), None)
+    lines = (line for kind in observation.kinds for line in by_kind.get(kind, ()))
+    return next((line for line in lines if wanted.search(line.text.lower())), None)
 
 
 @functools.cache
