@@ -47,7 +47,7 @@ def storage_messages(job: Job) -> Iterator[Finding]:
 def _claim(group: EventGroup, path: str | None) -> str:
     named = path or "a directory"
     if group.kind == "storage.refused":
-        error = _first(group, "error", 7) or ""
+        error = _first(group, "error", 8) or ""
         meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "can't be used")
         return f"{named} {meaning}: {error}"
     if group.kind == "storage.missing":
@@ -69,7 +69,7 @@ def _fix(kind: str, path: str | None) -> str:
 
 def _confidence(group: EventGroup, path: str | None) -> float:
     # A terminal that is gone answers with EIO, too.
-    return 0.5 if not path and "Input/output error" in group.first.text else 0.9
+    return 0.5 if not path and "[Errno 5]" in group.first.text else 0.9
 
 
 def _first(group: EventGroup, name: str, most: int) -> str | None:

@@ -70,6 +70,8 @@ def _claim(group: EventGroup, meaning: str) -> str:
         return f"HCCL failed with {code}: {meaning or text}"
     if call := group.value("call"):
         return f"HCCL failed: {call} returned {group.value('result')}"
+    if port := group.value("text7"):
+        return f"oneCCL found a failed link between GPUs: {port}"
     if "oneCCL" in group.first.text or "CCL_ERROR" in group.first.text:
         where = group.value("function", "function2")
         return f"oneCCL failed in {where}: {text}"

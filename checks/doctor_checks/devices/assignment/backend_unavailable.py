@@ -48,6 +48,8 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
         return f"this torch is built without {backend}, which is asked for", 0.95
     if device := group.value("device"):
         return f"this torch is built without {device}, which is asked for", 0.95
+    if device := group.value("device2"):
+        return f"no backend of torch.distributed is registered for the device type {device}", 0.8
     if group.value("driver"):
         return "torch finds no NVIDIA driver", 0.6
     if group.value("hidden"):

@@ -20,6 +20,7 @@ _OF_HARDWARE = (
     ("preempt", "a GPU stopped processing its queues, and the driver could not take them from it"),
     ("fence wait loop", "a GPU stopped processing its queues, and the driver could not take them from it"),
     ("evict", "a GPU stopped processing its queues, and the driver could not take them from it"),
+    ("test failed", "the driver reset a GPU, and it does not work again"),
     ("timeout", "a GPU did not finish the work of a ring in time"),
 )
 """Words of messages that concern a GPU as a whole, and what they mean: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
@@ -73,7 +74,7 @@ def amd_device_fault(job: Job) -> Iterator[Verdict]:
 
 
 def _of_device(group: EventGroup) -> Finding:
-    said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7") or "").lower()
+    said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7", "what8") or "").lower()
     meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), "a GPU failed")
     pci, node = group.value("pci"), group.value("node", "node2")
     where = f" (PCI {pci})" if pci else f" (node-{node})" if node else ""

@@ -23,6 +23,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    is_logged,
     merge,
     source_of,
 )
@@ -44,6 +45,15 @@ _EFA = RdmaFacts(
         RdmaDevice("rdmap0s6", (RdmaPort(1, "ACTIVE", "LinkUp", 100.0, "Unspecified"),), driver="efa", has_uverbs=True),
     )
 )
+
+
+def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
+    """Warnings of the plugin that name a failure which no other message explains."""
+    if not is_logged(job, "nccl.ofi_failed", "nccl.ofi_error"):
+        for group in event_groups(job, "nccl.ofi_warned"):
+            yield finding_from_logs(
+                group, f"the plugin for EFA and libfabric failed: {group.value('what')}", confidence=0.5
+            )
 
 
 def _of_libfabric(job: Job) -> Iterator[Finding]:
@@ -69,7 +79,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     severity=Severity.ERROR,
     when="PM",
     needs=(NcclFacts,),
-    from_logs=_of_libfabric,
+    from_logs=(_of_libfabric, _warnings_of_libfabric),
     cases=lambda: (
         Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),

@@ -101,7 +101,8 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
         words = leads_nowhere(None, address)
         if words is None or address.startswith("127.0.1.") or set_up_after(job, group.events[-1]):
             continue
-        if words != "loopback" or spans_hosts(job):
+        # A refusal on the own host comes from a process that ended, other errors from a peer elsewhere.
+        if words != "loopback" or spans_hosts(job) or "refused" not in (group.value("err") or ""):
             yield finding_from_logs(
                 group,
                 f"{address} is {words} of every host: who connects to it does not leave its own",

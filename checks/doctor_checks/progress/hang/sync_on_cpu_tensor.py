@@ -40,6 +40,8 @@ def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
     """
     for group in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
         device = group.value("device") or "cpu"
+        if device not in ("cpu", "cuda"):
+            continue  # GPU021: this build has no backend for the accelerator
         frames = next((event.frames for event in group.events if event.frames), ())
         who, fix = _caller(frames)
         yield finding_from_logs(
