@@ -55,9 +55,13 @@ def update(component: SourceComponent, sources: Path) -> None:
     found: dict[str, None] = {}
     releases = []
     for release, files in _releases(component, sources / component.checkout):
-        releases.append(release)
-        for source in files:
-            found.update(dict.fromkeys(map(one_line, component.read(source))))
+        try:
+            for source in files:
+                found.update(dict.fromkeys(map(one_line, component.read(source))))
+        except subprocess.CalledProcessError:
+            print(f"{component.name}: {release} is not complete in this clone")
+        else:
+            releases.append(release)
     if not releases:
         sys.exit(f"{sources / component.checkout} has no release that matches {component.tags!r}")
     by_class = classified(component, found)
@@ -126,6 +130,7 @@ def _describe(component: SourceComponent, releases: tuple[str, str]) -> None:
         "source": component.source,
         "is_raised": component.is_raised,
         "is_chatty": component.is_chatty,
+        "is_bare": component.is_bare,
     }
     order = [one.file for one in COMPONENTS]
     _write(path, sorted(described.values(), key=lambda one: order.index(str(one["file"]))))

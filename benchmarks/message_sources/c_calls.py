@@ -140,3 +140,10 @@ def _end_of_statement(source: str, start: int) -> int:
         literal = _SKIPPED.match(source, position) if source[position] in "\"'" else None
         position = literal.end() if literal else position + 1
     return position
+
+
+def table_texts(source: str) -> Iterator[str]:
+    """Yield the messages of SLURM's table of errors (``ERRTAB_ENTRY(CODE), "message"``)."""
+    for found in re.finditer(r"ERRTAB_ENTRY\(\w+\),\s*((?:\"(?:[^\"\\]|\\.)*\"\s*)+)", source):
+        if text := printf_text(found[1]):
+            yield text

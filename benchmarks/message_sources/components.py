@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from message_sources import torch_calls
-from message_sources.c_calls import calls, printf_text
+from message_sources.c_calls import calls, printf_text, table_texts
+from message_sources.mpi_texts import error_names, help_texts
 
 FAILURE = (
     "fail",
@@ -39,9 +40,10 @@ class SourceComponent(NamedTuple):
     """A component: how it is described in the package, and how its messages are read.
 
     ``rules``: the file with the rules of classification, if another component shares them. ``is_chatty``: the cues are
-    in most lines of healthy logs. ``checkout``: the folder below ``--sources``; ``paths``: regular expression of the
-    files that are read; ``tags``: regular expression of the releases that are read if the folder is a clone, ``""`` if
-    it holds one release, which its file ``RELEASE`` names. ``read``: yields the messages in the text of one file.
+    in most lines of healthy logs; ``is_bare``: the lines have no prefix. ``checkout``: the folder below ``--sources``;
+    ``paths``: regular expression of the files that are read; ``tags``: regular expression of the releases that are read
+    if the folder is a clone, ``""`` if it holds one release, which its file ``RELEASE`` names. ``read``: yields the
+    messages in the text of one file.
     """
 
     name: str
@@ -56,6 +58,7 @@ class SourceComponent(NamedTuple):
     rules: str = ""
     is_raised: bool = False
     is_chatty: bool = False
+    is_bare: bool = False
 
 
 def announces_failure(text: str) -> bool:
@@ -111,6 +114,13 @@ def exceptions(read: Callable[[str], Iterable[str]]) -> Callable[[str], Iterator
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
 """What precedes the text of an exception in a log."""
 PYTORCH_RELEASES = r"v2\.\d+\.0$"
+
+
+def slurm_messages(source: str) -> Iterator[str]:
+    """Messages of SLURM's commands and of its step daemon, and its table of errors."""
+    yield from printf_calls("error|fatal|info", "info")(source)
+    yield from table_texts(source)
+
 
 COMPONENTS = (
     SourceComponent(
@@ -242,5 +252,53 @@ COMPONENTS = (
         line=TRACEBACK + "RuntimeError: {message}",
         read=exceptions(torch_calls.raised),
         is_raised=True,
+    ),
+    SourceComponent(
+        name="SLURM",
+        file="slurm",
+        checkout="slurm",
+        source="https://github.com/SchedMD/slurm",
+        paths=r"src/(?:srun|sbatch|salloc|slurmd/slurmstepd|api|plugins/(?:task|cgroup|mpi|launch|proctrack))/.*\.c$|"
+        r"src/common/(?:slurm_errno|slurm_opt|slurm_resolv|cpu_frequency|stepd_api|spank|plugstack|log)\.c$",
+        tags=r"slurm-(?:1[79]|2\d)-\d\d-\d-1$",
+        cues=("srun: ", "sbatch: ", "salloc: ", "slurmstepd: "),
+        line="srun: error: {message}",
+        read=slurm_messages,
+    ),
+    SourceComponent(
+        name="Open MPI",
+        file="openmpi",
+        checkout="ompi",
+        source="https://github.com/open-mpi/ompi",
+        paths=r"(?!contrib|docs|test).*help-.*\.txt$",
+        tags=r"v(?:3\.1\.\d|4\.[01]\.\d|5\.0\.\d+)$",
+        cues=(),
+        line="{message}",
+        read=help_texts,
+        is_bare=True,
+    ),
+    SourceComponent(
+        name="Open MPI",
+        file="prrte",
+        checkout="prrte",
+        source="https://github.com/openpmix/prrte",
+        paths=r"(?!contrib|docs|test).*help-.*\.txt$",
+        tags=r"v[1-4]\.\d+\.\d+$",
+        cues=(),
+        line="{message}",
+        read=help_texts,
+        rules="openmpi",
+        is_bare=True,
+    ),
+    SourceComponent(
+        name="MPICH",
+        file="mpich",
+        checkout="mpich",
+        source="https://github.com/pmodels/mpich",
+        paths=r"src/.*errnames\.txt$",
+        tags=r"v(?:3\.[234]|4\.\d)(?:\.\d)?$",
+        cues=("MPIR_", "MPID", "PMPI_", "internal_", "Fatal error in ", "Other MPI error, error stack"),
+        line="MPIDI_CH3I_Progress(239): {message}",
+        read=error_names,
     ),
 )

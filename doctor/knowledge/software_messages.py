@@ -35,8 +35,9 @@ class SoftwareComponent(msgspec.Struct, frozen=True):
 
     ``cues``: the message follows one of these in a line. ``line``: such a line, with ``{message}`` and values.
     ``is_raised``: the messages are those of exceptions; ``is_chatty``: a cue is in most lines of a healthy log, so only
-    lines that look like errors are searched. ``releases``: the oldest and the newest release that was read;
-    ``source``: where its source code, or else its documentation, is published.
+    lines that look like errors are searched; ``is_bare``: the lines have no prefix, and the longest part of each
+    message is a cue. ``releases``: the oldest and the newest release that was read; ``source``: where its source code,
+    or else its documentation, is published.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SoftwareComponent(msgspec.Struct, frozen=True):
     source: str
     is_raised: bool = False
     is_chatty: bool = False
+    is_bare: bool = False
 
 
 class SoftwareMessage(msgspec.Struct, frozen=True):
@@ -67,6 +69,11 @@ class SoftwareMessage(msgspec.Struct, frozen=True):
     def letters(self) -> int:
         """The number of its letters and digits, which tells how specific it is."""
         return sum(character.isalnum() for part in self.literals for character in part)
+
+    @property
+    def longest_part(self) -> str:
+        """The longest literal part, by which the message is found."""
+        return max((part.strip() for part in self.literals), key=len)
 
     @property
     def pattern(self) -> Pattern:

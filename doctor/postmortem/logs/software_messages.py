@@ -67,9 +67,15 @@ def chatty_components() -> dict[str, tuple[SoftwareComponent, ...]]:
 def _by_cue(*, is_chatty: bool) -> dict[str, tuple[SoftwareComponent, ...]]:
     found: dict[str, tuple[SoftwareComponent, ...]] = {}
     for component in components():
-        for cue in component.cues if component.is_chatty == is_chatty else ():
+        for cue in _cues_of(component) if component.is_chatty == is_chatty else ():
             found[cue] = (*found.get(cue, ()), component)
     return found
+
+
+def _cues_of(component: SoftwareComponent) -> Iterable[str]:
+    if not component.is_bare:
+        return component.cues
+    return dict.fromkeys(one.longest_part for one in messages_of(component.file) if one.letters >= LEAST_LETTERS)
 
 
 def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
@@ -78,6 +84,7 @@ def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
     for cue in cues:
         _, found, rest = line.partition(cue)
         for component in by_cue[cue] if found else ():
+            rest = line if component.is_bare else rest
             if message := _index(component.file).find(rest[:LONGEST_SEARCHED]):
                 return RecognizedMessage(component, message, rest.strip()[:LONGEST_SAID])
     return None
@@ -98,8 +105,7 @@ class _MessageIndex:
         by_part: dict[str, list[SoftwareMessage]] = {}
         for message in messages:
             if message.letters >= LEAST_LETTERS:
-                words = (word for part in message.literals for word in (part.strip(),))
-                by_part.setdefault(max(words, key=len), []).append(message)
+                by_part.setdefault(message.longest_part, []).append(message)
         self._parts = CueMatcher(by_part)
         self._messages = tuple(tuple(by_part[part]) for part in self._parts.texts)
 
