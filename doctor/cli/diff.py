@@ -14,7 +14,8 @@ from doctor.core.diff.reports import compare_reports
 from doctor.core.errors import UnusableError
 from doctor.core.masking import mask_record
 from doctor.core.report_document import SCHEMA, Report
-from doctor.postmortem.inputs import kind_of, read_inputs
+from doctor.postmortem.file_kinds import kind_of
+from doctor.postmortem.inputs import read_inputs
 
 
 def difference(before: Path, after: Path) -> list[Difference]:

@@ -202,11 +202,12 @@ def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None
 def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: float | None) -> None:
     """Tell what happened first, on which rank and host, and why: from whatever a job left behind.
 
-    PATHS are files and folders, in any mix, told apart by content: logs (of all ranks together or one a rank, also
-    packed), dumps of torch's flight recorder, memory snapshots, captures, the callback's records, output of nvidia-smi
-    and of NCCL's RAS, and stacks that py-spy, pystack, gdb, faulthandler, `ray stack` or torch's debug server printed.
-    `-` is standard input. Nothing in them is run, and torch is not needed. Files of several runs are told apart by job
-    ids, folders, names, hosts and times; each run gets a verdict of its own.
+    PATHS are files, folders and archives (zip, tar), in any mix, told apart by content: logs (of all ranks together
+    or one a rank, also compressed or exported from a log store), dumps of torch's flight recorder, memory
+    snapshots, captures, the callback's records, output of nvidia-smi and of NCCL's RAS, and stacks that py-spy,
+    pystack, gdb, faulthandler, `ray stack` or torch's debug server printed. `-` is standard input. Nothing in them
+    is run, and torch is not needed. Files of several runs are told apart by job ids, folders, names, hosts and
+    times; each run gets a verdict of its own.
     """
     import msgspec
 
@@ -270,7 +271,7 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
     Exit 1 where anything did.
     """
     from doctor.cli.diff import difference
-    from doctor.postmortem.inputs import name_of
+    from doctor.postmortem.filenames import name_of
     from doctor.report.diff import render_difference
 
     differences = difference(before, after)

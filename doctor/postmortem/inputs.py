@@ -7,35 +7,22 @@ listed.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from doctor.core.capture import EARLIER, Capture, read_capture, same_run
 from doctor.core.errors import UnusableError
-from doctor.core.files.timed_file import TimedFile
 from doctor.core.report_document import ReportInput
+from doctor.postmortem.file_kinds import ARCHIVES, NO_EVIDENCE, SOURCES, kind_of
+from doctor.postmortem.filenames import name_of, shown_path
 
-SNIFFED = 1 << 16
-"""Bytes by which a file is classified; a log may have any size and is never read whole."""
+if TYPE_CHECKING:
+    from doctor.postmortem.unpacked_archives import UnpackedArchives
+
 MOST_FILES = 100_000
-
-SOURCES = frozenset(
-    """
-    .py .sh .sbatch .slurm .yaml .yml .toml .ini .cfg .md .rst .ipynb .html .css .js .c .cc .cpp .cu .h .hpp .go .rs
-    .tex .csv .tsv .xml .svg
-    """.split()  # noqa: SIM905 - thirty lines otherwise
-)
-"""Endings of files that people write: a message quoted in a program was not logged."""
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""Magic numbers of gzip and zstd, which logs are archived with."""
-MOST_CONTROLS = 0.02
-"""Maximum share of control characters in text; random bytes have a tenth."""
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
-"""Byte order marks of UTF-16."""
 
 
 class InputFile(NamedTuple):
@@ -73,6 +60,7 @@ class SortedInputs(msgspec.Struct, frozen=True):
             "ras": "log",
             "json": "unknown",
             "source": "unknown",
+            "archive": "unknown",
             "missing": "unknown",
             "blocked": "special",
         }
@@ -90,7 +78,11 @@ class SortedInputs(msgspec.Struct, frozen=True):
 
 
 def read_inputs(
-    paths: Iterable[Path], kinds: tuple[str, ...] = ("capture", "record"), *, several_runs: bool = False
+    paths: Iterable[Path],
+    kinds: tuple[str, ...] = ("capture", "record"),
+    *,
+    several_runs: bool = False,
+    archives: UnpackedArchives | None = None,
 ) -> SortedInputs:
     """Classify the inputs, and read captures and records.
 
@@ -98,11 +90,12 @@ def read_inputs(
         paths: files and folders.
         kinds: kinds that the caller can read; at least one file must be of one of them.
         several_runs: each folder may hold the records of another run; else only the newest run counts.
+        archives: where members of archives are kept; archives are not read without it.
 
     Raises:
         UnusableError: no file is readable; with the reason of the first one.
     """
-    read = [_read(path, named=named) for path, named in _walk(paths)]
+    read = [one for path, named in _walk(paths) for one in _read_all(path, archives, named=named)]
     homes = [_home_of(file.path) if several_runs else None for file, _ in read]
     newest: dict[Path | None, Capture] = {}
     for home, (_, found) in zip(homes, read, strict=True):
@@ -112,6 +105,8 @@ def read_inputs(
     files: list[InputFile] = []
     for home, (file, found) in zip(homes, read, strict=True):
         why = file.why if found is None else _why_skipped(found, newest.get(home))
+        if file.kind == "archive" and archives is None:
+            why = NO_EVIDENCE["archive"]
         if file.kind not in kinds and file.kind not in ("report", "json", "missing"):
             why = why if "log" in kinds else "it is no capture"
         files.append(file._replace(why=why))
@@ -124,8 +119,40 @@ def read_inputs(
 
 def _home_of(path: Path) -> Path:
     """Return the folder of a record; for one that was moved to ``earlier/``, its former folder."""
+    path = shown_path(path)
     parts = path.parts
     return Path(*parts[: parts.index(EARLIER)]) if EARLIER in parts else path.parent
+
+
+def _read_all(
+    path: Path, archives: UnpackedArchives | None, *, named: bool, depth: int = 0
+) -> Iterator[tuple[InputFile, Capture | None]]:
+    """Classify a file, and the members of an archive."""
+    from doctor.postmortem.unpacked_archives import MOST_DEPTH, alias
+
+    file, capture = _read(path, named=named)
+    if file.kind != "archive" or archives is None:
+        yield file, capture
+        return
+    if depth == MOST_DEPTH:
+        yield file._replace(why=f"archives in archives are read {MOST_DEPTH} deep"), None
+        return
+    try:
+        members, cut = archives.members_of(path, named=named)
+    except UnusableError as error:
+        yield file._replace(why=str(error)), None
+        return
+    if all(why is not None for _, why in members):
+        first = "".join(f" ({shown_path(member).name}: {why})" for member, why in members[:1])
+        yield file._replace(why=cut or f"none of its members is evidence{first}"), None
+        return
+    if cut is not None:
+        yield file._replace(path=alias(path, name_of(path), cut)), None
+    for member, why in members:
+        if why is None:
+            yield from _read_all(member, archives, named=False, depth=depth + 1)
+        else:
+            yield InputFile(member, "unknown", why), None
 
 
 def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
@@ -136,11 +163,15 @@ def _read(path: Path, *, named: bool) -> tuple[InputFile, Capture | None]:
             return InputFile(path, kind), read_capture(path)
         except UnusableError as error:
             return InputFile(path, kind, str(error)), None
-    if not named and kind in ("log", "stacks") and path.suffix.lower() in SOURCES:
+    shown = shown_path(path)
+    if not named and kind in ("log", "stacks") and shown.suffix.lower() in SOURCES:
         kind = "source"
-    if not named and kind in ("log", "flight-recorder", "snapshot", "stacks") and EARLIER in path.parts:
+    kind = "log" if kind == "export" else kind
+    if not named and kind == "archive" and not ARCHIVES.search(shown.name):
+        kind = "unknown"
+    if not named and kind in ("log", "flight-recorder", "snapshot", "stacks") and EARLIER in shown.parts:
         return InputFile(path, kind, "it is of an earlier run"), None
-    return InputFile(path, kind, _NO_EVIDENCE.get(kind)), None
+    return InputFile(path, kind, None if kind == "archive" else NO_EVIDENCE.get(kind)), None
 
 
 def _why_skipped(capture: Capture, newest: Capture | None) -> str | None:
@@ -150,30 +181,12 @@ def _why_skipped(capture: Capture, newest: Capture | None) -> str | None:
     return f"it is of another run ({capture.run}, {capture.created}) than the newest record ({newest.run})"
 
 
-_NO_EVIDENCE = {
-    "report": "a report is a verdict, not evidence",
-    "json": "it is JSON of another kind",
-    "source": "it is source text, not a log",
-    "empty": "it is empty",
-    "pickle": "it is a pickle of another kind; nothing in it was run",
-    "unknown": "it is neither text nor anything known",
-    "special": "it is no regular file",
-    "blocked": "reading it blocks",
-}
-
-
 def _nothing(files: list[InputFile]) -> str:
     if not files:
         return "there is no file to read"
     name, reason = name_of(files[0].path), str(files[0].why)
     more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
     return (reason if name in reason else f"{name}: {reason}") + more
-
-
-def name_of(path: Path) -> str:
-    """Return the path as valid Unicode (file names may be any bytes); for a stream, its name."""
-    shown: str | None = getattr(path, "shown", None)
-    return os.fsencode(path).decode("utf-8", "replace") if shown is None else shown
 
 
 def _walk(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
@@ -198,92 +211,3 @@ def _files_of(path: Path) -> Iterator[tuple[Path, bool]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from ((Path(directory, name), False) for name in sorted(names) if not name.startswith("."))
     yield from ((Path(error.filename), True) for error in closed)
-
-
-def kind_of(path: Path) -> str:
-    """Return the kind of a file.
-
-    ``capture``, ``record``, ``report``, ``flight-recorder``, ``snapshot``, ``log``, ``nvidia-smi``, ``ras``,
-    ``stacks``, ``json``, ``pickle``, ``empty``, ``special``, ``unknown``, ``blocked`` if a read timed out, or
-    ``missing`` if it cannot be opened.
-    """
-    try:
-        # A pipe or a device could block indefinitely or never end; opening a device may have side effects.
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            return "missing" if stat.S_ISDIR(mode) else "special"
-        with TimedFile(path) as stream:
-            head = stream.read(SNIFFED)
-    except (TimeoutError, BlockingIOError):
-        return "blocked"
-    except OSError:
-        return "missing"
-    return kind_of_head(head)
-
-
-def kind_of_head(head: bytes) -> str:
-    """Return the kind of a file with this beginning."""
-    from doctor.postmortem.flight_recorder.unpickling import looks_like_dump
-    from doctor.postmortem.memory_snapshot.snapshot_parser import looks_like_snapshot
-
-    if not head.strip():
-        return "empty"
-    if head.startswith(_PACKED):
-        return "log"
-    if looks_like_dump(head):
-        return "flight-recorder"
-    if looks_like_snapshot(head):
-        return "snapshot"
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _kind_of_json(head)
-    return "pickle" if head[:1] == b"\x80" and head[1:2] <= b"\x05" else _kind_of_text(head)
-
-
-def _kind_of_json(head: bytes) -> str:
-    from doctor.postmortem.ras.events import looks_like_ras
-    from doctor.postmortem.stacks.dump_text import looks_like_json_stacks
-
-    compact = b"".join(head.split())
-    for kind in (b"capture", b"record"):
-        if b'"kind":"' + kind + b'"' in compact:
-            return kind.decode()
-    if b'"verdict":' in compact and b'"schema":' in compact:
-        return "report"
-    if looks_like_ras(head.decode("utf-8", "replace")):
-        return "ras"
-    if looks_like_json_stacks(head.decode("utf-8", "replace")):
-        return "stacks"
-    return "json" if _is_json(head) else _kind_of_text(head)
-
-
-def _is_json(head: bytes) -> bool:
-    """Return whether a file is one JSON value; a log may begin with one, or hold one per line."""
-    first, _, rest = head.strip().partition(b"\n")
-    if first in (b"{", b"["):
-        return True
-    try:
-        msgspec.json.decode(first)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return not rest and len(head) == SNIFFED
-    return not rest.strip()
-
-
-def _kind_of_text(head: bytes) -> str:
-    from doctor.postmortem.nvidia_smi.printout import looks_like_nvidia_smi
-    from doctor.postmortem.ras.events import looks_like_ras
-    from doctor.postmortem.stacks.dump_text import looks_like_stacks
-    from doctor.postmortem.stacks.recorder_tables import looks_like_recorder_tables
-
-    if head.startswith(_WIDE):
-        return "log"
-    # Colors and progress bars use escapes, backspaces and carriage returns.
-    controls = head.translate(None, bytes(range(32, 256)) + b"\t\n\r\x08\x0c\x1b\x00")
-    if head.count(0) > len(head) // 100 or len(controls) / len(head) > MOST_CONTROLS:
-        return "unknown"
-    text = head.decode("utf-8", "replace")
-    if looks_like_nvidia_smi(text):
-        return "nvidia-smi"
-    if looks_like_ras(text):
-        return "ras"
-    is_stacks = looks_like_recorder_tables(text) or looks_like_stacks(text, is_whole=len(head) < SNIFFED)
-    return "stacks" if is_stacks else "log"

@@ -29,6 +29,7 @@ from doctor.postmortem.logs.outcome_marks.marks import PREFIX as MARK
 from doctor.postmortem.logs.rank_sections import MOST_RANKS, hosts_of_tasks, sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
 from doctor.postmortem.logs.software_messages import KIND as SOFTWARE
+from doctor.postmortem.rank_inference import with_inferred_ranks
 
 NO_EVIDENCE = Missing(MissingReason.UNMEASURED, "no such evidence")
 """Replaces sections that neither a log nor a dump can contain."""
@@ -45,8 +46,9 @@ def sketch_of_lines(lines: Iterable[str], name: str) -> tuple[tuple[Member, ...]
 
 
 def weigh(events: Iterable[Event], files: Iterable[LogFile]) -> LogEvidence:
-    """Combine the events of all logs: in order, by one clock, with secrets masked."""
-    masked = [mask_record(event) for event in events]
+    """Combine the events of all logs: in order, by one clock, with inferred ranks and with secrets masked."""
+    inferred, files = with_inferred_ranks(tuple(events), files)
+    masked = [mask_record(event) for event in inferred]
     events = [event for event in masked if not event.kind.startswith(MARK)]
     marks = (event for event in masked if event.kind.startswith(MARK))
     shifts = clock_shifts(events)
@@ -103,7 +105,12 @@ def members_of(evidence: LogEvidence, parsed: ParsedInputs | None = None) -> tup
     """
     parsed = parsed or ParsedInputs({}, {}, [])
     logged = sections_of(evidence)
-    homes = {event.rank: event.host for event in evidence.events if event.rank is not None and event.host}
+    named = [(event.rank, event.host) for event in evidence.events if event.rank is not None and event.host]
+    # torchrun logs "localhost" where the host can't resolve its own name.
+    homes = {
+        **dict(one for one in named if one[1] == "localhost"),
+        **dict(one for one in named if one[1] != "localhost"),
+    }
     homes = {**hosts_of_tasks(evidence), **homes, **parsed.homes}
     numbers = (event.rank for event in evidence.events if event.rank is not None)
     ranks = sorted({rank for rank in (*numbers, *logged, *parsed.ranks) if 0 <= rank < MOST_RANKS})

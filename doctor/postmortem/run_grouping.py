@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor.core.facts import Event, LogFile
+from doctor.postmortem.filenames import STREAM, without_ids
 
 APART = 600.0
 """Minimum seconds between the end of one log and the start of another if they are of different runs: the processes of a
 run start together."""
-SMALL = 1000
-"""Numbers in names below this are of ranks or hosts; larger ones are ids of jobs."""
 
 Link = tuple[str, ...]
 Span = tuple[float, float]
@@ -243,7 +242,6 @@ class _RunGroups:
         return [sorted(group.places) for group in sorted(self._distinct(), key=lambda group: min(group.places))]
 
 
-_STREAM = re.compile(r"(?:^|(?<=[-_./]))(?:stdout|stderr|std|out|err|output|error|log|txt)(?=$|[-_./])", re.IGNORECASE)
 _OF_RUNS = re.compile(
     r"(?:^|(?<=[^a-z]))(?P<word>runs?|exp|experiment|trial|seed|version|job|sweep|fold|try)(?P<gap>[-_.]?)(?P<n>\d+)",
     re.IGNORECASE,
@@ -252,20 +250,26 @@ _NUMBER = re.compile(r"\d+")
 
 
 def _without_stream(path: Path) -> str:
-    """Return the path without the words and the ending that name a stream of a process."""
-    return _STREAM.sub("", path.with_suffix("").as_posix() if _STREAM.search(path.suffix[1:]) else path.as_posix())
+    """Return the path without random ids, and without the words and the ending that name a stream of a process."""
+    name = without_ids(path.as_posix())
+    stem, dot, ending = name.rpartition(".")
+    return STREAM.sub("", stem if dot and STREAM.fullmatch(ending) else name)
 
 
 def _series(path: Path) -> str | None:
-    """Return the path without numbers of ranks, hosts or processes; ``None`` without a number."""
-    text = _without_stream(path)
+    """Return the path without numbers of ranks, hosts or processes; ``None`` without such a number.
+
+    Kubeflow's pods are ``train-master-0`` and ``train-worker-0``, which has rank 1.
+    """
+    text = _ROLE.sub("", _without_stream(path))
     kept = _OF_RUNS.sub(lambda found: f"{found['word']}{found['gap']}\0{found['n'].translate(_LETTERS)}", text)
-    numbers = _NUMBER.findall(kept)
-    if not numbers or any(len(number) > 9 or int(number) >= SMALL for number in numbers):
-        return None
-    return _NUMBER.sub("#", kept)
+    kept = _OF_JOBS.sub(lambda found: found[0].translate(_LETTERS), kept)
+    return _NUMBER.sub("#", kept) if _NUMBER.search(kept) else None
 
 
+_ROLE = re.compile(r"(?<=[-_./])(?:master|worker)(?=[-_.]?\d)")
+_OF_JOBS = re.compile(r"(?<!\d)(?:\d{4,}(?:_\d+)?)(?!\d)")
+"""Ids of jobs, and of the tasks of an array: ``%A_%a`` in the name of a SLURM output file."""
 _LETTERS = str.maketrans("0123456789", "abcdefghij")
 """Encodes the digits that are kept."""
 

@@ -13,9 +13,10 @@ from doctor.core.files.read_deadline import ReadBudget
 from doctor.core.files.timed_file import TimedFile
 from doctor.core.job import Job
 from doctor.core.report_document import ReportInput
-from doctor.postmortem.filenames import rank_in_name
+from doctor.postmortem.file_kinds import SNIFFED
+from doctor.postmortem.filenames import name_of, rank_in_name, shown_path
 from doctor.postmortem.flight_recorder.dumps import read_dumps, world_size_in
-from doctor.postmortem.inputs import SNIFFED, SortedInputs, name_of, read_inputs
+from doctor.postmortem.inputs import SortedInputs, read_inputs
 from doctor.postmortem.job_assembly import ParsedInputs, members_of, weigh, with_evidence
 from doctor.postmortem.logs.rank_sections import world_size_of
 from doctor.postmortem.logs.scanner import read_log
@@ -26,6 +27,7 @@ from doctor.postmortem.run_grouping import RunIdentity, group_by_run, identity_o
 from doctor.postmortem.stacks.dump_text import quotes_stacks
 from doctor.postmortem.stacks.processes import RanksOfStacks, collect_stacks, ranks_of_stacks
 from doctor.postmortem.stacks.recorder_tables import looks_like_recorder_tables, read_recorder_tables
+from doctor.postmortem.unpacked_archives import UnpackedArchives
 
 KINDS = ("capture", "record", "log", "flight-recorder", "snapshot", "nvidia-smi", "ras", "stacks")
 TOOLS = ("nvidia-smi", "ras")
@@ -53,11 +55,18 @@ def read_runs(paths: Iterable[Path], seconds: float | None = None) -> tuple[Foun
     Raises:
         UnusableError: no file could be read; with the reason of the first one.
     """
-    inputs = read_inputs(paths, KINDS, several_runs=True)
+    with UnpackedArchives(seconds) as archives:
+        return _read_runs(read_inputs(paths, KINDS, several_runs=True, archives=archives), seconds)
+
+
+def _read_runs(inputs: SortedInputs, seconds: float | None) -> tuple[FoundRun, ...]:
     logs = _LogReader(inputs, ReadBudget(seconds))
+    files = [file for file in inputs.files if file.why is None]
     identities = _identities(inputs, logs)
-    runs = [tuple(identities[place] for place in places) for places in group_by_run(identities)]
-    readers = [_RunReader(_part_of(inputs, {file.path for file in run}), logs) for run in runs]
+    places_of_runs = group_by_run(identities)
+    runs = [tuple(identities[place] for place in places) for places in places_of_runs]
+    parts = [_part_of(inputs, {files[place].path for place in places}) for places in places_of_runs]
+    readers = [_RunReader(part, logs) for part in parts]
     jobs = [reader.job() for reader in readers]
     listed = [reader.listed() for reader in readers]
     skipped = SortedInputs((), (), tuple(file for file in inputs.files if file.why is not None)).listed()
@@ -88,16 +97,16 @@ def _identities(inputs: SortedInputs, logs: _LogReader) -> list[RunIdentity]:
     for file in inputs.files:
         if file.why is not None:
             continue
-        shown = Path(name_of(file.path))
+        shown = shown_path(file.path)
         if (log := logs.found.get(file.path)) is not None:
             found = identity_of(shown, *log)
-            identities.append(found._replace(path=file.path, is_run=found.is_run and file.kind == "log"))
+            identities.append(found._replace(is_run=found.is_run and file.kind == "log"))
         elif run := runs.get(file.path):
             base, _, own = run.partition("-")  # an isolated rank knows only the first part of the run id
             ids = frozenset({("record", run)}) if own else frozenset()
-            identities.append(RunIdentity(file.path, ids=ids, links=frozenset({("records", base)})))
+            identities.append(RunIdentity(shown, ids=ids, links=frozenset({("records", base)})))
         else:
-            identities.append(RunIdentity(file.path, ids_in_path(shown)))
+            identities.append(RunIdentity(shown, ids_in_path(shown)))
     return identities
 
 

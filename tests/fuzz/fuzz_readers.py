@@ -37,8 +37,8 @@ with atheris.instrument_imports():
     from doctor.lint.engine.discovery import UnreadableFile
     from doctor.lint.launch.shell.lexer import tokens
     from doctor.lint.launch.yaml_tree import read_trees
+    from doctor.postmortem.file_kinds import kind_of_head
     from doctor.postmortem.flight_recorder.unpickling import load_values
-    from doctor.postmortem.inputs import kind_of_head
     from doctor.postmortem.logs.scanner import read_stream
     from doctor.postmortem.memory_snapshot.snapshot_parser import parse_snapshot
     from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi

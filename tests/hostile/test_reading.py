@@ -18,7 +18,7 @@ from doctor.core.files import read_deadline, spooled_streams, timed_file
 from doctor.core.files.read_deadline import ReadBudget, ReadDeadline
 from doctor.core.files.spooled_streams import spooled_paths
 from doctor.core.files.timed_file import TimedFile
-from doctor.postmortem.inputs import kind_of
+from doctor.postmortem.file_kinds import kind_of
 from doctor.postmortem.logs.scanner import read_log
 from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.sandbox import decompression

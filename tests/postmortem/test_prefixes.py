@@ -61,7 +61,7 @@ def at(text: str) -> float:
         ("[12345.678901] NVRM: Xid", LineOrigin(), "NVRM: Xid"),
         ("[12345.678901][ T1234] NVRM: Xid", LineOrigin(), "NVRM: Xid"),
         ("[pod/train-worker-1/pytorch] hello", LineOrigin(host="train-worker-1"), "hello"),
-        ("worker-1  | [rank3]: hello", LineOrigin(rank=3, tag="worker-1"), "hello"),
+        ("worker-1  | [rank3]: hello", LineOrigin(rank=3, host="worker-1"), "hello"),
         ("ERROR:root:ValueError: x", LineOrigin(), "ValueError: x"),
         ("2026-01-02 03:04:05.678 | ERROR    | mod:func:12 - hello", LineOrigin(), "hello"),
         ("[2026-01-02 03:04:05,678][__main__][ERROR] - hello", LineOrigin(), "hello"),

@@ -54,7 +54,8 @@ LONGEST = 600
 
 class LogFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A log that was read: its lines, bytes (uncompressed), first and last timestamp, and the ranks that logged to it.
-    ``cut``: why it was not read to its end. ``recognized``: number of lines of a known kind."""
+    ``cut``: why it was not read to its end. ``recognized``: number of lines of a known kind. ``hosts``: the hosts, pods
+    or containers that its lines name as their origin."""
 
     path: str
     lines: int = 0
@@ -64,6 +65,7 @@ class LogFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ranks: tuple[int, ...] = ()
     cut: str | None = None
     recognized: int = 0
+    hosts: tuple[str, ...] = ()
 
 
 class ClockShift(msgspec.Struct, frozen=True, gc=False):

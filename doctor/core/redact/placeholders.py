@@ -46,7 +46,7 @@ HOST_FIELDS = frozenset(
     for field in """
     hosts.name host.hostname host.fqdn names.name reverse.name samples.peer attempts.peer readings.writer
     clock.reference master.address slurm.node_list findings.hosts last_seen.host events.host marks.host shifts.host
-    evidence.hosts
+    evidence.hosts files.hosts
     """.split()  # noqa: SIM905 - twenty lines otherwise
 ) | {("values", name) for name in HOST_VALUES}
 """Fields that hold a host name and nothing else, as (parent, field)."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor.core.facts import RecorderFacts
-from doctor.postmortem.filenames import hosts_in, parse_name, rank_in_name
+from doctor.postmortem.filenames import hosts_in, parse_name, rank_in_name, shown_path
 from doctor.postmortem.flight_recorder.loader_processes import load_files
 
 
@@ -35,7 +35,7 @@ def read_dumps(paths: Iterable[Path], jobs: int = 2) -> tuple[list[RecorderDump]
     loaded: dict[Path, RecorderFacts] = {}
     by_rank: dict[int, list[Path]] = {}
     for path, outcome in zip(files, load_files(files, jobs), strict=True):
-        rank = parse_name(path.name).rank
+        rank = parse_name(shown_path(path).name).rank
         rank = rank_in_name(path) if rank is None else rank
         if isinstance(outcome, str):
             failed.append((path, outcome))
@@ -61,24 +61,24 @@ def _chosen(
         for path, facts in loaded.items()
     }
     run = None
-    if any(len({path.parent for path in paths}) > 1 for paths in by_rank.values()):
-        run = max(loaded, key=lambda path: (progress[path], str(path))).parent
+    if any(len({shown_path(path).parent for path in paths}) > 1 for paths in by_rank.values()):
+        run = shown_path(max(loaded, key=lambda path: (progress[path], str(path)))).parent
     chosen: dict[int, Path] = {}
     skipped: list[tuple[Path, str]] = []
     for rank, paths in by_rank.items():
-        own = [path for path in paths if run is None or path.parent == run]
+        own = [path for path in paths if run is None or shown_path(path).parent == run]
         if run is not None:
             skipped += [
                 (path, f"it is of another run than the dumps in {run.name}") for path in paths if path not in own
             ]
         if not own:
             continue
-        best = chosen[rank] = max(own, key=lambda path: (progress[path], detail[path], path.name))
+        best = chosen[rank] = max(own, key=lambda path: (progress[path], detail[path], shown_path(path).name))
         for path in own:
             if path != best and progress[path] == progress[best]:
-                skipped.append((path, f"the same dump of rank {rank} as {best.name}"))
+                skipped.append((path, f"the same dump of rank {rank} as {shown_path(best).name}"))
             elif path != best:
-                skipped.append((path, f"an older dump of rank {rank} than {best.name}"))
+                skipped.append((path, f"an older dump of rank {rank} than {shown_path(best).name}"))
     return chosen, skipped
 
 

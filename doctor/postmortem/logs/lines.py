@@ -1,6 +1,7 @@
-"""Splitting of a log into blocks of whole lines, in UTF-8 and without terminal escapes.
+"""Splitting of a log into blocks of whole lines, in UTF-8 and without terminal escapes, zeros and marks of quotes.
 
 A line ends with a line feed. Carriage returns separate the states of a progress bar, which are one line of the file.
+Zeros fill the gap in a log that was truncated while a process wrote to it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,24 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codec
 
 def blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the text of a file as blocks of whole lines, unless a line is longer than a block."""
+    blocks = _blocks_of(pieces)
+    first = next(blocks, None)
+    if first is None:
+        return
+    mark = _mark_of_quote(first)
+    if mark is None:
+        yield first
+        yield from blocks
+        return
+    yield mark.sub(b"", first)
+    yield from (mark.sub(b"", block) for block in blocks)
+
+
+def _blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     for piece in _utf8(pieces):
+        if b"\0" in piece:
+            piece = piece.replace(b"\0", b"")
         data = rest + piece if rest else piece
         if len(data) < BLOCK:
             rest = data
@@ -34,6 +51,26 @@ def blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
         rest = data[end:]
     if rest:
         yield _without_escapes(rest)
+
+
+def _mark_of_quote(block: bytes) -> re.Pattern[bytes] | None:
+    """Return what precedes each line of a text that was quoted in a mail or indented as code in Markdown."""
+    lines = [line for line in block[:_QUOTE_SAMPLE].splitlines() if line.strip()]
+    if len(lines) < 2:
+        return None
+    quoted = [line for line in lines if line.lstrip(b" ").startswith(b">")]
+    if len(quoted) > _MOST_LINES * len(lines):
+        has_space = all(_SPACED_QUOTE.match(line) for line in quoted)
+        return _SPACED_QUOTE if has_space else _TIGHT_QUOTE
+    return _INDENT if sum(_INDENT.match(line) is not None for line in lines) > _MOST_LINES * len(lines) else None
+
+
+_QUOTE_SAMPLE = 1 << 16
+_MOST_LINES = 0.9
+"""Minimum share of quoted lines in the sample."""
+_SPACED_QUOTE = re.compile(rb"^(?: {0,3}>(?: |(?=\r?$)))+", re.MULTILINE)
+_TIGHT_QUOTE = re.compile(rb"^(?: {0,3}>)+", re.MULTILINE)
+_INDENT = re.compile(rb"^(?: {4}|\t)", re.MULTILINE)
 
 
 def _without_escapes(block: bytes) -> bytes:
@@ -48,7 +85,7 @@ def _utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
         head += piece
         if len(head) >= _SAMPLE:
             break
-    encoding, skipped = _encoding(head)
+    encoding, skipped = encoding_of(head)
     if encoding == "utf-8":
         yield head[skipped:]
         yield from iterator
@@ -59,7 +96,7 @@ def _utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield decoder.decode(piece).encode("utf-8", "replace")
 
 
-def _encoding(head: bytes) -> tuple[str, int]:
+def encoding_of(head: bytes) -> tuple[str, int]:
     """Return the encoding (PowerShell's ``>`` writes UTF-16) and the length of the byte order mark."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):

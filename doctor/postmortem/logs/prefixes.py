@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,11 +57,17 @@ class PrefixedLine(NamedTuple):
 
 
 class PrefixStyle(NamedTuple):
-    """Prefixes accepted only if nearly all lines have one: ``3: a``, ``[3] a``, ``node7: a``."""
+    """Prefixes accepted only if nearly all lines have one.
+
+    ``3: a``, ``[3] a``, ``node7: a``; ``pods``: ``pod container a`` (stern); ``streams``: ``group/name a``
+    (``aws logs tail``).
+    """
 
     numbered: bool = False
     bracketed: bool = False
     hosts: bool = False
+    pods: bool = False
+    streams: bool = False
 
 
 PLAIN = PrefixStyle()
@@ -168,6 +174,13 @@ def _level(parts: _PrefixFields, found: _Match) -> None:
     parts.mild = _MILD.search(found[0]) is not None and _SEVERE.search(found[0]) is None
 
 
+def _labels(parts: _PrefixFields, found: _Match) -> None:
+    """Take the host from the labels of Loki, as ``logcli`` prints them."""
+    parts.record = True
+    parts.host = host_in(dict(_LABEL.findall(found[0]))) or parts.host
+
+
+_LABEL = re.compile(r'(\w{1,64})="([^"]{0,512})"')
 _LEVEL = r"(?:DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|TRACE|SUCCESS|EXCEPTION)"
 _LOWER = r"(?:debug|info|notice|warning|warn|error|critical|fatal|trace)"
 _MILD = re.compile("TRACE|DEBUG|INFO|NOTICE|WARN|SUCCESS", re.IGNORECASE)
@@ -204,10 +217,18 @@ _BRACKETS = (
     _form(r"\[[\w./<>-]+:\d+(?::[\w<>]+)?\]:? ?", soft=True),
     _form(r"\[(?:c10d|__main__|root|titan|[a-z_]\w*(?:\.\w+)+)\]:? ?(?:- )?", soft=True),
 )
+_STREAMS = (
+    _form(r"(?P<host>[a-z0-9][a-z0-9.-]{0,252}) [a-z0-9][a-z0-9-]{0,62}(?: |$)", when="pods"),
+    _form(r"[\w.-]{1,255}(?:/[\w.#-]{1,255}){0,8}/(?P<host>[\w.-]{1,255})(?: |$)", when="streams"),
+)
 _DIGITS = (
+    *_STREAMS,
     # Kubernetes: "2024-01-02T03:04:05.678901234Z stderr F text".
     _form(rf"({ISO}) std(?:out|err) [FP] ", _dated),
-    _form(rf"({ISO}) (?P<host>[\w.-]+) [\w./@-]+(?:\[(?P<pid>\d{{1,9}})\])?: ", _dated),
+    _form(
+        rf"({ISO}) (?!(?:{_LEVEL}|{_LOWER})\b)(?P<host>[\w.-]+) [A-Za-z_/][\w./@-]*(?:\[(?P<pid>\d{{1,9}})\])?: ",
+        _dated,
+    ),
     _form(rf"({ISO})(?:(?=[\s\]:|,-])|$)[\s:|,]*(?:- )?", _dated),
     _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _stamped(Calendar.american)),
     _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
@@ -216,6 +237,7 @@ _DIGITS = (
     _form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ", when="hosts"),
 )
 _LETTERS = (
+    *_STREAMS,
     _form(r"[IWEFVC](\d{4})?(\d\d)(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,9})?) +\d+ [^\]\s]+\] ?(?:\[\d+/\d+\] ?)?", _glog),
     _form(rf"({SYSLOG}) (?P<host>[\w.:-]+) [\w./@()-]+(?:\[(?P<pid>\d{{1,9}})\])?: ", _stamped(Calendar.syslog)),
     _form(rf"({DATED_SYSLOG})(?::? |(?=\[))", _stamped(Calendar.dated_syslog)),
@@ -223,7 +245,8 @@ _LETTERS = (
     _form(
         rf"(?:[\w.$<>]+ (?:-|\|) )?{_LEVEL}\b *(?:[:|-] *)?(?:[\w./<>]+(?::[\w<>]+)*(?::\d+)? --? )*", _level, soft=True
     ),
-    _form(r"(?P<tag>[\w.-]+-\d+) +\| "),
+    # docker compose: the name of the container.
+    _form(r"(?P<host>[\w.-]+-\d+) +\| "),
     _form(r"(?P<host>[A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", when="hosts"),
     # vLLM: "ERROR 10-27 07:48:16 worker_base.py:464] ...".
     _form(r"[\w./-]+\.(?:py|cc|cpp|cu):\d+\] ?", soft=True),
@@ -234,6 +257,7 @@ _LETTERS = (
 _FORMS: dict[str, tuple[_PrefixForm, ...]] = {
     "[": _BRACKETS,
     "(": _launcher_forms("("),
+    "{": (_form(r'\{(?:\w{1,64}="[^"]{0,512}",? ?){1,40}\} ?', _labels),),
     "<": (_form(r"<\d{1,3}>", _begins),),
     " ": (_form(r" {1,8}what\(\): +", soft=True),),
     "|": (_form(rf"\| *(?:{_LEVEL} *\| *)?(?:[\w.]+:[\w<>]+:\d+ - )?", _level, soft=True),),
@@ -307,9 +331,13 @@ def _first_form(style: PrefixStyle, body: str) -> tuple[_PrefixForm | None, _Mat
     return None, None
 
 
-_TEXTS = ("log", "message", "msg", "MESSAGE", "text", "textPayload", "body")
-_TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime", "datetime")
-_HOSTS = ("hostname", "host", "_HOSTNAME", "pod", "pod_name")
+TEXTS = ("log", "message", "@message", "msg", "MESSAGE", "text", "textPayload", "body", "line", "Line")
+"""Fields of structured logs that hold the message."""
+TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime", "datetime", "date", "Time", "__REALTIME_TIMESTAMP")
+_PODS = ("pod", "podName", "pod_name", "kubernetes_pod_name", "k8s_pod_name")
+_HOSTS = ("hostname", "host", "_HOSTNAME", "instance", "nodeName", "node_name", "logStreamName", "@logStream")
+_NESTED = ("labels", "stream", "kubernetes", "fields", "resource")
+"""Fields with further fields about the origin."""
 
 
 def _unwrapped(parts: _PrefixFields, line: str) -> str | None:
@@ -320,28 +348,54 @@ def _unwrapped(parts: _PrefixFields, line: str) -> str | None:
         return None
     if not isinstance(record, dict):
         return None
-    text = next((record[key] for key in _TEXTS if isinstance(record.get(key), str)), None)
+    text = next((record[key] for key in TEXTS if isinstance(record.get(key), str)), None)
     if text is None:
         return None
-    parts.at = _time_of(parts, [record.get(key) for key in _TIMES]) or parts.at
-    parts.host = next((record[key] for key in _HOSTS if isinstance(record.get(key), str)), parts.host)
+    parts.at = time_in(record, parts.calendar) or parts.at
+    parts.host = host_in(record) or parts.host
     ranks = (record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int)
     parts.rank = next((rank for rank in ranks if 0 <= rank < 10_000_000), parts.rank)
     return str(text).rstrip()
 
 
-def _time_of(parts: _PrefixFields, values: Iterable[object]) -> float | None:
-    for value in values:
-        if isinstance(value, str) and (at := parts.calendar.dated(value)) is not None:
+def time_in(record: Mapping[str, object], calendar: Calendar) -> float | None:
+    """Return the time in a record of a structured log, in seconds since the epoch."""
+    for key in TIMES:
+        value = record.get(key)
+        if isinstance(value, str) and (at := calendar.dated(value)) is not None:
             return at
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 1e8 < value < 1e11:
-            return float(value)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+            value = int(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            # Seconds, milliseconds, microseconds or nanoseconds.
+            seconds = next((value / unit for unit in (1, 1e3, 1e6, 1e9) if 1e8 < value / unit < 1e11), None)
+            if seconds is not None:
+                return seconds
     return None
+
+
+def host_in(record: Mapping[str, object]) -> str | None:
+    """Return the pod, else the host, that a record of a structured log names as its origin.
+
+    A pod has its own host name, which NCCL and torchrun log.
+    """
+    nested = [inner for key in _NESTED if isinstance(inner := record.get(key), dict)]
+    records = [record, *nested, *(inner for one in nested if isinstance(inner := one.get("labels"), dict))]
+    names = (one.get(key) for keys in (_PODS, _HOSTS) for one in records for key in keys)
+    found = next((name for name in names if isinstance(name, str) and name), None)
+    return found.rpartition("/")[2] if found else None
 
 
 _TASK_LINE = re.compile(r"\s{0,8}(\d{1,7}):(?: |$)")
 _BRACKET_LINE = re.compile(r"\[(\d{1,7})\](?: |$)")
 _HOST_LINE = re.compile(r"([A-Za-z][\w-]{0,100}\d[\w.-]{0,100}|\d{1,3}(?:\.\d{1,3}){3}):(?: |$)")
+# Pods of a StatefulSet or an indexed Job end with a number, others with letters that Kubernetes draws.
+_POD_LINE = re.compile(
+    r"([a-z0-9][a-z0-9.-]{0,252}-(?:\d{1,6}|[bcdfghjklmnpqrstvwxz2456789]{5}) [a-z0-9][a-z0-9-]{0,62})(?: |$)"
+)
+_STREAM_LINE = re.compile(
+    r"([\w.-]{1,255}(?:/[\w.#-]{1,255}){0,8}/(?:[\w.]{1,200}-[\w.-]{1,200}|[0-9a-f]{16,64}))(?: |$)"
+)
 _COUNTED = 8
 _MOST_LINES = 0.8
 """Minimum share of sampled lines with the same form of prefix."""
@@ -356,7 +410,15 @@ def style_of(sample: Iterable[str]) -> PrefixStyle:
         numbered=_all_begin(_TASK_LINE, lines),
         bracketed=_all_begin(_BRACKET_LINE, lines),
         hosts=_all_begin(_HOST_LINE, lines),
+        pods=_all_repeat(_POD_LINE, lines),
+        streams=_all_repeat(_STREAM_LINE, lines),
     )
+
+
+def _all_repeat(form: re.Pattern[str], lines: list[str]) -> bool:
+    """Return whether nearly all lines begin with one of a few names."""
+    heads = [found[1] for line in lines if (found := form.match(line))]
+    return len(heads) >= _MOST_LINES * len(lines) and 3 * len({*heads}) <= len(heads)
 
 
 def _all_begin(form: re.Pattern[str], lines: list[str]) -> bool:

@@ -19,7 +19,7 @@ _MEMBER = re.compile(r"\brank (\d{1,7}) n[rR]anks (\d{1,7})\b")
 _WORLD = re.compile(r"ip=(?P<ip>[\w.:-]+), pid=(?P<pid>\d{1,9})\) world_rank=(?P<rank>\d{1,7})")
 
 _NAMED = re.compile(
-    r"(?:^|[^a-z])(?P<local>local[_-]?)?(?:global[_-]?|world[_-]?)?rank[_-]?(?P<rank>\d{1,6})(?=[^\d]|$)"
+    r"(?:^|[^a-z])(?P<local>local[_-]?)?(?:global[_-]?|world[_-]?)?(?<!lora_)(?<!lora-)(?<!low_)(?<!low-)rank[_.-]?(?P<rank>\d{1,6})(?=[^\d]|$)"
 )
 # torchrun --log-dir: <run>_<random>/attempt_<n>/<local rank>/stderr.log.
 _ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/(?P<local>\d{1,4})/(?:stdout|stderr)\.log(?:\.\w+)?$")
@@ -35,11 +35,18 @@ class AttributedOrigin(NamedTuple):
 
 
 def rank_of_name(name: str) -> tuple[int | None, int | None]:
-    """Return rank and local rank if a path has one: ``rank_3.log``, ``local-rank2.err``, torchrun ``--log-dir``."""
+    """Return rank and local rank if a path has one.
+
+    Examples: ``rank_3.log``, ``local-rank2.err``, ``rank.3/stderr`` (``mpirun --output-filename``), torchrun's
+    ``--log-dir``.
+    """
     path = name.replace("\\", "/").lower()
     if found := _ATTEMPT.search(path):
         return None, int(found["local"])
-    ranks = {(bool(found["local"]), int(found["rank"])) for found in _NAMED.finditer(path.rpartition("/")[2])}
+    *folders, file = path.split("/")
+    ranks = {(bool(found["local"]), int(found["rank"])) for found in _NAMED.finditer(file)}
+    if not ranks and (folder := _NAMED.fullmatch(folders[-1] if folders else "")):
+        ranks = {(bool(folder["local"]), int(folder["rank"]))}
     if len(ranks) != 1:
         return None, None
     local, rank = ranks.pop()
@@ -47,7 +54,7 @@ def rank_of_name(name: str) -> tuple[int | None, int | None]:
 
 
 class LogProcesses:
-    """The processes of a log."""
+    """The processes of a log. ``hosts``: those that its lines name."""
 
     def __init__(self, name: str) -> None:
         self._rank, self._local_rank = rank_of_name(name)
@@ -56,7 +63,7 @@ class LogProcesses:
         self._first_pid: dict[int, tuple[str, int]] = {}
         self._launchers = False
         self._shifts: set[int] = set()
-        self._hosts: set[str] = set()
+        self.hosts: set[str] = set()
 
     def learn(self, parsed: PrefixedLine) -> None:
         """Process a line that names a rank or a process."""
@@ -65,8 +72,8 @@ class LogProcesses:
             self._learn_process(origin, (origin.host, origin.pid), parsed.body)
         if origin.task is not None and (origin.local_rank is not None or origin.rank not in (None, origin.task)):
             self._launchers = True
-        if origin.host is not None and len(self._hosts) < MOST:
-            self._hosts.add(origin.host)
+        if origin.host is not None and len(self.hosts) < MOST:
+            self.hosts.add(origin.host)
         self.learn_place(origin)
         if "world_rank=" in parsed.body:
             for found in _WORLD.finditer(parsed.body):
@@ -88,7 +95,7 @@ class LogProcesses:
             return
         self._shifts.add(origin.rank - origin.local_rank)
         if origin.host is not None:
-            self._hosts.add(origin.host)
+            self.hosts.add(origin.host)
             if origin.pid is not None and len(self._ranks) < MOST:
                 self._ranks[origin.host, origin.pid] = origin.rank
 
@@ -115,6 +122,6 @@ class LogProcesses:
         if rank is None:
             rank = self._rank if weak_rank is None or self._rank is not None else weak_rank
         local_rank = origin.local_rank if origin.local_rank is not None else self._local_rank
-        if rank is None and local_rank is not None and len(self._shifts) == 1 and len(self._hosts) <= 1:
+        if rank is None and local_rank is not None and len(self._shifts) == 1 and len(self.hosts) <= 1:
             rank = next(iter(self._shifts)) + local_rank
         return AttributedOrigin(rank, local_rank, origin.host, origin.pid)

@@ -82,10 +82,15 @@ def sections_of(evidence: LogEvidence) -> dict[int, dict[str, Section]]:
 
 def world_size_of(evidence: LogEvidence) -> int | None:
     """Return the largest world size that logs state or imply by a rank; ``None`` without any."""
-    stated = (_number(event.value(_WORLD[event.kind])) for event in evidence.of(*_WORLD))
     bounds = (rank + 1 for event in evidence.events if (rank := rank_of(event)) is not None)
-    sizes = [size for size in (*stated, *bounds) if size is not None and 0 < size <= MOST_RANKS]
-    return max(sizes, default=None)
+    sizes = (size for size in bounds if size <= MOST_RANKS)
+    return max((*sizes, *filter(None, (stated_world_size(evidence),))), default=None)
+
+
+def stated_world_size(evidence: LogEvidence) -> int | None:
+    """Return the largest world size that logs state; ``None`` without any."""
+    stated = (_number(event.value(_WORLD[event.kind])) for event in evidence.of(*_WORLD))
+    return max((size for size in stated if size is not None and 0 < size <= MOST_RANKS), default=None)
 
 
 def rank_of(event: Event) -> int | None:
@@ -108,7 +113,7 @@ _GONE, _TIMEOUT = "gone", "DistBackendError"
 
 def _failures(evidence: LogEvidence) -> dict[int, Failure]:
     raised = _raised(evidence)
-    exits = _exits(evidence)
+    exits = exit_failures(evidence)
     timeouts: dict[int, tuple[int, Failure]] = {}
     for number, event in enumerate(evidence.events):
         if event.kind == WATCHDOG and (timed_out := rank_of(event)) is not None:
@@ -132,7 +137,7 @@ def _raised(evidence: LogEvidence) -> dict[int, tuple[int, Failure]]:
     return {rank: (order[id(event)], failure_of(event)) for rank, event in chosen.items()}
 
 
-def _exits(evidence: LogEvidence) -> dict[int, Failure]:
+def exit_failures(evidence: LogEvidence) -> dict[int, Failure]:
     """Return the exit codes of ranks, from torchrun's tables and messages of other launchers."""
     found: dict[int, Failure] = {}
     for event in evidence.of("elastic.entry"):

@@ -19,6 +19,7 @@ from doctor.core.files.timed_file import TimedFile
 from doctor.postmortem.logs import elastic_table, printed_findings, rank_attribution, software_messages, tracebacks
 from doctor.postmortem.logs.deduplication import DeferredLine, ProgressBarStates, RepeatedInfoLines, RepeatedLines
 from doctor.postmortem.logs.event_store import EventStore, ParsedException, StoredEvent, Values
+from doctor.postmortem.logs.exports import PlainLines
 from doctor.postmortem.logs.lines import LONG, blocks_of, text_of, windows_of
 from doctor.postmortem.logs.outcome_marks import marks
 from doctor.postmortem.logs.outcome_marks import step_lines as step_lines_module
@@ -48,6 +49,8 @@ WHAT = "end.what"
 """The text of a C++ exception that nothing caught."""
 HARMLESS = ".harmless"
 """Suffix of the kinds of messages that look like errors and are not."""
+MOST_HOSTS = 4096
+"""Maximum number of hosts of one log that are kept."""
 _FAR = 1 << 16
 LONG_TRACEBACK = 400
 """Maximum number of lines of a traceback, including those of other processes in between."""
@@ -70,11 +73,12 @@ def read_stream(
     """Read the first ``size`` bytes of an open log, last written at ``modified`` (Unix time)."""
     pieces = Unpacked(stream, size, deadline)
     scan = _LogScan(name, modified, deadline)
-    scan.read(pieces)
+    lines = PlainLines(pieces)
+    scan.read(lines)
     if scan.is_stopped or pieces.is_stopped:
         seconds = f"{deadline.seconds:.3g} s"
         return scan.result(f"stopped reading {name} after {seconds} ({pieces.taken} of {size} bytes)")
-    return scan.result(pieces.cut)
+    return scan.result(pieces.cut or lines.cut)
 
 
 def read_lines(lines: Iterable[str], name: str) -> tuple[list[Event], LogFile]:
@@ -182,7 +186,8 @@ class _LogScan:
         logged = {self._processes.of(*one).rank for one in (*self._noticed, *stored)}
         ranks = tuple(sorted(rank for rank in logged if rank is not None))
         recognized = min(self._recognized, lines)
-        file = LogFile(self._name, lines, self._bytes, self._first_at, self._last_at, ranks, cut, recognized)
+        hosts = tuple(sorted(self._processes.hosts)[:MOST_HOSTS])
+        file = LogFile(self._name, lines, self._bytes, self._first_at, self._last_at, ranks, cut, recognized, hosts)
         raised = {event.line for event in events if event.kind in ("python.exception", "python.fatal")}
         found = (mark for mark in self._marks.events(self._name, self._processes) if mark.line not in raised)
         return sorted([*events, *found], key=lambda event: event.line), file

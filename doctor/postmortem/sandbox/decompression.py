@@ -1,10 +1,12 @@
-"""Decompression of files in constant memory: plain, gzip or zstd, distinguished by content."""
+"""Decompression of files in constant memory: plain, gzip, zstd, xz or bzip2, distinguished by content."""
 
 from __future__ import annotations
 
+import io
+import re
 import zlib
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from doctor.core.files.read_deadline import NO_DEADLINE, ReadDeadline
 from doctor.postmortem.sandbox import zstd
@@ -18,7 +20,16 @@ UNSUSPECTED = 128 << 20
 RATIO = 250
 """Maximum compression ratio beyond that: logs of progress bars reach 100, gzip's limit is 1032."""
 
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+"""Magic numbers of zip archives, the second one of an empty one."""
+_TAR = b"ustar", 257
 _GZIP = b"\x1f\x8b"
+_XZ = b"\xfd7zXZ\0"
+_BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
+_HEAD = 10
+"""Bytes by which the format is recognized."""
+XZ_MEMORY = 256 << 20
+"""Maximum memory for xz in bytes: ``xz -9`` needs 65 MiB."""
 _READ = 1 << 16
 
 
@@ -47,11 +58,15 @@ class Unpacked:
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the pieces, once."""
-        head = self._take(4)
+        head = self._take(_HEAD)
         if head.startswith(_GZIP):
             pieces = self._gzip(head)
-        elif head == zstd.MAGIC:
+        elif head.startswith(zstd.MAGIC):
             pieces = self._zstd(head)
+        elif head.startswith(_XZ):
+            pieces = self._members(head, "lzma", "xz")
+        elif _BZIP2.match(head):
+            pieces = self._members(head, "bz2", "bzip2")
         else:
             yield head
             while data := self._take(CHUNK):
@@ -105,9 +120,63 @@ class Unpacked:
         if not member.eof and self.cut is None:
             self.cut = "its gzip archive ends too early"
 
+    def _members(self, data: bytes, module: str, name: str) -> Iterator[bytes]:
+        """Decompress any number of members with a module of the standard library, which Python may lack."""
+        try:
+            start, error = _decompressor(module)
+        except ImportError:
+            self.cut = f"it is packed with {name}, and this Python has no module {module}"
+            return
+        member = start()
+        while True:
+            try:
+                piece = member.decompress(data, CHUNK)
+            except (OSError, EOFError, ValueError, MemoryError, error):
+                self.cut = f"its {name} data is damaged before byte {self.taken}, or needs too much memory"
+                return
+            if piece:
+                yield piece
+            if member.eof:
+                data = (member.unused_data or self._take(_READ)).lstrip(b"\0")
+                if not data:
+                    return
+                member = start()
+            else:
+                data = self._take(_READ) if member.needs_input else b""
+                if member.needs_input and not data:
+                    self.cut = self.cut or f"its {name} archive ends too early"
+                    return
+
     def _zstd(self, head: bytes) -> Iterator[bytes]:
         taken = iter((head,))
         try:
             yield from zstd.unpack(lambda most: next(taken, b"") or self._take(most))
         except zstd.ZstdDataError as error:
             self.cut = self.cut or str(error)
+
+
+def _decompressor(module: str) -> tuple[Callable[[], Any], type[Exception]]:
+    """Return what makes a decompressor, and its error. Raises :exc:`ImportError`."""
+    if module == "bz2":
+        import bz2
+
+        return bz2.BZ2Decompressor, OSError
+    import lzma
+
+    return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), lzma.LZMAError
+
+
+def is_tar(head: bytes) -> bool:
+    """Return whether ``head``, decompressed, is the beginning of a tar archive (POSIX.1-1988, or GNU tar)."""
+    magic, place = _TAR
+    return head[place : place + len(magic)] == magic
+
+
+def is_packed(head: bytes) -> bool:
+    """Return whether a file with this beginning is compressed."""
+    return head.startswith((_GZIP, zstd.MAGIC, _XZ)) or _BZIP2.match(head) is not None
+
+
+def beginning_of(head: bytes) -> bytes:
+    """Return the first decompressed bytes of a compressed file with this beginning, as far as they can be read."""
+    return next(iter(Unpacked(io.BytesIO(head), len(head))), b"")

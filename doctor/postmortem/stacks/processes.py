@@ -19,7 +19,7 @@ from doctor.core.job import UNKNOWN_HOST, Member, build_job
 from doctor.core.masking import mask_text
 from doctor.core.text import natural_key
 from doctor.knowledge.training_processes import AGENT_MODULES, AGENT_SCRIPTS
-from doctor.postmortem.filenames import rank_in_name
+from doctor.postmortem.filenames import rank_in_name, shown_path
 from doctor.postmortem.stacks.collected import NUMBER, DumpedProcess, join_samples, read_stacks
 from doctor.postmortem.stacks.headings import LOCAL_VARIABLES, RANK_VARIABLES, SIZE_VARIABLES
 from doctor.postmortem.stacks.py_spy_text import PARENT
@@ -85,7 +85,7 @@ def collect_stacks(texts: Iterable[tuple[Path, str]]) -> CollectedStacks:
     found: list[_FoundProcess] = []
     empty: list[Path] = []
     for path, text in files:
-        own = [_FoundProcess(dump, path) for dump in read_stacks(text, path.name)]
+        own = [_FoundProcess(dump, path) for dump in read_stacks(text, shown_path(path).name)]
         empty += [] if own else [path]
         found += own
     for process in found:
@@ -136,7 +136,7 @@ def ranks_of_stacks(stacks: CollectedStacks) -> RanksOfStacks:
 
 def _stamp_of(path: Path) -> float | None:
     """The time in the name of a file (``stacks_20260401_192104.txt``); only differences count, so no zone matters."""
-    found = _STAMP.search(path.name)
+    found = _STAMP.search(shown_path(path).name)
     if found is None:
         return None
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from doctor.core.facts.section import in_unicode
 from doctor.core.stack_dumps.threads import LONGEST_NAME
-from doctor.postmortem.inputs import kind_of, kind_of_head
+from doctor.postmortem.file_kinds import kind_of, kind_of_head
 from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.stacks.collected import MOST_SAMPLES, read_stacks
 from doctor.postmortem.stacks.dump_text import looks_like_stacks

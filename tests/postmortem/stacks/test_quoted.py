@@ -6,7 +6,7 @@ import pytest
 
 from doctor.core.facts import ProgressFacts
 from doctor.core.stack_dumps.native_calls import waiting_thread
-from doctor.postmortem.inputs import kind_of_head
+from doctor.postmortem.file_kinds import kind_of_head
 from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.stacks.collected import read_stacks
 from doctor.postmortem.stacks.processes import collect_stacks

@@ -17,7 +17,7 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.cli.main import app
 from doctor.core.facts import ProgressFacts
 from doctor.core.frames import NATIVE_CODE
-from doctor.postmortem.inputs import kind_of
+from doctor.postmortem.file_kinds import kind_of
 from doctor.postmortem.run_reader import read_runs
 
 DATA = Path(__file__).parents[2] / "data" / "stacks"

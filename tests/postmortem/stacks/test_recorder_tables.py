@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.core.facts import RecorderFacts
 from doctor.core.facts.section import in_unicode
-from doctor.postmortem.inputs import kind_of, kind_of_head
+from doctor.postmortem.file_kinds import kind_of, kind_of_head
 from doctor.postmortem.run_reader import read_runs
 from doctor.postmortem.stacks.recorder_tables import looks_like_recorder_tables, read_recorder_tables
 
