@@ -7,10 +7,7 @@ from tests.postmortem.whole_jobs.play import ARCHIVES
 from tests.postmortem.whole_jobs.score import diagnose, unpack
 
 OPEN = (
-    "corrupt-checkpoint",
-    "disk-full",
     "lightning-nan",
-    "nan",
     "read-only",
     "restart-fails-early",
     "shapes-differ",

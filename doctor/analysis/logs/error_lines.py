@@ -59,7 +59,10 @@ def errors_in(evidence: LogEvidence, lines: Iterable[Event]) -> list[Event]:
     strong = {(one.file, one.line) for one in evidence.marks if is_strong(one)}
     certain = (EXCEPTION, CRASH, *TIMED_OUT, *LOST_PEERS)
     found = (one for one in lines if one.kind in certain or (one.file, one.line) in strong)
-    return _in_time(evidence, (one for one in found if not _has_continued(evidence, one)))
+    later = LaterEvents(evidence)
+    return _in_time(
+        evidence, (one for one in found if not (later.preceded_restart(one) or _has_continued(evidence, one)))
+    )
 
 
 def ends(evidence: LogEvidence) -> list[Event]:

@@ -190,6 +190,29 @@ def _plain(event: Event) -> str:
     return (event.value("type") or "").rpartition(".")[2]
 
 
+def _completion_after_restart(evidence: LogEvidence) -> Event | None:
+    """The orderly end of a job whose ranks torchrun restarted; ``None`` if any of its logs shows a later failure.
+
+    Ranks log steps after the restart, and the launcher or all ranks that log to the file end. torchrun prints no table
+    of failures: with one, an exit status of 0 is that of another command, such as ``tee``.
+    """
+    if evidence.of("elastic.entry", "elastic.child_line"):
+        return None
+    failed = {event.file: event.line for event in evidence.of(*ENDS)}
+    restarted = {event.file for event in evidence.of("elastic.failed")}
+    ranks = {file.path: set(file.ranks) for file in evidence.files}
+    ends: list[Event] = []
+    for path, line in failed.items():
+        later = [mark for mark in evidence.marks if mark.file == path and mark.line > line]
+        own_ends = [mark for mark in later if mark.kind == "mark.end"]
+        ended = {mark.rank for mark in own_ends}
+        trained = any(mark.kind == "mark.step" for mark in later)
+        if path not in restarted or not trained or not own_ends or not (None in ended or ended >= ranks[path]):
+            return None
+        ends.append(own_ends[-1])
+    return ends[-1] if ends else None
+
+
 class LaterEvents:
     """Events after an error: whether the process continued, or any process ended."""
 
@@ -200,9 +223,21 @@ class LaterEvents:
         for event in evidence.of(*ENDS, "run.ended_well"):
             last = self._last_peace if event.kind == "run.ended_well" else self._last_end
             last[event.file] = max(event.line, last.get(event.file, 0))
+        self._completion = _completion_after_restart(evidence)
+
+    def preceded_restart(self, event: Event) -> bool:
+        """Whether torchrun restarted the ranks after an error, and a later attempt completed."""
+        end = self._completion
+        if end is None:
+            return False
+        if end.file == event.file:
+            return event.line < end.line
+        return end.at is None or event.at is None or event.at < end.at
 
     def outlived(self, event: Event) -> bool:
         """Whether the log continues after an error without the end of a process: the error was handled."""
+        if self.preceded_restart(event):
+            return True
         if self._last_end.get(event.file, 0) > event.line:
             return False
         if self._last_peace.get(event.file, 0) > event.line:
