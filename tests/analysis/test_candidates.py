@@ -6,6 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.cause_counts import count
 from doctor.analysis.differential.candidates import MOST, candidates_of
 from doctor.analysis.differential.observed import _STRUCTURES
 from doctor.cli.main import app
@@ -80,7 +81,7 @@ def test_an_open_symptom_has_candidates(name):
     found = report_on(text).candidates
     assert expected in [one.id for one in found[:3]], found
     assert len(found) <= MOST
-    assert all(one.next_command and one.confirmed_by for one in found)
+    assert all(one.supports and one.next_command and one.confirmed_by for one in found)
     assert [one.confidence for one in found] == sorted((one.confidence for one in found), reverse=True)
     assert sum(one.confidence for one in found) < 1
 
@@ -119,6 +120,17 @@ def test_counts_move_a_cause():
     results = judge(job, load_registry(()), Settings(), must_be_complete=False).results
     found = candidates_of(job, results, "RUN012", {"lost-peer": {"scheduler": 100}})
     assert found[0].id == "ENV017"
+
+
+def test_cases_are_counted_by_their_cause():
+    text = {"lines": [RECV, "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***"]}
+    cases = [
+        {**text, "expected": ["ENV017"]},
+        {**text, "expected": ["RUN012"], "also": ["ENV017"]},
+        {**text, "expected": ["RUN004"], "cause": "unknown: nobody found out"},
+        {**text, "expected": [], "healthy": True},
+    ]
+    assert count(cases)["lost-peer"] == {"scheduler": 2}
 
 
 def test_the_order_does_not_depend_on_anything_else():

@@ -15,7 +15,7 @@ from doctor.knowledge.candidate_causes import Cause, Symptom, case_counts, known
 MOST = 5
 """Candidates of a report."""
 MOST_REASONS = 3
-"""Observations that are named for a candidate, and as many against it."""
+"""Observations that are named for a candidate, beside the number of cases, and as many against it."""
 LEAST = 0.02
 """Confidence below which a cause is not a candidate."""
 CERTAIN = 0.7
@@ -49,14 +49,18 @@ def candidates_of(
         return ()
     is_verdict = primary is not None and (primary not in symptom.checks or primary in symptom.verdicts)
     seen = [*_of_findings(standing, symptom), *observed(job, symptom)]
-    shares = _shares(symptom, seen, case_counts() if counts is None else counts)
+    cases = (case_counts() if counts is None else counts).get(symptom.name, {})
+    shares = _shares(symptom, seen, cases)
     if finding is not None and primary is not None and is_verdict:
         shares = _with_verdict(shares, primary, finding.confidence)
     ordered = sorted(shares.items(), key=lambda share: (-share[1], share[0]))
     # An error that is not known can have any cause: only a telling observation makes one a candidate.
-    told = {name for name, _ in ordered if symptom.kinds or any(one.factors.get(name, 1) >= TELLING for one in seen)}
+    least = 1.0 if symptom.kinds else TELLING
+    backed = {name for name in shares if cases.get(name) or any(one.factors.get(name, 1) > least for one in seen)}
     found = (
-        _candidate(known_causes()[name], share, seen) for name, share in ordered if share >= LEAST and name in told
+        _candidate(known_causes()[name], share, seen, cases)
+        for name, share in ordered
+        if share >= LEAST and name in backed
     )
     return tuple(itertools.islice(found, MOST))
 
@@ -103,9 +107,8 @@ def _of_findings(standing: Mapping[str, ReportFinding], symptom: Symptom) -> Ite
             yield Observed(f"{name}: {finding.summary}", dict.fromkeys(causes, factor))
 
 
-def _shares(symptom: Symptom, seen: Iterable[Observed], counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-    of_symptom = counts.get(symptom.name, {})
-    weights = {name: of_symptom.get(name, 0) + SMOOTHING for name in symptom.causes}
+def _shares(symptom: Symptom, seen: Iterable[Observed], cases: Mapping[str, int]) -> dict[str, float]:
+    weights = {name: cases.get(name, 0) + SMOOTHING for name in symptom.causes}
     other = OTHER * sum(weights.values())
     for one in seen:
         for name in weights:
@@ -122,16 +125,18 @@ def _with_verdict(shares: Mapping[str, float], primary: str, confidence: float) 
     return {name: (1 - confidence) * share / left for name, share in others.items()}
 
 
-def _candidate(cause: Cause, share: float, seen: Iterable[Observed]) -> CandidateCause:
+def _candidate(cause: Cause, share: float, seen: Iterable[Observed], cases: Mapping[str, int]) -> CandidateCause:
     weighed = [(one.factors.get(cause.name, 1.0), one.text) for one in seen]
     supports = sorted((one for one in weighed if one[0] > 1), key=lambda one: -one[0])
+    number = cases.get(cause.name, 0)
+    counted = (f"The cause of {number} of {sum(cases.values())} public cases with this symptom",) if number else ()
     against = sorted((one for one in weighed if one[0] < 1), key=lambda one: one[0])
     return CandidateCause(
         id=cause.check,
         cause=cause.name,
         title=cause.title,
         confidence=round(share, 2),
-        supports=tuple(text for _, text in supports[:MOST_REASONS]),
+        supports=(*(text for _, text in supports[:MOST_REASONS]), *counted),
         against=tuple(text for _, text in against[:MOST_REASONS]),
         next_command=cause.command,
         confirmed_by=cause.confirmed_by,
