@@ -3,7 +3,7 @@
     python benchmarks/coverage.py                  the table
     python benchmarks/coverage.py --missed NAME    messages of a component that are not recognized, and why
     python benchmarks/coverage.py --sample 200     a random sample with classes, to be classified again independently
-    python benchmarks/coverage.py --healthy        wrong matches in the healthy logs of the tests
+    python benchmarks/coverage.py --healthy [DIR…] wrong matches in the healthy public texts, and in healthy logs of DIR
 
 A message counts as recognized if its line, with values filled in as the component writes it, yields an event of the
 class of the message: the check it is evidence for, or its role. An event of another pattern counts if that pattern
@@ -144,24 +144,23 @@ def sample(count: int) -> None:
         print("\t".join(row))
 
 
-def healthy() -> int:
+def healthy(folders: list[Path]) -> int:
     """Print what is recognized as a failure in healthy logs; return how many lines."""
-    lines, wrong = 0, Counter[str]()
-    folder = ROOT / "tests" / "postmortem"
-    for path in sorted(folder.rglob("*healthy*/*")) + sorted(folder.rglob("*healthy*.log")):
-        if path.is_file():
-            logged = path.read_text(errors="replace").splitlines()
-            lines += len(logged)
-            events, _ = read_lines(logged, path.name)
-            wrong.update(
-                f"{path.name}: {event.text}"
-                for event in events
-                if event.kind.startswith("software.") and event.value("about") != HARMLESS
-            )
+    logs = {path.name: path.read_text(errors="replace").splitlines() for one in folders for path in _files(one)}
+    for path in (ROOT / "benchmarks" / "failure_texts" / f"{half}.json" for half in ("rules", "held")):
+        logs.update((one["address"], one["lines"]) for one in json.loads(path.read_text()) if one.get("healthy"))
+    wrong = Counter[str]()
+    for name, lines in logs.items():
+        events, _ = read_lines(lines, name)
+        wrong.update(f"{name}: {one.text}" for one in events if one.kind in ("software.check", "software.cause"))
     for text, times in wrong.items():
         print(times, text)
-    print(f"{sum(wrong.values())} wrong matches in {lines} healthy lines")
+    print(f"{sum(wrong.values())} wrong matches in {sum(map(len, logs.values()))} lines of {len(logs)} healthy logs")
     return sum(wrong.values())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def main() -> int:
@@ -170,13 +169,14 @@ def main() -> int:
     parser.add_argument("--missed")
     parser.add_argument("--sample", type=int)
     parser.add_argument("--healthy", action="store_true")
+    parser.add_argument("folders", nargs="*", type=Path)
     options = parser.parse_args()
     if options.missed:
         missed(options.missed)
     elif options.sample:
         sample(options.sample)
     elif options.healthy:
-        return int(healthy() > 0)
+        return int(healthy(options.folders) > 0)
     else:
         return int(table() > 0)
     return 0
