@@ -53,8 +53,8 @@ class Check:
     of them. ``compares_ranks``: with ranks missing, a result without
     findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
     reference, and the check itself reports that a single rank has nothing to be compared with. ``last_resort``: it is
-    evaluated only if no other check has an error or a warning. ``limits``: thresholds by name. ``origin``:
-    ``built-in``, a distribution or a file.
+    evaluated only if no other check has an error or a warning that may be the primary one. ``limits``: thresholds by
+    name. ``origin``: ``built-in``, a distribution or a file.
 
     Raises:
         ValueError: the metadata is malformed; the runner and the reports rely on its form.
@@ -138,7 +138,7 @@ def check(
     R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
     baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
     check that reads logs only (``when="M"``, no ``needs``) has none. ``last_resort``: the check is evaluated only if no
-    other one has an error or a warning. ``cases`` is called by tests only.
+    other one has an error or a warning that may be the primary one. ``cases`` is called by tests only.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:

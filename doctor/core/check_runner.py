@@ -17,7 +17,7 @@ from doctor.core.check_registry import BrokenPlugin, CheckRegistry, sentence_of
 from doctor.core.decoding import prepared
 from doctor.core.facts import Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
-from doctor.core.finding import ALONE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
+from doctor.core.finding import ALONE, PRIMARY_CONFIDENCE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
 from doctor.core.job import Job
 from doctor.core.logs.declared_findings import declared_findings
 from doctor.core.logs.event_groups import quoted_places
@@ -77,7 +77,9 @@ class _Runner:
             _add_software_findings(self._job, {one: outcome.findings for one, (_, outcome, _) in evaluated.items()})
         results = {check.id: self._result(check, *evaluated[check.id]) for check in checks if check.id in evaluated}
         shown = [finding for result in results.values() for finding in result.findings]
-        found = any(one.stands and one.severity is not Severity.INFO for one in shown)
+        found = any(
+            one.stands and one.severity is not Severity.INFO and one.confidence >= PRIMARY_CONFIDENCE for one in shown
+        )
         if self._job.evidence is not None:
             self._job = self._job.with_quoted(quoted_places(shown))
         for check in checks:
@@ -286,9 +288,13 @@ class _ExplainingFinding(NamedTuple):
     finding: ReportFinding
 
 
+_OF_OTHER_RANKS = ("RUN001", "RUN012")
+"""Checks whose findings are consequences on other ranks than their cause: waits for a rank, and its loss."""
+
+
 def _with_causes(result: CheckResult, explained: Mapping[str, list[_ExplainingFinding]]) -> CheckResult:
-    """The result with each finding linked to its cause, which shares a rank with it. The most severe cause counts, and
-    of these the most certain."""
+    """The result with each finding linked to its cause, which shares a rank with it unless the finding is about waiting
+    or losing peers. The most severe cause counts, and of these the most certain."""
     causes = explained.get(result.id)
     if not causes:
         return result
@@ -296,7 +302,8 @@ def _with_causes(result: CheckResult, explained: Mapping[str, list[_ExplainingFi
 
     def mark(finding: ReportFinding) -> ReportFinding:
         for cause in causes:
-            apart = cause.ranks and finding.ranks and not cause.ranks.intersection(finding.ranks)
+            shares = not cause.ranks or not finding.ranks or cause.ranks.intersection(finding.ranks)
+            apart = not shares and result.id not in _OF_OTHER_RANKS
             if cause.id != result.id and not apart:
                 return msgspec.structs.replace(finding, explained_by=cause.id)
         return finding

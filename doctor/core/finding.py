@@ -12,6 +12,9 @@ from doctor.core.facts import Setting
 ALONE = "one process: nothing to compare it with"
 """Why a check that compares ranks is skipped for a job of one process."""
 
+PRIMARY_CONFIDENCE = 0.3
+"""Confidence that a primary cause needs: below it several other causes are as likely."""
+
 
 class Severity(str, Enum):
     """``error`` will break or corrupt the run, ``warning`` will slow it or may break it, ``info`` is good to know."""

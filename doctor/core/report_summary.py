@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from doctor.core.facts import LogEvidence, Missing
-from doctor.core.finding import Severity, Status
+from doctor.core.finding import PRIMARY_CONFIDENCE, Severity, Status
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import SYMPTOMS
 from doctor.core.masking import mask_record
@@ -36,9 +36,6 @@ INCONCLUSIVE = 3
 
 _VERDICTS: dict[int, VerdictWord] = {0: "pass", 1: "fail", INCONCLUSIVE: "inconclusive"}
 _WORST_FIRST = (1, INCONCLUSIVE, 0)
-
-PRIMARY_CONFIDENCE = 0.3
-"""Confidence that a primary cause needs: below it several other causes are as likely."""
 
 
 def summarize(
@@ -195,6 +192,12 @@ def primary_of(results: Iterable[CheckResult], evidence: LogEvidence | None = No
     ]
     roots = roots or [
         pair for pair in standing if pair[1].confidence >= PRIMARY_CONFIDENCE and _explains_itself(pair[0], standing)
+    ]
+    # Without any of these, the primary finding is what was seen: a process failed, and nothing shows why.
+    roots = roots or [
+        pair
+        for pair in standing
+        if pair[0] in SYMPTOMS and pair[1].severity is not Severity.INFO and not pair[1].explained_by
     ]
     if not roots:
         return None

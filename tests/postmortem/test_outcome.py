@@ -219,3 +219,106 @@ def test_marks_are_bounded():
 def test_facts_of_a_host_have_no_end():
     assert outcome_of(healthy().job(), (), 0.0) is None
     assert outcome_of(logged("hello").job(), (), 0.0).kind == "unknown"
+
+
+FAILURES_OF_LAUNCHERS = {
+    "torchrun": "failed (exitcode: 1) local_rank: 0 (pid: 4242) of binary: /usr/bin/python",
+    "torchrun's table": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    "torchrun's agent": "[default] Worker group FAILED. 3/3 attempts left; will restart worker group",
+    "torchrun ends its workers": "Sending process 4321 closing signal SIGTERM",
+    "torchrun is ended": "torch.distributed.elastic.multiprocessing.api.SignalException: Process 42 got signal: 15",
+    "the rendezvous": "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+    "spawn": "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 1",
+    "Accelerate": "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.",
+    "DeepSpeed": "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
+    "DeepSpeed ends its processes": "[INFO] [launch.py:315:sigkill_handler] Killing subprocess 4242",
+    "pdsh": "pdsh@node0: node1: ssh exited with exit code 1",
+    "Lightning": "Child process with PID 42 terminated with code 1. Forcefully terminating all other processes",
+    "srun": "srun: error: node3: task 3: Exited with exit code 1",
+    "srun, killed": "srun: error: node3: task 3: Killed",
+    "srun ends the step": "srun: Terminating StepId=4711.0",
+    "srun waits": "srun: First task exited 30s ago",
+    "slurmstepd": "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***",
+    "sacct": "4711 train main FAILED 1:0",
+    "seff": "State: FAILED (exit code 1)",
+    "mpirun": "Primary job  terminated normally, but 1 process returned a non-zero exit code.",
+    "mpirun's first process": "mpirun detected that one or more processes exited with non-zero status, thus causing",
+    "mpirun, a signal": "mpirun noticed that process rank 3 with PID 42 on node n1 exited on signal 11 (Killed).",
+    "prterun": "prterun detected that one or more processes exited with non-zero status, thus causing the job to end.",
+    "MPI_Abort": "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD",
+    "a lost daemon": "ORTE has lost communication with a remote daemon.",
+    "Hydra": "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+    "MPICH": "Abort(1) on node 3 (rank 3): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3",
+    "kubectl": "    Reason:       Error\n    Exit Code:    1",
+    "kubectl exec": "command terminated with exit code 1",
+    "a pod": "Warning  BackOff  3m (x5 over 4m)  kubelet  Back-off restarting failed container pytorch in pod worker-0",
+    "a Kubernetes job": "Job has reached the specified backoff limit",
+    "the training operator": "PyTorchJob train is failed because 1 Worker replica(s) failed.",
+    "Ray, an actor": "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.",
+    "Ray, a worker": "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task.",
+    "Ray, a job": "Status message: Job entrypoint command failed with exit code 1, last available logs:",
+    "SageMaker": "AlgorithmError: ExecuteUserScriptError:\nExitCode 1",
+    "LSF": "Exited with exit code 1.",
+    "PBS": "=>> PBS: job killed: walltime 3600 exceeded limit 3600",
+    "Docker": "container exited with code 137",
+    "Horovod": "Terminating remaining workers after failure of Process 3.",
+    "systemd": "train.service: Main process exited, code=exited, status=1/FAILURE",
+    "make": "make: *** [Makefile:12: train] Error 1",
+    "a shell, killed": "train.sh: line 3:  4242 Killed                  python train.py",
+    "a shell, terminated": "train.sh: line 3:  4242 Terminated              python train.py",
+    "a notebook": "Kernel died, restarting",
+}
+
+
+@pytest.mark.parametrize("name", FAILURES_OF_LAUNCHERS)
+def test_a_failure_that_only_a_launcher_reports_has_a_primary_finding(tmp_path, name):
+    report = report_of(tmp_path, FAILURES_OF_LAUNCHERS[name])
+    assert report["verdict"] in ("fail", "inconclusive")
+    assert report["exit_code"] in (1, 3)
+    assert report["primary"] is not None
+
+
+WAITS = {
+    "[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0": [0],
+    "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
+    "store->get('0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0": [0],
+    "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /3//cuda//0": [],
+    "torch.distributed.DistStoreError: Socket Timeout": [],
+    "Timeout waiting for key: default_pg/0/0 after 1800000 ms": [],
+}
+
+
+@pytest.mark.parametrize("text", WAITS)
+def test_a_timeout_of_the_store_names_the_rank_that_sets_the_key(tmp_path, text):
+    report = report_of(tmp_path, text)
+    assert (report["primary"], report["exit_code"]) == ("RUN001", 3)
+    (result,) = [one for one in report["results"] if one["id"] == "RUN001"]
+    assert result["findings"][0]["ranks"] == WAITS[text]
+    assert "Likely causes" in result["findings"][0]["fix"]
+
+
+@pytest.mark.parametrize("key", ["/default_pg/0//cpu//0/3", "/default_pg/0//cpu//0/rank_3"])
+def test_a_rank_without_an_address_in_the_store_did_not_join(tmp_path, key):
+    text = f"[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: {key}"
+    report = report_of(tmp_path, text)
+    assert report["primary"] == "ENV005"
+    (result,) = [one for one in report["results"] if one["id"] == "ENV005"]
+    assert result["findings"][0]["ranks"] == [3]
+
+
+def test_an_unexplained_error_comes_before_an_exit_code(tmp_path):
+    text = "node1:41:77 [3] transport/x.cc:12 NCCL WARN Net : no release said this\nexits with return code = 1"
+    report = report_of(tmp_path, text)
+    assert report["primary"] == "RUN019"
+
+
+def test_the_first_error_by_time_names_component_rank_and_host(tmp_path):
+    text = (
+        "2026-01-02 03:04:09 [rank1] mypkg.engine - ERROR - lost it\n"
+        "2026-01-02 03:04:05 [rank3] node7:41:77 [3] NCCL WARN Net : no release said this\n"
+    )
+    report = report_of(tmp_path, text)
+    (finding,) = next(one for one in report["results"] if one["id"] == "RUN019")["findings"]
+    assert "the first error is from NCCL, rank 3: " in finding["summary"]
+    assert finding["ranks"] == [3]
+    assert report["verdict"] == "inconclusive"

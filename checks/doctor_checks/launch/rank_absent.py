@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import absent_by_host, joined_ranks
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, set_up_before
+from doctor.analysis.logs.store_keys import rank_of_key, stage_of_key
 from doctor.api import (
     EventGroup,
     Finding,
@@ -99,6 +100,27 @@ def _by_rendezvous(job: Job) -> Iterator[Finding]:
             )
 
 
+def _by_store(job: Job) -> Iterator[Finding]:
+    waits = tuple(one for one in events_of_kinds(job, "torch.store.wait", "torch.store.members") if _is_of_start(one))
+    if not waits or set_up_before(job, waits[0]):
+        return
+    group = EventGroup(waits[0].kind, waits)
+    keys = sorted({key for one in waits if (key := one.value("keys"))})
+    missing = tuple(sorted({rank for key in keys if (rank := rank_of_key(key)) is not None} - set(group.ranks)))
+    absent = ranks_in_words(missing) if missing else "some"
+    yield finding_from_logs(
+        group,
+        f"processes waited in the store until the timeout while the job started: {absent} did not join",
+        ranks=missing,
+        evidence={"keys": keys[:8], "world_size": group.value("want")},
+        confidence=0.7 if missing else 0.6,
+    )
+
+
+def _is_of_start(event: Event) -> bool:
+    return event.kind == "torch.store.members" or stage_of_key(event.value("keys") or "") == "start"
+
+
 NEAR_THE_END = 20
 """Lines that Lightning and its loggers may print while ranks still wait for others."""
 
@@ -135,9 +157,17 @@ def _ends_there(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     scope=Scope.JOB,
     when="PM",
-    from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members),
+    from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members, _by_store),
     cases=lambda: (
         Passes("all ranks joined", healthy(hosts=2, per_host=2)),
+        Passes(
+            "agents that waited for each other at the end",
+            logged("DistStoreError: wait timeout after 300000ms, keys: /torchelastic/agent/terminal_state/last_member"),
+        ),
+        Fails(
+            "an agent that waited for others in the store",
+            logged("torch.distributed.DistStoreError: timed out waiting for all 2 members to join"),
+        ),
         Passes("no rank is missing", healthy(hosts=2, per_host=2).only((0,))),
         Fails(
             "one process of a host died before it could answer",

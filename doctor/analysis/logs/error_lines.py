@@ -61,7 +61,7 @@ def errors_in(evidence: LogEvidence, lines: Iterable[Event]) -> list[Event]:
     found = (one for one in lines if one.kind in certain or (one.file, one.line) in strong)
     later = LaterEvents(evidence)
     return _in_time(
-        evidence, (one for one in found if not (later.preceded_restart(one) or _has_continued(evidence, one)))
+        evidence, (one for one in found if not (later.preceded_restart(one) or has_continued(evidence, one)))
     )
 
 
@@ -91,7 +91,7 @@ def _is_contradicted(end: Event, errors: Iterable[Event], evidence: LogEvidence)
     return False
 
 
-def _has_continued(evidence: LogEvidence, error: Event) -> bool:
+def has_continued(evidence: LogEvidence, error: Event) -> bool:
     """Whether the process of an error, or its log if the process is unknown, trained on after it."""
     steps = (one for one in evidence.marks if one.kind == STEP and one.file == error.file)
     return any(

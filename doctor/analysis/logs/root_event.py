@@ -36,6 +36,7 @@ LOST_PEERS = (
     "elastic.rdzv_node",
     "gloo.app_timeout",
     "software.consequence",
+    "mpi.daemon_lost",
 )
 """Messages of ranks that lost a peer or its store."""
 TIMED_OUT = (
@@ -60,7 +61,9 @@ ENDS = (
     "host.oom_kernel",
     "launch.ended",
     "launch.exit_code",
+    "launch.failed",
     "launch.spawn_died",
+    "launch.takedown",
     "mpi.abort",
     "mpi.peer_exit",
     "pl.child",
@@ -145,7 +148,13 @@ def first_trouble(job: Job) -> Event | None:
 def _is_root(aftermath: LaterEvents, event: Event) -> bool:
     if event.kind in (EXCEPTION, CRASH):
         return nature_of_exception(event) == "own" and not aftermath.outlived(event)
+    if event.kind == "nccl.result" and _REMOTE in event.text:
+        return False
     return "-15" not in (event.value("code"), event.value("exitcode"))
+
+
+_REMOTE = "remote process exited"
+"""ncclRemoteError (ncclGetErrorString in src/init.cc of NCCL): the rank lost a peer."""
 
 
 def exceptions(evidence: LogEvidence) -> Iterator[Event]:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.analysis.logs.root_event import LOST_PEERS, LaterEvents, exceptions, first_trouble, nature_of_exception
+from doctor.analysis.logs.error_lines import has_continued, orderly_ends
+from doctor.analysis.logs.root_event import (
+    EXCEPTION,
+    LOST_PEERS,
+    TIMED_OUT,
+    LaterEvents,
+    exceptions,
+    first_trouble,
+    nature_of_exception,
+)
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs, line_of, ranks_in_words
+from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
+from doctor_checks.progress.hang._store_waits import STORE_WAITS, has_timed_out
 
 _RECV = (
     "[rank{rank}]:[W TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=87, addr=[node1]:40242, "
@@ -31,6 +42,17 @@ _FLAG = (
             logged("[rank0]: ValueError: the loss is no number", _RECV.format(rank=1)),
             silent=False,
         ),
+        Passes(
+            "a launcher that ends its processes after one failed",
+            logged("srun: error: node3: task 3: Exited with exit code 1", "srun: Terminating StepId=4711.0"),
+        ),
+        Fails(
+            "a launcher that ends its processes, and nothing else",
+            logged(
+                "W1218 20:27:21.4 140 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 124 "
+                "closing signal SIGTERM"
+            ),
+        ),
         Fails("the store of rank 0 is gone", logged(_RECV.format(rank=1), _FLAG), ranks=(1, 2)),
     ),
 )
@@ -44,7 +66,13 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     if job.evidence is None:
         return
     raised = {id(event) for event in exceptions(job.evidence) if nature_of_exception(event) == "peer"}
-    lost = tuple(event for event in job.evidence.events if event.kind in LOST_PEERS or id(event) in raised)
+    waits = (event for event in job.evidence.of(*STORE_WAITS) if has_timed_out(event))
+    late = {(event.file, event.line) for event in (*job.evidence.of(*TIMED_OUT), *waits)}
+    lost = tuple(
+        event
+        for event in job.evidence.events
+        if id(event) in raised or (event.kind in LOST_PEERS and (event.file, event.line) not in late)
+    )
     if lost:
         group = EventGroup(lost[0].kind, lost)
         first = first_trouble(job)
@@ -70,3 +98,48 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             symptoms=False,
             fix="" if cause is None else "See the first error; these lines follow from it.",
         )
+    elif takedown := _takedown(job):
+        is_signalled = any(one.kind in _SIGNALS for one in takedown)
+        yield finding_from_logs(
+            EventGroup(takedown[0].kind, takedown),
+            "the launcher received a signal to end, and who sent it is not in this log"
+            if is_signalled
+            else "the launcher ended its processes because one had failed, or because it was told to stop; neither is "
+            "in this log",
+            ranks=(),
+            fix=_FIX_OF_SIGNAL if is_signalled else "",
+            confidence=0.35,
+            symptoms=False,
+        )
+
+
+def _takedown(job: Job) -> tuple[Event, ...]:
+    """Messages of a launcher that ends its processes, if nothing in the logs shows why."""
+    evidence = job.evidence
+    if evidence is None or evidence.of(*_REASONS) or first_trouble(job) is not None or orderly_ends(evidence, ()):
+        return ()
+    found = evidence.of(*_TAKEDOWNS, *_SIGNALS)
+    is_by_user = any(one.value("type") == "KeyboardInterrupt" for one in evidence.of(EXCEPTION))
+    if is_by_user or any(one.value("sig") in _OF_USERS for one in found):
+        return ()
+    return tuple(one for one in found if not has_continued(evidence, one))
+
+
+_TAKEDOWNS = ("elastic.closing", "launch.takedown", "slurm.aborted")
+_SIGNALS = ("elastic.sigexc", "elastic.sigrecv")
+_OF_USERS = ("1", "2", "SIGHUP", "SIGINT", "Signals.SIGHUP", "Signals.SIGINT")
+"""Signals of a terminal: ENV016, or a user who interrupted the run."""
+_FIX_OF_SIGNAL = (
+    "Ask the scheduler how the job ended: `sacct -j JOB --format=JobID,State,ExitCode,Reason`, or `kubectl describe "
+    "pod POD`. Collect the logs of the agents of other hosts, whose workers may have failed first."
+)
+_REASONS = (
+    "elastic.child_line",
+    "launch.exit_code",
+    "launch.failed",
+    "launch.hangup",
+    "mpi.abort",
+    "pl.child",
+    "pl.sigterm",
+)
+"""Messages that show why a launcher ends its processes, beside those of :func:`first_trouble`."""

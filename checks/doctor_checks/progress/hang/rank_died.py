@@ -126,7 +126,7 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     )
 
 
-_EXITS = ("elastic.failed", "pl.child", "launch.exit_code")
+_EXITS = ("elastic.failed", "pl.child", "launch.exit_code", "launch.failed")
 """Messages with the exit code of a process, but not its rank."""
 _OWN = 0.6
 """Confidence of a diagnosis below which an error in a log is more specific."""

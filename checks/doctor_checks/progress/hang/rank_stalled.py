@@ -8,6 +8,7 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.analysis.logs.root_event import first_trouble
 from doctor.api import (
     EventGroup,
     Finding,
@@ -34,6 +35,7 @@ from doctor_checks.progress.hang._stall_text import (
     stall_source,
     stall_waiters,
 )
+from doctor_checks.progress.hang._store_waits import STORE_WAITS, store_waits
 
 _SLEEPS = user_frame(58, "training_step")
 
@@ -47,6 +49,9 @@ _WATCHDOG = (
     "[rank{rank}]:[E626 06:24:44 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=98, NumelOut=98, Timeout(ms)=600000) ran for 600020 "
     "milliseconds before timing out."
+)
+_STORE_WAIT = (
+    "[rank{rank}]: torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0"
 )
 _GLOO = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
 
@@ -70,6 +75,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield _of_the_others(job, EventGroup(waited[0].kind, waited), missing)
     elif waited:
         yield _of_timeouts(job, EventGroup(waited[0].kind, waited))
+    else:
+        yield from store_waits(job) if is_logged(job, *STORE_WAITS) else _of_echoes(job)
 
 
 _RAS_FIX = (
@@ -79,7 +86,37 @@ _RAS_FIX = (
 _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
 
 
-_TIMEOUTS = ("torch.nccl.watchdog_timeout", "torch.nccl.blocking_wait", "torch.nccl2.timeout", "gloo.timeout")
+_TIMEOUTS = (
+    "torch.nccl.watchdog_timeout",
+    "torch.nccl.blocking_wait",
+    "torch.nccl2.timeout",
+    "torch.monitored_barrier.nonzero",
+    "torch.monitored_barrier.rank0",
+    "gloo.timeout",
+)
+_ECHOES = (
+    "torch.nccl.dump_signal",
+    "torch.nccl.dump_observed",
+    "torch.nccl.watchdog_detected",
+    "torch.nccl.takedown",
+    "torch.nccl.async_danger",
+)
+"""Messages of ranks after a collective failed or timed out, which do not name it."""
+
+
+def _of_echoes(job: Job) -> Iterator[Finding]:
+    echoes = tuple(event for group in event_groups(job, *_ECHOES) for event in group.events)
+    if echoes and first_trouble(job) is None:
+        yield finding_from_logs(
+            EventGroup(echoes[0].kind, echoes),
+            "a collective failed or timed out, and its own message is not in this log",
+            ranks=(),
+            fix=_collect(job),
+            severity=Severity.WARNING,
+            confidence=0.35,
+            explains=("RUN012", "RUN016"),
+            symptoms=False,
+        )
 
 
 def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
@@ -181,6 +218,22 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
         Fails(
             "log of one timeout and nothing else",
             logged(_WATCHDOG.format(rank=6, number=4)),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "log of ranks that waited for the id of a communicator",
+            logged(_STORE_WAIT.format(rank=1), _STORE_WAIT.format(rank=2)),
+            ranks=(0,),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "log of the old message of the store, which names no key",
+            logged("[rank1]: torch.distributed.DistStoreError: Socket Timeout"),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "log of a process that ends because a collective failed",
+            logged("[Rank 3] To avoid data inconsistency, we are taking the entire process down."),
             severity=Severity.WARNING,
         ),
         Fails(

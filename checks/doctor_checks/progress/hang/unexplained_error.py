@@ -67,6 +67,7 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
         fix=f"Look the first error up in the documentation and the issues of {name or 'the program that logged it'}. "
         f"Collect the complete logs of all ranks.{collect}",
         confidence=0.3,
+        explains=("RUN004", "RUN012"),
         symptoms=False,
     )
 

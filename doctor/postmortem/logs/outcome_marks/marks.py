@@ -64,7 +64,8 @@ _RAISED = re.compile(
     r"(?:[a-z0-9_](?:Error|Exception|Interrupt)|(?<!\w)(?:OS|IO)Error)(?=:|\s{0,9}$|\()|(?:^|\s)Exception: "
 )
 _ENDED_BADLY = re.compile(
-    r"terminate called |^\s*what\(\):|Assertion [`'\"].{0,300}failed|\(core dumped\)|Segmentation fault"
+    r"terminate called |^\s*what\(\):|Assertion [`'\"].{0,300}failed|\bassert \(.{1,200}\) failed"
+    r"|\(core dumped\)|Segmentation fault"
     r"|(?<!\w)Bus error|command not found|: not found$|No module named|an't open file"
     r"|annot open (?:file|shared object)|Illegal instruction|stack smashing detected|double free or corruption"
     r"|(?:exit|Exit|return)(?:ed)?(?: with)?(?: exit)? ?(?:[cC]ode|status)[ :=]{1,3}-?[1-9]"
