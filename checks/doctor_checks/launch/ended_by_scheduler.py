@@ -19,7 +19,10 @@ REASONS = (
     ("preempt", "the job was preempted: another one got its hosts", 0.95),
     ("requeue", "the job was requeued", 0.9),
     ("spot instance", "the provider took the hosts back", 0.95),
-    ("evicted", "the cluster evicted the job", 0.9),
+    ("evict", "the cluster evicted the job", 0.9),
+    ("kubelet", "the cluster evicted the job", 0.9),
+    ("taint", "the cluster evicted the job", 0.9),
+    ("requeue", "the job was requeued: it starts again from its last checkpoint", 0.9),
     ("low on resource", "the cluster evicted the job", 0.9),
 )
 """What the reason of a scheduler contains, what it means, and how sure that is."""
@@ -41,6 +44,12 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
             logged(
                 "srun: error: node3: task 3: Exited with exit code 1",
                 "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***",
+            ),
+        ),
+        Passes(
+            "SLURM ends the step because a task failed",
+            logged(
+                "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TASK FAILURE ***"
             ),
         ),
         Fails(
