@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from doctor.core.settings import Settings
+from doctor.postmortem.file_kinds import kind_of_head
+from doctor.postmortem.logs.exports import PlainLines
 from doctor.postmortem.run_outcome import outcome_of
 from doctor.postmortem.run_reader import read_runs
 from doctor.session import judge, load_checks
@@ -178,3 +181,38 @@ def test_unrelated_jobs_are_told_apart(files: Files) -> None:
         texts = [" ".join(event.text for event in run.job.evidence.events) for run in runs if run.job.evidence]
     assert len(runs) == 2
     assert all(("out of memory" in text) != ("bad label" in text) for text in texts)
+
+
+EXPORTS = {
+    name: files for name, of in FILES.items() for files in [of()] if any(one.startswith("export") for one in files)
+}
+
+
+@each_case("files", EXPORTS.values(), ids=EXPORTS)
+def test_a_damaged_export_is_read_as_far_as_it_goes(files: Files) -> None:
+    chance = random.Random(7)
+    (data,) = files.values()
+    whole = b"".join(PlainLines([data]))
+    for _ in range(60):
+        damaged = bytearray(data[: chance.randrange(1, len(data))])
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        kind_of_head(bytes(damaged))
+        read = PlainLines([bytes(damaged)])
+        assert len(b"".join(read)) <= max(len(whole), len(damaged)) * 2
+    cut = PlainLines([data[: len(data) // 2]])
+    first = b"".join(cut).splitlines()
+    assert len(first) > 5
+    assert cut.cut is not None or data.startswith((b"@", b"container", b"timestamp"))
+
+
+def test_a_carriage_return_in_the_first_line_is_no_table() -> None:
+    assert kind_of_head(b"a,b\rc,message\nstep 1\n") == "log"
+
+
+def test_an_export_is_read_in_time_that_grows_with_its_size() -> None:
+    entry = {"line": "step 7: loss 0.1", "timestamp": "1795469700000000000"}
+    data = json.dumps([entry] * 50_000).encode()
+    pieces = [data[start : start + (1 << 16)] for start in range(0, len(data), 1 << 16)]
+    sizes = [len(piece) for piece in PlainLines(pieces)]
+    assert len(sizes) < 20
+    assert sum(sizes) == 50_000 * len("2026-11-23T21:35:00.000000Z step 7: loss 0.1\n")

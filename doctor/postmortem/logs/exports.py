@@ -25,6 +25,8 @@ MOST_REVERSED = 128 << 20
 """Maximum characters of the entries of a document that begins with the newest one."""
 _HEAD = 1 << 16
 _PEEKED = 256
+_BATCH = 4096
+"""Entries of a piece: many small pieces are slow to join."""
 _COLUMNS = frozenset({"message", "Message", "@message", "line", "Line", "log", "_raw", "textPayload", "MESSAGE"})
 _ARRAYS = (
     re.compile(r'^\s*\{(?=.{0,4000}"resultType"\s*:\s*"streams").{0,4000}?"result"\s*:\s*\[(?=\s*\{)', re.DOTALL),
@@ -75,7 +77,10 @@ def _header_in(text: str) -> list[str]:
     first, _, rest = text.partition("\n")
     if not rest or "," not in first or len(first) > 4000:
         return []
-    columns = next(csv.reader([first.strip()]), [])
+    try:
+        columns = next(csv.reader([first.strip()]), [])
+    except csv.Error:
+        return []
     is_log = "@message" in columns or (_COLUMNS & set(columns) and set(TIMES) & set(columns))
     return columns if is_log and all(columns) else []
 
@@ -98,8 +103,9 @@ class PlainLines:
         if not head or not looks_like_export(head[:_HEAD]):
             yield from self._pieces
             return
-        for entry in self._in_order(self._entries(head)):
-            yield entry.lines.encode("utf-8", "replace")
+        lines = (entry.lines.encode("utf-8", "replace") for entry in self._in_order(self._entries(head)))
+        while batch := b"".join(itertools.islice(lines, _BATCH)):
+            yield batch
 
     def _entries(self, head: bytes) -> Iterator[_Entry]:
         decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
