@@ -1,6 +1,6 @@
 """How many of the failure messages of other software are recognized, by component.
 
-    python benchmarks/coverage.py                  the table
+    python benchmarks/coverage.py                  the table; with --write also into docs/evidence.md
     python benchmarks/coverage.py --missed NAME    messages of a component that are not recognized, and why
     python benchmarks/coverage.py --sample 200     a random sample with classes, to be classified again independently
     python benchmarks/coverage.py --healthy [DIR…] wrong matches in the healthy public texts, and in healthy logs of DIR
@@ -26,6 +26,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
+from readme import write_between  # noqa: E402
+
 from doctor.analysis.logs.root_event import CRASH, ENDS, EXCEPTION, LOST_PEERS, ROOTS, TIMED_OUT  # noqa: E402 - the path comes first
 from doctor.knowledge.log_patterns import known_patterns  # noqa: E402
 from doctor.knowledge.software_messages import (  # noqa: E402
@@ -40,7 +42,13 @@ from doctor.postmortem.logs.scanner import read_lines  # noqa: E402
 
 MESSAGES = ROOT / "doctor" / "knowledge" / "messages"
 WORDS = ("eth0", "gpu-node-3", "10.1.2.3<45021>", "Connection refused", "mlx5_0", "train.py", "ncclSystemError")
-GOALS = {"NCCL": 0.95, "torch.distributed": 0.95, "torch.distributed.elastic": 0.95, "SLURM": 0.95, "Open MPI": 0.95}
+GOALS = {
+    "NCCL": 0.95,
+    "torch.distributed": 0.95,
+    "torch.distributed.elastic": 0.95,
+    "SLURM": 0.95,
+    "Open MPI": 0.95,
+}
 USUAL_GOAL = 0.8
 
 
@@ -100,25 +108,27 @@ def checks_by_kind() -> dict[str, set[str]]:
     return found
 
 
-def table() -> int:
-    """Print the coverage by component; return how many miss their goal."""
-    short = 0
-    print("| component | releases | messages | recognized | share | goal | unclassified | harmless |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+def table() -> tuple[str, bool]:
+    """The coverage by component, and whether all reach their goal."""
+    rows = [
+        "| component | releases | failure messages | recognized | share | goal | unclassified | harmless |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
     by_name: dict[str, list[SoftwareComponent]] = {}
     for component in components():
         by_name.setdefault(component.name, []).append(component)
+    is_reached = True
     for name, parts in by_name.items():
         every = [one for part in parts for one in outcomes(part)]
         harmless = sum(len(json.loads((MESSAGES / f"{one.file}.json").read_text()).get(HARMLESS, ())) for one in parts)
         recognized = sum(one.is_recognized for one in every)
         share, goal = recognized / max(len(every), 1), GOALS.get(name, USUAL_GOAL)
         open_ones = sum(one.about == UNCLASSIFIED for one in every)
-        short += share < goal
+        is_reached = is_reached and share >= goal
         releases = " to ".join(dict.fromkeys(parts[0].releases))
-        counts = f"{len(every)} | {recognized} | {share:.1%} | {goal:.0%} | {open_ones} | {harmless}"
-        print(f"| {name} | {releases} | {counts} |")
-    return short
+        counts = f"{len(every):,} | {recognized:,} | {share:.1%} | {goal:.0%} | {open_ones} | {harmless}"
+        rows.append(f"| {name} | {releases} | {counts} |")
+    return "\n".join(rows), is_reached
 
 
 def missed(name: str) -> None:
@@ -166,6 +176,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--missed")
     parser.add_argument("--sample", type=int)
     parser.add_argument("--healthy", action="store_true")
@@ -178,7 +189,11 @@ def main() -> int:
     elif options.healthy:
         return int(healthy(options.folders) > 0)
     else:
-        return int(table() > 0)
+        text, is_reached = table()
+        print(text)
+        if options.write:
+            write_between("coverage", text, "docs/evidence.md")
+        return int(not is_reached)
     return 0
 
 

@@ -4,6 +4,7 @@
     python benchmarks/failure_texts.py --misses           also lists the misses of the half ``rules``
     python benchmarks/failure_texts.py --sample fresh_1   scores one file of benchmarks/failure_texts
     python benchmarks/failure_texts.py --json FILE        writes the result of each text to FILE
+    python benchmarks/failure_texts.py --write            writes the kept scores into docs/evidence.md
     python benchmarks/failure_texts.py --keep             adds the scores to benchmarks/failure_texts_results.json
 
 The expected ids were committed before the first run on a text. A text belongs to the half ``rules`` if the first hex
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from click.testing import CliRunner
+from readme import write_between
 
 from doctor.cli.main import app
 
@@ -284,14 +286,37 @@ def keep(samples: dict[str, Sequence[Score]]) -> None:
     RESULTS.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
 
 
+def kept_table() -> str:
+    """The table of all kept scores, in their order."""
+    rows = [
+        "| measured | commit | sample | primary right | in the first three | nothing found | wrong | exit 0 on a "
+        "failure | false alarms | calibration error |",
+        "| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |",
+    ]
+    for one in json.loads(RESULTS.read_text("utf-8")):
+        found = one["summary"]
+        texts = found["failures"]
+        right, three = found["primary right"], found["in the first three"]
+        rows.append(
+            f"| {one['date']} | {one['commit']} | {one['sample']} | {right} of {texts} ({right / texts:.0%}) | {three} "
+            f"({three / texts:.0%}) | {found['nothing found']} | {found['wrong']} | {found['exit 0 on a failure']} "
+            f"| {found['false alarms']} of {found['healthy']} | {one['calibration_error']:.3f} |"
+        )
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Score the samples and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", action="append", help="a file of benchmarks/failure_texts (default: both halves)")
     parser.add_argument("--misses", action="store_true", help="list the misses of the half `rules`")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of each text to FILE")
+    parser.add_argument("--write", action="store_true", help="write the kept scores into docs/evidence.md, and no more")
     parser.add_argument("--keep", action="store_true", help=f"add the scores to {RESULTS.name}")
     arguments = parser.parse_args()
+    if arguments.write:
+        write_between("failure texts", kept_table(), "docs/evidence.md")
+        return
     samples: dict[str, Sequence[Score]] = {}
     for sample in arguments.sample or HALVES:
         scores = samples[sample] = [score(text, diagnose(text.text)) for text in read_texts(sample)]

@@ -1,4 +1,4 @@
-"""Puts measured tables between their marks in README.md."""
+"""Puts measured tables between their marks in README.md and in the pages of docs/."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def write_between(name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name: begin -->`` and ``<!-- name: end -->``.
+def write_between(name: str, text: str, page: str = "README.md") -> None:
+    """Replace what stands between ``<!-- name: begin -->`` and ``<!-- name: end -->`` in a page.
 
     Raises:
         ValueError: the marks are not there.
     """
-    path = ROOT / "README.md"
+    path = ROOT / page
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, found, rest = path.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"README.md has no marks called {name}")
+        raise ValueError(f"{page} has no marks called {name}")
     path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
