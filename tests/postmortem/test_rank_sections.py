@@ -7,8 +7,9 @@ from doctor.analysis.logs import root_event
 from doctor.analysis.logs.root_event import earlier, first_trouble
 from doctor.core.facts import ProgressFacts, RecorderFacts
 from doctor.knowledge.log_patterns import known_patterns
+from doctor.knowledge.software_messages import CAUSE, CONSEQUENCE, HARMLESS
 from doctor.postmortem.job_assembly import weigh
-from doctor.postmortem.logs import rank_sections
+from doctor.postmortem.logs import rank_sections, software_messages
 from doctor.postmortem.logs.rank_sections import sections_of, world_size_of
 from doctor.postmortem.logs.scanner import read_lines
 
@@ -186,7 +187,9 @@ def test_order_of_events():
 
 
 def test_kinds_that_order_is_told_by_are_known():
+    classes = (CAUSE, CONSEQUENCE, HARMLESS, software_messages.OF_A_CHECK)
     known = {message.kind for message in known_patterns()} | {"python.exception", "python.fatal", "elastic.entry"}
+    known |= {f"{software_messages.KIND}{name}" for name in classes}
     named = {
         *root_event.LOST_PEERS,
         *root_event.TIMED_OUT,

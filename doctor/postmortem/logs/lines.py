@@ -41,7 +41,7 @@ def _blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     for piece in _utf8(pieces):
         if b"\0" in piece:
-            piece = piece.replace(b"\0", b"")
+            piece = piece.translate(None, b"\0")
         data = rest + piece if rest else piece
         if len(data) < BLOCK:
             rest = data
