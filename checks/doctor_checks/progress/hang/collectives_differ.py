@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from doctor.analysis.call_sites import CallSite, place_of_frame
+from doctor.analysis.call_sites import CallSite, own_line, place_of_frame
 from doctor.analysis.hang.collective_mismatch import Divergence, MismatchGroup
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall, silent_mismatches
+from doctor.analysis.hang.exits import nature_of
 from doctor.analysis.stats.majority import split_values
 from doctor.api import (
     EventGroup,
@@ -80,6 +81,19 @@ def _over_gloo(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
     )
 
 
+def _timed_out(rank: int, line: int, error: str = "Timed out waiting 6000ms for recv operation") -> tuple[str, ...]:
+    """A traceback of a rank from a collective over Gloo."""
+    return (
+        f"[rank{rank}]: Traceback (most recent call last):",
+        f'[rank{rank}]:   File "/home/user/train.py", line {line}, in train',
+        f"[rank{rank}]:     dist.all_reduce(values)",
+        f"[rank{rank}]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] {error} to complete",
+    )
+
+
+_CLOSED = "Connection closed by peer [10.0.0.1]:24984"
+
+
 def _logged_mismatch(rank: int, shape: str, *, number: str = "SequenceNumber=38, ") -> str:
     return f"[rank{rank}]:[I ProcessGroupWrapper.cpp:587] [{_call_of(rank, shape, '] Running', number)}"
 
@@ -119,6 +133,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
     elif found is None or found.kind in ("undetermined", "elsewhere", "missing"):
         yield from _of_watchdogs(job)
+        yield from _of_tracebacks(job)
     for group in event_groups(job, *([] if refused else kinds)):
         words, sure = _NOTICED[group.kind]
         # https://github.com/NVIDIA/nccl/pull/605: different sizes, or different settings of NCCL.
@@ -158,6 +173,33 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
             fix=_fix(""),
             confidence=0.5,
         )
+
+
+def _of_tracebacks(job: Job) -> Iterator[Finding]:
+    """Ranks that timed out at another line than most: no rank is missing, they wait in different collectives.
+
+    A rank that was late lost its peers, and did not time out itself.
+    """
+    failures = {rank.number: facts.failure for rank in job.ranks if (facts := rank.find(ProgressFacts)) is not None}
+    natures = {rank: nature_of(failure) for rank, failure in failures.items() if failure is not None}
+    if len(natures) < max(3, job.world_size) or not {*natures.values()} <= {"timeout", "peer"}:
+        return
+    lines = {rank: own_line(failure.frames) for rank, failure in failures.items() if failure is not None}
+    if None in lines.values():
+        return
+    parted = split_values({rank: place_of_frame(line) for rank, line in lines.items()})
+    if len(parted.groups) != 2 or not parted.odd or any(natures[rank] != "timeout" for rank in parted.odd):
+        return
+    yield Finding(
+        "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in reversed(parted.groups))
+        + ": they timed out in different collectives",
+        ranks=parted.odd,
+        evidence={"timed_out_at": {str(rank): place_of_frame(line) for rank, line in sorted(lines.items())[:64]}},
+        fix=_fix(""),
+        confidence=0.65,
+        explains=("RUN001", "RUN004", "RUN012"),
+        source=Source(line.file, line.line) if (line := lines[parted.odd[0]]) else None,
+    )
 
 
 _NOTICED = {
@@ -212,6 +254,17 @@ _BATCHES = (
     from_logs=_from_logs,
     cases=lambda: (
         Passes("a run that moves", running(hosts=2, per_host=2)),
+        Fails(
+            "one rank timed out at another line",
+            logged(*_timed_out(0, 40), *_timed_out(1, 40), *_timed_out(2, 57)),
+            ranks=(2,),
+        ),
+        Passes("all timed out at one line", logged(*_timed_out(0, 40), *_timed_out(1, 40), *_timed_out(2, 40))),
+        Passes(
+            "a rank that came late lost its peers at another line",
+            logged(*_timed_out(0, 40), *_timed_out(1, 40), *_timed_out(2, 57, _CLOSED)),
+        ),
+        Passes("a rank of which nothing is known", logged(*_timed_out(0, 40), *_timed_out(2, 57))),
         Passes("all in the same call", stalled(2, 2)),
         Passes("another shape of as many elements", _reshaped(running(1, 3))),
         Passes(
