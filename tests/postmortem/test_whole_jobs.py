@@ -10,10 +10,8 @@ OPEN = (
     "lightning-nan",
     "read-only",
     "restart-fails-early",
-    "shapes-differ",
     "slurm-late-rank",
     "slurm-master-address",
-    "slurm-rank-numbers",
 )
 """Jobs whose cause or rank is not found yet."""
 

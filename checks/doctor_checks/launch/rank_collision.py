@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import direct_launch
@@ -24,8 +25,10 @@ from doctor.lint.launch.partial_text import names_in as untold_in
 from doctor.lint.launch.partial_text import shown
 from doctor.lint.launch.process_launches import ProcessLaunch, rank_of_host, starts_of, uses_node_rank
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
+
+_WAITED = "torch.distributed.DistStoreError: wait timeout after 12000ms, keys: /default_pg/0//cpu//0/"
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -38,6 +41,24 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             evidence={"rank": rank, "world_size": size},
             confidence=0.95,
         )
+    for group in event_groups(job, "torch.store.wait", by=("keys",)):
+        key = _GLOO_ADDRESS.search(group.value("keys") or "")
+        awaited = parse_count(key["rank"]) if key else None
+        if awaited is not None and awaited in group.ranks:
+            yield finding_from_logs(
+                group,
+                f"no process has rank {awaited}, so two processes claim another rank: the process that the launcher "
+                f"numbers {awaited} waits for the address of rank {awaited}",
+                ranks=(),
+                evidence={"awaited": awaited, "waiting": list(group.ranks[:64])},
+                confidence=0.8,
+                explains=("RUN004", "RUN012"),
+                symptoms=False,
+            )
+
+
+_GLOO_ADDRESS = re.compile(r"//\w{1,20}//\d{1,9}/(?P<rank>\d{1,9})$")
+"""The key of a rank's address: prefixes of the group, device and context, then the rank (gloo/rendezvous/context.cc)."""
 
 
 @check(
@@ -59,6 +80,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             healthy(hosts=1, per_host=2).by_srun().alter(LaunchFacts, ranks=(1,), rank=0),
             ranks=(0, 1),
         ),
+        Fails("RANK from SLURM_LOCALID", logged(*(f"{task}: {_WAITED}3" for task in range(4)))),
+        Passes("rank 3 is late", logged(*(f"{task}: {_WAITED}3" for task in range(3)))),
     ),
 )
 def rank_collision(job: Job) -> Iterator[Verdict]:
