@@ -51,14 +51,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 f"numbers {awaited} waits for the address of rank {awaited}",
                 ranks=(),
                 evidence={"awaited": awaited, "waiting": list(group.ranks[:64])},
-                confidence=0.8,
+                confidence=0.7,
                 explains=("RUN004", "RUN012"),
                 symptoms=False,
             )
 
 
 _GLOO_ADDRESS = re.compile(r"//\w{1,20}//\d{1,9}/(?P<rank>\d{1,9})$")
-"""The key of a rank's address: prefixes of the group, device and context, then the rank (gloo/rendezvous/context.cc)."""
+"""The key of a rank's address: prefixes of the group, device and context, then the rank.
+
+Source: gloo/transport/context.cc and gloo/transport/tcp/context.cc.
+"""
 
 
 @check(
