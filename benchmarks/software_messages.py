@@ -104,9 +104,14 @@ def _releases(component: SourceComponent, folder: Path) -> Iterator[tuple[str, I
 
 
 def _files_of(component: SourceComponent, folder: Path, tag: str) -> Iterator[str]:
-    with tarfile.open(fileobj=io.BytesIO(_git(folder, "archive", tag))) as archive:
+    """The text of the files of a release; the others may be missing in a clone."""
+    every = _git(folder, "ls-tree", "-r", "--name-only", "-z", tag).decode().split("\0")
+    chosen = [name for name in every if re.match(component.paths, name)]
+    if not chosen:
+        return
+    with tarfile.open(fileobj=io.BytesIO(_git(folder, "archive", tag, "--", *chosen))) as archive:
         for member in archive:
-            if member.isfile() and re.match(component.paths, member.name) and (file := archive.extractfile(member)):
+            if member.isfile() and (file := archive.extractfile(member)):
                 yield file.read().decode(errors="replace")
 
 
@@ -129,6 +134,7 @@ def _describe(component: SourceComponent, releases: tuple[str, str]) -> None:
         "releases": releases,
         "source": component.source,
         "is_raised": component.is_raised,
+        "packages": component.packages,
         "is_chatty": component.is_chatty,
         "is_bare": component.is_bare,
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from message_sources import torch_calls
+from message_sources import python_calls, torch_calls
 from message_sources.c_calls import calls, printf_text, table_texts
 from message_sources.mpi_texts import error_names, help_texts
 
@@ -57,6 +57,7 @@ class SourceComponent(NamedTuple):
     read: Callable[[str], Iterable[str]]
     rules: str = ""
     is_raised: bool = False
+    packages: tuple[str, ...] = ()
     is_chatty: bool = False
     is_bare: bool = False
 
@@ -83,7 +84,9 @@ def printf_calls(names: str, informing: str = "", format_at: int | None = None) 
 
 LEAST_OF_EXCEPTION = 20
 """Minimum number of letters in the text of an exception that tells which component raised it: no cue does."""
-LONGEST = 160
+OF_PYTHON = re.compile(r"has no attribute|object is not|is not defined|not supported between")
+"""Texts that Python itself uses for errors of any program."""
+LONGEST = 120
 """Number of characters after which a message is cut at the next word: its beginning identifies it."""
 
 
@@ -105,14 +108,15 @@ def exceptions(read: Callable[[str], Iterable[str]]) -> Callable[[str], Iterator
         for text in beginnings(read)(source):
             parts = re.split(r"(?<!%)%[sdxf]", text)
             letters = [sum(map(str.isalnum, part)) for part in parts]
-            if sum(letters) >= LEAST_OF_EXCEPTION and max(letters) >= LEAST_OF_EXCEPTION // 2:
+            is_specific = sum(letters) >= LEAST_OF_EXCEPTION and max(letters) >= LEAST_OF_EXCEPTION // 2
+            if is_specific and not OF_PYTHON.search(text):
                 yield text
 
     return read_specific
 
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
-"""What precedes the text of an exception in a log."""
+TRACEBACK = 'Traceback (most recent call last):\n  File "/opt/site-packages/{}/core.py", line 7, in run\n'
+"""What precedes the text of an exception of a package in a log."""
 PYTORCH_RELEASES = r"v2\.\d+\.0$"
 
 
@@ -202,9 +206,10 @@ COMPONENTS = (
         r"torch/nn/parallel/distributed\.py$|torch/distributed/(?:nn|algorithms|_composable/replicate\w*)/.*\.py$",
         tags=PYTORCH_RELEASES,
         cues=(),
-        line=TRACEBACK + "torch.distributed.DistBackendError: {message}",
+        line=TRACEBACK.format("torch") + "torch.distributed.DistBackendError: {message}",
         read=exceptions(torch_calls.raised),
         is_raised=True,
+        packages=("torch",),
     ),
     SourceComponent(
         name="torch.distributed.elastic",
@@ -232,24 +237,37 @@ COMPONENTS = (
         paths=r"torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py).*",
         tags=PYTORCH_RELEASES,
         cues=(),
-        line=TRACEBACK + "torch.distributed.elastic.rendezvous.api.RendezvousError: {message}",
+        line=TRACEBACK.format("torch") + "torch.distributed.elastic.rendezvous.api.RendezvousError: {message}",
         read=exceptions(torch_calls.raised),
         is_raised=True,
+        packages=("torch",),
     ),
     SourceComponent(
         name="PyTorch",
         file="pytorch_exceptions",
         checkout="torch",
         source="https://github.com/pytorch/pytorch",
-        paths=r"(?:torch/csrc/cuda|c10/cuda|aten/src/ATen/cuda)/(?!test/|detail/).*\.(?:cpp|h)$|"
-        r"torch/distributed/(?:fsdp|checkpoint|_composable|tensor|_tensor|_shard|pipelining|optim)/"
+        paths=r"torch/distributed/(?:fsdp|checkpoint|_composable|tensor|_tensor|_shard|pipelining|optim)/"
         r"(?!.*(?:examples|_ops|debug|_experimental)/).*\.py$|"
         r"torch/(?:utils/data|multiprocessing|_inductor/compile_worker)/(?!.*typing).*\.py$|"
         r"torch/(?:_inductor/async_compile|serialization|utils/checkpoint|storage|amp/grad_scaler|optim/optimizer)\.py$|"
         r"torch/cuda/(?:__init__|_utils|amp/grad_scaler|graphs|memory|nccl|streams)\.py$|torch/nn/parallel/.*\.py$",
         tags=PYTORCH_RELEASES,
         cues=(),
-        line=TRACEBACK + "RuntimeError: {message}",
+        line=TRACEBACK.format("torch") + "RuntimeError: {message}",
+        read=exceptions(torch_calls.raised),
+        is_raised=True,
+        packages=("torch",),
+    ),
+    SourceComponent(
+        name="PyTorch",
+        file="cuda_exceptions",
+        checkout="torch",
+        source="https://github.com/pytorch/pytorch",
+        paths=r"(?:torch/csrc/cuda|c10/cuda|aten/src/ATen/cuda)/(?!test/|detail/|nccl).*\.(?:cpp|h)$",
+        tags=PYTORCH_RELEASES,
+        cues=(),
+        line=TRACEBACK.format("torch") + "RuntimeError: {message}",
         read=exceptions(torch_calls.raised),
         is_raised=True,
     ),
@@ -300,5 +318,84 @@ COMPONENTS = (
         cues=("MPIR_", "MPID", "PMPI_", "internal_", "Fatal error in ", "Other MPI error, error stack"),
         line="MPIDI_CH3I_Progress(239): {message}",
         read=error_names,
+    ),
+    SourceComponent(
+        name="Lightning",
+        file="lightning",
+        checkout="lightning",
+        source="https://github.com/Lightning-AI/pytorch-lightning",
+        paths=r"(?:src/)?(?:lightning/(?:pytorch|fabric)|pytorch_lightning|lightning_fabric|lightning_lite)/(?!.*_graveyard).*\.py$",
+        tags=r"(?:1\.[4-9]|2\.\d+)\.0(?:\.post0)?$",
+        cues=(),
+        line=TRACEBACK.format("lightning")
+        + "lightning.fabric.utilities.exceptions.MisconfigurationException: {message}",
+        read=exceptions(python_calls.raised),
+        is_raised=True,
+        packages=("lightning", "pytorch_lightning", "lightning_fabric", "lightning_lite"),
+    ),
+    SourceComponent(
+        name="Accelerate",
+        file="accelerate",
+        checkout="accelerate",
+        source="https://github.com/huggingface/accelerate",
+        paths=r"src/accelerate/(?!test_utils|commands/menu).*\.py$",
+        tags=r"v(?:0\.(?:1[2-9]|2\d|3\d)|1\.\d+)\.0$",
+        cues=(),
+        line=TRACEBACK.format("accelerate") + "RuntimeError: {message}",
+        read=exceptions(python_calls.raised),
+        is_raised=True,
+        packages=("accelerate",),
+    ),
+    SourceComponent(
+        name="DeepSpeed",
+        file="deepspeed",
+        checkout="deepspeed",
+        source="https://github.com/deepspeedai/DeepSpeed",
+        paths=r"deepspeed/(?!inference|model_implementations|module_inject|autotuning|compression|profiling|ops/(?:sparse|transformer)).*\.py$",
+        tags=r"v0\.\d+\.0$",
+        cues=(),
+        line=TRACEBACK.format("deepspeed") + "AssertionError: {message}",
+        read=exceptions(python_calls.raised),
+        is_raised=True,
+        packages=("deepspeed",),
+    ),
+    SourceComponent(
+        name="Megatron-LM",
+        file="megatron",
+        checkout="megatron",
+        source="https://github.com/NVIDIA/Megatron-LM",
+        paths=r"megatron/(?:core|training)/(?!inference|export|models/(?:retro|T5|bert|huggingface|mimo|multimodal)|datasets/retro|ssm).*\.py$",
+        tags=r"core_v0\.\d+\.0$|core_r0\.\d+\.0$",
+        cues=(),
+        line=TRACEBACK.format("megatron") + "AssertionError: {message}",
+        read=exceptions(python_calls.raised),
+        is_raised=True,
+        packages=("megatron",),
+    ),
+    SourceComponent(
+        name="Transformers",
+        file="transformers",
+        checkout="transformers",
+        source="https://github.com/huggingface/transformers",
+        paths=r"transformers/.*\.py$",
+        tags=r"",
+        cues=(),
+        line=TRACEBACK.format("transformers") + "ValueError: {message}",
+        read=exceptions(python_calls.raised),
+        is_raised=True,
+        packages=("transformers",),
+    ),
+    SourceComponent(
+        name="Ray",
+        file="ray",
+        checkout="ray",
+        source="https://github.com/ray-project/ray",
+        paths=r"(?:python/)?ray/(?!.*(?:test_utils|/examples/|thirdparty|tensorflow|horovod|xgboost|lightgbm|microbenchmark|ray_perf|aws|gcp|azure|vsphere|aliyun|kuberay|spark)).*\.py$",
+        tags=r"",
+        cues=(),
+        line=TRACEBACK.format("ray") + "ray.exceptions.RaySystemError: {message}",
+        read=exceptions(python_calls.raised),
+        is_raised=True,
+        packages=("ray",),
     ),
 )

@@ -21,7 +21,10 @@ class Said(NamedTuple):
 
 def messages(source: str) -> Iterator[Said]:
     """Yield the messages of ``raise`` statements and of calls of loggers at warning and above."""
-    tree = ast.parse(source)
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a template, or Python 2
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             name = _name(node.exc.func)

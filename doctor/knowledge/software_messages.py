@@ -34,10 +34,11 @@ class SoftwareComponent(msgspec.Struct, frozen=True):
     """A program or library, and how its lines look.
 
     ``cues``: the message follows one of these in a line. ``line``: such a line, with ``{message}`` and values.
-    ``is_raised``: the messages are those of exceptions; ``is_chatty``: a cue is in most lines of a healthy log, so only
-    lines that look like errors are searched; ``is_bare``: the lines have no prefix, and the longest part of each
-    message is a cue. ``releases``: the oldest and the newest release that was read; ``source``: where its source code,
-    or else its documentation, is published.
+    ``is_raised``: the messages are those of exceptions; ``packages``: the innermost frame of their tracebacks is in one
+    of these, or in any if there are none. ``is_chatty``: a cue is in most lines of a healthy log, so only lines that
+    look like errors are searched; ``is_bare``: the lines have no prefix, and the longest part of each message is a cue.
+    ``releases``: the oldest and the newest release that was read; ``source``: where its source code, or else its
+    documentation, is published.
     """
 
     name: str
@@ -49,6 +50,12 @@ class SoftwareComponent(msgspec.Struct, frozen=True):
     is_raised: bool = False
     is_chatty: bool = False
     is_bare: bool = False
+    packages: tuple[str, ...] = ()
+
+    def may_raise_in(self, file: str) -> bool:
+        """Whether an exception whose innermost frame is in a file may be of this component; ``""`` if unknown."""
+        is_inside = any(f"/{package}/" in f"/{file}" for package in self.packages)
+        return self.is_raised and (is_inside or not file or not self.packages)
 
 
 class SoftwareMessage(msgspec.Struct, frozen=True):

@@ -24,7 +24,8 @@ def test_every_message_has_a_known_class_and_a_pattern(component):
     assert len({one.text for one in messages}) == len(messages)
     for message in messages:
         if message.letters >= LEAST_LETTERS:
-            assert message.pattern.search(message.text.replace("%d", "7").replace("%x", "7f").replace("%f", "1.5"))
+            text = message.text.replace("%d", "7").replace("%x", "7f").replace("%f", "1.5").replace("%%", "%")
+            assert message.pattern.search(text)
 
 
 def test_a_component_is_described_once():
@@ -62,3 +63,22 @@ def test_what_a_run_survives_is_no_failure():
     for lines, kept in (([said], True), ([said, *steps], False), ([*steps, said], True)):
         _, evidence, _ = sketch_of_lines(lines, "x")
         assert bool(evidence.of("software.cause")) is kept
+
+
+@pytest.mark.parametrize(
+    ("file", "is_recognized"),
+    [("/opt/site-packages/accelerate/launchers.py", True), ("/home/me/train.py", False), (None, True)],
+)
+def test_an_exception_of_another_package_is_not_that_of_a_component(file, is_recognized):
+    frame = [f'  File "{file}", line 7, in run', "    start(options)"] if file else []
+    raised = "ValueError: You need to use at least 2 processes to use `--multi_gpu`."
+    events, _ = read_lines(["Traceback (most recent call last):", *frame, raised], "x")
+    assert [one.value("component") for one in events if one.kind == "software.cause"] == ["Accelerate"] * is_recognized
+
+
+def test_what_a_cpp_exception_says_is_recognized():
+    lines = [
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "  what():  Tensors must be on distinct GPU devices",
+    ]
+    assert [one.value("about") for one in read_lines(lines, "x")[0] if one.kind == "software.check"] == ["GPU001"]

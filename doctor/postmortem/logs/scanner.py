@@ -198,7 +198,8 @@ class _LogScan:
         matched = {kept.line for kept in stored if kept.kind in self._index.declared}
         for kept in stored:
             if kept.kind in (EXCEPTION, WHAT) and kept.line not in matched:
-                found = software_messages.message_of_exception(kept.values.get("message", kept.text))
+                text, file = kept.values.get("message", kept.text), next((frame.file for frame in kept.frames), "")
+                found = software_messages.message_of_exception(text, file)
                 if found is not None:
                     event = StoredEvent(found.kind, kept.text, kept.line, kept.origin, kept.at, found.values)
                     event.weak_rank, event.count, event.last_at = kept.weak_rank, kept.count, kept.last_at

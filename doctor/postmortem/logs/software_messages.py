@@ -90,10 +90,10 @@ def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
     return None
 
 
-def message_of_exception(text: str) -> RecognizedMessage | None:
-    """Return the message of an exception."""
+def message_of_exception(text: str, file: str = "") -> RecognizedMessage | None:
+    """Return the message of an exception. ``file``: that of its innermost frame."""
     for component in components():
-        if component.is_raised and (message := _index(component.file).find(text[:LONGEST_SEARCHED])):
+        if component.may_raise_in(file) and (message := _index(component.file).find(text[:LONGEST_SEARCHED])):
             return RecognizedMessage(component, message, text.partition("\n")[0].strip()[:LONGEST_SAID])
     return None
 
