@@ -47,7 +47,7 @@ def storage_messages(job: Job) -> Iterator[Finding]:
 def _claim(group: EventGroup, path: str | None) -> str:
     named = path or "a directory"
     if group.kind == "storage.refused":
-        error = _first(group, "error", 8) or ""
+        error = _first(group, "error", 9) or ""
         meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "can't be used")
         return f"{named} {meaning}: {error}"
     if group.kind == "storage.missing":

@@ -44,6 +44,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.9,
             symptoms=not survived,
         )
+    if not ended:
+        yield from _printed(job)
     smallest = tuple(event for event in _overflows(job) if float(_scale(event)) < 1)
     if smallest and not ended:
         yield finding_from_logs(
@@ -51,6 +53,23 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             f"the loss scale fell to {_scale(smallest[-1])}: gradients overflow at every scale",
             severity=Severity.WARNING,
             confidence=0.7,
+            symptoms=False,
+        )
+
+
+def _printed(job: Job) -> Iterator[Finding]:
+    """The loss that logs show as NaN in their last step; the run may have gone on with it."""
+    marks = job.evidence.marks if job.evidence else ()
+    last = {mark.file: mark.line for mark in marks if mark.kind == "mark.step"}
+    spoilt = [mark for mark in marks if mark.kind == "mark.nan" and "loss" in mark.text.lower()]
+    final = tuple(mark for mark in spoilt if mark.line >= last.get(mark.file, 0))
+    if final:
+        yield finding_from_logs(
+            EventGroup("mark.nan", final),
+            "the loss is NaN in the last step that was logged",
+            ranks=(),
+            severity=Severity.WARNING,
+            confidence=0.6,
             symptoms=False,
         )
 
@@ -113,6 +132,12 @@ def _claim(group: EventGroup) -> str:
             ),
             ranks=(1,),
         ),
+        Fails(
+            "a progress bar that ends with NaN",
+            logged("step 8: loss 0.7", "step 9: loss nan", "step 10: loss nan"),
+            severity=Severity.WARNING,
+        ),
+        Passes("a loss that recovers", logged("step 8: loss nan", "step 9: loss 0.7", "step 10: loss 0.6")),
         Fails(
             "the scale of Apex falls below 1",
             logged("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 0.0078125"),
