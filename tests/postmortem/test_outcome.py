@@ -284,16 +284,17 @@ WAITS = {
     "store->get('0') got error: wait timeout after 600000ms, keys: /default_pg/0//cuda//0": [0],
     "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /3//cuda//0": [],
     "torch.distributed.DistStoreError: Socket Timeout": [],
-    "Timeout waiting for key: default_pg/0/0 after 1800000 ms": [],
+    "Timeout waiting for key: default_pg/0/0 after 1800000 ms": [0],
 }
 
 
 @pytest.mark.parametrize("text", WAITS)
 def test_a_timeout_of_the_store_names_the_rank_that_sets_the_key(tmp_path, text):
     report = report_of(tmp_path, text)
-    assert (report["primary"], report["exit_code"]) == ("RUN001", 3)
-    (result,) = [one for one in report["results"] if one["id"] == "RUN001"]
-    assert result["findings"][0]["ranks"] == WAITS[text]
+    check = "RUN001" if WAITS[text] else "RUN012"
+    assert (report["primary"], report["exit_code"]) == (check, 3)
+    (result,) = [one for one in report["results"] if one["id"] == check]
+    assert not WAITS[text] or result["findings"][0]["ranks"] == WAITS[text]
     assert "Likely causes" in result["findings"][0]["fix"]
 
 

@@ -106,7 +106,8 @@ def _by_store(job: Job) -> Iterator[Finding]:
         return
     group = EventGroup(waits[0].kind, waits)
     keys = sorted({key for one in waits if (key := one.value("keys"))})
-    missing = tuple(sorted({rank for key in keys if (rank := rank_of_key(key)) is not None} - set(group.ranks)))
+    # Rank 0 hosts the store and may itself be waiting there for a rank that did not join.
+    missing = tuple(sorted({rank for key in keys if (rank := rank_of_key(key))} - set(group.ranks)))
     absent = ranks_in_words(missing) if missing else "some"
     yield finding_from_logs(
         group,

@@ -142,7 +142,19 @@ def first_trouble(job: Job) -> Event | None:
         return None
     aftermath = LaterEvents(job.evidence)
     roots = (one for one in job.evidence.of(*ROOTS) if _is_root(aftermath, one))
-    return next(roots, next(iter(job.evidence.of(*TIMED_OUT, *LOST_PEERS)), None))
+    late = {id(one) for one in (*job.evidence.of(*TIMED_OUT), *lost_peers(job.evidence))}
+    return next(roots, next((one for one in job.evidence.events if id(one) in late), None))
+
+
+def lost_peers(evidence: LogEvidence) -> tuple[Event, ...]:
+    """The messages of ranks that lost a peer or its store. A message that is known as a consequence only counts if its
+    line is no message of a more specific kind."""
+    known = {(one.file, one.line) for one in evidence.events if not one.kind.startswith(("software.", "python."))}
+    lost = evidence.of(*LOST_PEERS)
+    return tuple(one for one in lost if one.kind != _CONSEQUENCE or (one.file, one.line) not in known)
+
+
+_CONSEQUENCE = "software.consequence"
 
 
 def _is_root(aftermath: LaterEvents, event: Event) -> bool:

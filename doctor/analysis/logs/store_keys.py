@@ -13,7 +13,7 @@ _OF_THE_START = re.compile(
 """Keys that agents and ``init_process_group`` set when a process joins (torch/distributed/elastic/utils/store.py)."""
 _GLOO_ADDRESS = re.compile(r"//\w{1,20}//\d{1,6}/(?:rank_)?(?P<rank>\d{1,6})\s*$")
 """The address of a rank, which it sets when it creates the group (gloo/rendezvous/context.cc)."""
-_NCCL_ID = re.compile(r"//\w{1,20}//(?P<rank>\d{1,6})(?::\d{1,6})?\s*$")
+_NCCL_ID = re.compile(r"(?://\w{1,20}//|default_pg/\d{1,6}/)(?P<rank>\d{1,6})(?::\d{1,6})?\s*$")
 """The id of a communicator, which its first rank sets at its first collective (broadcastUniqueNCCLID in
 ProcessGroupNCCL.cpp)."""
 

@@ -14,35 +14,65 @@ STORE_WAITS = ("torch.store.wait", "torch.store.wait.old", "torch.nccl.storekey"
 """Messages of a wait for a key that timed out."""
 
 
-def store_waits(job: Job) -> Iterator[Finding]:
-    """The waits of a job for keys of a started group, as one finding."""
-    evidence = job.evidence
-    if evidence is None or LaterEvents(evidence).is_peaceful:
+def waits_for_a_rank(job: Job) -> Iterator[Finding]:
+    """The waits of a job for keys that a known rank sets, as one finding."""
+    group = timed_out_waits(job)
+    if group is None:
         return
-    waits = tuple(one for one in evidence.of(*STORE_WAITS) if has_timed_out(one))
-    if not waits:
+    missing = missing_ranks(group)
+    if not missing:
         return
-    group = EventGroup(waits[0].kind, waits)
-    missing = tuple(sorted({rank for one in waits if (rank := _publisher(one)) is not None} - set(group.ranks)))
-    waiting = ranks_in_words(group.ranks) if group.ranks else "ranks"
-    awaited = ranks_in_words(missing) if missing else "another rank"
-    seconds = _seconds(group)
-    limit = f" of {seconds:g} s" if seconds else ""
+    awaited = ranks_in_words(missing)
     yield finding_from_logs(
         group,
-        f"{waiting} waited for {awaited} in the store until the timeout{limit}: {awaited} did not start the same "
-        "collective or barrier",
+        f"{waiting_text(group)}: {awaited} did not start the same collective or barrier",
         ranks=missing,
-        evidence={"keys": sorted(set(filter(None, map(_key, waits))))[:8], "ranks_that_waited": list(group.ranks)},
-        fix=f"Likely causes, in this order: {awaited} failed or was killed before, see the end of its log and "
-        "`dmesg -T`; it was busy for longer than the timeout (tokenizing, a download, a checkpoint, compilation), do "
-        "that before `init_process_group` or raise its `timeout`; the ranks do not run the same collectives, see "
-        "conditions on the rank. "
-        f"For the next run: `export {recorder_switch(job)} TORCH_DISTRIBUTED_DEBUG=DETAIL`.",
+        evidence=waiting_evidence(group),
+        fix=waiting_fix(job, awaited),
         severity=Severity.WARNING,
-        confidence=0.5 if missing else 0.4,
+        confidence=0.5,
         explains=("RUN012", "RUN016"),
         symptoms=False,
+    )
+
+
+def timed_out_waits(job: Job) -> EventGroup | None:
+    """The waits for keys of a started group that timed out, unless the run ended in order."""
+    evidence = job.evidence
+    if evidence is None or LaterEvents(evidence).is_peaceful:
+        return None
+    waits = tuple(one for one in evidence.of(*STORE_WAITS) if has_timed_out(one))
+    return EventGroup(waits[0].kind, waits) if waits else None
+
+
+def missing_ranks(group: EventGroup) -> tuple[int, ...]:
+    """The ranks that set the keys and did not wait themselves, as far as the messages show them."""
+    return tuple(sorted({rank for one in group.events if (rank := _publisher(one)) is not None} - set(group.ranks)))
+
+
+def waiting_text(group: EventGroup) -> str:
+    """``ranks 1-3 waited for rank 0 in the store until the timeout of 600 s``."""
+    waiting = ranks_in_words(group.ranks) if group.ranks else "ranks"
+    missing = missing_ranks(group)
+    seconds = _seconds(group)
+    limit = f" of {seconds:g} s" if seconds else ""
+    awaited = ranks_in_words(missing) if missing else "another rank"
+    return f"{waiting} waited for {awaited} in the store until the timeout{limit}"
+
+
+def waiting_evidence(group: EventGroup) -> dict[str, object]:
+    """The keys and the ranks that waited for them."""
+    keys = sorted(set(filter(None, map(_key, group.events))))
+    return {"keys": keys[:8], "ranks_that_waited": list(group.ranks)}
+
+
+def waiting_fix(job: Job, awaited: str) -> str:
+    """The likely causes in order, and what to collect."""
+    return (
+        f"Likely causes, in this order: {awaited} failed or was killed before, see the end of its log and `dmesg -T`; "
+        "it was busy for longer than the timeout (tokenizing, a download, a checkpoint, compilation), do that before "
+        "`init_process_group` or raise its `timeout`; the ranks do not run the same collectives, see conditions on the "
+        f"rank. For the next run: `export {recorder_switch(job)} TORCH_DISTRIBUTED_DEBUG=DETAIL`."
     )
 
 

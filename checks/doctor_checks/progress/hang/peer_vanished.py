@@ -8,17 +8,24 @@ from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.logs.error_lines import has_continued, orderly_ends
 from doctor.analysis.logs.root_event import (
     EXCEPTION,
-    LOST_PEERS,
     TIMED_OUT,
     LaterEvents,
     exceptions,
     first_trouble,
+    lost_peers,
     nature_of_exception,
 )
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs, line_of, ranks_in_words
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
-from doctor_checks.progress.hang._store_waits import STORE_WAITS, has_timed_out
+from doctor_checks.progress.hang._store_waits import (
+    STORE_WAITS,
+    missing_ranks,
+    timed_out_waits,
+    waiting_evidence,
+    waiting_fix,
+    waiting_text,
+)
 
 _RECV = (
     "[rank{rank}]:[W TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=87, addr=[node1]:40242, "
@@ -53,6 +60,11 @@ _FLAG = (
                 "closing signal SIGTERM"
             ),
         ),
+        Fails(
+            "a wait in the store that names no key",
+            logged("[rank1]: torch.distributed.DistStoreError: Socket Timeout"),
+            ranks=(1,),
+        ),
         Fails("the store of rank 0 is gone", logged(_RECV.format(rank=1), _FLAG), ranks=(1, 2)),
     ),
 )
@@ -66,13 +78,8 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     if job.evidence is None:
         return
     raised = {id(event) for event in exceptions(job.evidence) if nature_of_exception(event) == "peer"}
-    waits = (event for event in job.evidence.of(*STORE_WAITS) if has_timed_out(event))
-    late = {(event.file, event.line) for event in (*job.evidence.of(*TIMED_OUT), *waits)}
-    lost = tuple(
-        event
-        for event in job.evidence.events
-        if id(event) in raised or (event.kind in LOST_PEERS and (event.file, event.line) not in late)
-    )
+    gone = raised.union(map(id, lost_peers(job.evidence)))
+    lost = tuple(event for event in job.evidence.events if id(event) in gone)
     if lost:
         group = EventGroup(lost[0].kind, lost)
         first = first_trouble(job)
@@ -98,6 +105,15 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             symptoms=False,
             fix="" if cause is None else "See the first error; these lines follow from it.",
         )
+    elif waits := _open_waits(job):
+        yield finding_from_logs(
+            waits,
+            f"{waiting_text(waits)}: it did not do its part, or the store did not answer",
+            evidence=waiting_evidence(waits),
+            fix=waiting_fix(job, "the other rank"),
+            confidence=0.5,
+            symptoms=False,
+        )
     elif takedown := _takedown(job):
         is_signalled = any(one.kind in _SIGNALS for one in takedown)
         yield finding_from_logs(
@@ -111,6 +127,13 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             confidence=0.35,
             symptoms=False,
         )
+
+
+def _open_waits(job: Job) -> EventGroup | None:
+    """The waits in the store for a rank that is not known; RUN001 reports the others."""
+    waits, first = timed_out_waits(job), first_trouble(job)
+    is_first = first is None or first.kind in (*TIMED_OUT, *STORE_WAITS)
+    return waits if waits is not None and is_first and not missing_ranks(waits) else None
 
 
 def _takedown(job: Job) -> tuple[Event, ...]:

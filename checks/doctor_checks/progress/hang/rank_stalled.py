@@ -35,7 +35,7 @@ from doctor_checks.progress.hang._stall_text import (
     stall_source,
     stall_waiters,
 )
-from doctor_checks.progress.hang._store_waits import STORE_WAITS, store_waits
+from doctor_checks.progress.hang._store_waits import STORE_WAITS, waits_for_a_rank
 
 _SLEEPS = user_frame(58, "training_step")
 
@@ -76,7 +76,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     elif waited:
         yield _of_timeouts(job, EventGroup(waited[0].kind, waited))
     else:
-        yield from store_waits(job) if is_logged(job, *STORE_WAITS) else _of_echoes(job)
+        yield from waits_for_a_rank(job) if is_logged(job, *STORE_WAITS) else _of_echoes(job)
 
 
 _RAS_FIX = (
@@ -224,11 +224,6 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             "log of ranks that waited for the id of a communicator",
             logged(_STORE_WAIT.format(rank=1), _STORE_WAIT.format(rank=2)),
             ranks=(0,),
-            severity=Severity.WARNING,
-        ),
-        Fails(
-            "log of the old message of the store, which names no key",
-            logged("[rank1]: torch.distributed.DistStoreError: Socket Timeout"),
             severity=Severity.WARNING,
         ),
         Fails(
