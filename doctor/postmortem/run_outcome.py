@@ -88,7 +88,8 @@ def _judged(evidence: LogEvidence, records: dict[int, ProgressFacts], errors: li
         by_records = _by_records(records, now)
         if by_records[0] != "unknown" or not evidence.files:
             return by_records
-    spoilt = [one for one in errors if one.kind == NAN]
+    # A finding explains a loss of NaN, and does not make the run healthy.
+    spoilt = [one for one in evidence.marks if one.kind == NAN]
     ends = orderly_ends(evidence, errors)
     if ends and not spoilt:
         return "ended", "an orderly end was seen", tuple(ends[-2:])
