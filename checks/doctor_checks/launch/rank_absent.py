@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import absent_by_host, joined_ranks
-from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, set_up_before
+from doctor.analysis.logs.event_timeline import (
+    events_of_kinds,
+    failed_before,
+    parse_count,
+    set_up_after,
+    set_up_before,
+    unroutable_clients,
+)
 from doctor.analysis.logs.store_keys import rank_of_key, stage_of_key
 from doctor.api import (
     EventGroup,
@@ -45,7 +52,8 @@ def _by_count(job: Job) -> Iterator[Finding]:
                 ranks=(),
                 evidence={"joined": got, "expected": want},
                 confidence=0.9,
-                explains=("NET006", "ENV015"),
+                # A client without a route to an address that others reached is the cause: NET006.
+                explains=("ENV015",) if unroutable_clients(job) else ("NET006", "ENV015"),
             )
 
 

@@ -73,6 +73,16 @@ def parse_count(text: str | None) -> int | None:
     return int(text) if int(text) <= MOST_COUNTED else None
 
 
+_UNROUTABLE = ("101", "113")
+"""Errors of connections without a route to the address: ENETUNREACH, EHOSTUNREACH."""
+
+
+def unroutable_clients(job: Job) -> tuple[Event, ...]:
+    """The messages of clients of the store that had no route to its address."""
+    failed = events_of_kinds(job, "torch.store.connect_fail")
+    return tuple(one for one in failed if {one.value("errno"), one.value("errno2")}.intersection(_UNROUTABLE))
+
+
 def is_set_up(one: Event) -> bool:
     """Whether a message shows that ranks are connected: a communicator is complete, or a step is done."""
     if one.kind == "nccl.init":

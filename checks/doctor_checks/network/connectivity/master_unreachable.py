@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, set_up_after, set_up_before
+from doctor.analysis.logs.event_timeline import (
+    events_of_kinds,
+    failed_before,
+    set_up_after,
+    set_up_before,
+    unroutable_clients,
+)
 from doctor.api import (
     EventGroup,
     Finding,
@@ -18,6 +24,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    is_logged,
     merge,
 )
 from doctor.facts import Event, HostFacts, MasterFacts, Reach, ReachFacts
@@ -71,6 +78,7 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
         severity=Severity.WARNING if earlier else None,
         confidence=0.4 if earlier else _confidence(group),
+        explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),
         fix="Look first whether rank 0 was started and still lives. Where it can't be reached, while it waits: `nc "
         f"-vz {host or '$MASTER_ADDR'} {port or '$MASTER_PORT'}`; refused: nobody listens there; no answer: a "
         "firewall or a wrong address.",
