@@ -24,6 +24,7 @@ from doctor.api import (
     check,
     event_groups,
     finding_from_logs,
+    is_logged,
     ranks_in_words,
 )
 from doctor.facts import Event, SlurmFacts
@@ -38,6 +39,7 @@ _ALIVE = (
     "(D) or gone; `dmesg -T | tail` shows the out-of-memory killer."
 )
 
+_WAITED = "torch.distributed.DistStoreError: wait timeout after 12000ms, keys: /default_pg/0//cpu//0/0"
 MOST_FINDINGS = 8
 """Hosts with a finding of their own; where ranks of more are missing, the job has one cause and gets one finding."""
 
@@ -114,8 +116,11 @@ def _by_store(job: Job) -> Iterator[Finding]:
         return
     group = EventGroup(waits[0].kind, waits)
     keys = sorted({key for one in waits if (key := one.value("keys"))})
+    awaited = {rank for key in keys if (rank := rank_of_key(key)) is not None}
     # Rank 0 hosts the store and may itself be waiting there for a rank that did not join.
-    missing = tuple(sorted({rank for key in keys if (rank := rank_of_key(key))} - set(group.ranks)))
+    missing = tuple(sorted(awaited - {0, *group.ranks}))
+    if awaited == {0} and not is_logged(job, "elastic."):
+        missing = _besides_the_store(job, group)
     absent = ranks_in_words(missing) if missing else "some"
     yield finding_from_logs(
         group,
@@ -124,6 +129,12 @@ def _by_store(job: Job) -> Iterator[Finding]:
         evidence={"keys": keys[:8], "world_size": group.value("want")},
         confidence=0.7 if missing else 0.6,
     )
+
+
+def _besides_the_store(job: Job, group: EventGroup) -> tuple[int, ...]:
+    """The ranks that rank 0 waits for: it hosts the store that answered, and publishes its key after all joined it."""
+    others = tuple(rank.number for rank in job.ranks if rank.number not in {0, *group.ranks})
+    return others if len(others) <= len(group.ranks) else ()
 
 
 def _is_of_start(event: Event) -> bool:
@@ -168,6 +179,15 @@ def _ends_there(job: Job, event: Event) -> bool:
     when="PM",
     from_logs=(_by_count, _by_barrier, _by_rendezvous, _by_members, _by_store),
     cases=lambda: (
+        Fails(
+            "rank 0 hosts the store and waits for a rank that is late",
+            logged(
+                *(f"[rank{rank}]: {_WAITED}" for rank in (1, 2)),
+                "srun: error: node1: task 3: Terminated",
+                "srun: error: node0: tasks 0,2: Terminated",
+            ),
+            ranks=(3,),
+        ),
         Passes("all ranks joined", healthy(hosts=2, per_host=2)),
         Passes(
             "agents that waited for each other at the end",
