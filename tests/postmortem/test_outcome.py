@@ -324,3 +324,8 @@ def test_the_first_error_by_time_names_component_rank_and_host(tmp_path):
     assert "the first error is from NCCL, rank 3: " in finding["summary"]
     assert finding["ranks"] == [3]
     assert report["verdict"] == "inconclusive"
+
+
+def test_a_list_of_possible_causes_is_no_evidence(tmp_path):
+    text = "ValueError: bad\nThis may be caused by one of the following issues:\n1. CUDA out of memory\n"
+    assert report_of(tmp_path, text)["primary"] == "RUN004"

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 
-CUES = ("otential", "ossible ", "robable ", "ommon ", "ikely ")
+CUES = ("otential", "ossible ", "robable ", "ommon ", "ikely ", "ollowing ")
 """Every line that begins such a list contains one of these."""
 MOST_LINES = 12
 """Maximum number of lines of a list below its heading."""
 
 _HEADING = re.compile(
-    r"(?i)\b(?:there are )?(?:some |several |the )?(?:potential|possible|probable|common|likely|most likely) (?:root )?"
-    r"(?:causes?|reasons?|culprits?|explanations?)\b(?:[^.:\n]{0,60})(?:[.:](?=\s|$)|$|(?=\s{0,9}\(?1[).]))"
+    r"(?i)\b(?:(?:(?:there are )?(?:some |several |the )?"
+    r"(?:potential|possible|probable|common|likely|most likely) (?:root )?"
+    r"|(?:may|might|could|can) be (?:caused by|due to) (?:one of )?the following )"
+    r"(?:causes?|reasons?|culprits?|explanations?|issues?|problems?))\b(?:[^.:\n]{0,60})"
+    r"(?:[.:](?=\s|$)|$|(?=\s{0,9}\(?1[).]))"
 )
 _ENTRY = re.compile(r"\s*(?:\|\s*)?(?:\(?[0-9a-z][).]|[-*•])\s")
 

@@ -19,6 +19,7 @@ CUES = (
     *("stack smashing", "double free", "out of memory", "exit code", "exit status", "Exit Code"),
     *(
         "exited with",
+        "panicked at",
         "rain_runtime",
         "est metric",
         "raining",

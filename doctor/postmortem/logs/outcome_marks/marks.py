@@ -70,6 +70,8 @@ _ENDED_BADLY = re.compile(
     r"|annot open (?:file|shared object)|Illegal instruction|stack smashing detected|double free or corruption"
     r"|(?:exit|Exit|return)(?:ed)?(?: with)?(?: exit)? ?(?:[cC]ode|status)[ :=]{1,3}-?[1-9]"
     r"|^(?:[\w./-]+: (?:line \d+: )?)?(?:\d+ )?(?:Killed|Aborted|Terminated)\b|NCCL WARN "
+    r"|\bpanicked at |: line \d{1,7}: syntax error |\*\*\* An error occurred in MPI_|MPI_ERRORS_ARE_FATAL"
+    r"|^ninja: build stopped: |BUG: unable to handle"
     r"|: (?:No space left on device|Disk quota exceeded|Input/output error|Read-only file system|Stale file handle"
     r"|Cannot allocate memory|File too large)$"
 )
@@ -137,13 +139,15 @@ class Marks:
 
         ``whole``: the line with its prefixes, because "step 3:" may be taken for one.
         """
-        marks = ((*_mark_of(text, parsed.mild), text) for text in _beginnings(parsed, whole))
-        for kind, values, text in marks:
-            if kind:
-                store = self._end if kind == END else self._error
-                store(_Mark(kind, text[:LONGEST], line, parsed, values))
-                return True
-        return False
+        marks = [(*_mark_of(text, parsed.mild), text) for text in _beginnings(parsed, whole)]
+        # Without its prefix, a line may lack the level that makes it an error.
+        found = sorted(
+            (mark for mark in marks if mark[0]), key=lambda mark: mark[0] == ERROR and "strong" not in mark[1]
+        )
+        for kind, values, text in found[:1]:
+            store = self._end if kind == END else self._error
+            store(_Mark(kind, text[:LONGEST], line, parsed, values))
+        return bool(found)
 
     def read_step(self, parsed: PrefixedLine, whole: str, line: int) -> bool:
         """Process a line that may count steps; return whether it does."""
