@@ -12,16 +12,14 @@ class is the id of a check, or ``cause``, ``consequence`` or ``harmless`` (:mod:
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from message_sources.components import COMPONENTS, SourceComponent
+from message_sources.components import COMPONENTS, EVERY_YEAR, SourceComponent
 
 ROOT = Path(__file__).resolve().parents[1]
 MESSAGES = ROOT / "doctor" / "knowledge" / "messages"
@@ -64,12 +62,19 @@ def update(component: SourceComponent, sources: Path) -> None:
             releases.append(release)
     if not releases:
         sys.exit(f"{sources / component.checkout} has no release that matches {component.tags!r}")
+    for text in _texts_of(component.besides):
+        found.pop(text, None)
     by_class = classified(component, found)
     _write(_file(component), by_class)
     _describe(component, (releases[0], releases[-1]))
     total = sum(map(len, by_class.values()))
     open_ones = len(by_class.get(UNCLASSIFIED, ()))
     print(f"{component.name}: {len(releases)} releases, {total} messages, {open_ones} without a class")
+
+
+def _texts_of(file: str) -> Iterator[str]:
+    for texts in json.loads((MESSAGES / f"{file}.json").read_text()).values() if file else ():
+        yield from texts
 
 
 def one_line(text: str) -> str:
@@ -80,8 +85,9 @@ def one_line(text: str) -> str:
 
 def classified(component: SourceComponent, texts: Iterable[str]) -> dict[str, list[str]]:
     """The messages by their class, each list in alphabetical order."""
-    path = RULES / f"{component.rules or component.file}.json"
-    rules = [(re.compile(pattern), about) for pattern, about in json.loads(path.read_text())] if path.exists() else []
+    paths = (RULES / f"{name}.json" for name in (component.file, component.rules) if name)
+    every = (rule for path in paths if path.exists() for rule in json.loads(path.read_text()))
+    rules = [(re.compile(pattern), about) for pattern, about in every]
     by_class: dict[str, list[str]] = {}
     for text in sorted(texts):
         about = next((about for pattern, about in rules if pattern.search(text)), UNCLASSIFIED)
@@ -97,22 +103,33 @@ def _releases(component: SourceComponent, folder: Path) -> Iterator[tuple[str, I
         chosen = (path for path in files if re.match(component.paths, path.relative_to(folder).as_posix()))
         yield release, (path.read_text(errors="replace") for path in chosen)
         return
+    seen: set[str] = set()
+    for release, commit in _yearly(folder) if component.tags == EVERY_YEAR else _tagged(component, folder):
+        yield release, _files_of(component, folder, commit, seen)
+
+
+def _tagged(component: SourceComponent, folder: Path) -> Iterator[tuple[str, str]]:
     tags = _git(folder, "tag", "--sort=version:refname").decode().split()
-    for tag in tags:
-        if re.fullmatch(component.tags, tag):
-            yield tag, _files_of(component, folder, tag)
+    return ((tag, tag) for tag in tags if re.fullmatch(component.tags, tag))
 
 
-def _files_of(component: SourceComponent, folder: Path, tag: str) -> Iterator[str]:
-    """The text of the files of a release; the others may be missing in a clone."""
-    every = _git(folder, "ls-tree", "-r", "--name-only", "-z", tag).decode().split("\0")
-    chosen = [name for name in every if re.match(component.paths, name)]
-    if not chosen:
-        return
-    with tarfile.open(fileobj=io.BytesIO(_git(folder, "archive", tag, "--", *chosen))) as archive:
-        for member in archive:
-            if member.isfile() and (file := archive.extractfile(member)):
-                yield file.read().decode(errors="replace")
+def _yearly(folder: Path) -> Iterator[tuple[str, str]]:
+    """The last commit of every year, with its date."""
+    years: dict[str, tuple[str, str]] = {}
+    for line in reversed(_git(folder, "log", "--first-parent", "--format=%cs %H").decode().splitlines()):
+        date, commit = line.split()
+        years[date[:4]] = date, commit
+    yield from years.values()
+
+
+def _files_of(component: SourceComponent, folder: Path, commit: str, seen: set[str]) -> Iterator[str]:
+    """The files of a commit that no earlier one had. Clones without large files lack some of the others."""
+    for line in _git(folder, "ls-tree", "-r", commit).decode(errors="replace").splitlines():
+        about, _, path = line.partition("\t")
+        _, kind, blob = about.split()
+        if kind == "blob" and blob not in seen and re.match(component.paths, path):
+            seen.add(blob)
+            yield _git(folder, "cat-file", "blob", blob).decode(errors="replace")
 
 
 def _git(folder: Path, *arguments: str) -> bytes:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from message_sources import python_calls, torch_calls
+from message_sources import native_calls, python_calls, torch_calls
 from message_sources.c_calls import calls, printf_text, table_texts
 from message_sources.mpi_texts import error_names, help_texts
 
@@ -36,14 +36,19 @@ FAILURE = (
 """Words of an announcement at a level below warning that is one of a failure."""
 
 
+EVERY_YEAR = "yearly"
+"""The last commit of each year is read."""
+
+
 class SourceComponent(NamedTuple):
     """A component: how it is described in the package, and how its messages are read.
 
-    ``rules``: the file with the rules of classification, if another component shares them. ``is_chatty``: the cues are
-    in most lines of healthy logs; ``is_bare``: the lines have no prefix. ``checkout``: the folder below ``--sources``;
-    ``paths``: regular expression of the files that are read; ``tags``: regular expression of the releases that are read
-    if the folder is a clone, ``""`` if it holds one release, which its file ``RELEASE`` names. ``read``: yields the
-    messages in the text of one file.
+    ``rules``: the component whose rules follow its own. ``besides``: the component whose messages are left out, since
+    its lines look alike. ``is_chatty``: the cues are in most lines of healthy logs; ``is_bare``: the lines have no
+    prefix. ``checkout``: the folder below ``--sources``; ``paths``: regular expression of the files that are read;
+    ``tags``: regular expression of the releases that are read if the folder is a clone, :data:`EVERY_YEAR` if it has
+    none, ``""`` if it holds one release, which its file ``RELEASE`` names. ``read``: yields the messages in the text of
+    one file.
     """
 
     name: str
@@ -56,6 +61,7 @@ class SourceComponent(NamedTuple):
     line: str
     read: Callable[[str], Iterable[str]]
     rules: str = ""
+    besides: str = ""
     is_raised: bool = False
     packages: tuple[str, ...] = ()
     is_chatty: bool = False
@@ -149,6 +155,100 @@ COMPONENTS = (
         line="gpu-node-3:4127:4190 [2] NCCL INFO {message}",
         read=printf_calls("INFO", "INFO"),
         is_chatty=True,
+    ),
+    SourceComponent(
+        name="Gloo",
+        file="gloo",
+        checkout="gloo",
+        source="https://github.com/pytorch/gloo",
+        paths=r"gloo/(?!test/|benchmark/|examples/).*\.(?:cc|h)$",
+        tags=EVERY_YEAR,
+        cues=("gloo/transport/", "gloo/rendezvous/", "gloo/common/", "gloo/mpi/", "gloo/context.", "gloo/all"),
+        line="RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] {message}",
+        read=beginnings(native_calls.gloo),
+    ),
+    SourceComponent(
+        name="RCCL",
+        file="rccl",
+        checkout="rccl",
+        source="https://github.com/ROCm/rccl",
+        paths=r"src/.*\.(?:cc|h|cpp)$",
+        tags=r"rocm-\d\.\d\.\d",
+        cues=("NCCL WARN ",),
+        line="gpu-node-3:4127:4190 [2] {place} NCCL WARN {message}",
+        read=printf_calls("WARN"),
+        rules="nccl",
+        besides="nccl",
+    ),
+    SourceComponent(
+        name="aws-ofi-nccl",
+        file="aws_ofi_nccl",
+        checkout="aws-ofi-nccl",
+        source="https://github.com/aws/aws-ofi-nccl",
+        paths=r"(?:src|include)/.*\.(?:c|cc|h|cpp)$",
+        tags=r"v\d+\.\d+\.\d+(?:-aws)?",
+        cues=("NCCL WARN NET/OFI ",),
+        line="gpu-node-3:4127:4190 [2] {place} NCCL WARN NET/OFI {message}",
+        read=printf_calls("NCCL_OFI_WARN"),
+    ),
+    SourceComponent(
+        name="nccl-rdma-sharp-plugins",
+        file="nccl_rdma_sharp",
+        checkout="nccl-rdma-sharp-plugins",
+        source="https://github.com/Mellanox/nccl-rdma-sharp-plugins",
+        paths=r"(?:src|include)/.*\.(?:c|cc|h)$",
+        tags=EVERY_YEAR,
+        cues=("NCCL WARN ",),
+        line="gpu-node-3:4127:4190 [2] {place} NCCL WARN {message}",
+        read=printf_calls("WARN"),
+        rules="nccl",
+        besides="nccl",
+    ),
+    SourceComponent(
+        name="nccl-fastsocket",
+        file="nccl_fastsocket",
+        checkout="nccl-fastsocket",
+        source="https://github.com/google/nccl-fastsocket",
+        paths=r"(?:.*/)?[^/]+\.(?:cc|h)$",
+        tags=EVERY_YEAR,
+        cues=("NCCL WARN ",),
+        line="gpu-node-3:4127:4190 [2] {place} NCCL WARN {message}",
+        read=printf_calls("WARN"),
+        rules="nccl",
+        besides="nccl",
+    ),
+    SourceComponent(
+        name="UCX",
+        file="ucx",
+        checkout="ucx",
+        source="https://github.com/openucx/ucx",
+        paths=r"src/(?:ucs|uct|ucp|ucm)/(?!.*(?:/tests?/|/examples?/)).*\.(?:c|h|inl|cc)$",
+        tags=r"v1\.\d+(?:\.\d+)?",
+        cues=("UCX  ERROR", "UCX  WARN", "UCX  FATAL"),
+        line="[1699999999.123456] [gpu-node-3:4127 :0] ib_mlx5.c:123  UCX  ERROR {message}",
+        read=beginnings(printf_calls("ucs_error|ucs_fatal|uct_ib_check_memlock_limit_msg", "ucs_warn|ucs_log")),
+    ),
+    SourceComponent(
+        name="libfabric",
+        file="libfabric",
+        checkout="libfabric",
+        source="https://github.com/ofiwg/libfabric",
+        paths=r"(?:prov/(?:efa|verbs|tcp|rxm|util|hook|shm|sm2|cxi)/|src/)(?!.*/tests?/).*\.(?:c|h)$",
+        tags=r"v(?:1\.\d+\.0|2\.\d+\.\d+)",
+        cues=("libfabric:",),
+        line="libfabric:4127:1699999999::efa:ep_ctrl:efa_rdm_ep_open():123<warn> {message}",
+        read=beginnings(printf_calls(r"(?:FI|EFA|VRB|RXM|XNET|CXIP|TXC|RXC|SM2|SMR)_WARN\w*|CXIP_FATAL")),
+    ),
+    SourceComponent(
+        name="oneCCL",
+        file="oneccl",
+        checkout="oneccl",
+        source="https://github.com/uxlfoundation/oneCCL",
+        paths=r"src/.*\.(?:cpp|hpp|h)$",
+        tags=r"20\d\d\.\d+(?:\.\d+)?",
+        cues=("|CCL_ERROR| ", "oneCCL: "),
+        line="2026:01:02-03:04:05:( 4242) |CCL_ERROR| atl_ofi.cpp:512 ep_poll: {message}",
+        read=beginnings(native_calls.oneccl),
     ),
     SourceComponent(
         name="torch.distributed",
