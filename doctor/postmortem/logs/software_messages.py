@@ -80,10 +80,10 @@ def _cues_of(component: SoftwareComponent) -> Iterable[str]:
 
 def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
     """Return the message that follows one of these cues in a line."""
-    by_cue = {**chatty_components(), **line_components()}
+    chatty, others = chatty_components(), line_components()
     for cue in cues:
         _, found, rest = line.partition(cue)
-        for component in by_cue[cue] if found else ():
+        for component in others.get(cue) or chatty[cue] if found else ():
             rest = line if component.is_bare else rest
             if message := _index(component.file).find(rest[:LONGEST_SEARCHED]):
                 return RecognizedMessage(component, message, rest.strip()[:LONGEST_SAID])
@@ -107,15 +107,15 @@ class _MessageIndex:
             if message.letters >= LEAST_LETTERS:
                 by_part.setdefault(message.longest_part, []).append(message)
         self._parts = CueMatcher(by_part)
-        self._messages = tuple(tuple(by_part[part]) for part in self._parts.texts)
+        self._messages = tuple(tuple((one.letters, one) for one in by_part[part]) for part in self._parts.texts)
 
     def find(self, text: str) -> SoftwareMessage | None:
         """Return the most specific message that the text contains."""
         text = " ".join(text.split())
         parts = dict.fromkeys(number for number, _, _ in self._parts.find(text.encode()))
-        candidates = (message for number in parts for message in self._messages[number])
-        matching = (message for message in candidates if message.pattern.search(text) is not None)
-        return max(matching, key=lambda one: one.letters, default=None)
+        candidates = (one for number in parts for one in self._messages[number])
+        ordered = sorted(candidates, key=lambda one: one[0], reverse=True)
+        return next((message for _, message in ordered if message.pattern.search(text) is not None), None)
 
 
 @functools.cache
