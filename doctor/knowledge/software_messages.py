@@ -26,8 +26,8 @@ UNCLASSIFIED = "unclassified"
 """The messages of new releases that nobody has classified yet. They are not recognized."""
 LEAST_LETTERS = 8
 """Minimum number of letters and digits of a message that is recognized: shorter ones are part of many lines."""
-LONGEST_VALUE = 300
-"""Maximum number of characters of one value in a message."""
+MOST_COMPILED = 512
+"""Maximum number of compiled patterns that are kept: a log seldom has more kinds of errors."""
 
 
 class SoftwareComponent(msgspec.Struct, frozen=True):
@@ -90,14 +90,14 @@ class SoftwareMessage(msgspec.Struct, frozen=True):
 
 _VALUE = re.compile(r"(?<!%)%[sdxf]")
 _VALUES = {
-    "%s": rf".{{0,{LONGEST_VALUE}}}?",
+    "%s": r".*?",
     "%d": r"[-+]?\d{1,20}",
     "%x": r"(?:0[xX])?[0-9a-fA-F]{1,32}|\(nil\)",
     "%f": r"[-+.\w]{1,40}",
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_COMPILED)
 def _compiled(text: str) -> Pattern:
     from doctor.knowledge.linear_regex import linear  # it loads RE2, which checks do not need
 

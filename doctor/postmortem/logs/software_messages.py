@@ -24,6 +24,11 @@ KIND = "software."
 OF_A_CHECK = "check"
 LONGEST_SAID = 200
 """Maximum number of characters of a message that are kept."""
+LONGEST_CUE = 16
+"""Maximum number of characters of a cue that is part of a message: longer ones make the automaton larger."""
+MOST_CANDIDATES = 32
+"""Maximum number of messages that one line is compared with, the most specific ones: a line may be made of parts of
+many."""
 LONGEST_SEARCHED = 2000
 """Maximum number of characters of a line that are searched."""
 
@@ -75,7 +80,9 @@ def _by_cue(*, is_chatty: bool) -> dict[str, tuple[SoftwareComponent, ...]]:
 def _cues_of(component: SoftwareComponent) -> Iterable[str]:
     if not component.is_bare:
         return component.cues
-    return dict.fromkeys(one.longest_part for one in messages_of(component.file) if one.letters >= LEAST_LETTERS)
+    return dict.fromkeys(
+        one.longest_part[:LONGEST_CUE] for one in messages_of(component.file) if one.letters >= LEAST_LETTERS
+    )
 
 
 def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
@@ -106,16 +113,16 @@ class _MessageIndex:
         for message in messages:
             if message.letters >= LEAST_LETTERS:
                 by_part.setdefault(message.longest_part, []).append(message)
-        self._parts = CueMatcher(by_part)
+        self._parts = CueMatcher(by_part, is_compact=True)
         self._messages = tuple(tuple((one.letters, one) for one in by_part[part]) for part in self._parts.texts)
 
     def find(self, text: str) -> SoftwareMessage | None:
         """Return the most specific message that the text contains."""
         text = " ".join(text.split())
         parts = dict.fromkeys(number for number, _, _ in self._parts.find(text.encode()))
-        candidates = (one for number in parts for one in self._messages[number])
-        ordered = sorted(candidates, key=lambda one: one[0], reverse=True)
-        return next((message for _, message in ordered if message.pattern.search(text) is not None), None)
+        candidates = [one for number in parts for one in self._messages[number]]
+        specific = sorted(candidates, key=lambda one: (-one[0], one[1].text))[:MOST_CANDIDATES]
+        return next((message for _, message in specific if message.pattern.search(text) is not None), None)
 
 
 @functools.cache
