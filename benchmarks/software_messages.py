@@ -40,7 +40,9 @@ def main() -> int:
         for component in chosen:
             print("\n".join(json.loads(_file(component).read_text()).get(UNCLASSIFIED, ())))
     elif options.sources is None:
-        for address, folder in dict.fromkeys((one.source, one.checkout) for one in chosen):
+        for address, folder in dict.fromkeys(
+            (one.source, one.checkout) for one in chosen if not Path(one.checkout).is_absolute()
+        ):
             print(f"git clone {address} DIR/{folder}")
     else:
         for component in chosen:

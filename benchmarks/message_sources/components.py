@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from message_sources import native_calls, python_calls, torch_calls
@@ -36,6 +37,8 @@ FAILURE = (
 """Words of an announcement at a level below warning that is one of a failure."""
 
 
+DOCUMENTED = Path(__file__).parent / "documented"
+"""Messages of software without public source code, as its documentation lists them."""
 EVERY_YEAR = "yearly"
 """The last commit of each year is read."""
 
@@ -249,6 +252,29 @@ COMPONENTS = (
         cues=("|CCL_ERROR| ", "oneCCL: "),
         line="2026:01:02-03:04:05:( 4242) |CCL_ERROR| atl_ofi.cpp:512 ep_poll: {message}",
         read=beginnings(native_calls.oneccl),
+    ),
+    SourceComponent(
+        name="CUDA runtime",
+        file="cuda",
+        checkout=str(DOCUMENTED / "cuda"),
+        source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html (a list by hand)",
+        paths=r"errors\.txt$",
+        tags="",
+        cues=("CUDA error: ", "CUDA runtime error: "),
+        line="RuntimeError: CUDA error: {message}",
+        read=str.splitlines,
+    ),
+    SourceComponent(
+        name="HIP runtime",
+        file="hip",
+        checkout=str(DOCUMENTED / "hip"),
+        source="https://rocm.docs.amd.com/projects/HIP/en/latest/reference/error_codes.html (a list by hand)",
+        paths=r"errors\.txt$",
+        tags="",
+        cues=("HIP error: ", "HIP failure '"),
+        line="RuntimeError: HIP error: {message}",
+        read=str.splitlines,
+        rules="cuda",
     ),
     SourceComponent(
         name="torch.distributed",

@@ -77,3 +77,12 @@ def test_a_clone_without_tags_is_read_year_by_year(tmp_path, monkeypatch):
     }
     described = json.loads((messages / "components.json").read_text())
     assert described[0]["releases"] == ["2019-05-01", "2021-05-01"]
+
+
+def test_a_list_by_hand_has_one_message_a_line_and_a_class_for_each():
+    for component in COMPONENTS:
+        folder = Path(component.checkout)
+        if folder.is_absolute():
+            texts = (folder / "errors.txt").read_text().splitlines()
+            assert len(texts) == len({*texts})
+            assert software_messages.UNCLASSIFIED not in software_messages.classified(component, texts)
