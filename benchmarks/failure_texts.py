@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from click.testing import CliRunner
-from readme import write_between
 
 from doctor.cli.main import app
 
@@ -315,6 +314,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help=f"add the scores to {RESULTS.name}")
     arguments = parser.parse_args()
     if arguments.write:
+        from readme import write_between
+
         write_between("failure texts", kept_table(), "docs/evidence.md")
         return
     samples: dict[str, Sequence[Score]] = {}
