@@ -12,7 +12,8 @@ _GLOO = (
     r"GLOO_(?:THROW\w*|ERROR|WARN|ERROR_MSG|ENFORCE(?:_EQ|_NE|_LT|_LE|_GT|_GE)?)|"
     r"signal(?:AndThrow)?Exception|(?:std::)?runtime_error"
 )
-_ONECCL = "CCL_THROW(?:_IF_NOT|_WITH_ERROR)?|CCL_FATAL|CCL_ASSERT|LOG_ERROR"
+_ONECCL = "CCL_THROW(?:_WITH_ERROR)?|CCL_FATAL|LOG_ERROR"
+"""Without assertions (``CCL_THROW_IF_NOT``): a pattern takes all errors of oneCCL for one check."""
 
 
 def gloo(source: str) -> Iterator[str]:
@@ -32,7 +33,7 @@ def gloo(source: str) -> Iterator[str]:
 def oneccl(source: str) -> Iterator[str]:
     """Yield the texts of oneCCL's exceptions and errors."""
     for call in calls(source, _ONECCL):
-        texts = _text(call.arguments[int(call.name in ("CCL_THROW_IF_NOT", "CCL_ASSERT")) :])
+        texts = _text(call.arguments)
         yield from (text for text in texts if "%%" not in text)  # a conversion that the stream does not make
 
 
