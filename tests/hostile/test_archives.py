@@ -79,15 +79,19 @@ ESCAPING = ("../../escaped.log", "/escaped.log", "..\\escaped.log", "a/../../esc
 
 @pytest.mark.parametrize("form", [lambda name: tar((entry(name), FAILED)), lambda name: zipped((name, FAILED))])
 @pytest.mark.parametrize("name", ESCAPING)
-def test_names_are_never_paths(tmp_path: Path, form: Callable[[str], bytes], name: str) -> None:
-    inside = tmp_path / "inside" / "job"
+def test_names_are_never_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Callable[[str], bytes], name: str
+) -> None:
+    inside, temporary = tmp_path / "inside" / "job", tmp_path / "temporary"
     inside.mkdir(parents=True)
-    before = {*tmp_path.rglob("*"), *Path(tempfile.gettempdir()).glob("doctor-*")}
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = {*tmp_path.rglob("*")}
     (shown,) = read(inside / "logs.archive", form(name))
     assert shown.endswith("escaped.log")
     assert ".." not in shown
-    after = {*tmp_path.rglob("*"), *Path(tempfile.gettempdir()).glob("doctor-*")}
-    assert after - before == {inside / "logs.archive"}
+    assert {*tmp_path.rglob("*")} - before == {inside / "logs.archive"}
     assert not Path("/escaped.log").exists()
 
 
