@@ -192,6 +192,21 @@ CAUSES = {
         "demand",
         newer("1.12 GiB", "19.98 GiB", "32.00 MiB", own="19.90 GiB", allocated="18.09 GiB", unallocated="1.43 GiB"),
     ),
+    "as much in pieces as was wanted": (
+        "demand",
+        "CUDA out of memory. Tried to allocate 2.81 GiB (GPU 0; 23.69 GiB total capacity; 16.12 GiB already allocated; "
+        "374.94 MiB free; 19.00 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
+        "setting max_split_size_mb to avoid fragmentation.",
+    ),
+    "a third more in pieces than was wanted": (
+        "fragmented",
+        newer("1.70 GiB", "6.00 GiB", "0 bytes", own="5.23 GiB", allocated="2.93 GiB", unallocated="2.30 GiB"),
+    ),
+    "remainders of segments on a small device": (
+        "demand",
+        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 5.80 GiB total capacity; 4.36 GiB already allocated; "
+        "6.69 MiB free; 4.63 GiB reserved in total by PyTorch)",
+    ),
     "enough in pieces, older": (
         "fragmented",
         "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 8.00 GiB total capacity; 203.44 MiB already allocated; "

@@ -279,6 +279,35 @@ def test_a_failure_that_only_a_launcher_reports_has_a_primary_finding(tmp_path, 
     assert report["primary"] is not None
 
 
+_API = "torch.distributed.elastic.multiprocessing.api: "
+TAKEDOWNS = {
+    "a closing signal": f"[2024-05-08 08:47:31,261] {_API}[WARNING] Sending process 41 closing signal SIGTERM",
+    "a forced exit": f"[2024-05-08 08:47:31,261] {_API}[WARNING] Unable to shutdown process 41 via Signals.SIGTERM, "
+    "forcefully exiting via Signals.SIGKILL",
+    "the exit barrier": "ERROR:torch.distributed.elastic.agent.server.api:Error waiting on exit barrier. Elapsed: "
+    "300.0 seconds",
+}
+
+
+@pytest.mark.parametrize("name", TAKEDOWNS)
+def test_what_torchrun_prints_about_an_exit_is_no_error_of_its_own(tmp_path, name):
+    exit_line = (
+        f"[2024-05-08 08:47:31,877] {_API}[ERROR] failed (exitcode: 1) local_rank: 2 (pid: 42) of binary: /bin/py"
+    )
+    report = report_of(tmp_path, f"{TAKEDOWNS[name]}\n{exit_line}\n{TAKEDOWNS[name]}")
+    found = {one["id"]: one["findings"] for one in report["results"] if one["findings"]}
+    assert report["primary"] == "RUN004"
+    assert "RUN019" not in found
+    assert "local rank 2" in found["RUN004"][0]["summary"]
+
+
+def test_an_error_beside_the_report_of_an_exit_is_the_primary_finding(tmp_path):
+    exit_line = f"{_API}[ERROR] failed (exitcode: 1) local_rank: 2 (pid: 42) of binary: /bin/py"
+    error = "2026-01-02 03:04:05,678 - mypkg.engine - ERROR - the state is inconsistent"
+    report = report_of(tmp_path, f"{error}\n{TAKEDOWNS['a closing signal']}\n{exit_line}")
+    assert report["primary"] == "RUN019"
+
+
 WAITS = {
     "[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0": [0],
     "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "

@@ -30,6 +30,13 @@ UNALLOCATED_SHARE = 0.1
 """The share of the device from which the allocator is fragmented; half of it if that is twice the wanted size, and two
 fifths if it is eight times as much. torch's advice ("if reserved but unallocated memory is large") gives no number; a
 tenth is enough for one more large activation, and full devices are far below."""
+SURPLUS = 1.25
+"""How many times the wanted size pieces and free memory have to hold: an allocator that joins them leaves some unused
+too. With just what was wanted the device is full, and the next allocation fails."""
+LEAST_UNALLOCATED = 512 * MIB
+"""What a fragmented allocator holds in pieces at least. Requests of 1 to 10 MiB share segments of 20 MiB, and those
+below 1 MiB segments of 2 MiB (CUDACachingAllocator.cpp, kLargeBuffer and kSmallBuffer), so a few hundred MiB of
+remainders are in any run: they do not show that a smaller batch would not be needed."""
 NAMED_SHARE, UNNAMED_SHARE = 0.1, 0.25
 """The share of the device that matters, held by processes that the message names, or by others, which may partly be
 buffers of libraries."""
@@ -189,7 +196,8 @@ def cause_of(shortage: OomMessage, *, peers: Collection[int] = ()) -> Cause:
     unallocated, other = shortage.reserved_unallocated or 0, shortage.other_bytes or 0
     large = UNALLOCATED_SHARE * total
     rules = ((1, 1.0), (2, 0.5), (8, 0.4))
-    is_fragmented = any(unallocated >= max(times * wanted, share * large) for times, share in rules)
+    has_surplus = unallocated + free >= SURPLUS * wanted and unallocated >= LEAST_UNALLOCATED
+    is_fragmented = has_surplus and any(unallocated >= max(times * wanted, share * large) for times, share in rules)
     would_do = free + other >= wanted
     if would_do and _is_skew(shortage, peers):
         return "skew" if not is_fragmented or other > unallocated else "fragmented"

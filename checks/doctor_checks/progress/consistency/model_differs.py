@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from doctor.analysis.stats.rank_roles import replicas_in, uses_lightning
 from doctor.api import (
+    EventGroup,
     Finding,
     Group,
     Job,
@@ -23,11 +24,14 @@ from doctor.api import (
     split_groups,
 )
 from doctor.facts import ModelFacts, TensorShape, TrainingFacts
-from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running
 
 WIDE = (TensorShape("layer.weight", (12, 32), "float32"), TensorShape("layer.bias", (12,), "float32"))
 SWAPPED = (TensorShape("layer.bias", (10,), "float32"), TensorShape("layer.weight", (10, 32), "float32"))
 HALF = (TensorShape("layer.weight", (10, 32), "bfloat16"), TensorShape("layer.bias", (10,), "bfloat16"))
+
+
+_DDP = "DDP expects same model across all ranks, but"
 
 
 def _other(tensors: tuple[TensorShape, ...], *ranks: int, hosts: int = 2, parameters: int = 330) -> JobBuilder:
@@ -40,6 +44,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "ddp.diff_model"):
         counts = {rank: group.value(count) for rank, count in ((group.value("a"), "na"), (group.value("b"), "nb"))}
         words = ", ".join(f"rank {rank} has {count} parameters" for rank, count in counts.items())
+        if not_counted := [event for event in group.events if not _is_count(event.value("nb"))]:
+            yield _not_received(job, EventGroup(group.kind, tuple(not_counted)))
+            continue
         yield finding_from_logs(
             group,
             f"ranks wrap different models: {words}",
@@ -61,6 +68,34 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
+_MOST_PARAMETERS = 1_000_000
+"""More parameters (tensors, not their elements) than a model has; large mixtures of experts have some ten thousand."""
+
+
+def _is_count(count: str | None) -> bool:
+    """Whether a rank can have sent this number: DDP refuses a model without parameters before it compares counts."""
+    return count is not None and 0 < int(count) <= _MOST_PARAMETERS
+
+
+def _not_received(job: Job, group: EventGroup) -> Finding:
+    """An all-gather into uninitialized tensors that failed (torch/csrc/distributed/c10d/reducer.cpp).
+
+    The reader compares the buffers in the order of ranks, so the rank that it names is only the first of them."""
+    speaker, other, count = (group.value(name) for name in ("a", "b", "nb"))
+    return finding_from_logs(
+        group,
+        f"DDP could not compare the models: rank {speaker} read {count} parameters for rank {other}, which no model "
+        "has, so the number did not arrive",
+        ranks=(),
+        fix="Find out why the first collective failed: a rank that came late or was at another collective "
+        "(`py-spy dump --pid PID` on each rank while they wait), or a network that returned no data. If all ranks were "
+        f"there: {_fix(job)}",
+        explains=("RUN004",),
+        confidence=0.5,
+        symptoms=False,
+    )
+
+
 @check(
     id="RUN014",
     severity=Severity.ERROR,
@@ -70,6 +105,16 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     from_logs=_from_logs,
     cases=lambda: (
         Passes("one model", running(2, 4)),
+        Fails(
+            "log of counts that differ",
+            logged(f"[rank1]: RuntimeError: {_DDP} Rank 1 has 128 params, while rank 0 has inconsistent 130 params."),
+            ranks=(0, 1),
+        ),
+        Fails(
+            "log of a count that was not received",
+            logged(f"[rank5]: RuntimeError: {_DDP} Rank 5 has 128 params, while rank 0 has inconsistent 0 params."),
+            ranks=(),
+        ),
         Passes(
             "stages of a pipeline",
             _other(WIDE, 2, 3).alter(TrainingFacts, data_parallel_size=2),

@@ -93,12 +93,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     elif reports:
         yield finding_from_logs(
             EventGroup(reports[0].kind, reports),
-            "a process failed, and its own error is not in this log",
+            f"{_process_of(reports)} failed, and its own error is not in this log",
             fix="Give the logs of all ranks: `torchrun --tee 3 --log-dir logs`, `srun --label`; with `@record` on the "
             "main function torchrun's table shows the error itself.",
             confidence=0.25,
             symptoms=False,
         )
+
+
+def _process_of(reports: tuple[Event, ...]) -> str:
+    """The process that the first report with a local rank names, which is its rank on one host only."""
+    local = next((rank for one in reports if (rank := one.value("lr")) is not None), None)
+    return f"the process of local rank {local}" if local is not None else "a process"
 
 
 def _signal_of(event: Event) -> int:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from doctor.analysis.logs.error_lines import errors_in, orderly_ends, unexplained_lines
 from doctor.analysis.logs.log_component import component_of
+from doctor.analysis.logs.root_event import launcher_reports
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs, ranks_in_words
-from doctor.facts import Event, ProgressFacts
+from doctor.facts import Event, LogEvidence, ProgressFacts
 from doctor.testing import Fails, Passes, logged
 
 _WARN = "node1:41:77 [3] transport/net_socket.cc:12 NCCL WARN Net : something that no release said before"
+_AGENT = "torch/distributed/elastic/multiprocessing/api.py"
 _MOST_QUOTED = 200
 """Characters of the error that the summary quotes."""
 
@@ -31,6 +33,16 @@ _MOST_QUOTED = 200
             logged("ERROR: sample 17 is broken", *(f"step {step}: loss 0.5" for step in range(20))),
         ),
         Passes("an error before an orderly end", logged("ERROR: retrying the download", "Training finished.")),
+        Passes(
+            "what torchrun prints while it ends the other processes",
+            logged(
+                f"W1218 20:27:21.426000 140 {_AGENT}:900] Sending process 124 closing signal SIGTERM",
+                f"W1218 20:27:51.426000 140 {_AGENT}:916] Unable to shutdown process 124 via Signals.SIGTERM, "
+                "forcefully exiting via Signals.SIGKILL",
+                f"E1218 20:27:52.426000 140 {_AGENT}:874] failed (exitcode: 1) local_rank: 3 (pid: 127) of binary: "
+                "/usr/bin/python3",
+            ),
+        ),
         Fails("a warning of NCCL that no check knows", logged(_WARN), hosts=("node1",), ranks=()),
         Fails(
             "the first of two errors, from a logger",
@@ -52,7 +64,7 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     if evidence is None or _is_recorded(job):
         return
     found = unexplained_lines(evidence, evidence.quoted)
-    errors = errors_in(evidence, found)
+    errors = _without_launcher(evidence, errors_in(evidence, found))
     if not errors or orderly_ends(evidence, found):
         return
     first = errors[0]
@@ -76,6 +88,29 @@ def _is_recorded(job: Job) -> bool:
     """Whether the callback recorded that all ranks ended or continue: then an error in a log was survived."""
     records = [facts for facts, _ in job.each(ProgressFacts) if facts.stage]
     return bool(records) and all(one.state in ("ended", "running") for one in records)
+
+
+_LAUNCHER = "torch.distributed.elastic"
+_EXITS = ("elastic.failed", "elastic.entry", "elastic.child_line")
+"""torchrun's reports of the exit of a process."""
+_TAKEDOWN = ("elastic.closing", "elastic.force", "elastic.sigkill_left")
+"""What torchrun prints while it ends the other processes (torch/distributed/elastic/multiprocessing/api.py)."""
+
+
+def _without_launcher(evidence: LogEvidence, errors: list[Event]) -> list[Event]:
+    """The errors without torchrun's lines about the end of a process that it reported: the error is in that process.
+
+    Events are the first lines of their kind, so that repeated ones are found by the beginning of their message."""
+    if not evidence.of(*_EXITS) and not any(launcher_reports(evidence)):
+        return errors
+    consequences = [one for one in evidence.of("software.consequence") if one.value("component") == _LAUNCHER]
+    places = {(one.file, one.line) for one in (*evidence.of(*_EXITS, *_TAKEDOWN), *consequences)}
+    beginnings = {(one.value("message") or "").partition("%s")[0] for one in consequences} - {""}
+    return [
+        one
+        for one in errors
+        if (one.file, one.line) not in places and not any(beginning in one.text for beginning in beginnings)
+    ]
 
 
 def _origin(first: Event, name: str | None) -> str:
