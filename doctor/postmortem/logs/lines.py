@@ -62,7 +62,8 @@ def _mark_of_quote(block: bytes) -> re.Pattern[bytes] | None:
     if len(quoted) > _MOST_LINES * len(lines):
         has_space = all(_SPACED_QUOTE.match(line) for line in quoted)
         return _SPACED_QUOTE if has_space else _TIGHT_QUOTE
-    return _INDENT if sum(_INDENT.match(line) is not None for line in lines) > _MOST_LINES * len(lines) else None
+    # A long message of an exception is indented, too, but not its first line.
+    return _INDENT if all(map(_INDENT.match, lines)) else None
 
 
 _QUOTE_SAMPLE = 1 << 16
