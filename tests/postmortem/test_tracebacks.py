@@ -131,7 +131,7 @@ def test_frames_of_cpp_are_no_part_of_the_message() -> None:
 
 
 def test_a_long_message_is_cut() -> None:
-    (event,) = exceptions(FIRST, *("    " + "x" * 300 for _ in range(20)))
+    (event,) = exceptions(FIRST, *("    " + "x" * 300 for _ in range(100)))
     assert len(str(event.value("message"))) == 2000
 
 
