@@ -277,6 +277,18 @@ COMPONENTS = (
         rules="cuda",
     ),
     SourceComponent(
+        name="Intel Gaudi",
+        file="gaudi",
+        checkout=str(DOCUMENTED / "gaudi"),
+        source="https://github.com/HabanaAI/gaudi-pytorch-bridge (a list by hand)",
+        paths=r"errors\.txt$",
+        tags="",
+        cues=(),
+        line="RuntimeError: [Rank:0] {message}",
+        read=str.splitlines,
+        is_bare=True,
+    ),
+    SourceComponent(
         name="torch.distributed",
         file="torch",
         checkout="torch",

@@ -86,14 +86,21 @@ def _by_index(job: Job) -> Iterator[Finding]:
 def _by_slurm(job: Job) -> Iterator[Finding]:
     """A step that SLURM refuses, or that waits for CPUs which its own batch script holds."""
     for group in event_groups(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
-        why = group.value("why", "why2") or "there are not enough slots"
+        why = group.value("why", "why2", "why3") or "there are not enough slots"
         if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
                 f"the tasks that are asked for can't be started: {why}",
                 ranks=(),
                 confidence=0.85,
+                fix=_OF_CPUS if any(word in why for word in ("layout tasks", "distribute tasks", "cpu bind")) else "",
             )
+
+
+_OF_CPUS = (
+    "Request the CPUs of the step explicitly, at most those of its allocation (`srun --cpus-per-task=8`), and start it "
+    "without the binding of an outer step: `unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST`."
+)
 
 
 def _by_waiting(job: Job) -> Iterator[Finding]:
@@ -134,6 +141,15 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
                 "[rank6]:     return self.parallel_devices[self.local_rank]",
                 "[rank6]: IndexError: list index out of range",
                 "srun: error: node3: tasks 6-7: Exited with exit code 1",
+            ),
+        ),
+        Fails(
+            "the tasks do not fit the CPUs of the step",
+            logged(
+                "srun: error: JobId=125452 failed to distribute tasks (bind_type:threads,mask_cpu,one_thread) - this "
+                "should never happen",
+                "srun: error: Task launch for StepId=125452.4 failed on node n7: Unable to layout tasks on given cpus",
+                "srun: error: Application launch failed: Unable to layout tasks on given cpus",
             ),
         ),
         Passes("as many tasks as ranks", healthy(hosts=2, per_host=4).by_srun()),

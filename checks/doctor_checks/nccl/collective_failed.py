@@ -45,6 +45,11 @@ MEANINGS = (
             ),
         ),
         Fails(
+            "a CUDA call of NCCL that failed for a reason that the result does not tell",
+            logged("node1:41:77 [0] enqueue.cc:512 NCCL WARN Cuda failure 'invalid argument'"),
+            severity=Severity.WARNING,
+        ),
+        Fails(
             "torch 1.x",
             logged(
                 "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, internal error, NCCL "

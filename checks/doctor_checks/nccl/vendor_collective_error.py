@@ -35,6 +35,11 @@ CODES = {
             ranks=(1,),
         ),
         Fails(
+            "a collective of Intel Gaudi",
+            logged("[rank1]: RuntimeError: Collective call returned error"),
+            ranks=(1,),
+        ),
+        Fails(
             "HCCL waits for a rank",
             logged(
                 "[rank0]: EI0006: [PID: 7] 2025-07-01-00:40:04.135.732 Getting socket times out. Reason: Remote Rank "
@@ -49,7 +54,7 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     Why it hurts: the collective does not complete; the ranks that wait for it end with a timeout.
     Fix: read the first error of the first rank that has one. oneCCL: `CCL_LOG_LEVEL=info`, `FI_LOG_LEVEL=warn`. HCCL:
     the code of the message (EI0006 and others) is explained in CANN's HCCL user guide; collect the plog folders of all
-    hosts.
+    hosts. Intel Gaudi: collect the folder of HABANA_LOGS of all hosts, with `LOG_LEVEL_ALL=3`.
     """
     groups = list(event_groups(job, "collective.vendor", by=("code",)))
     # A code says more than the lines without one that follow it.

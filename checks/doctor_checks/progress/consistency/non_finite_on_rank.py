@@ -45,7 +45,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             symptoms=not survived,
         )
     if not ended:
-        yield from _printed(job)
+        yield from _passing(job)
     smallest = tuple(event for event in _overflows(job) if float(_scale(event)) < 1)
     if smallest and not ended:
         yield finding_from_logs(
@@ -57,21 +57,32 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
 
 
-def _printed(job: Job) -> Iterator[Finding]:
-    """The loss that logs show as NaN in their last step; the run may have gone on with it."""
+def _passing(job: Job) -> Iterator[Finding]:
+    """Values that logs show as NaN in their last step or after it; the run may have gone on with them."""
     marks = job.evidence.marks if job.evidence else ()
     last = {mark.file: mark.line for mark in marks if mark.kind == "mark.step"}
-    spoilt = [mark for mark in marks if mark.kind == "mark.nan" and "loss" in mark.text.lower()]
-    final = tuple(mark for mark in spoilt if mark.line >= last.get(mark.file, 0))
-    if final:
-        yield finding_from_logs(
-            EventGroup("mark.nan", final),
-            "the loss is NaN in the last step that was logged",
-            ranks=(),
-            severity=Severity.WARNING,
-            confidence=0.6,
-            symptoms=False,
-        )
+    losses = tuple(mark for mark in marks if mark.kind == "mark.nan" and "loss" in mark.text.lower())
+    warned = job.evidence.of("loss.not_finite") if job.evidence else ()
+    for kind, spoilt in (("mark.nan", losses), ("loss.not_finite", warned)):
+        final = tuple(event for event in spoilt if event.line >= last.get(event.file, 0))
+        if final:
+            what, value = _named(final[-1]) if kind == "loss.not_finite" else ("loss", "NaN")
+            yield finding_from_logs(
+                EventGroup(kind, final),
+                f"the {what} is {value} in the last step that was logged",
+                ranks=(),
+                severity=Severity.WARNING,
+                confidence=0.6,
+                symptoms=False,
+            )
+            return
+
+
+def _named(event: Event) -> tuple[str, str]:
+    """The quantity that a message names, and its value."""
+    what = next(filter(None, (event.value(f"what{n}") for n in ("", *range(2, 8)))), "loss")
+    value = next(filter(None, (event.value(f"value{n}") for n in ("", *range(2, 11)))), "not finite")
+    return what.lower(), value.strip("`")
 
 
 def _overflows(job: Job) -> tuple[Event, ...]:
@@ -87,9 +98,8 @@ def _claim(group: EventGroup) -> str:
         return "the loss scale of float16 reached its minimum: gradients overflow at every scale"
     if function := group.value("function"):
         return f"the backward pass of {function} returned NaN"
-    value = next(filter(None, (group.value(f"value{n}") for n in ("", *range(2, 11)))), "not finite").strip("`")
-    what = next(filter(None, (group.value(f"what{n}") for n in ("", *range(2, 8)))), "loss")
-    subject = "a value" if what == "FloatingPointError" else f"the {what.lower()}"
+    what, value = _named(group.first)
+    subject = "a value" if what == "floatingpointerror" else f"the {what}"
     return f"{subject} is {value}, and the program ended for it"
 
 
@@ -136,6 +146,26 @@ def _claim(group: EventGroup) -> str:
             "a progress bar that ends with NaN",
             logged("step 8: loss 0.7", "step 9: loss nan", "step 10: loss nan"),
             severity=Severity.WARNING,
+        ),
+        Fails(
+            "outputs of a network that end the program",
+            logged("[rank1]: ValueError:Network outputs is NAN! Stop Training"),
+            ranks=(1,),
+        ),
+        Fails(
+            "early stopping at a loss that is not finite",
+            logged(
+                "Monitored metric val_loss = nan is not finite. Previous best value was inf. Signaling Trainer to stop."
+            ),
+        ),
+        Fails(
+            "a warning about NaN in the last step",
+            logged("step 8: loss 0.7", "WARNING:root:NaN or Inf found in input tensor."),
+            severity=Severity.WARNING,
+        ),
+        Passes(
+            "a gradient that is not finite once",
+            logged("step 8: loss 0.7", "WARNING: gradient norm is inf", "step 9: loss 0.7", "step 10: loss 0.6"),
         ),
         Passes("a loss that recovers", logged("step 8: loss nan", "step 9: loss 0.7", "step 10: loss 0.6")),
         Fails(

@@ -30,6 +30,11 @@ MOST = 4
             logged("[rank1]: node1:41:77 [0] scheduler/list.cc:212 NCCL WARN Active list loop at element 12"),
             ranks=(1,),
         ),
+        Fails(
+            "a graph of Intel Gaudi",
+            logged("[rank2]: [Rank:2] Habana exception raised from compile at graph.cpp:599"),
+            ranks=(2,),
+        ),
     ),
 )
 def library_error(job: Job) -> Iterator[Verdict]:
