@@ -3,6 +3,7 @@
 A way out is what the commands print and write: each format of the report, a capture, a record of the callback.
 """
 
+import datetime
 import io
 import json
 import os
@@ -74,9 +75,13 @@ def reported(job):
     return "\n".join([*texts, render_markdown(report, job), render_html(report, job)])
 
 
+MOMENT = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
+
+
 def written(job):
     """The documents that hold a job."""
-    documents = (to_document(job), to_record(job, "run-1"), redact(to_document(job)))
+    captured = to_document(job, MOMENT)
+    documents = (captured, to_record(job, "run-1") | {"created": captured["created"]}, redact(captured))
     return "\n".join(encode_document(document).decode() for document in documents)
 
 
