@@ -54,7 +54,7 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     Why it hurts: the collective does not complete; the ranks that wait for it end with a timeout.
     Fix: read the first error of the first rank that has one. oneCCL: `CCL_LOG_LEVEL=info`, `FI_LOG_LEVEL=warn`. HCCL:
     the code of the message (EI0006 and others) is explained in CANN's HCCL user guide; collect the plog folders of all
-    hosts. Intel Gaudi: collect the folder of HABANA_LOGS of all hosts, with `LOG_LEVEL_ALL=3`.
+    hosts. Intel Gaudi: collect the folder of HABANA_LOGS of all hosts.
     """
     groups = list(event_groups(job, "collective.vendor", by=("code",)))
     # A code says more than the lines without one that follow it.
