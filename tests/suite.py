@@ -40,11 +40,14 @@ SLOW = (
     "examples/test_recipes.py",
     "examples/test_slurm_epilog.py",
     "examples/test_uneven_batches.py",
+    "faults/live/test_full_probes.py",
+    "integrations/test_replica_loops.py",
     "postmortem/test_real_runs.py",
     "probes/test_stage.py",
+    "probes/test_why_groups.py",
 )
-"""What starts whole jobs of other launchers and frameworks: a quarter of the time of all tests. ``-m slow`` runs it, a
-step of its own in ``.ci/run``, and so does DOCTOR_LONG_TESTS=1."""
+"""What starts whole jobs of launchers and frameworks, or measures for long: a quarter of the time of all tests.
+``-m slow`` runs it, a step of its own in ``.ci/run``, and so does DOCTOR_LONG_TESTS=1."""
 LEFT_OUT = pytest.mark.skip(reason="whole jobs; bash tests/run -m slow runs it, as .ci/run does in a step of its own")
 DELIVERABLE = (signal.SIGINT, signal.SIGQUIT)
 """Signals that a shell without job control has its background jobs ignore (POSIX, Shell Command Language, 2.11); every
