@@ -21,11 +21,11 @@ from pathlib import Path
 
 from message_sources.components import COMPONENTS, EVERY_YEAR, SourceComponent
 
+from doctor.knowledge.software_messages import LEAST_LETTERS, UNCLASSIFIED
+
 ROOT = Path(__file__).resolve().parents[1]
 MESSAGES = ROOT / "doctor" / "knowledge" / "messages"
 RULES = Path(__file__).parent / "message_sources" / "rules"
-UNCLASSIFIED = "unclassified"
-LEAST_LETTERS = 8
 
 
 def main() -> int:

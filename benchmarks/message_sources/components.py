@@ -135,6 +135,36 @@ def slurm_messages(source: str) -> Iterator[str]:
     yield from table_texts(source)
 
 
+def python_exceptions(
+    file: str,
+    source: str,
+    *,
+    name: str,
+    paths: str,
+    tags: str,
+    error: str,
+    read: Callable[[str], Iterable[str]] = python_calls.raised,
+    checkout: str = "",
+    packages: tuple[str, ...] = (),
+) -> SourceComponent:
+    """A component of the exceptions that a package raises, of which ``error`` is one. ``packages``: the names of the
+    package, by default ``file``; ``checkout``: by default ``file``."""
+    packages = packages or (file,)
+    return SourceComponent(
+        name=name,
+        file=file,
+        checkout=checkout or file,
+        source=source,
+        paths=paths,
+        tags=tags,
+        cues=(),
+        line=TRACEBACK.format(packages[0]) + f"{error}: {{message}}",
+        read=exceptions(read),
+        is_raised=True,
+        packages=packages,
+    )
+
+
 COMPONENTS = (
     SourceComponent(
         name="NCCL",
@@ -334,19 +364,17 @@ COMPONENTS = (
         line="[rank1]:[E1123 10:00:00.123456789 ProcessGroupNCCL.cpp:683] [Rank 1] {message}",
         read=beginnings(torch_calls.logged),
     ),
-    SourceComponent(
+    python_exceptions(
+        "torch_exceptions",
+        "https://github.com/pytorch/pytorch",
         name="torch.distributed",
-        file="torch_exceptions",
-        checkout="torch",
-        source="https://github.com/pytorch/pytorch",
         paths=r"torch/csrc/distributed/c10d/(?!test/|init\.cpp).*\.(?:cpp|hpp|h)$|torch/csrc/cuda/nccl\.cpp|"
         r"torch/distributed/(?:distributed_c10d|rendezvous|_functional_collectives|device_mesh|utils)\.py$|"
         r"torch/nn/parallel/distributed\.py$|torch/distributed/(?:nn|algorithms|_composable/replicate\w*)/.*\.py$",
         tags=PYTORCH_RELEASES,
-        cues=(),
-        line=TRACEBACK.format("torch") + "torch.distributed.DistBackendError: {message}",
-        read=exceptions(torch_calls.raised),
-        is_raised=True,
+        error="torch.distributed.DistBackendError",
+        read=torch_calls.raised,
+        checkout="torch",
         packages=("torch",),
     ),
     SourceComponent(
@@ -367,34 +395,30 @@ COMPONENTS = (
         line="E1123 10:00:00.123000 41 torch/distributed/elastic/multiprocessing/api.py:882] {message}",
         read=beginnings(torch_calls.logged),
     ),
-    SourceComponent(
+    python_exceptions(
+        "elastic_exceptions",
+        "https://github.com/pytorch/pytorch",
         name="torch.distributed.elastic",
-        file="elastic_exceptions",
-        checkout="torch",
-        source="https://github.com/pytorch/pytorch",
         paths=r"torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py).*",
         tags=PYTORCH_RELEASES,
-        cues=(),
-        line=TRACEBACK.format("torch") + "torch.distributed.elastic.rendezvous.api.RendezvousError: {message}",
-        read=exceptions(torch_calls.raised),
-        is_raised=True,
+        error="torch.distributed.elastic.rendezvous.api.RendezvousError",
+        read=torch_calls.raised,
+        checkout="torch",
         packages=("torch",),
     ),
-    SourceComponent(
+    python_exceptions(
+        "pytorch_exceptions",
+        "https://github.com/pytorch/pytorch",
         name="PyTorch",
-        file="pytorch_exceptions",
-        checkout="torch",
-        source="https://github.com/pytorch/pytorch",
         paths=r"torch/distributed/(?:fsdp|checkpoint|_composable|tensor|_tensor|_shard|pipelining|optim)/"
         r"(?!.*(?:examples|_ops|debug|_experimental)/).*\.py$|"
         r"torch/(?:utils/data|multiprocessing|_inductor/compile_worker)/(?!.*typing).*\.py$|"
         r"torch/(?:_inductor/async_compile|serialization|utils/checkpoint|storage|amp/grad_scaler|optim/optimizer)\.py$|"
         r"torch/cuda/(?:__init__|_utils|amp/grad_scaler|graphs|memory|nccl|streams)\.py$|torch/nn/parallel/.*\.py$",
         tags=PYTORCH_RELEASES,
-        cues=(),
-        line=TRACEBACK.format("torch") + "RuntimeError: {message}",
-        read=exceptions(torch_calls.raised),
-        is_raised=True,
+        error="RuntimeError",
+        read=torch_calls.raised,
+        checkout="torch",
         packages=("torch",),
     ),
     SourceComponent(
@@ -457,83 +481,53 @@ COMPONENTS = (
         line="MPIDI_CH3I_Progress(239): {message}",
         read=error_names,
     ),
-    SourceComponent(
+    python_exceptions(
+        "lightning",
+        "https://github.com/Lightning-AI/pytorch-lightning",
         name="Lightning",
-        file="lightning",
-        checkout="lightning",
-        source="https://github.com/Lightning-AI/pytorch-lightning",
         paths=r"(?:src/)?(?:lightning/(?:pytorch|fabric)|pytorch_lightning|lightning_fabric|lightning_lite)/(?!.*_graveyard).*\.py$",
         tags=r"(?:1\.[4-9]|2\.\d+)\.0(?:\.post0)?$",
-        cues=(),
-        line=TRACEBACK.format("lightning")
-        + "lightning.fabric.utilities.exceptions.MisconfigurationException: {message}",
-        read=exceptions(python_calls.raised),
-        is_raised=True,
+        error="lightning.fabric.utilities.exceptions.MisconfigurationException",
         packages=("lightning", "pytorch_lightning", "lightning_fabric", "lightning_lite"),
     ),
-    SourceComponent(
+    python_exceptions(
+        "accelerate",
+        "https://github.com/huggingface/accelerate",
         name="Accelerate",
-        file="accelerate",
-        checkout="accelerate",
-        source="https://github.com/huggingface/accelerate",
         paths=r"src/accelerate/(?!test_utils|commands/menu).*\.py$",
         tags=r"v(?:0\.(?:1[2-9]|2\d|3\d)|1\.\d+)\.0$",
-        cues=(),
-        line=TRACEBACK.format("accelerate") + "RuntimeError: {message}",
-        read=exceptions(python_calls.raised),
-        is_raised=True,
-        packages=("accelerate",),
+        error="RuntimeError",
     ),
-    SourceComponent(
+    python_exceptions(
+        "deepspeed",
+        "https://github.com/deepspeedai/DeepSpeed",
         name="DeepSpeed",
-        file="deepspeed",
-        checkout="deepspeed",
-        source="https://github.com/deepspeedai/DeepSpeed",
         paths=r"deepspeed/(?!inference|model_implementations|module_inject|autotuning|compression|profiling|ops/(?:sparse|transformer)).*\.py$",
         tags=r"v0\.\d+\.0$",
-        cues=(),
-        line=TRACEBACK.format("deepspeed") + "AssertionError: {message}",
-        read=exceptions(python_calls.raised),
-        is_raised=True,
-        packages=("deepspeed",),
+        error="AssertionError",
     ),
-    SourceComponent(
+    python_exceptions(
+        "megatron",
+        "https://github.com/NVIDIA/Megatron-LM",
         name="Megatron-LM",
-        file="megatron",
-        checkout="megatron",
-        source="https://github.com/NVIDIA/Megatron-LM",
         paths=r"megatron/(?:core|training)/(?!inference|export|models/(?:retro|T5|bert|huggingface|mimo|multimodal)|datasets/retro|ssm).*\.py$",
         tags=r"core_v0\.\d+\.0$|core_r0\.\d+\.0$",
-        cues=(),
-        line=TRACEBACK.format("megatron") + "AssertionError: {message}",
-        read=exceptions(python_calls.raised),
-        is_raised=True,
-        packages=("megatron",),
+        error="AssertionError",
     ),
-    SourceComponent(
+    python_exceptions(
+        "transformers",
+        "https://github.com/huggingface/transformers",
         name="Transformers",
-        file="transformers",
-        checkout="transformers",
-        source="https://github.com/huggingface/transformers",
         paths=r"transformers/.*\.py$",
         tags=r"",
-        cues=(),
-        line=TRACEBACK.format("transformers") + "ValueError: {message}",
-        read=exceptions(python_calls.raised),
-        is_raised=True,
-        packages=("transformers",),
+        error="ValueError",
     ),
-    SourceComponent(
+    python_exceptions(
+        "ray",
+        "https://github.com/ray-project/ray",
         name="Ray",
-        file="ray",
-        checkout="ray",
-        source="https://github.com/ray-project/ray",
         paths=r"(?:python/)?ray/(?!.*(?:test_utils|/examples/|thirdparty|tensorflow|horovod|xgboost|lightgbm|microbenchmark|ray_perf|aws|gcp|azure|vsphere|aliyun|kuberay|spark)).*\.py$",
         tags=r"",
-        cues=(),
-        line=TRACEBACK.format("ray") + "ray.exceptions.RaySystemError: {message}",
-        read=exceptions(python_calls.raised),
-        is_raised=True,
-        packages=("ray",),
+        error="ray.exceptions.RaySystemError",
     ),
 )

@@ -180,9 +180,9 @@ def _add_software_findings(job: Job, by_id: dict[str, list[Finding]]) -> None:
     library_errors = by_id.pop(LIBRARY_ERROR, [])
     quoted = quoted_places(finding for findings in by_id.values() for finding in findings)
     library_errors[:] = [finding for finding in library_errors if not is_quoted(finding, quoted)]
-    for check_id, findings in by_id.items():
-        if not findings:
-            findings.extend(software_findings(job, check_id, quoted))
+    for check_id, added in software_findings(job, quoted).items():
+        if by_id.get(check_id) == []:
+            by_id[check_id].extend(added)
 
 
 def _collect(

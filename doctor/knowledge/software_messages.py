@@ -89,6 +89,7 @@ class SoftwareMessage(msgspec.Struct, frozen=True):
 
 
 _VALUE = re.compile(r"(?<!%)%[sdxf]")
+"""A placeholder."""
 _VALUES = {
     "%s": r".*?",
     "%d": r"[-+]?\d{1,20}",
@@ -106,7 +107,7 @@ def _compiled(text: str) -> Pattern:
 
 def pattern_of(text: str) -> str:
     """The regular expression of a message: its parts in their order, with any white space between words."""
-    parts = re.split(r"((?<!%)%[sdxf])", text)
+    parts = re.split(f"({_VALUE.pattern})", text)
     return "".join(f"(?:{_VALUES[part]})" if part in _VALUES else _literal(part.replace("%%", "%")) for part in parts)
 
 

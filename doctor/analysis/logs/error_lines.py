@@ -73,16 +73,15 @@ def ends(evidence: LogEvidence) -> list[Event]:
 
 def orderly_ends(evidence: LogEvidence, errors: Iterable[Event]) -> list[Event]:
     """The orderly ends that no error contradicts."""
-    errors = tuple(errors)
-    return [one for one in ends(evidence) if not _is_contradicted(one, errors, evidence)]
+    found = ends(evidence)
+    ended = {one.file for one in found}
+    strong = [one for one in errors if is_strong(one)]
+    return [one for one in found if not _is_contradicted(one, strong, ended)]
 
 
-def _is_contradicted(end: Event, errors: Iterable[Event], evidence: LogEvidence) -> bool:
+def _is_contradicted(end: Event, errors: Iterable[Event], ended: Collection[str]) -> bool:
     """Whether an error came later: in the same file, or in one without an end and not certainly before it."""
-    ended = {one.file for one in ends(evidence)}
     for error in errors:
-        if not is_strong(error):
-            continue
         if error.file == end.file:
             if error.line > end.line:
                 return True

@@ -5,7 +5,7 @@ They are a second choice: a line that a check quotes is explained by that check.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from doctor.core.finding import Finding
 from doctor.core.job import Job
@@ -19,18 +19,22 @@ CONFIDENCE = 0.7
 Place = tuple[str, int]
 
 
-def software_findings(job: Job, check_id: str, quoted: Collection[Place]) -> Iterator[Finding]:
-    """The findings of a check by such messages, one for each message of a component, without lines that are quoted."""
+def software_findings(job: Job, quoted: Collection[Place]) -> dict[str, list[Finding]]:
+    """The findings of each check by such messages, one for each message of a component, without quoted lines."""
+    found: dict[str, list[Finding]] = {}
     for group in event_groups(job, KIND, by=("about", "component", "message")):
         unquoted = tuple(event for event in group.events if (event.file, event.line) not in quoted)
-        if unquoted and group.value("about") == check_id:
-            yield finding_from_logs(
+        check_id = group.value("about") or ""
+        if unquoted:
+            finding = finding_from_logs(
                 EventGroup(KIND, unquoted),
                 f"{group.value('component')} reported: {group.value('said')}",
                 evidence={"component": group.value("component")},
                 confidence=CONFIDENCE,
                 symptoms=check_id not in SYMPTOMS,
             )
+            found.setdefault(check_id, []).append(finding)
+    return found
 
 
 def is_quoted(finding: Finding, quoted: Collection[Place]) -> bool:

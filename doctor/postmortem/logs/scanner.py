@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
+from doctor.analysis.logs.root_event import CRASH, EXCEPTION
 from doctor.core.errors import UnusableError
 from doctor.core.facts import Event, LogFile
 from doctor.core.files.read_deadline import NO_DEADLINE, ReadBudget, ReadDeadline
@@ -44,7 +45,6 @@ TAIL_BYTES = 1 << 14
 MOST_NOT_READ = 2000
 """Lines with irrelevant cues after which it is cheaper to search for fewer cues."""
 LINES_PER_CLOCK_CHECK = 16
-EXCEPTION = "python.exception"
 WHAT = "end.what"
 """The text of a C++ exception that nothing caught."""
 HARMLESS = ".harmless"
@@ -188,7 +188,7 @@ class _LogScan:
         recognized = min(self._recognized, lines)
         hosts = tuple(sorted(self._processes.hosts)[:MOST_HOSTS])
         file = LogFile(self._name, lines, self._bytes, self._first_at, self._last_at, ranks, cut, recognized, hosts)
-        raised = {event.line for event in events if event.kind in ("python.exception", "python.fatal")}
+        raised = {event.line for event in events if event.kind in (EXCEPTION, CRASH)}
         found = (mark for mark in self._marks.events(self._name, self._processes) if mark.line not in raised)
         return sorted([*events, *found], key=lambda event: event.line), file
 

@@ -91,9 +91,9 @@ def message_in_line(line: str, cues: Iterable[str]) -> RecognizedMessage | None:
     for cue in cues:
         _, found, rest = line.partition(cue)
         for component in others.get(cue) or chatty[cue] if found else ():
-            rest = line if component.is_bare else rest
-            if message := _index(component.file).find(rest[:LONGEST_SEARCHED]):
-                return RecognizedMessage(component, message, rest.strip()[:LONGEST_SAID])
+            text = line if component.is_bare else rest
+            if message := _index(component.file).find(text[:LONGEST_SEARCHED]):
+                return RecognizedMessage(component, message, text.strip()[:LONGEST_SAID])
     return None
 
 
