@@ -14,6 +14,9 @@ written, so ``--misses`` does not show them. Names of users and hosts in the tex
 A primary finding is right if its id is in ``expected``, and weak if it is in ``also``. The first three are the primary
 finding, then the candidates of the report, then its other findings: unexplained ones first, by severity and
 confidence.
+
+Confidences are cross-validated: that of an answer follows from benchmarks/first_answers.json without the tenth of the
+texts that this one is in, by the hash of its address.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import datetime
 import json
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,6 +35,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from click.testing import CliRunner
 
 from doctor.cli.main import app
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from answer_counts import counts, fold_of, with_counts
 
 TEXTS = Path(__file__).resolve().parent / "failure_texts"
 RESULTS = TEXTS.with_name("failure_texts_results.json")
@@ -102,6 +109,12 @@ def diagnose(text: str) -> Answer:
         log.write_text(text, "utf-8")
         done = CliRunner().invoke(app, ["diagnose", "--isolated", "--format", "json", str(log)])
     return answer_of(json.loads(done.stdout), done.exit_code)
+
+
+def cross_validated(text: Text) -> Answer:
+    """The answer on a text, with the confidence that follows from the texts of other folds."""
+    with with_counts(counts(left_out=fold_of(text.address))):
+        return diagnose(text.text)
 
 
 def answer_of(report: dict[str, Any], exit_code: int) -> Answer:
@@ -226,9 +239,14 @@ def table(name: str, scores: Sequence[Score]) -> str:
         f"  {one.low:.1f} to {min(one.high, 1):.1f}    {one.number:5}  {one.confidence:.2f}  {one.hit_rate:.2f}"
         for one in bins
     ]
+    return "\n".join([*lines, "  " + calibration_line(name, scores)])
+
+
+def calibration_line(name: str, scores: Sequence[Score]) -> str:
+    """The calibration error over scores, beside that of a constant."""
+    bins = reliability(scores)
     error, constant = calibration_error(bins), calibration_error(bins, always=0.5)
-    lines.append(f"  expected calibration error {error:.3f} (always 0.5: {constant:.3f})")
-    return "\n".join(lines)
+    return f"expected calibration error of {name} {error:.3f} (always 0.5: {constant:.3f})"
 
 
 _SHARES = ("primary right", "weak", "in the first three", "nothing found", "wrong", "exit 0 on a failure")
@@ -320,10 +338,12 @@ def main() -> None:
         return
     samples: dict[str, Sequence[Score]] = {}
     for sample in arguments.sample or HALVES:
-        scores = samples[sample] = [score(text, diagnose(text.text)) for text in read_texts(sample)]
+        scores = samples[sample] = [score(text, cross_validated(text)) for text in read_texts(sample)]
         print(table(sample, scores))
         if arguments.misses and sample == "rules":
             print("\n\n".join(miss(one) for one in scores if one.grade not in ("right", "quiet")))
+    if len(samples) > 1:
+        print(calibration_line(" and ".join(samples), [one for scores in samples.values() for one in scores]))
     if arguments.keep:
         keep(samples)
     if arguments.json:

@@ -210,9 +210,11 @@ def judge(
     if job.evidence is None or report.verdict == "pass":
         return report
     from doctor.analysis.differential.candidates import candidates_of
+    from doctor.analysis.differential.measured_confidence import with_measured_confidence
 
     candidates = tuple(map(mask_record, candidates_of(job, results, report.primary)))
-    return msgspec.structs.replace(report, candidates=candidates)
+    measured = with_measured_confidence(report.results, report.primary)
+    return msgspec.structs.replace(report, candidates=candidates, results=measured)
 
 
 def with_command_line(

@@ -80,3 +80,11 @@ def known_observations() -> tuple[Observation, ...]:
 def case_counts() -> Mapping[str, Mapping[str, int]]:
     """The number of public cases by symptom and cause."""
     return read("causes/case_counts.json", dict[str, dict[str, int]])
+
+
+@functools.cache
+def answer_counts() -> Mapping[str, Mapping[str, tuple[int, int]]]:
+    """Of public failure texts, how many primary findings were right, and how many there were.
+
+    By the level of the confidence that the check states, and by id; ``benchmarks/answer_counts.py`` writes them."""
+    return read("causes/answer_counts.json", dict[str, dict[str, tuple[int, int]]])

@@ -26,8 +26,8 @@ _RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.
 _MANY_AND = re.compile(r", | and ")
 
 _CONFIDENCE = ((0.9, "very high"), (0.75, "high"), (0.5, "moderate"), (0.0, "low"))
-"""Least confidence of each word: a message that states its cause has at least 0.9, one that several causes share less
-than 0.75, a symptom less than 0.5."""
+"""Least confidence of each word; that of a primary finding from logs is the share of public failure texts in which such
+a finding was right (:mod:`doctor.analysis.differential.measured_confidence`)."""
 _MOST_HOSTS = 4
 """Hosts that a sentence may name."""
 MOST_EVENTS = 8

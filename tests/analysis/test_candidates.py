@@ -144,7 +144,6 @@ def test_alternatives_to_a_verdict_share_what_it_leaves():
     found = report_on(EXIT.format(code=-9))
     confidence = found.result("MEM012").findings[0].confidence
     assert found.primary == "MEM012"
-    assert confidence < 0.75
     assert "MEM012" not in [one.id for one in found.candidates]
     assert sum(one.confidence for one in found.candidates) <= 1 - confidence + 0.01
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from doctor.analysis.differential.measured_confidence import measured_confidence
 from doctor.analysis.differential.observed import Observed, observed
 from doctor.core.facts import LogEvidence
 from doctor.core.finding import Severity
@@ -51,16 +52,18 @@ def candidates_of(
     seen = [*_of_findings(standing, symptom), *observed(job, symptom)]
     cases = (case_counts() if counts is None else counts).get(symptom.name, {})
     shares = _shares(symptom, seen, cases)
+    left = 1.0
     if finding is not None and primary is not None and is_verdict:
-        shares = _with_verdict(shares, primary, finding.confidence)
+        shares = _without(shares, primary)
+        left = 1 - measured_confidence(primary, finding.confidence)
     ordered = sorted(shares.items(), key=lambda share: (-share[1], share[0]))
     # An error that is not known can have any cause: only a telling observation makes one a candidate.
     least = 1.0 if symptom.kinds else TELLING
     backed = {name for name in shares if cases.get(name) or any(one.factors.get(name, 1) > least for one in seen)}
     found = (
-        _candidate(known_causes()[name], share, seen, cases)
+        _candidate(known_causes()[name], left * share, seen, cases)
         for name, share in ordered
-        if share >= LEAST and name in backed
+        if left * share >= LEAST and name in backed
     )
     return tuple(itertools.islice(found, MOST))
 
@@ -117,12 +120,11 @@ def _shares(symptom: Symptom, seen: Iterable[Observed], cases: Mapping[str, int]
     return {name: weight / total for name, weight in weights.items()}
 
 
-def _with_verdict(shares: Mapping[str, float], primary: str, confidence: float) -> dict[str, float]:
-    """The shares of the alternatives to a verdict of low confidence, which is no candidate itself."""
+def _without(shares: Mapping[str, float], primary: str) -> dict[str, float]:
+    """The shares of the alternatives to a verdict, which is no candidate itself."""
     own = {one.name for one in known_causes().values() if primary in one.checks}
-    others = {name: share for name, share in shares.items() if name not in own}
     left = 1 - sum(share for name, share in shares.items() if name in own)
-    return {name: (1 - confidence) * share / left for name, share in others.items()}
+    return {name: share / left for name, share in shares.items() if name not in own}
 
 
 def _candidate(cause: Cause, share: float, seen: Iterable[Observed], cases: Mapping[str, int]) -> CandidateCause:

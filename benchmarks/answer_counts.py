@@ -1,0 +1,102 @@
+"""Counts how often a primary finding was right in public failure texts: the confidences of ``doctor diagnose``.
+
+    python benchmarks/answer_counts.py --write            replaces doctor/knowledge/causes/answer_counts.json
+    python benchmarks/answer_counts.py --record SAMPLE    adds the answers on a file of benchmarks/failure_texts
+
+benchmarks/first_answers.json holds the answers of the first version that was scored on a sample, before rules were made
+from it; texts that rules were made from would say how well the rules fit, not how often they are right. The confidence
+in it is that of the check. The half ``held`` is not recorded: it measures the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from doctor.analysis.differential.measured_confidence import LEVELS, level_of
+from doctor.knowledge import candidate_causes
+
+ANSWERS = Path(__file__).resolve().with_name("first_answers.json")
+COUNTS = Path(candidate_causes.__file__).with_name("causes") / "answer_counts.json"
+FOLDS = 10
+
+
+class FirstAnswer(NamedTuple):
+    """The primary finding on a text, the confidence that its check gave, and whether its id was an expected one."""
+
+    sample: str
+    address: str
+    primary: str
+    stated: float
+    right: bool
+
+
+@functools.cache
+def first_answers() -> list[FirstAnswer]:
+    """All recorded answers."""
+    return [FirstAnswer(*one) for one in json.loads(ANSWERS.read_text("utf-8"))]
+
+
+def fold_of(address: str) -> int:
+    """The fold of cross-validation that a text is in, by the hash of its address."""
+    return int(hashlib.sha256(address.encode()).hexdigest()[:8], 16) % FOLDS
+
+
+def counts(left_out: int | None = None) -> dict[str, dict[str, tuple[int, int]]]:
+    """The numbers of right answers and of answers by level and id. ``left_out``: a fold that does not count."""
+    found: dict[str, dict[str, tuple[int, int]]] = {str(least): {} for least in LEVELS}
+    for one in sorted(first_answers(), key=lambda answer: answer.primary):
+        if fold_of(one.address) != left_out:
+            level = found[level_of(one.stated)]
+            right, number = level.get(one.primary, (0, 0))
+            level[one.primary] = (right + one.right, number + 1)
+    return found
+
+
+def with_counts(numbers: Mapping[str, Mapping[str, tuple[int, int]]]) -> AbstractContextManager[object]:
+    """A context in which confidences follow from ``numbers``; without any, they are those of the checks."""
+    return mock.patch.object(candidate_causes, "answer_counts", return_value=numbers)
+
+
+def record(sample: str) -> None:
+    """Add the answers on a sample to :data:`ANSWERS`."""
+    from failure_texts import diagnose, read_texts, score
+
+    found = [*first_answers()]
+    for text in read_texts(sample):
+        with with_counts({}):
+            answer = diagnose(text.text)
+        if not text.healthy and answer.primary is not None and answer.confidence is not None:
+            right = score(text, answer).grade == "right"
+            found.append(FirstAnswer(sample, text.address, answer.primary, answer.confidence, right))
+    ANSWERS.write_text("[\n" + ",\n".join(json.dumps(one) for one in found) + "\n]\n", "utf-8")
+
+
+def main() -> None:
+    """Record a sample, or write the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", metavar="SAMPLE", choices=("rules", "fresh_1", "fresh_2"))
+    parser.add_argument("--write", action="store_true", help=f"replace {COUNTS.name}")
+    arguments = parser.parse_args()
+    if arguments.record:
+        record(arguments.record)
+        first_answers.cache_clear()
+    rows = [
+        f' "{level}": {{\n' + ",\n".join(f'  "{name}": {list(pair)}' for name, pair in ids.items()) + "\n }"
+        for level, ids in counts().items()
+    ]
+    text = "{\n" + ",\n".join(rows) + "\n}\n"
+    if arguments.write:
+        COUNTS.write_text(text, "utf-8")
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
