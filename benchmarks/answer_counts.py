@@ -82,7 +82,8 @@ def record(sample: str) -> None:
 def main() -> None:
     """Record a sample, or write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", metavar="SAMPLE", choices=("rules", "fresh_1", "fresh_2"))
+    samples = sorted({path.stem for path in ANSWERS.with_name("failure_texts").glob("*.json")} - {"held"})
+    parser.add_argument("--record", metavar="SAMPLE", choices=samples)
     parser.add_argument("--write", action="store_true", help=f"replace {COUNTS.name}")
     arguments = parser.parse_args()
     if arguments.record:

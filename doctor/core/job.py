@@ -202,7 +202,8 @@ class Job:
     ``world_size`` is what the ranks state about the job that runs now; 1 for a lone process. ``absent``: ranks that
     did not report in time. ``last_seen``: the last sign of ranks that stopped responding. ``expected``: the
     baseline job (:mod:`doctor.analysis.stats.baseline`). ``captured``: when the facts were collected, as ISO 8601;
-    otherwise empty. ``evidence``: log events; ``None`` if no log was read.
+    otherwise empty. ``evidence``: log events; ``None`` if no log was read. ``world_is_stated``: whether
+    ``world_size`` is the size of the job, and not only a lower bound that follows from a rank in a log.
     """
 
     def __init__(
@@ -211,6 +212,7 @@ class Job:
         hosts: tuple[Host, ...],
         *,
         world_size: int,
+        world_is_stated: bool = True,
         launcher: str = "none",
         absent: tuple[int, ...] = (),
         last_seen: tuple[LastSeen, ...] = (),
@@ -221,6 +223,7 @@ class Job:
         self.ranks = ranks
         self.hosts = hosts
         self.world_size = world_size
+        self.world_is_stated = world_is_stated
         self.launcher = launcher
         self.absent = absent
         self.last_seen = last_seen
@@ -265,6 +268,7 @@ class Job:
             tuple(Rank(rank.number, hosts[id(rank.host)], dict(rank.sections)) for rank in self.ranks),
             tuple(hosts.values()),
             world_size=self.world_size,
+            world_is_stated=self.world_is_stated,
             launcher=self.launcher,
             absent=self.absent,
             last_seen=self.last_seen,
@@ -391,6 +395,7 @@ def build_job(
     members: Iterable[Member],
     *,
     world_size: int | None = None,
+    world_is_stated: bool = True,
     launcher: str | None = None,
     absent: Iterable[int] = (),
     last_seen: Iterable[LastSeen] = (),
@@ -422,6 +427,7 @@ def build_job(
         tuple(ranks),
         tuple(hosts.values()),
         world_size=world_size if world_size is not None else _stated_world(launches, len(ranks)),
+        world_is_stated=world_is_stated,
         launcher=launcher or _most_common([launch.launcher for launch in launches]) or "none",
         absent=tuple(sorted(set(absent))),
         last_seen=tuple(last_seen),

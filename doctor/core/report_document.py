@@ -84,13 +84,14 @@ class HostRanks(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-class ReportJob(msgspec.Struct, frozen=True):
-    """The job that was checked."""
+class ReportJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The job that was checked. ``at_least``: no log states ``world_size``, and it follows from the largest rank."""
 
     launcher: str
     world_size: int
     hosts: tuple[HostRanks, ...]
     absent: tuple[int, ...]
+    at_least: bool = False
 
 
 class CheckCoverage(msgspec.Struct, frozen=True):

@@ -160,7 +160,7 @@ def breakages(job: Job) -> tuple[Missing, ...]:
 def describe_job(job: Job) -> ReportJob:
     """The job as the report shows it."""
     hosts = tuple(HostRanks(local.name, local.ranks) for local in job.by_host())
-    return ReportJob(launcher=job.launcher, world_size=job.world_size, hosts=hosts, absent=job.absent)
+    return ReportJob(job.launcher, job.world_size, hosts, job.absent, at_least=not job.world_is_stated)
 
 
 def _count_statuses(results: Iterable[CheckResult]) -> dict[str, int]:

@@ -146,12 +146,18 @@ _UNSEEN: Mapping[str, Missing] = dict.fromkeys(SECTIONS, NO_EVIDENCE)
 
 
 def with_evidence(
-    captured: Job | None, members: Iterable[Member], evidence: LogEvidence | None, world: int | None
+    captured: Job | None,
+    members: Iterable[Member],
+    evidence: LogEvidence | None,
+    world: int | None,
+    *,
+    world_is_stated: bool = True,
 ) -> Job:
     """Combine captures and records, other inputs of the ranks, and logs into one job.
 
     ``captured``: the job of the captures and records, if any. Their sections take precedence over those read from logs,
-    except for the failure of a rank, which happens after its last record.
+    except for the failure of a rank, which happens after its last record. ``world_is_stated``: ``world`` is not only a
+    lower bound.
     """
     found = {member.rank: member for member in members}
     known = []
@@ -163,6 +169,7 @@ def with_evidence(
     return build_job(
         everyone,
         world_size=max(filter(None, (world, captured.world_size if captured else None)), default=len(everyone)),
+        world_is_stated=world_is_stated or captured is not None,
         launcher=captured.launcher if captured else None,
         absent=captured.absent if captured else (),
         last_seen=captured.last_seen if captured else (),

@@ -18,7 +18,7 @@ from doctor.postmortem.filenames import name_of, rank_in_name, shown_path
 from doctor.postmortem.flight_recorder.dumps import read_dumps, world_size_in
 from doctor.postmortem.inputs import SortedInputs, read_inputs
 from doctor.postmortem.job_assembly import ParsedInputs, members_of, weigh, with_evidence
-from doctor.postmortem.logs.rank_sections import world_size_of
+from doctor.postmortem.logs.rank_sections import stated_world_size, world_size_of
 from doctor.postmortem.logs.scanner import read_log
 from doctor.postmortem.memory_snapshot.snapshot_parser import read_snapshot
 from doctor.postmortem.nvidia_smi.printout import read_nvidia_smi
@@ -161,7 +161,9 @@ class _RunReader:
         self._add_snapshots(parsed, known | {rank.number for rank in (captured.ranks if captured else ())})
         members = members_of(evidence or LogEvidence(), parsed)
         sizes = (parsed.world_size, world_size_of(evidence) if evidence else None)
-        return with_evidence(captured, members, evidence, max(filter(None, sizes), default=None))
+        world = max(filter(None, sizes), default=None)
+        stated = (parsed.world_size, stated_world_size(evidence) if evidence else None)
+        return with_evidence(captured, members, evidence, world, world_is_stated=world is None or world in stated)
 
     def listed(self) -> tuple[ReportInput, ...]:
         """Return the status of each file."""

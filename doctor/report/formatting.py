@@ -199,7 +199,7 @@ def job_words(report: Report) -> list[str]:
     if report.job is None:
         return []
     size = report.job.world_size
-    count = f"{size} ranks" if size > 1 else "1 process" if size else "no rank told"
+    count = f"{_least(report)}{size} ranks" if size > 1 else "1 process" if size else "no rank told"
     launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
     hosts = [host.name for host in report.job.hosts if host.name != UNKNOWN_HOST]
     return [word for word in (count, launcher, some(hosts, 3)) if word]
@@ -225,9 +225,14 @@ def coverage_line(report: Report) -> str:
     checks = f"{judged} of {sum(counts.values())} checks judged, {others}"
     if report.job is None and not report.coverage.ranks_expected:
         return checks
-    ranks = f"{report.coverage.ranks_seen} of {report.coverage.ranks_expected}"
+    ranks = f"{report.coverage.ranks_seen} of {_least(report)}{report.coverage.ranks_expected}"
     word = "rank" if report.coverage.ranks_expected == 1 else "ranks"
     return f"{checks}; {ranks} {word} seen"
+
+
+def _least(report: Report) -> str:
+    """``at least ``, if the number of ranks is a lower bound."""
+    return "at least " if report.job is not None and report.job.at_least and report.job.world_size > 1 else ""
 
 
 def coverage_in_words(report: Report) -> str:
@@ -295,7 +300,7 @@ def why_inconclusive(report: Report) -> str:
     if unread := [one.path for one in report.inputs if one.decisive is True]:
         return f"{some(unread)} could not be checked"
     if any(one.skipped is None and one.kind not in ("capture", "record") for one in report.inputs):
-        left = f", and nothing is left of {missing} of {expected} ranks" if missing > 0 else ""
+        left = f", and nothing is left of {missing} of {_least(report)}{expected} ranks" if missing > 0 else ""
         return f"a failure is seen, nothing that was given tells what came first{left}"
     unknown = [result.reason for result in report.results if result.status.value == "unknown" and result.reason]
     return unknown[0] if unknown else "facts are missing that should be there"

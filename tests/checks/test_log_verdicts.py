@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from doctor.analysis.logs.log_component import _REPORTS, report_of
 from doctor.api import Severity, Status
 from doctor.core.check_registry import CheckRegistry, playbook_directory
 from doctor.core.check_runner import examine_job
 from doctor.core.report_summary import primary_of
 from doctor.core.settings import Settings
 from doctor.knowledge.log_patterns import known_patterns
+from doctor.knowledge.software_messages import components
 from doctor.session import load_checks
 from doctor.testing import logged
 from tests.lab.cases import assert_each, each_case
@@ -193,3 +195,45 @@ DefaultCPUAllocator: can't allocate memory: you tried to allocate {HUGE} bytes
 @each_case("text", [*GARBLED.splitlines(), GARBLED], ids=lambda text: text[:30])
 def test_no_check_fails_on_garbled_numbers(text):
     assert not [result.id for result in examined(text) if result.crash or result.status is Status.ERROR]
+
+
+HOLDERS = "nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rank1]: torch.AcceleratorError: CUDA error: out of memory",
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+        "of 79.15 GiB of which 1.02 GiB is free. Process 4242 has 60.00 GiB memory in use. Including non-PyTorch "
+        "memory, this process has 18.10 GiB memory in use. Of the allocated memory 17.50 GiB is allocated by "
+        "PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated.",
+    ],
+)
+def test_who_holds_the_gpu_can_be_found_out(text):
+    (finding,) = findings_of(text, "MEM011")
+    assert HOLDERS in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "asked_for"),
+    [
+        ("node1:41:77 [0] scheduler/list.cc:212 NCCL WARN Active list loop at element 12", ("nccl", "NCCL_DEBUG=INFO")),
+        (
+            "[1699999999.123456] [node1:4127 :0] ib_mlx5.c:123  UCX  ERROR Cannot allocate flush mem entries",
+            ("ucx_info -v", "UCX_LOG_LEVEL=info"),
+        ),
+    ],
+)
+def test_a_library_error_asks_for_the_release_and_the_logs(line, asked_for):
+    (finding,) = findings_of(line, "RUN018")
+    assert all(word in finding.fix for word in asked_for)
+
+
+def test_every_component_has_a_report():
+    for component in components():
+        release, _ = report_of(component.name)
+        assert release
+    names = {component.name for component in components()}
+    assert report_of("UCX")[1] == "`export UCX_LOG_LEVEL=info`"
+    assert {*_REPORTS} <= names

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from doctor.analysis.logs.error_lines import unexplained_lines
 from doctor.cli.main import app
 from doctor.core.report_document import Report
 from doctor.monitor.sinks.console import ConsoleSink
@@ -358,3 +359,27 @@ def test_the_first_error_by_time_names_component_rank_and_host(tmp_path):
 def test_a_list_of_possible_causes_is_no_evidence(tmp_path):
     text = "ValueError: bad\nThis may be caused by one of the following issues:\n1. CUDA out of memory\n"
     assert report_of(tmp_path, text)["primary"] == "RUN004"
+
+
+def test_a_quoted_message_explains_no_other_message_of_its_kind():
+    nccl = "node1:41:77 [0] NCCL WARN Active list loop at element 12"
+    evidence = logged(nccl, "[rank2]: [Rank:2] Habana exception raised from compile at graph.cpp:599").job().evidence
+    places = [(one.file, one.line) for one in evidence.of("software.cause")]
+    assert len(places) == 2
+    assert [(one.file, one.line) for one in unexplained_lines(evidence, places[:1])] == places[1:]
+    twice = logged(nccl, nccl.replace("12", "13")).job().evidence
+    assert unexplained_lines(twice, [(twice.events[0].file, 1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "at_least"),
+    [
+        (("[rank4]: ValueError: a", "[rank1]: ValueError: b"), "2 of at least 5 ranks seen", True),
+        (("[rank4]: ValueError: a", "[rank1]: world_size: 8"), "2 of 8 ranks seen", False),
+    ],
+)
+def test_a_number_of_ranks_that_no_log_states_is_a_lower_bound(tmp_path, lines, words, at_least):
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    shown = CliRunner().invoke(app, ["diagnose", str(tmp_path / "job.log")]).stdout
+    assert words in " ".join(shown.split())
+    assert report_of(tmp_path, "\n".join(lines))["job"].get("at_least", False) is at_least

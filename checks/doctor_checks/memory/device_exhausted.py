@@ -20,9 +20,13 @@ _WORDS = {
     "unknown": "the numbers do not say what filled it",
 }
 
+_HOLDERS = "`nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv`"
 _FIXES = {
-    "others": "`nvidia-smi` names the processes: end those that were left over, or choose another GPU; one process may "
-    "also hold several contexts.",
+    "others": f"List the processes that hold memory of the GPU with {_HOLDERS}, and end those that were left over, or "
+    "choose another GPU; one process may also hold several contexts.",
+    "unknown": f"List the processes that hold memory of the GPU with {_HOLDERS} while the job runs, and end those that "
+    "are not part of it; if only this job holds it, use a smaller batch per rank with more accumulation, activation "
+    "checkpointing, bf16, or sharding (FSDP, ZeRO).",
     "skew": 'torch.cuda.set_device(local_rank) before anything touches CUDA; torch.load(path, map_location="cpu").',
     "fragmented": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start.",
     "limit": "Raise what torch.cuda.set_per_process_memory_fraction or the allocator's setting allows.",

@@ -27,11 +27,11 @@ _STEMS = tuple(kind for kind in _TROUBLE if kind.endswith("."))
 
 
 def unexplained_lines(evidence: LogEvidence, quoted: Collection[Place]) -> list[Event]:
-    """Lines that look like errors, by file and line, without the kinds of which ``quoted`` has a line: findings quote
-    only a few lines of a kind."""
+    """Lines that look like errors, by file and line, without what a line of ``quoted`` says: findings quote only a few
+    lines of a kind."""
     places = set(quoted)
-    kinds = {one.kind for one in evidence.events if (one.file, one.line) in places}
-    places |= {(one.file, one.line) for one in evidence.events if one.kind in kinds}
+    said = {_what(one) for one in evidence.events if (one.file, one.line) in places}
+    places |= {(one.file, one.line) for one in evidence.events if _what(one) in said}
     later = LaterEvents(evidence)
     found: dict[Place, Event] = {}
     for one in (*(one for one in evidence.events if _is_trouble(one, later)), *evidence.marks):
@@ -39,6 +39,13 @@ def unexplained_lines(evidence: LogEvidence, quoted: Collection[Place]) -> list[
             found.setdefault((one.file, one.line), one)
     order = {file.path: number for number, file in enumerate(evidence.files)}
     return sorted(found.values(), key=lambda one: (order.get(one.file, 0), one.line))
+
+
+def _what(one: Event) -> tuple[str | None, ...]:
+    """What an event says: its kind, and of messages of other software, which share kinds, the message."""
+    if one.kind.startswith("software."):
+        return one.kind, one.value("component"), one.value("message")
+    return (one.kind,)
 
 
 def _is_trouble(one: Event, later: LaterEvents) -> bool:

@@ -107,6 +107,46 @@ _SOURCE = re.compile(
 )
 
 
+_ENV = "`python -m torch.utils.collect_env`"
+_NCCL_RELEASE = '`python -c "import torch; print(torch.__version__, torch.cuda.nccl.version())"`'
+_PACKAGES = "`python -m pip list`"
+_REPORTS: dict[str, tuple[str, str]] = {
+    "NCCL": (_NCCL_RELEASE, _NCCL),
+    "RCCL": (_NCCL_RELEASE, _NCCL),
+    "aws-ofi-nccl": (
+        "the line `NET/OFI Initializing aws-ofi-nccl` of NCCL's log",
+        f"{_NCCL} and `export FI_LOG_LEVEL=warn`",
+    ),
+    "nccl-rdma-sharp-plugins": (_NCCL_RELEASE, f"{_NCCL} and `export UCX_LOG_LEVEL=info`"),
+    "nccl-fastsocket": (_NCCL_RELEASE, _NCCL),
+    "Gloo": (_ENV, _TORCH),
+    "UCX": ("`ucx_info -v`", "`export UCX_LOG_LEVEL=info`"),
+    "libfabric": ("`fi_info --version`", "`export FI_LOG_LEVEL=info`"),
+    "oneCCL": (_PACKAGES, "`export CCL_LOG_LEVEL=info FI_LOG_LEVEL=warn`"),
+    "CUDA runtime": (_ENV, "`export CUDA_LAUNCH_BLOCKING=1`"),
+    "HIP runtime": (_ENV, "`export AMD_LOG_LEVEL=3`"),
+    "Intel Gaudi": ("`hl-smi`", "`export LOG_LEVEL_ALL=3 ENABLE_CONSOLE=true`"),
+    "torch.distributed": (_ENV, _TORCH),
+    "torch.distributed.elastic": (_ENV, "`export LOGLEVEL=INFO`"),
+    "PyTorch": (_ENV, _TORCH),
+    "SLURM": ("`sinfo --version`", "`srun -vv`"),
+    "Open MPI": ("`ompi_info --version`", "`mpirun --mca btl_base_verbose 100`"),
+    "MPICH": ("`mpichversion`", "`export HYDRA_DEBUG=1`"),
+    "DeepSpeed": ("`ds_report`", ""),
+    "Accelerate": ("`accelerate env`", ""),
+    "Transformers": ("`transformers env`", ""),
+    "Ray": ("`ray --version`", "`ray logs cluster`"),
+}
+"""What maintainers ask for: how the release is shown, and what makes the component log more, by its name.
+
+Sources: the issue templates of pytorch, DeepSpeed, accelerate and transformers; the documentation of each variable."""
+
+
+def report_of(name: str) -> tuple[str, str]:
+    """How the release of a component is shown, and what makes it log more (may be empty), as its maintainers ask."""
+    return _REPORTS.get(name, (_PACKAGES, ""))
+
+
 def component_of(event: Event) -> LogComponent | None:
     """The component that logged a line: the first that the line names, else its logger or source file; of a traceback,
     the package of its innermost frame."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import failed_before
+from doctor.analysis.logs.log_component import report_of
 from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
@@ -42,7 +43,8 @@ def library_error(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the library returns an error to the process that called it, and the other ranks then block until
     their timeout.
-    Fix: look the message up in the documentation and the issue tracker of the component, with its release.
+    Fix: search the documentation and the issues of the component for the message; a report needs its release and the
+    logs of all ranks.
     """
     reported = 0
     for group in event_groups(job, "software.cause", by=("component", "message")):
@@ -52,5 +54,15 @@ def library_error(job: Job) -> Iterator[Verdict]:
                 group,
                 f"{group.value('component')} failed: {group.value('said')}",
                 evidence={"component": group.value("component")},
+                fix=_fix(group.value("component") or ""),
                 confidence=0.5,
             )
+
+
+def _fix(component: str) -> str:
+    release, more = report_of(component)
+    logged_more = f" and the logs of all ranks of a run with {more}" if more else " and the logs of all ranks"
+    return (
+        f"Search the documentation and the issues of {component} for the message; a report needs the release "
+        f"({release}){logged_more}."
+    )
