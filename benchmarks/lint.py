@@ -3,11 +3,14 @@
     python benchmarks/lint.py --speed [PATH…]
     python benchmarks/lint.py --hits [PATH…] [--new] [--readme]
     python benchmarks/lint.py --rivals [--readme]
+    python benchmarks/lint.py --sources DIR [--half tuned|held] [--show]
 
 Without PATHs: the installed sources of the libraries below. ``--hits`` prints every hit with its line and what was
 judged of it (``lint_hits.json``: whether somebody who read the line says that it is right, and why); a hit that nobody
 has judged is said, and no share is told as long as there is one. ``--new`` prints these alone, as entries to fill in.
 A PATH may be a folder of checkouts, ``owner/name`` each: ``lint_hits.json`` holds the commits that were judged.
+``--sources`` counts the hits in checkouts of the public repositories of ``lint_corpus.json``, ``DIR/OWNER+NAME`` each,
+and prints the commands that fetch absent ones; ``--show`` also prints each hit with its lines.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lint_corpus import HALVES, show_corpus
 from lint_rivals import rivals_table
 from readme import write_between
 
@@ -163,9 +167,14 @@ def main() -> None:
     """Do what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path)
-    for name in ("speed", "hits", "rivals", "new", "readme"):
+    parser.add_argument("--sources", type=Path)
+    parser.add_argument("--half", choices=HALVES)
+    for name in ("speed", "hits", "rivals", "new", "readme", "show"):
         parser.add_argument(f"--{name}", action="store_true")
     asked = parser.parse_args()
+    if asked.sources:
+        show_corpus(asked.sources.resolve(), [asked.half] if asked.half else HALVES, hits=asked.show)
+        return
     paths = [path.resolve() for path in asked.paths] or installed()
     if asked.speed:
         measure(paths)
