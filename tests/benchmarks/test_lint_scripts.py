@@ -1,0 +1,56 @@
+"""The expectations on faulty training scripts fit the scripts, and the split of the public repositories is stable."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import lint_scripts
+from lint_corpus import Repository, read_corpus
+from lint_scripts import SCRIPTS, Script, read_scripts
+
+
+def files(variant: str, name: str) -> dict[str, str]:
+    path = SCRIPTS / variant / name
+    paths = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
+    return {one.relative_to(SCRIPTS / variant).as_posix(): one.read_text() for one in paths}
+
+
+@pytest.mark.parametrize("script", read_scripts(), ids=lambda script: script.name)
+def test_variants_differ_and_the_expected_lines_exist(script: Script):
+    bad, good = files("bad", script.name), files("good", script.name)
+    assert bad.keys() == good.keys()
+    assert bad != good
+    assert script.places
+    assert all(bad[file].splitlines()[line - 1].strip() for file, line in script.places)
+
+
+def test_every_script_is_expected():
+    names = sorted(script.name for script in read_scripts())
+    assert names == sorted(path.name for path in (SCRIPTS / "bad").iterdir() if path.name != "__pycache__")
+
+
+def test_a_script_is_scored_by_line_and_id():
+    script = next(one for one in read_scripts() if one.name == "saved_by_all_ranks.py")
+    assert lint_scripts.score(script).found
+    assert not lint_scripts.score(script._replace(ids=frozenset({"CODE011"}))).found
+    assert not lint_scripts.score(script._replace(places=frozenset({(script.name, 1)}))).found
+
+
+def test_fewer_scripts_than_in_the_kept_score_are_below_it(monkeypatch):
+    script = next(one for one in read_scripts() if one.name == "saved_by_all_ranks.py")
+    scores = [lint_scripts.score(script)]
+    monkeypatch.setattr(lint_scripts, "kept", lambda: [{"groups": {"script": lint_scripts.counts_of(scores)}}])
+    assert not lint_scripts.below_kept(scores)
+    assert lint_scripts.below_kept([scores[0]._replace(found=())])
+    assert lint_scripts.below_kept([scores[0]._replace(alarms=scores[0].found)])
+
+
+def test_the_half_of_a_repository_follows_from_its_address():
+    one = Repository("https://github.com/owner/name", "0" * 40)
+    assert (one.folder, one.half) == ("owner+name", one._replace(commit="1" * 40).half)
+    corpus = read_corpus()
+    assert len({one.address for one in corpus}) == len(corpus) >= 100
+    assert {one.half for one in corpus} == {"tuned", "held"}
