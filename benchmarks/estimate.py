@@ -2,12 +2,13 @@
 
     python benchmarks/estimate.py [--device cpu|cuda] [--only WORD | --again | --kept] [--readme]
     python benchmarks/estimate.py --speed
+    python benchmarks/estimate.py --published [--only WORD]
 
 Each configuration is estimated without data and then trained for some steps in a fresh process (two for two ranks),
 whose largest allocation is the truth: ``torch.cuda.max_memory_allocated`` on a GPU, and the allocations that torch's
 profiler records on a CPU, where optimizers are made to use the kernels that torch takes on CUDA. Results are kept in
 ``estimate_<machine>.json`` beside this program. Ends with 1 where an aim is missed. ``--speed``: a GPT of a billion
-parameters, its time and memory.
+parameters, its time and memory. ``--published``: the estimate against published peaks of real GPUs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
 from estimate_cases import CASES, ON_GPU  # noqa: E402 - the path comes first
+from estimate_published import main as published  # noqa: E402
 from estimate_results import MIB, Results, Row, is_good, markdown, percent, summary  # noqa: E402
 from estimate_truth import Case, Truth  # noqa: E402
 from readme import write_between  # noqa: E402
@@ -257,9 +259,12 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="estimate again, and keep what training took")
     parser.add_argument("--readme", action="store_true")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--published", action="store_true", help="compare with published peaks of real GPUs")
     given = parser.parse_args()
     if given.speed:
         return speed()
+    if given.published:
+        return published(given.only, ROOT / "benchmarks" / "estimate_published_results.json")
     path = path_for(given.device)
     kept = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
     if kept and (given.kept or given.again):

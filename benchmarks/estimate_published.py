@@ -1,0 +1,242 @@
+"""Peaks of real GPUs that others published, as data, and ``doctor estimate`` against them.
+
+``estimate_published.json`` beside this program has the figures with their sources; ``estimate_factories.py`` rebuilds
+the model and the step of each without weights. A hash of the address of each figure divides them: mechanisms may be
+examined on the half ``tuned``; the half ``held`` only scores them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from estimate_results import MIB, percent
+
+from doctor.core.errors import UnusableError
+from doctor.estimate.data_model import TrainingPlan
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "benchmarks" / "estimate_published.json"
+PATIENCE = 600.0
+
+Metric = Literal["allocated", "reserved", "process"]
+METRICS: tuple[Metric, ...] = ("allocated", "reserved", "process")
+
+GOALS: dict[Metric, tuple[float, float]] = {
+    "allocated": (0.02, 0.05),
+    "reserved": (0.04, 0.10),
+    "process": (0.05, 0.12),
+}
+"""Aims with the same software: median without sign, and the worst; of ``allocated`` how far below the figure."""
+OLD_MEDIAN, OLD_LOW, OLD_LOW_COUNT = 0.05, 0.10, 2
+"""Aims with older software: the median, and how many estimates may be too low by more than a share."""
+COVERED, WIDTH = 0.90, 0.10
+"""Aims for the range: the share of figures in it, and its median width as a share of the estimate."""
+
+
+class PublishedSource(msgspec.Struct, frozen=True, kw_only=True):
+    """``url`` with ``at``, its commit or date. ``is_current``: nearly the same software as that which estimates."""
+
+    url: str
+    at: str
+    gpu: str
+    software: str
+    method: str
+    is_current: bool = False
+    capability: str = ""
+
+
+class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One published figure or several of one run, in bytes. ``factory`` and ``arguments``: how the step is rebuilt.
+
+    ``needs``: packages beyond those of the project's tests. ``loop``: what the loop of the source does with outputs
+    and gradients."""
+
+    name: str
+    source: str
+    factory: str
+    arguments: dict[str, Any] = {}
+    plan: dict[str, Any] = {}
+    loop: dict[str, str] = {}
+    allocated: int | None = None
+    reserved: int | None = None
+    process: int | None = None
+    needs: tuple[str, ...] = ()
+    note: str = ""
+
+
+class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The file: sources by name, and cases."""
+
+    sources: dict[str, PublishedSource]
+    cases: tuple[PublishedCase, ...]
+
+
+class PublishedError(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate against one figure, both in bytes; ``low`` and ``high``: the range of the estimate, if it has one."""
+
+    name: str
+    half: str
+    is_current: bool
+    metric: Metric
+    figure: int
+    estimate: int
+    low: int = 0
+    high: int = 0
+
+    @property
+    def off(self) -> float:
+        """The error as a share of the figure; negative if the estimate is too low."""
+        return self.estimate / self.figure - 1
+
+
+class PublishedResults(msgspec.Struct, frozen=True, kw_only=True):
+    """All errors of one run, and what could not be estimated, by case."""
+
+    torch: str
+    errors: tuple[PublishedError, ...]
+    failed: dict[str, str] = {}
+
+
+def half_of(case: PublishedCase, source: PublishedSource) -> str:
+    """Return the half to which a hash of the address assigns a case: that of the source, and its place in it."""
+    address = f"{source.url}#{case.name}"
+    return "held" if hashlib.sha256(address.encode()).digest()[0] % 2 else "tuned"
+
+
+def read_table() -> PublishedTable:
+    """Return the figures."""
+    return msgspec.json.decode(PATH.read_bytes(), type=PublishedTable)
+
+
+def run(only: str) -> PublishedResults:
+    """Estimate all cases with ``only`` in their name, each in a process of its own."""
+    import torch
+
+    table = read_table()
+    errors: list[PublishedError] = []
+    failed: dict[str, str] = {}
+    for case in table.cases:
+        if only not in case.name:
+            continue
+        missing = [name for name in case.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            failed[case.name] = f"needs: pip install --no-deps {' '.join(missing)}"
+            continue
+        try:
+            found = list(_errors_of(case, table.sources[case.source]))
+        except UnusableError as error:
+            failed[case.name] = str(error)
+            print(f"{case.name:44s} {error}", flush=True)
+            continue
+        errors += found
+        for one in found:
+            print(_line(one), flush=True)
+    return PublishedResults(torch=str(torch.__version__), errors=tuple(errors), failed=failed)
+
+
+def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[PublishedError]:
+    from doctor.estimate.memory.non_torch import outside, workspace
+    from doctor.estimate.tracer_client import TracerClient
+
+    plan = TrainingPlan(**case.plan)
+    factory = f"benchmarks/estimate_factories.py:{case.name}"
+    with TracerClient(factory, directory=ROOT, seconds=PATIENCE, workspace=workspace(source.capability)) as tracer:
+        traced = tracer.run(plan)
+    values = {
+        "allocated": traced.parts.allocated,
+        "reserved": traced.reserved,
+        "process": traced.reserved + outside(plan, source.capability),
+    }
+    for metric in METRICS:
+        figure = getattr(case, metric)
+        if figure is not None:
+            yield PublishedError(
+                name=case.name,
+                half=half_of(case, source),
+                is_current=source.is_current,
+                metric=metric,
+                figure=figure,
+                estimate=values[metric],
+            )
+
+
+def _line(one: PublishedError) -> str:
+    era = "same software" if one.is_current else "older"
+    return (
+        f"{one.name:44s} {one.half:6s} {era:14s} {one.metric:10s} {one.figure / MIB:10,.0f} MiB  "
+        f"estimate {one.estimate / MIB:10,.0f}  {percent(one.off):>8s}"
+    )
+
+
+def summary(results: PublishedResults) -> str:
+    """Return the error of each half by metric, with the same and with older software."""
+    lines = ["| half | software | metric | figures | median | median absolute | lowest | highest |", "|---" * 8 + "|"]
+    for half in ("tuned", "held"):
+        for is_current in (True, False):
+            for metric in (*METRICS, None):
+                chosen = list(_chosen(results.errors, half, is_current, metric))
+                if chosen and (metric is not None or not is_current):
+                    lines.append(_row(half, is_current, metric, chosen))
+    if results.failed:
+        lines += ["", *(f"- not estimated: {name}: {why}" for name, why in results.failed.items())]
+    return "\n".join(lines)
+
+
+def _row(half: str, is_current: bool, metric: Metric | None, chosen: Sequence[PublishedError]) -> str:
+    offs = [one.off for one in chosen]
+    cells = (
+        half,
+        "same" if is_current else "older",
+        metric or "all",
+        str(len(offs)),
+        percent(statistics.median(offs)),
+        percent(statistics.median(map(abs, offs))).lstrip("+"),
+        percent(min(offs)),
+        percent(max(offs)),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _chosen(
+    errors: Iterable[PublishedError], half: str, is_current: bool, metric: Metric | None
+) -> Iterator[PublishedError]:
+    for one in errors:
+        if one.half == half and one.is_current is is_current and metric in (None, one.metric):
+            yield one
+
+
+def is_good(results: PublishedResults) -> bool:
+    """Whether the half that was not examined reaches the aims."""
+    held = [one for one in results.errors if one.half == "held"]
+    current = {metric: [one.off for one in held if one.is_current and one.metric == metric] for metric in METRICS}
+    old = [one.off for one in held if not one.is_current]
+    near = all(statistics.median(map(abs, offs)) <= GOALS[metric][0] for metric, offs in current.items() if offs)
+    worst = all(
+        (min(offs) >= -GOALS[metric][1]) and (metric == "allocated" or max(offs) <= GOALS[metric][1])
+        for metric, offs in current.items()
+        if offs
+    )
+    older = not old or (
+        statistics.median(map(abs, old)) <= OLD_MEDIAN and sum(off < -OLD_LOW for off in old) <= OLD_LOW_COUNT
+    )
+    return near and worst and older and bool(held)
+
+
+def main(only: str, keep: Path | None = None) -> int:
+    """Run the table and print the error of each half; ``keep``: where all errors are written."""
+    results = run(only)
+    print(summary(results))
+    if keep is not None:
+        keep.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    return int(not is_good(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
