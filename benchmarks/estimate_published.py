@@ -50,20 +50,20 @@ class PublishedSource(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     is_current: bool = False
     capability: str = ""
+    cuda: str = ""
 
 
 class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
     """One published figure or several of one run, in bytes. ``factory`` and ``arguments``: how the step is rebuilt.
 
-    ``needs``: packages beyond those of the project's tests. ``loop``: what the loop of the source does with outputs
-    and gradients."""
+    ``plan``: how the source trained, with what its loop does with outputs and gradients. ``needs``: packages beyond
+    those of the project's tests."""
 
     name: str
     source: str
     factory: str
     arguments: dict[str, Any] = {}
-    plan: dict[str, Any] = {}
-    loop: dict[str, str] = {}
+    plan: TrainingPlan
     allocated: int | None = None
     reserved: int | None = None
     process: int | None = None
@@ -142,17 +142,19 @@ def run(only: str) -> PublishedResults:
 
 
 def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[PublishedError]:
-    from doctor.estimate.memory.non_torch import outside, workspace
+    from doctor.estimate.memory.non_torch import loading_of, outside, workspace
     from doctor.estimate.tracer_client import TracerClient
 
-    plan = TrainingPlan(**case.plan)
+    plan = case.plan
     factory = f"benchmarks/estimate_factories.py:{case.name}"
-    with TracerClient(factory, directory=ROOT, seconds=PATIENCE, workspace=workspace(source.capability)) as tracer:
+    with TracerClient(
+        factory, directory=ROOT, seconds=PATIENCE, workspace=workspace(source.capability), capability=source.capability
+    ) as tracer:
         traced = tracer.run(plan)
     values = {
         "allocated": traced.parts.allocated,
         "reserved": traced.reserved,
-        "process": traced.reserved + outside(plan, source.capability),
+        "process": traced.reserved + outside(plan, source.capability, loading=loading_of(source.cuda)),
     }
     for metric in METRICS:
         figure = getattr(case, metric)

@@ -11,6 +11,11 @@ from doctor.core.errors import UnusableError
 
 Strategy = Literal["none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
 Precision = Literal["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
+ZeroGrad = Literal["early", "late", "in-place"]
+"""When a loop clears gradients: before the forward pass, between forward and backward pass, or never, so that each
+backward pass adds to zeroed ones (``set_to_none=False``)."""
+LoopOutputs = Literal["held", "released"]
+"""Whether a loop refers to the model's outputs during the backward pass, as ``out = model(batch)`` does."""
 StepPhase = Literal["forward", "backward", "optimizer step", "between steps"]
 """The phase of a step in which the peak occurs."""
 
@@ -25,7 +30,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``optimizer``: the name of a class of ``torch.optim``, in any case (``adamw``). ``batch_size``: samples of one rank
     and micro-batch. ``accumulate``: micro-batches of one optimizer step. ``checkpointing``: repeated blocks of the
-    model run again in the backward pass."""
+    model run again in the backward pass. ``zero_grad`` and ``outputs``: what the user's loop does; ``None``: ``early``
+    and ``held``, or as the Trainer of the factory does it."""
 
     strategy: Strategy = "none"
     devices: int = 1
@@ -36,6 +42,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     accumulate: int = 1
     checkpointing: bool = False
     ranks_per_device: int = 1
+    zero_grad: ZeroGrad | None = None
+    outputs: LoopOutputs | None = None
 
     @property
     def world_size(self) -> int:

@@ -25,16 +25,18 @@ class TracerClient(AbstractContextManager["TracerClient"]):
 
     ``factory``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``. ``loading``: what its loader
     uses. ``seconds``: for all requests; then the process is killed. ``workspace``: bytes of cuBLAS's workspace, which
-    is allocated twice; 0 to leave it out.
+    is allocated twice; 0 to leave it out. ``capability``: compute capability of the GPU, which decides on kernels.
 
     Raises:
         UnusableError: the factory, or what it returns, is not usable, torch is missing, or the time is up.
     """
 
-    def __init__(self, factory: str, *, directory: Path, seconds: float, workspace: int = WORKSPACE) -> None:
+    def __init__(
+        self, factory: str, *, directory: Path, seconds: float, workspace: int = WORKSPACE, capability: str = ""
+    ) -> None:
         self._until = time.monotonic() + seconds
         self._seconds = seconds
-        self._workspace = workspace
+        self._workspace, self._capability = workspace, capability
         self._factory = factory
         self._child = TorchChild(os.environ, _ENVIRON)
         try:
@@ -46,7 +48,7 @@ class TracerClient(AbstractContextManager["TracerClient"]):
 
     def run(self, plan: TrainingPlan) -> TracedStep:
         """Trace a training step under ``plan``; the errors are those of :class:`TracerClient`."""
-        traced = self._ask(TracePlan(plan, self._workspace)).traced
+        traced = self._ask(TracePlan(plan, self._workspace, self._capability)).traced
         if traced is None:
             raise UnusableError(f"{self._factory}: no step was traced")
         return traced

@@ -24,10 +24,11 @@ class LoadFactory(msgspec.Struct, frozen=True, tag="Begin"):
 
 
 class TracePlan(msgspec.Struct, frozen=True, tag="Step"):
-    """Trace one plan with the factory's output."""
+    """Trace one plan with the factory's output. ``capability``: compute capability of the GPU, empty if unknown."""
 
     plan: TrainingPlan
     workspace: int = WORKSPACE
+    capability: str = ""
 
 
 TracerRequest = LoadFactory | TracePlan
@@ -59,6 +60,6 @@ def work(argument: bytes) -> TracerReply:
         if isinstance(request, LoadFactory):
             _tracers[:] = [StepTracer(request.factory, request.directory)]
             return TracerReply(loading=_tracers[0].loading)
-        return TracerReply(traced=_tracers[0].run(request.plan, request.workspace))
+        return TracerReply(traced=_tracers[0].run(request.plan, request.workspace, request.capability))
     except UnusableError as error:
         return TracerReply(unusable=str(error))

@@ -3,7 +3,8 @@
 The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` (native backend, default settings, one stream): sizes are
 rounded up to 512 bytes, blocks of at most 1 MiB come from segments of 2 MiB, larger ones from segments of 20 MiB or,
 from 10 MiB on, of their own size rounded up to 2 MiB; the smallest block that is large enough is taken and split;
-free neighbors are merged.
+free neighbors are merged. Of blocks of the same size the one at the lowest address is taken (``BlockComparatorSize``):
+the newest, because the driver maps each segment below those that exist, as mmap does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 MIB = 1 << 20
+TOP = 1 << 47
+"""Addresses of segments begin below it and descend."""
 MIN_BLOCK = 512
 SMALL_SIZE = MIB
 SMALL_SEGMENT = 2 * MIB
@@ -75,7 +78,7 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.reserved = 0
-        self._next_address = 0
+        self._lowest_address = TOP
         self._small = _BlockPool(MIN_BLOCK, is_small=True)
         self._large = _BlockPool(SMALL_SIZE, is_small=False)
         self._taken: dict[int, tuple[_SimulatedBlock, _BlockPool]] = {}
@@ -104,8 +107,8 @@ class CachingAllocator:
         pool.add(block)
 
     def _new_segment(self, pool: _BlockPool, size: int) -> _SimulatedBlock:
-        block = _SimulatedBlock(self._next_address, segment_size(size))
-        self._next_address += block.size
+        block = _SimulatedBlock(self._lowest_address - segment_size(size), segment_size(size))
+        self._lowest_address = block.address
         self.reserved += block.size
         pool.add(block)
         return block

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from doctor.estimate.tracing.kernel_choice import half_to_float
 from doctor.estimate.tracing.pytree import tensors_in
 
 _LOWER = """
@@ -38,6 +39,10 @@ _WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot cat stack
 """
 
+_SOFTMAX = {
+    torch.ops.aten.softmax.int: torch.ops.aten._softmax.default,
+    torch.ops.aten.log_softmax.int: torch.ops.aten._log_softmax.default,
+}
 _KEY = "AutocastCUDA"
 _LOW = (torch.float16, torch.bfloat16)
 _cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -102,6 +107,8 @@ def _result_single(operation: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(args[0], torch.Tensor) and args[0].dtype in _LOW and kwargs.get("dtype") is None:
         names = [argument.name for argument in operation._schema.arguments]
         given = args[: names.index("dtype")] if "dtype" in names else args
+        if operation in _SOFTMAX and half_to_float(args[0], torch.float32):
+            return _SOFTMAX[operation](args[0], args[1], True)
         return operation(*given, **{**kwargs, "dtype": torch.float32})
     return operation(*args, **kwargs)
 

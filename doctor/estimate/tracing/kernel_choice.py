@@ -12,11 +12,13 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch._subclasses.fake_tensor import FakeTensor
 
 from doctor.estimate.tracing.fake_ops import FakeOps, full
+from doctor.estimate.tracing.kernel_temporaries import AMPERE
 
 aten = torch.ops.aten
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_HEAD = 256
-"""The widest head of flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+"""The widest head of flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), which needs compute
+capability 8.0."""
 
 _VARIABLE = torch._C._VariableFunctions
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -24,6 +26,7 @@ _READS = ("numpy", "tolist", "_pack_padded_sequence")
 """Functions that are redirected for tensors on the CPU, too."""
 _active: list[KernelSelection] = []
 _attention_by_torch = F.scaled_dot_product_attention
+_SOFTMAX = {"softmax": (torch.softmax, aten._softmax), "log_softmax": (torch.log_softmax, aten._log_softmax)}
 
 
 def install() -> None:
@@ -35,6 +38,7 @@ def install() -> None:
         (torch, "dropout"),
         (torch.Tensor, "numpy"),
         (torch.Tensor, "tolist"),
+        *((owner, name) for owner in (torch, torch.Tensor) for name in _SOFTMAX),
         *((torch._VF, name) for name in ("_pack_padded_sequence", "_pad_packed_sequence", *_RECURRENT)),
     ):
         setattr(owner, name, _switch(name, getattr(owner, name)))
@@ -57,8 +61,10 @@ def _switch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 class KernelSelection(AbstractContextManager[None]):
     """While active, these functions behave on tensors of ``device`` as on a GPU."""
 
-    def __init__(self, device: torch.device, substitutes: FakeOps) -> None:
+    def __init__(self, device: torch.device, substitutes: FakeOps, capability: str = "") -> None:
         self._type = device.type
+        major = capability.partition(".")[0]
+        self._has_flash = not major.isdecimal() or int(major) >= AMPERE
         self._substitutes = substitutes
         self._as: dict[str, Callable[..., Any]] = {
             "scaled_dot_product_attention": self._attention,
@@ -67,6 +73,7 @@ class KernelSelection(AbstractContextManager[None]):
             "_pad_packed_sequence": _pad,
             "numpy": self._numpy,
             "tolist": self._tolist,
+            **{name: partial(_softmax, name) for name in _SOFTMAX},
             **{name: partial(self._recurrent, getattr(_VARIABLE, name)) for name in _RECURRENT},
         }
 
@@ -104,7 +111,8 @@ class KernelSelection(AbstractContextManager[None]):
             key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
         if query.dim() != 4:
             return _attention_by_torch(query, key, value, attn_mask, dropout_p, is_causal)
-        if attn_mask is None and query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD:
+        is_flash = self._has_flash and attn_mask is None and query.shape[-1] <= FLASH_HEAD
+        if is_flash and query.dtype in FLASH_DTYPES:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         bias = _bias(attn_mask, query, key)
         needs_rows = any(each.requires_grad for each in (query, key, value))
@@ -156,6 +164,26 @@ def _dropout(
     if not (training and train) or not p:
         return input
     return input.mul_(torch.empty_like(input)) if inplace else torch.native_dropout(input, p, True)[0]
+
+
+def half_to_float(input: torch.Tensor, dtype: torch.dtype | None) -> bool:  # noqa: A002 - as torch names it
+    """Whether a GPU's softmax reads 16-bit numbers and writes float32, without a copy of its input.
+
+    See ``softmax`` in aten/src/ATen/native/SoftMax.cpp: of ``torch.half`` alone, not of bfloat16."""
+    return input.dtype is torch.float16 and dtype is torch.float32
+
+
+def _softmax(
+    name: str,
+    input: torch.Tensor,  # noqa: A002 - torch's own name for it
+    dim: int,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Any:
+    by_torch, kernel = _SOFTMAX[name]
+    if not half_to_float(input, dtype):
+        return by_torch(input, dim, dtype=dtype, **options)
+    return kernel(input, dim, True)
 
 
 def _pad(

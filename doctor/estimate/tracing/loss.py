@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -13,15 +13,28 @@ from torch.nn import Module
 from doctor.estimate.tracing.pytree import tensors_in
 
 
+class StepResult(NamedTuple):
+    """The loss, and all that the module returned, which lives as long as the loop refers to it."""
+
+    loss: torch.Tensor | None
+    outputs: Any
+
+
 def loss_of(module: Module, batch: Any, number: int) -> torch.Tensor | None:
     """Return the loss of micro-batch ``number``, or ``None`` with manual optimization or for a skipped batch."""
+    return result_of(module, batch, number).loss
+
+
+def result_of(module: Module, batch: Any, number: int) -> StepResult:
+    """Return the result of micro-batch ``number``."""
     if is_lightning(module):
         training_step: Any = module.training_step
         takes_number = len(inspect.signature(training_step).parameters) > 1
-        return _scalar(training_step(batch, number) if takes_number else training_step(batch))
+        result = training_step(batch, number) if takes_number else training_step(batch)
+        return StepResult(_scalar(result), result)
     result, rest = _called(module, batch)
     found = _scalar(result)
-    return found if found is not None else _made_up(result, rest)
+    return StepResult(found if found is not None else _made_up(result, rest), result)
 
 
 def is_lightning(module: Module) -> bool:

@@ -75,28 +75,32 @@ class StepTracer:
         if real:
             yield f"the factory loads {real / 2**20:.2g} MiB of real weights: what that takes is outside the bound"
 
-    def run(self, plan: TrainingPlan, workspace: int) -> TracedStep:
+    def run(self, plan: TrainingPlan, workspace: int, capability: str = "") -> TracedStep:
         """Trace two steps: from the second one on, the optimizer has its states.
+
+        ``workspace``: bytes of cuBLAS's workspace. ``capability``: compute capability of the GPU, empty if unknown.
 
         Raises:
             UnusableError: the model fails on this batch, or can't run on fake tensors at all.
         """
         began = time.monotonic()
         try:
-            traced = self._attempt(plan, workspace, truth=False)
+            traced = self._attempt(plan, workspace, capability, truth=False)
         except _OtherBranch:
-            traced = self._attempt(plan, workspace, truth=True)
+            traced = self._attempt(plan, workspace, capability, truth=True)
         gc.collect()
         return msgspec.structs.replace(traced, seconds=time.monotonic() - began)
 
-    def _attempt(self, plan: TrainingPlan, workspace: int, *, truth: bool, shares: tuple[int, ...] = ()) -> TracedStep:
+    def _attempt(
+        self, plan: TrainingPlan, workspace: int, capability: str, *, truth: bool, shares: tuple[int, ...] = ()
+    ) -> TracedStep:
         # Integers in the data are often lengths of sequences: the batch's longest second dimension.
         length = max((each.shape[1] for each in tensors_in(self._made.batch) if each.dim() > 1), default=1)
         substitutes = FakeOps(truth=truth, length=length, shares=shares)
-        recorder = StorageRecorder(self._fakes.device, substitutes, workspace)
+        recorder = StorageRecorder(self._fakes.device, substitutes, workspace, capability)
         coverage = ModuleCoverage(self._made.module)
         try:
-            with self._scene(plan, recorder, substitutes) as training, coverage:
+            with self._scene(plan, recorder, substitutes, capability) as training, coverage:
                 training.run()
         except UnusableError as error:
             raise UnusableError(f"{self._name}: {error}") from None
@@ -111,7 +115,7 @@ class StepTracer:
             )
         found = substitutes.partitions.found
         if not shares and max(found, default=1) > 1:
-            return self._attempt(plan, workspace, truth=truth, shares=found)
+            return self._attempt(plan, workspace, capability, truth=truth, shares=found)
         parts, moment = recorder.ledger.peak()
         return self._traced(
             plan,
@@ -123,12 +127,14 @@ class StepTracer:
         )
 
     @contextmanager
-    def _scene(self, plan: TrainingPlan, recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[TracedTraining]:
+    def _scene(
+        self, plan: TrainingPlan, recorder: StorageRecorder, substitutes: FakeOps, capability: str
+    ) -> Iterator[TracedTraining]:
         made = self._made
         with ExitStack() as stack:
             stack.enter_context(self._fakes.active())
             stack.enter_context(recorder)
-            stack.enter_context(KernelSelection(self._fakes.device, substitutes))
+            stack.enter_context(KernelSelection(self._fakes.device, substitutes, capability))
             master = next((each.dtype for each in made.module.parameters() if each.is_floating_point()), None)
             stack.enter_context(materialized(made.module, self._fakes, compute_dtype(plan)))
             strategy = _strategy(plan, made, recorder, master)

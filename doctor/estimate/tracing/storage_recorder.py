@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from doctor.estimate.data_model import StepPhase
 from doctor.estimate.tracing.fake_ops import FakeOps
+from doctor.estimate.tracing.kernel_temporaries import temporaries_of
 from doctor.estimate.tracing.ledger import AllocationLedger
 
 aten = torch.ops.aten
@@ -29,9 +30,9 @@ _FILLS = {getattr(aten, name) for name in _FILL_OPS.split()}
 
 class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records inside a fake-tensor mode. ``device``: whose storages count. ``workspace``: bytes of cuBLAS's workspace,
-    which the threads of the forward and of the backward pass each allocate once."""
+    which the threads of the forward and of the backward pass each allocate once. ``capability``: of the GPU."""
 
-    def __init__(self, device: torch.device, substitutes: FakeOps, workspace: int = 0) -> None:
+    def __init__(self, device: torch.device, substitutes: FakeOps, workspace: int = 0, capability: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.ledger = AllocationLedger()
@@ -39,7 +40,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.convolves = False
         """Whether there was a convolution, for which cuDNN may allocate a workspace of unknown size."""
         self._substitutes = substitutes
-        self._workspace = workspace
+        self._workspace, self._capability = workspace, capability
         self._has_workspace: set[StepPhase] = set()
         self._keys: dict[int, int] = {}
         self._ends: dict[int, weakref.ref[Any]] = {}
@@ -65,7 +66,14 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(out)
         if func is aten.convolution_backward.default:
             self._pass_a_copy(out[1])
+        if self.device.type != "cpu":
+            self._pass(temporaries_of(func, args, self._capability))
         return out
+
+    def _pass(self, sizes: Iterable[int]) -> None:
+        """Record buffers that the operation allocates after its results, and frees when it ends."""
+        for key in [self.ledger.allocate(size, "temporary") for size in sizes]:
+            self.ledger.free(key)
 
     def _pass_a_copy(self, gradient: torch.Tensor | None) -> None:
         """Record the copy that a convolution's backward pass makes of the weight's gradient, to change its layout

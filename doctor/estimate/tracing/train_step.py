@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.data_model import TrainingPlan
+from doctor.estimate.data_model import TrainingPlan, ZeroGrad
 from doctor.estimate.memory.optimizers import as_on_gpu, optimizers_of, replace_parameters, states_of
 from doctor.estimate.memory.strategies import SingleDevice, autocast_dtype, low_dtype, true_dtype
 from doctor.estimate.tracing.blocks import checkpointed, in_words, repeated_blocks
 from doctor.estimate.tracing.factory import FactoryOutput
 from doctor.estimate.tracing.fake_mode import FakeDeviceMode
-from doctor.estimate.tracing.loss import is_lightning, loss_of
+from doctor.estimate.tracing.loss import is_lightning, result_of
 from doctor.estimate.tracing.pytree import map_tensors, resized, samples_in, tensors_in
 from doctor.estimate.tracing.storage_recorder import StorageRecorder
 from doctor.estimate.tracing.trainer_stub import attached, give_optimizers
@@ -43,6 +43,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         self._stack = ExitStack()
         self.notes: tuple[str, ...] = ()
         self._batch: Any = None
+        self._outputs: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def __enter__(self) -> TracedTraining:
@@ -65,7 +66,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         for parameter in self._module.parameters():
             parameter.grad = None
         self._optimizers.clear()
-        self._batch = None
+        self._batch = self._outputs = None
         self._stack.close()
 
     def _checkpoint(self) -> None:
@@ -104,6 +105,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             for number in range(min(self.plan.accumulate, MICRO_BATCHES)):
                 self._micro_batch(number)
             self._step()
+            self._outputs = None
             gc.collect()
         self._recorder.ledger.enter("between steps")
 
@@ -118,9 +120,24 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             raise UnusableError(
                 "the step gives no loss that gradients flow through, and no output that could stand for one"
             )
-        if number == 0 and is_lightning(self._module):
-            self._clear_gradients()  # Lightning clears them between forward and backward
+        if number == 0 and self._zero_grad == "late":
+            self._clear_gradients()
         self._backward(loss)
+
+    @property
+    def _zero_grad(self) -> ZeroGrad:
+        """When gradients are cleared; Lightning's loops do it between forward and backward pass."""
+        return "late" if is_lightning(self._module) else self.plan.zero_grad or "early"
+
+    @property
+    def _holds_outputs(self) -> bool:
+        """Whether the loop refers to what the module returned until the next forward pass replaces it.
+
+        Transformers' Trainer returns from ``compute_loss`` with the loss alone; Lightning keeps what ``training_step``
+        returns."""
+        if self.plan.outputs is not None and not is_lightning(self._module):
+            return self.plan.outputs == "held"
+        return is_lightning(self._module) or self._made.trainer is None
 
     @property
     def _trains_itself(self) -> bool:
@@ -142,9 +159,11 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             torch.set_default_dtype(true_dtype(self.plan) or torch.float32)
         try:
             with torch.autocast(self._fakes.device.type, dtype=dtype) if dtype is not None else nullcontext():
-                return loss_of(self._module, self._batch, number)
+                found = result_of(self._module, self._batch, number)
         finally:
             torch.set_default_dtype(before)
+        self._outputs = found if self._holds_outputs else None
+        return found.loss
 
     def _step(self) -> None:
         if not self._trains_itself:
@@ -152,7 +171,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
                 # Some require the argument ``closure``; none calls a missing one.
                 optimizer.step(None)
         self._recorder.ledger.enter("between steps")
-        if not is_lightning(self._module):
+        if self._zero_grad == "early":
             self._clear_gradients()
 
     def _before_optimizer(self, *_: object) -> None:
