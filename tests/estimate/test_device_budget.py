@@ -3,7 +3,7 @@ import pytest
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.device_budget import device_budget_of, size_of, with_host_memory
-from doctor.estimate.memory.non_torch import GROUP, NODES, PAIR, communicator, outside, workspace
+from doctor.estimate.memory.non_torch import GROUP, NODES, PAIR, communicator, loading_of, outside, workspace
 from doctor.facts import GpuFacts, HostFacts, MigDevice
 from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
 from doctor.testing import healthy
@@ -117,8 +117,14 @@ def test_what_torch_does_not_see():
     assert communicator(TrainingPlan(strategy="fsdp2", devices=8)) == GROUP
     assert communicator(TrainingPlan(strategy="ddp", devices=8, nodes=2)) == NODES
     assert communicator(TrainingPlan(strategy="ddp", ranks_per_device=2)) == 0
-    assert 300 * MIB < outside(TrainingPlan(), "8.6") < outside(TrainingPlan(), "9.0") < 800 * MIB
+    assert outside(TrainingPlan(), "7.5") == 141 * MIB, "as measured on a T4"
+    assert outside(TrainingPlan(), "7.5") < outside(TrainingPlan(), "8.6") < outside(TrainingPlan(), "9.0") < 800 * MIB
     assert outside(TrainingPlan(), "") >= outside(TrainingPlan(), "9.0")
+
+
+def test_a_context_with_all_kernels_is_larger():
+    assert [loading_of(each) for each in ("11.2", "11.7", "12.8", "13.0", "")] == ["eager", *4 * ["lazy"]]
+    assert outside(TrainingPlan(), "7.0", loading="eager") == 1343 * MIB > 3 * outside(TrainingPlan(), "7.0")
 
 
 def test_the_workspace_of_cublas_by_generation():

@@ -55,7 +55,7 @@ def text_of(answer, width=100, **options):
 def test_the_first_lines_are_the_answer():
     text = text_of(answered())
     first = text.splitlines()[2]
-    assert first.startswith("It fits: a rank takes 28.6 GiB of 80 GiB (36 %).")
+    assert first.startswith("It fits: a rank takes 28.4 GiB of 80 GiB (36 %).")
     assert "The largest batch that fits is" in text
     assert "A further sample takes 700 MiB" in " ".join(text.split())
     assert "backward pass" in text
@@ -63,7 +63,7 @@ def test_the_first_lines_are_the_answer():
 
 def test_what_does_not_fit_says_by_how_much_and_shows_the_finding():
     text = text_of(answered(TrainingPlan(batch_size=128)))
-    assert "It does not fit: a rank takes 104 GiB, 24.4 GiB more than the 80 GiB that there are." in text
+    assert "It does not fit: a rank takes 104 GiB, 24.3 GiB more than the 80 GiB that there are." in text
     assert "✗ error   MEM005 predicted-peak-too-large" in text
     assert "activation checkpointing" in text
 
@@ -110,7 +110,7 @@ def test_what_could_not_be_judged_is_said_with_the_way_to_see_it():
 
 def test_a_bound_is_called_one():
     text = " ".join(text_of(answered(bound="the data decide the shape")).split())
-    assert "about 28.6 GiB" in text
+    assert "about 28.4 GiB" in text
     assert "a calculation by a rule, no traced step: the data decide the shape" in text
 
 
@@ -181,7 +181,7 @@ def test_programs_get_the_document():
     assert "MEM005" in render_junit(faulty)
     assert "::error title=MEM005" in render_github(faulty)
     assert github_notice(estimate).startswith(
-        "::notice title=doctor estimate::It fits: a rank takes 28.6 GiB of 80 GiB"
+        "::notice title=doctor estimate::It fits: a rank takes 28.4 GiB of 80 GiB"
     )
     assert "(36 %25)" in github_notice(estimate)
     timed, _ = answered(measured=MEASURED)
