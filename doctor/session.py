@@ -213,8 +213,14 @@ def judge(
     from doctor.analysis.differential.measured_confidence import with_measured_confidence
 
     candidates = tuple(map(mask_record, candidates_of(job, results, report.primary)))
-    measured = with_measured_confidence(report.results, report.primary)
+    # The counts are of texts of logs, and say nothing about records, dumps or stacks.
+    from_logs = not any(one.skipped is None and one.kind in _MORE_THAN_LOGS for one in inputs)
+    measured = with_measured_confidence(report.results, report.primary) if from_logs else report.results
     return msgspec.structs.replace(report, candidates=candidates, results=measured)
+
+
+_MORE_THAN_LOGS = frozenset({"capture", "record", "flight-recorder", "snapshot", "stacks"})
+"""Kinds of inputs."""
 
 
 def with_command_line(

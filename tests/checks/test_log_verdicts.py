@@ -237,3 +237,28 @@ def test_every_component_has_a_report():
     names = {component.name for component in components()}
     assert report_of("UCX")[1] == "`export UCX_LOG_LEVEL=info`"
     assert {*_REPORTS} <= names
+
+
+@each_case(
+    ("text", "check", "ranks"),
+    [
+        ("  rank      : 3 (local_rank: 1)\n  exitcode  : -11 (pid: 621)\n  error_file: <N/A>", "RUN004", (3,)),
+        (
+            "mpirun detected that one or more processes exited with non-zero status, thus causing\n"
+            "the job to be terminated. The first process to do so was:\n\n"
+            "  Process name: [[29973,1],2]\n  Exit code:    1",
+            "RUN004",
+            (2,),
+        ),
+        ("ValueError: Unexpected result nan on rank 3 at iteration #3 invocation #2", "RUN008", (3,)),
+    ],
+)
+def test_the_rank_that_a_text_names(text, check, ranks):
+    assert [finding.ranks for finding in findings_of(text, check)] == [ranks]
+
+
+def test_the_local_rank_that_deepspeed_names():
+    text = "[ERROR] [launch.py:324:sigkill_handler] ['python', '--local_rank=1', '-x'] exits with return code = -11"
+    (finding,) = findings_of(text, "RUN004")
+    assert "local rank 1" in finding.summary
+    assert finding.ranks == ()

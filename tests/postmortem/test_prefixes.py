@@ -41,6 +41,22 @@ def at(text: str) -> float:
             "hello",
         ),
         ("[3]<stderr>:hello", LineOrigin(rank=3), "hello"),
+        ("CRITICAL [root, rank=3] hello", LineOrigin(rank=3), "hello"),
+        (
+            "[1668693503.473099] [node7:123:0]          ib_log.c:246  UCX  ERROR hello",
+            LineOrigin(host="node7", pid=123),
+            "ib_log.c:246  UCX  ERROR hello",
+        ),
+        (
+            "[ERROR] 2024-05-21-11:57:54 (PID:123, Device:1, RankID:3) ERR02200 DIST hello",
+            LineOrigin(rank=3, pid=123),
+            "ERR02200 DIST hello",
+        ),
+        (
+            "ERROR:megatron.core.rerun_state_machine:Rank 3, node node7, device 1, iteration #3: hello",
+            LineOrigin(rank=3, host="node7"),
+            "iteration #3: hello",
+        ),
         ("[1,mpirank:3,algo-2]<stderr>:hello", LineOrigin(rank=3, host="algo-2"), "hello"),
         ("Fri Jan  2 03:04:05 2026[1,3]<stderr>:hello", LineOrigin(rank=3), "hello"),
         ("trainer/3 [rank5]: hello", LineOrigin(rank=5, tag="trainer/3"), "hello"),

@@ -35,9 +35,7 @@ def level_of(stated: float) -> str:
 
 
 def with_measured_confidence(results: Sequence[CheckResult], primary: str | None) -> tuple[CheckResult, ...]:
-    """``results``, with the measured confidence in the primary findings that quote a line of a log.
-
-    Others keep the confidence of their check: the counts are of texts of logs, not of dumps or measurements."""
+    """``results`` of logs alone, with the measured confidence in the primary findings."""
     return tuple(
         msgspec.structs.replace(one, findings=tuple(_measured(one.id, finding) for finding in one.findings))
         if one.id == primary
@@ -47,6 +45,6 @@ def with_measured_confidence(results: Sequence[CheckResult], primary: str | None
 
 
 def _measured(check: str, finding: ReportFinding) -> ReportFinding:
-    if finding.source is None or not finding.stands or finding.explained_by:
+    if not finding.stands or finding.explained_by:
         return finding
     return msgspec.structs.replace(finding, confidence=measured_confidence(check, finding.confidence))

@@ -14,6 +14,8 @@ from doctor.postmortem.logs.prefixes import LineOrigin
 
 CUES = ("Failures:", "Root Cause")
 """Texts in every such table."""
+FRAGMENT = "(local_rank: "
+"""Text of the line with the rank in an entry, with which a copied part of a table may begin."""
 MOST_TABLES = 256
 """Maximum number of tables of different processes that are read at the same time."""
 PATIENCE = 400
@@ -28,6 +30,7 @@ _NUMBER = re.compile(r"\s*\[(\d{1,9})\]:\s*$")
 _BORDER = re.compile(r"\s*(?:=|\*){20,}\s*$")
 _RULE = re.compile(r"\s*-{20,}\s*$")
 _RANK = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,7})\)")
+_FRAGMENT = re.compile(r"\s*rank *: \d{1,7} \(local_rank: \d{1,7}\)\s*$")
 _CODE = re.compile(r"(-?\d{1,9}) \(pid: (\d{1,9})\)")
 
 Entry = dict[str, str]
@@ -63,6 +66,9 @@ class ElasticTables:
             self._begin(origin, body)
             return None
         table = self._open.get(origin)
+        if table is None and _FRAGMENT.match(body):
+            self._begin(origin, body)
+            table = self._open.get(origin)
         if table is None:
             self.pass_over()
             return None

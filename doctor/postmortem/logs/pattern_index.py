@@ -81,7 +81,13 @@ def index() -> PatternIndex:
                     by_cue.setdefault(text, []).append(known)
     software = tuple(line_components())
     others = {*by_cue, *software}
-    structure = (*tracebacks.CUES, *elastic_table.CUES, *rank_attribution.CUES, *printed_findings.CUES)
+    structure = (
+        *tracebacks.CUES,
+        *elastic_table.CUES,
+        elastic_table.FRAGMENT,
+        *rank_attribution.CUES,
+        *printed_findings.CUES,
+    )
     cues = CueMatcher([*by_cue, *structure, *cue_budget.CUES, *software])
     number = {text: position for position, text in enumerate(cues.texts)}
     return PatternIndex(

@@ -211,6 +211,10 @@ _BRACKETS = (
     _form(rf"\[({AMERICAN})\]:? ?", _stamped(Calendar.american)),
     _form(rf"\[({DATED_SYSLOG})\] ?", _stamped(Calendar.dated_syslog)),
     _form(r"\[ *\d{1,9}\.\d{3,9}\](?:\[[ \w]*\])? ?", _begins),
+    # UCX (ucs_log_default_handler): seconds, host, process and thread.
+    _form(r"\[\d{10}\.\d{6}\] \[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) ?:[\w-]{1,20}\] +", soft=True),
+    # A logger whose format is "[%(name)s, rank=%(rank)s]".
+    _form(rf"\[[\w.]{{1,80}}, ?rank[=:] ?(?P<rank>{_N})\]:? ?", soft=True),
     _form(r"\[(?:pod/)?(?P<host>[a-z0-9][\w.-]*)/[\w.-]+\] "),
     _form(rf"\[(?P<task>{_N})\] ?", when="bracketed"),
     _form(rf"\[ ?(?:{_LEVEL}|{_LOWER}) *\]:? ?(?:- )?", _level, soft=True),
@@ -229,6 +233,10 @@ _DIGITS = (
         rf"({ISO}) (?!(?:{_LEVEL}|{_LOWER})\b)(?P<host>[\w.-]+) [A-Za-z_/][\w./@-]*(?:\[(?P<pid>\d{{1,9}})\])?: ",
         _dated,
     ),
+    # torch_npu (formatErrorCode): time, process, device and rank; the rank is -1 if it is unknown.
+    _form(
+        rf"\d{{4}}-\d\d-\d\d-\d\d:\d\d:\d\d \(PID:(?P<pid>\d{{1,9}}), Device:-?\d+, RankID:(?P<rank>{_N})\) ", soft=True
+    ),
     _form(rf"({ISO})(?:(?=[\s\]:|,-])|$)[\s:|,]*(?:- )?", _dated),
     _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _stamped(Calendar.american)),
     _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
@@ -245,6 +253,8 @@ _LETTERS = (
     _form(
         rf"(?:[\w.$<>]+ (?:-|\|) )?{_LEVEL}\b *(?:[:|-] *)?(?:[\w./<>]+(?::[\w<>]+)*(?::\d+)? --? )*", _level, soft=True
     ),
+    # Megatron-LM (rerun_state_machine.py).
+    _form(rf"Rank (?P<rank>{_N}), node (?P<host>[\w.-]{{1,255}}), device \d+, ", soft=True),
     # docker compose: the name of the container.
     _form(r"(?P<host>[\w.-]+-\d+) +\| "),
     _form(r"(?P<host>[A-Za-z][\w-]{0,100}\d[\w.-]{0,100}): ", when="hosts"),

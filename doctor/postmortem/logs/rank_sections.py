@@ -144,7 +144,7 @@ def exit_failures(evidence: LogEvidence) -> dict[int, Failure]:
         code = event.value("exitcode")
         if event.rank is not None and code is not None:
             found.setdefault(event.rank, _of_code(int(code), event.at))
-    for event in evidence.of("launch.spawn_died", "mpi.peer_exit"):
+    for event in evidence.of("launch.spawn_died", "mpi.peer_exit", "mpi.first_exit"):
         rank = _number(event.value("rank"))
         if rank is not None:
             signal = event.value("sig") or ""

@@ -40,6 +40,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             group,
             _claim(group),
+            ranks=_named_ranks(group),
             severity=Severity.WARNING if survived else None,
             confidence=0.9,
             symptoms=not survived,
@@ -91,6 +92,12 @@ def _overflows(job: Job) -> tuple[Event, ...]:
 
 def _scale(event: Event) -> str:
     return event.value("scale") or event.value("scale2") or "1"
+
+
+def _named_ranks(group: EventGroup) -> tuple[int, ...] | None:
+    """The ranks that messages name, or ``None`` for those that logged them."""
+    named = {int(rank) for event in group.events if (rank := event.value("rank")) is not None}
+    return tuple(sorted(named)) or None
 
 
 def _claim(group: EventGroup) -> str:
