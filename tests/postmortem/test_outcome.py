@@ -32,7 +32,7 @@ UNKNOWN = {
     "a store": "[rank1]: torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0/1",
     "an old store": "RuntimeError: Socket Timeout",
     "an end, and an error after it": "Training finished.\n[rank0]: ERROR: saving failed",
-    "an end, and a loss of NaN before it": "Epoch 0/1 4/4 12.1it/s train_loss: nan\nexit status 0",
+    "an end, and a loss of NaN before it": "Epoch 0/1 4/4 12.1it/s val_loss: nan\nexit status 0",
     "an end of one epoch": "\n".join(f"{n}0%|##| {n}/10 [00:01<00:00, 9it/s]" for n in (1, 10, 1, 10)),
 }
 FAILED = {

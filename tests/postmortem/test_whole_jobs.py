@@ -6,13 +6,6 @@ from tests.postmortem.whole_jobs.jobs import JOBS
 from tests.postmortem.whole_jobs.play import ARCHIVES
 from tests.postmortem.whole_jobs.score import diagnose, unpack
 
-OPEN = (
-    "lightning-nan",
-    "read-only",
-    "restart-fails-early",
-)
-"""Jobs whose cause or rank is not found yet."""
-
 
 def test_every_job_is_recorded():
     archives = {path.name.removesuffix(".tar.xz"): path.stat().st_size for path in ARCHIVES.iterdir()}
@@ -22,10 +15,7 @@ def test_every_job_is_recorded():
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_the_fault_is_found(job):
-    complaints = diagnose(job).complaints
-    if job.name in OPEN and complaints:
-        pytest.xfail(f"not found yet: {complaints}")
-    assert complaints == []
+    assert diagnose(job).complaints == []
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)

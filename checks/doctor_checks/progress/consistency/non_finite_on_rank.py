@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.logs.error_lines import ends
 from doctor.analysis.logs.root_event import LaterEvents
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import (
@@ -59,7 +61,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _passing(job: Job) -> Iterator[Finding]:
-    """Values that logs show as NaN in their last step or after it; the run may have gone on with them."""
+    """Values that logs show as NaN in their last step or after it; the run may have gone on with them.
+
+    A training loss that is NaN when the run ends has spoilt the parameters: nothing came after it."""
     marks = job.evidence.marks if job.evidence else ()
     last = {mark.file: mark.line for mark in marks if mark.kind == "mark.step"}
     losses = tuple(mark for mark in marks if mark.kind == "mark.nan" and "loss" in mark.text.lower())
@@ -68,15 +72,30 @@ def _passing(job: Job) -> Iterator[Finding]:
         final = tuple(event for event in spoilt if event.line >= last.get(event.file, 0))
         if final:
             what, value = _named(final[-1]) if kind == "loss.not_finite" else ("loss", "NaN")
+            is_result = kind == "mark.nan" and _is_result(job, final[-1])
             yield finding_from_logs(
                 EventGroup(kind, final),
-                f"the {what} is {value} in the last step that was logged",
+                f"the {what} is {value} in the last step that was logged"
+                + (", and the run ended" if is_result else ""),
                 ranks=(),
-                severity=Severity.WARNING,
-                confidence=0.6,
+                severity=None if is_result else Severity.WARNING,
+                confidence=0.7 if is_result else 0.6,
                 symptoms=False,
             )
             return
+
+
+_TRAINING_LOSS = re.compile(
+    r"(?i)(?:^|[^\w/])(?<!val )(?<!valid )(?<!validation )(?<!eval )(?<!evaluation )(?<!test )(?:train(?:ing)?[_/ ])?"
+    r"loss(?:_step|_epoch)?[\"']?\s{0,4}[:=]?\s{0,4}[\"'(]{0,2}(?:tensor\()?nan\b"
+)
+"""Not of a validation, which may have had no batches."""
+
+
+def _is_result(job: Job, spoilt: Event) -> bool:
+    """Whether a training loss is NaN where the log shows that the run ended."""
+    found = ends(job.evidence) if job.evidence and _TRAINING_LOSS.search(spoilt.text) else ()
+    return any(end.file == spoilt.file and end.line >= spoilt.line for end in found)
 
 
 def _named(event: Event) -> tuple[str, str]:
@@ -152,6 +171,16 @@ def _claim(group: EventGroup) -> str:
         Fails(
             "a progress bar that ends with NaN",
             logged("step 8: loss 0.7", "step 9: loss nan", "step 10: loss nan"),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "a run that ends with a loss of NaN",
+            logged("Epoch 0/1 10/10 24.00it/s train_loss: nan", "exit status 0"),
+            severity=Severity.ERROR,
+        ),
+        Fails(
+            "a run that ends with a validation loss of NaN",
+            logged("Epoch 0/1 10/10 24.00it/s validation loss: nan", "exit status 0"),
             severity=Severity.WARNING,
         ),
         Fails(

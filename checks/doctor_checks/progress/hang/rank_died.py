@@ -146,17 +146,26 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     times = sum(event.count for event in same)
     several = f" ({times} times alike)" if times > 1 else ""
     local = f"the process of local rank {cause.local_rank}" if cause.local_rank is not None else "a process"
-    who = f"rank {cause.rank}" if cause.rank is not None else local
+    rank = _rank_of(cause, same)
+    who = f"rank {rank}" if rank is not None else local
     return finding_from_logs(
         EventGroup(cause.kind, (cause, *(event for event in fatal if event is not cause))),
         f"{who} failed{several}: {_headline(failure)}{at}",
-        ranks=(cause.rank,) if cause.rank is not None else (),
+        ranks=(rank,) if rank is not None else (),
         evidence={"error": failure.message[:2000], "raised_at": _way(failure.frames)},
         fix=_fix_of_message(failure),
         confidence=0.85 if any(frame.user for frame in failure.frames) else 0.7,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
     )
+
+
+def _rank_of(cause: Event, same: list[Event]) -> int | None:
+    """The rank of an error, also if only a copy of it names the rank: `torchrun --tee` writes each line twice."""
+    if cause.rank is not None or cause.local_rank is None:
+        return cause.rank
+    ranks = {event.rank for event in same if event.rank is not None and event.local_rank == cause.local_rank}
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 @check(
