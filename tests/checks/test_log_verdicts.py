@@ -262,3 +262,12 @@ def test_the_local_rank_that_deepspeed_names():
     (finding,) = findings_of(text, "RUN004")
     assert "local rank 1" in finding.summary
     assert finding.ranks == ()
+
+
+def test_the_local_rank_of_a_killed_process():
+    text = (
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 7727) of binary:"
+    )
+    (finding,) = findings_of(text, "MEM012")
+    assert finding.summary.startswith("the process of local rank 3 was killed")
+    assert finding.ranks == ()

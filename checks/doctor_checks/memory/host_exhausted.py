@@ -151,10 +151,13 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
     used = max(
         (float(value) for one in event_groups(job, "host.memory_used") for value in one.values("percent")), default=None
     )
+    ranks, local = group.ranks or ended_by_signal(job, "SIGKILL"), group.value("local_rank")
+    # A local rank is a rank on the first host only.
+    who = f"the process of local rank {local}" if local is not None and not ranks else "a process"
     return finding_from_logs(
         group,
-        "a process was killed by SIGKILL, most often because the host ran out of memory",
-        ranks=group.ranks or ended_by_signal(job, "SIGKILL"),
+        f"{who} was killed by SIGKILL, most often because the host ran out of memory",
+        ranks=ranks,
         fix="Look whether it was memory: `sudo dmesg -T | grep -iE 'oom|killed process'` on that host, or `sacct -o "
         "State,MaxRSS,ReqMem`. If so, ask for more memory (`--mem`), use fewer data workers, and hold the data once a "
         "host.",
