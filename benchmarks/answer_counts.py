@@ -5,7 +5,9 @@
 
 benchmarks/first_answers.json holds the answers of the first version that was scored on a sample, before rules were made
 from it; texts that rules were made from would say how well the rules fit, not how often they are right. The confidence
-in it is that of the check. The half ``held`` is not recorded: it measures the result.
+in it is that of the check. All answers count for their level, and those that the present version still gives also for
+their id: what was wrong before a check was corrected says nothing about the check. The half ``held`` is not recorded:
+it measures the result.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ import argparse
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
 
 from doctor.analysis.differential.measured_confidence import LEVELS, level_of
 from doctor.knowledge import candidate_causes
+
+if TYPE_CHECKING:
+    from failure_texts import Answer, Text
 
 ANSWERS = Path(__file__).resolve().with_name("first_answers.json")
 COUNTS = Path(candidate_causes.__file__).with_name("causes") / "answer_counts.json"
@@ -29,13 +34,16 @@ FOLDS = 10
 
 
 class FirstAnswer(NamedTuple):
-    """The primary finding on a text, the confidence that its check gave, and whether its id was an expected one."""
+    """The primary finding on a text, the confidence that its check gave, and whether its id was an expected one.
+
+    ``stands``: the present version gives the same id."""
 
     sample: str
     address: str
     primary: str
     stated: float
     right: bool
+    stands: bool = True
 
 
 @functools.cache
@@ -50,13 +58,16 @@ def fold_of(address: str) -> int:
 
 
 def counts(left_out: int | None = None) -> dict[str, dict[str, tuple[int, int]]]:
-    """The numbers of right answers and of answers by level and id. ``left_out``: a fold that does not count."""
+    """The numbers of right answers and of answers by level: by id those that stand, and as ``""`` all of the level.
+
+    ``left_out``: a fold that does not count."""
     found: dict[str, dict[str, tuple[int, int]]] = {str(least): {} for least in LEVELS}
     for one in sorted(first_answers(), key=lambda answer: answer.primary):
-        if fold_of(one.address) != left_out:
-            level = found[level_of(one.stated)]
-            right, number = level.get(one.primary, (0, 0))
-            level[one.primary] = (right + one.right, number + 1)
+        level = found[level_of(one.stated)]
+        for name in ("", one.primary) if one.stands else ("",):
+            if fold_of(one.address) != left_out:
+                right, number = level.get(name, (0, 0))
+                level[name] = (right + one.right, number + 1)
     return found
 
 
@@ -67,16 +78,36 @@ def with_counts(numbers: Mapping[str, Mapping[str, tuple[int, int]]]) -> Abstrac
 
 def record(sample: str) -> None:
     """Add the answers on a sample to :data:`ANSWERS`."""
-    from failure_texts import diagnose, read_texts, score
+    from failure_texts import score
 
     found = [*first_answers()]
-    for text in read_texts(sample):
-        with with_counts({}):
-            answer = diagnose(text.text)
-        if not text.healthy and answer.primary is not None and answer.confidence is not None:
+    for text, answer in _answers(sample):
+        if answer.primary is not None and answer.confidence is not None:
             right = score(text, answer).grade == "right"
             found.append(FirstAnswer(sample, text.address, answer.primary, answer.confidence, right))
+    _write(found)
+
+
+def compare() -> None:
+    """Note which recorded answers the present version still gives."""
+    samples = {one.sample for one in first_answers()}
+    present = {(sample, text.address, answer.primary) for sample in samples for text, answer in _answers(sample)}
+    _write([one._replace(stands=(one.sample, one.address, one.primary) in present) for one in first_answers()])
+
+
+def _answers(sample: str) -> Iterator[tuple[Text, Answer]]:
+    from failure_texts import diagnose, read_texts
+
+    for text in read_texts(sample):
+        if not text.healthy:
+            with with_counts({}):
+                answer = diagnose(text.text)
+            yield text, answer
+
+
+def _write(found: Iterable[FirstAnswer]) -> None:
     ANSWERS.write_text("[\n" + ",\n".join(json.dumps(one) for one in found) + "\n]\n", "utf-8")
+    first_answers.cache_clear()
 
 
 def main() -> None:
@@ -88,7 +119,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.record:
         record(arguments.record)
-        first_answers.cache_clear()
+    if arguments.write:
+        compare()
     rows = [
         f' "{level}": {{\n' + ",\n".join(f'  "{name}": {list(pair)}' for name, pair in ids.items()) + "\n }"
         for level, ids in counts().items()

@@ -86,5 +86,6 @@ def case_counts() -> Mapping[str, Mapping[str, int]]:
 def answer_counts() -> Mapping[str, Mapping[str, tuple[int, int]]]:
     """Of public failure texts, how many primary findings were right, and how many there were.
 
-    By the level of the confidence that the check states, and by id; ``benchmarks/answer_counts.py`` writes them."""
+    By the level of the confidence that the check states, and by id; ``""``: of all ids. They are written by
+    ``benchmarks/answer_counts.py``."""
     return read("causes/answer_counts.json", dict[str, dict[str, tuple[int, int]]])

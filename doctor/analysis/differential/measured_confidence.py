@@ -21,12 +21,11 @@ def measured_confidence(check: str, stated: float) -> float:
 
     ``stated``: the confidence that the check gives, which is returned if nothing was counted."""
     counts = candidate_causes.answer_counts().get(level_of(stated), {})
-    cases = sum(number for _, number in counts.values())
+    of_level, cases = counts.get("", (0, 0))
     if not cases:
         return stated
-    usual = sum(right for right, _ in counts.values()) / cases
     right, number = counts.get(check, (0, 0))
-    return round((right + SMOOTHING * usual) / (number + SMOOTHING), 2)
+    return round((right + SMOOTHING * of_level / cases) / (number + SMOOTHING), 2)
 
 
 def level_of(stated: float) -> str:
