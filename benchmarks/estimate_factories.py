@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -106,6 +107,45 @@ def _expand_groups() -> None:
 
     expanding.expands = True  # type: ignore[attr-defined]
     F.scaled_dot_product_attention = expanding
+
+
+class _SoftmaxWithInput(torch.autograd.Function):
+    """Softmax as releases of torch before 1.12 have it: its backward formula takes the input, which is saved, too."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        with torch.no_grad():
+            result = torch.softmax(x, dim, dtype=dtype)
+        context.save_for_backward(x, result)
+        context.dim = dim
+        return result
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        x, result = context.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradients[0], result, context.dim, x.dtype), None, None
+
+
+def _softmax_of_2022(x: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> torch.Tensor:
+    is_low = torch.is_autocast_enabled("cuda") and x.dtype is torch.float16
+    return _SoftmaxWithInput.apply(x, dim, torch.float32 if is_low else dtype or x.dtype)
+
+
+class Trainer:
+    """Stands for Transformers' Trainer, whose own AdamW of 2022 updates one parameter after the other: it has no
+    temporaries as large as all of them, as a fused kernel has none."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.args = model, SimpleNamespace(optim="adamw_hf, as fused")
+
+
+def classifier_of_2022(
+    config: dict[str, Any], batch: int, tokens: int
+) -> tuple[Trainer, nn.Module, dict[str, torch.Tensor]]:
+    """BERT in Transformers' Trainer with torch 1.10."""
+    model, inputs = classifier("Bert", config, batch, tokens)
+    F.softmax = _softmax_of_2022  # type: ignore[assignment]
+    return Trainer(model), model, inputs
 
 
 def classifier(

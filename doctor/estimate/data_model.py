@@ -14,8 +14,9 @@ Precision = Literal["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
 ZeroGrad = Literal["early", "late", "in-place"]
 """When a loop clears gradients: before the forward pass, between forward and backward pass, or never, so that each
 backward pass adds to zeroed ones (``set_to_none=False``)."""
-LoopOutputs = Literal["held", "released"]
-"""Whether a loop refers to the model's outputs during the backward pass, as ``out = model(batch)`` does."""
+LoopOutputs = Literal["held", "step", "released"]
+"""How long a loop refers to the model's outputs: until those of the next forward pass replace them, as
+``out = model(batch)`` in a loop does; until the function of the step returns; or until the loss is calculated."""
 StepPhase = Literal["forward", "backward", "optimizer step", "between steps"]
 """The phase of a step in which the peak occurs."""
 

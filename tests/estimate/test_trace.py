@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
@@ -158,8 +159,7 @@ def traced(child):
 def test_the_optimizer_step_holds_five_times_the_parameters(traced):
     step = traced("layers", TrainingPlan(batch_size=8))
     assert step.parts.parameters == step.parts.gradients == 12 * MIB == step.parameter_bytes
-    assert step.parts.temporary == 12 * MIB
-    assert step.parts.activations == 512, "the loop still holds the loss"
+    assert step.parts.temporary == 12 * MIB + 512, "the loop still holds the loss"
     assert step.parts.optimizer == 24 * MIB, "its counters stay on the CPU"
     assert step.moment == "optimizer step"
     assert (step.batch_size, step.batch_bytes, step.bound) == (8, 8 * 512 * 4, "")
@@ -222,6 +222,12 @@ def test_shards(traced, strategy):
     assert step.parts.optimizer == pytest.approx(2 * 12 * MIB // 8, abs=4096)
     assert 8 * MIB <= step.parts.gathered <= 12 * MIB, "one layer's, and the next one's that is fetched ahead"
     assert "3 x Layer" in step.notes[-1]
+
+
+def test_fsdp2_reduces_gradients_in_single_precision(traced):
+    plan = TrainingPlan(strategy="fsdp2", devices=8, optimizer="sgd", batch_size=8, precision="bf16-mixed")
+    mixed, low = traced("layers", plan, replace(plan, precision="bf16-true"))
+    assert (mixed.parts.communication, low.parts.communication) == (4 * MIB, 2 * MIB)
 
 
 def test_stages_of_zero(traced):

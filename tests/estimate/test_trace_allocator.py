@@ -51,6 +51,22 @@ def test_free_neighbours_become_one():
     assert peak_reserved([0, 1, 2, 3, ~0, ~2, 4], sizes) == 40 * MIB  # two of 5 that are apart did not
 
 
+def test_of_equal_blocks_that_of_the_newest_segment_is_taken():
+    # Two of 20 MiB are free. 12 MiB split the newer; when the rest of 8 is taken, the older still holds 20.
+    sizes = [20 * MIB, 20 * MIB, 12 * MIB]
+    allocator = CachingAllocator()
+    for key in (0, 1, ~0, ~1, 2):
+        allocator.allocate(key, sizes[key]) if key >= 0 else allocator.free(~key)
+    taken, newest = allocator._taken[2][0].address, allocator._lowest_address
+    assert taken == newest
+
+
+def test_each_stream_has_blocks_of_its_own():
+    sizes = [20 * MIB] * 3
+    assert peak_reserved([0, ~0, 1, ~1, 2], sizes) == 20 * MIB
+    assert peak_reserved([0, ~0, 1, ~1, 2], sizes, {1: 1}) == 40 * MIB
+
+
 def test_what_was_never_taken_is_freed_without_harm():
     allocator = CachingAllocator()
     allocator.allocate(0, 0)

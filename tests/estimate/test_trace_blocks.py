@@ -21,6 +21,14 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width)
 
 
+class Other(nn.Module):
+    """Repeats beside larger blocks, and holds little."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(2, 2)
+
+
 def stack(*blocks, **others):
     model = nn.Module()
     model.blocks = nn.ModuleList(blocks)
@@ -38,12 +46,19 @@ def mlp():
     [
         (lambda: stack(*(Block() for _ in range(3)), head=nn.Linear(8, 8)), "3 x Block"),
         (lambda: stack(*(mlp() for _ in range(3))), "3 x Sequential"),
+        (lambda: nn.Transformer(16, 2, 2, 3, 32), "5 x TransformerDecoderLayer, TransformerEncoderLayer"),
+        (lambda: stack(*(Block(32) for _ in range(3)), small=stack(Other(), Other())), "3 x Block"),
         (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), "2 x Linear"),
         (lambda: nn.Sequential(nn.Sequential(Block(), Block()), nn.Sequential(Block(16))), "3 x Block"),
     ],
 )
 def test_what_repeats(model, said):
     assert in_words(repeated_blocks(model())) == said
+
+
+def test_blocks_beside_each_other_are_in_the_order_of_the_model():
+    kinds = [type(block).__name__ for block in repeated_blocks(nn.Transformer(16, 2, 2, 2, 32))]
+    assert kinds == 2 * ["TransformerEncoderLayer"] + 2 * ["TransformerDecoderLayer"]
 
 
 def test_where_nothing_repeats():

@@ -1,16 +1,16 @@
 """Simulates torch's caching allocator for CUDA on a trace of allocations, without torch.
 
-The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` (native backend, default settings, one stream): sizes are
+The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` (native backend, default settings): sizes are
 rounded up to 512 bytes, blocks of at most 1 MiB come from segments of 2 MiB, larger ones from segments of 20 MiB or,
 from 10 MiB on, of their own size rounded up to 2 MiB; the smallest block that is large enough is taken and split;
 free neighbors are merged. Of blocks of the same size the one at the lowest address is taken (``BlockComparatorSize``):
-the newest, because the driver maps each segment below those that exist, as mmap does.
+the newest, because the driver maps each segment below those that exist, as mmap does. Each stream has its own blocks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 MIB = 1 << 20
 TOP = 1 << 47
@@ -79,21 +79,26 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.reserved = 0
         self._lowest_address = TOP
-        self._small = _BlockPool(MIN_BLOCK, is_small=True)
-        self._large = _BlockPool(SMALL_SIZE, is_small=False)
+        self._pools: dict[tuple[int, bool], _BlockPool] = {}
         self._taken: dict[int, tuple[_SimulatedBlock, _BlockPool]] = {}
 
-    def allocate(self, key: int, size: int) -> None:
-        """Allocate ``size`` bytes for ``key``."""
+    def allocate(self, key: int, size: int, stream: int = 0) -> None:
+        """Allocate ``size`` bytes for ``key`` on a stream."""
         if size <= 0:
             return
         size = rounded(size)
-        pool = self._small if size <= SMALL_SIZE else self._large
+        pool = self._pool_of(stream, is_small=size <= SMALL_SIZE)
         block = pool.best(size) or self._new_segment(pool, size)
         pool.remove(block)
         if pool.splits(block.size - size):
             self._split(block, size, pool)
         self._taken[key] = (block, pool)
+
+    def _pool_of(self, stream: int, *, is_small: bool) -> _BlockPool:
+        found = self._pools.get((stream, is_small))
+        if found is None:
+            found = self._pools[stream, is_small] = _BlockPool(MIN_BLOCK if is_small else SMALL_SIZE, is_small)
+        return found
 
     def free(self, key: int) -> None:
         """Free the block of ``key``."""
@@ -130,12 +135,14 @@ def _joined(first: _SimulatedBlock, second: _SimulatedBlock) -> _SimulatedBlock:
     return first
 
 
-def peak_reserved(events: Iterable[int], sizes: list[int]) -> int:
-    """Return the bytes of all segments after ``events``: ``key`` allocates ``sizes[key]`` bytes, ``~key`` frees it."""
+def peak_reserved(events: Iterable[int], sizes: list[int], streams: Mapping[int, int] | None = None) -> int:
+    """Return the bytes of all segments after ``events``: ``key`` allocates ``sizes[key]`` bytes, ``~key`` frees it.
+
+    ``streams``: the stream of each ``key`` that is not allocated on the default stream, 0."""
     allocator = CachingAllocator()
     for event in events:
         if event >= 0:
-            allocator.allocate(event, sizes[event])
+            allocator.allocate(event, sizes[event], streams.get(event, 0) if streams else 0)
         else:
             allocator.free(~event)
     return allocator.reserved

@@ -21,6 +21,10 @@ from doctor.estimate.tracing.blocks import in_words, repeated_blocks
 from doctor.estimate.tracing.pytree import tensors_in
 from doctor.estimate.tracing.storage_recorder import StorageRecorder
 
+GATHERING, REDUCING = 1, 2
+"""Streams on which outputs of all-gathers and of reduce-scatters are allocated: ``FSDPCommContext.lazy_init`` of FSDP2,
+``_unshard_stream`` and ``_post_backward_stream`` of FSDP."""
+
 
 class ShardingUnit:
     """Parameters gathered and reduced together. ``shards``: what this rank keeps, in the optimizer's dtype."""
@@ -48,11 +52,16 @@ class FullyShardedV2(SingleDevice):
     ) -> None:
         super().__init__(module, recorder, plan)
         self._master = master
+        # As torch's tutorial on FSDP2 and torchtitan set MixedPrecisionPolicy(reduce_dtype=torch.float32).
+        self._reduces_in = master if plan.precision.endswith("mixed") else None
         self._held: int | None = None
         """The last all-gather's output in a forward pass: freed after the next unit's all-gather."""
         self._reduced: list[int] = []
         blocks = repeated_blocks(module)
         self.units = _units(module, blocks, self.parameters)
+        self._drops_before = True
+        """Whether the last reduce-scatter's input is freed before the next one's is allocated
+        (``reduce_scatter_max_input_buffers`` is 1)."""
         self._unit_of = {id(each): unit for unit in self.units for each in unit.parameters}
         how = f"{in_words(blocks)}, and the rest" if blocks else "the whole model"
         self.notes = (f"one unit of sharding each: {how}",)
@@ -117,7 +126,7 @@ class FullyShardedV2(SingleDevice):
             ahead.pending = self._all_gather(ahead)
 
     def _all_gather(self, unit: ShardingUnit) -> int:
-        return self.recorder.ledger.allocate(unit.nbytes, "gathered")
+        return self.recorder.ledger.allocate(unit.nbytes, "gathered", GATHERING)
 
     def _gather(self, unit: ShardingUnit) -> None:
         """Copy the all-gather's output into the parameters; in a forward pass, keep it until the next unit's."""
@@ -151,7 +160,11 @@ class FullyShardedV2(SingleDevice):
         if any(each.grad is not None for each in unit.trained):
             self.recorder.mark((each.grad for each in unit.trained), "gradients")
             self._release(unit)
-            taken = self.recorder.ledger.allocate(sum(each.nbytes for each in unit.trained), "communication")
+            if self._drops_before:
+                self._drop_reduced()
+            size = (self._reduces_in or unit.trained[0].dtype).itemsize
+            count = sum(each.numel() for each in unit.trained)
+            taken = self.recorder.ledger.allocate(count * size, "communication")
             for each in unit.trained:
                 each.grad = None
             self._shard_gradients(unit)
@@ -170,10 +183,11 @@ class FullyShardedV2(SingleDevice):
         """Allocate gradients in the dtype of the reduction, then in that of the shards; accumulate them."""
         shards = [each for each in unit.shards if each.requires_grad]
         with torch.no_grad():
-            dtype = unit.trained[0].dtype
+            dtype = self._reduces_in or unit.trained[0].dtype
             kept = [torch.empty(shard.shape, dtype=dtype, device=shard.device) for shard in shards]
             for shard, new in zip(shards, kept, strict=True):
                 cast = new.to(shard.dtype)
+                self.recorder.move((new, cast), REDUCING)
                 shard.grad = cast if shard.grad is None else shard.grad.add_(cast)
                 self.recorder.mark((shard.grad,), "gradients")
 
@@ -204,6 +218,13 @@ class FullyShardedV1(FullyShardedV2):
     """FullyShardedDataParallel: a unit is one flat parameter, gathered straight into place, and its gradients are
     copied into a flat one before they are reduced. The next unit's parameters are gathered while one is computed."""
 
+    def __init__(
+        self, module: Module, recorder: StorageRecorder, plan: TrainingPlan, master: torch.dtype | None
+    ) -> None:
+        super().__init__(module, recorder, plan, master)
+        self._drops_before = False
+        self._reduces_in = None  # MixedPrecision(reduce_dtype=None): in the dtype of the parameters
+
     def _shards(self, unit: ShardingUnit) -> list[Parameter]:
         shards = []
         for kind in (True, False):
@@ -215,7 +236,7 @@ class FullyShardedV1(FullyShardedV2):
 
     def _all_gather(self, unit: ShardingUnit) -> int:
         padded = -(-unit.nbytes // self.plan.world_size) * self.plan.world_size
-        return self.recorder.ledger.allocate(padded, "gathered")
+        return self.recorder.ledger.allocate(padded, "gathered", GATHERING)
 
     def _gather(self, unit: ShardingUnit) -> None:
         if unit.whole:

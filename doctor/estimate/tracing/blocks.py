@@ -14,10 +14,13 @@ from torch.utils.checkpoint import checkpoint
 _CONTAINERS = (ModuleList, ModuleDict, Sequential)
 NEARLY = 0.8
 """Share of the largest class's parameters from which on another class may be the better block."""
+BESIDE = 0.2
+"""Share of the blocks' parameters from which on blocks of another class beside them count, as encoder layers beside
+decoder layers."""
 
 
 def repeated_blocks(module: Module) -> tuple[Module, ...]:
-    """Return two or more members of lists, of one class that holds most parameters, none nested.
+    """Return two or more members of lists, of the class that holds most parameters and of those beside it, none nested.
 
     The model's own classes are preferred to sequences, and these to single layers."""
     members: dict[type, dict[int, Module]] = defaultdict(dict)
@@ -29,7 +32,18 @@ def repeated_blocks(module: Module) -> tuple[Module, ...]:
     sizes = {blocks: _size(blocks) for blocks in found if len(blocks) > 1}
     enough = NEARLY * max(sizes.values(), default=0)
     candidates = [blocks for blocks, size in sizes.items() if size and size >= enough]
-    return max(candidates, key=lambda blocks: (_rank(blocks[0]), sizes[blocks], -len(blocks)), default=())
+    best = max(candidates, key=lambda blocks: (_rank(blocks[0]), sizes[blocks], -len(blocks)), default=())
+    enough = BESIDE * sizes.get(best, 0)
+    for other in sorted(sizes, key=lambda blocks: -sizes[blocks]) if best else ():
+        if sizes[other] >= enough and _rank(other[0]) == _rank(best[0]) and not _overlap(best, other):
+            best += other
+    places = {id(each): place for place, each in enumerate(module.modules())}
+    return tuple(sorted(best, key=lambda block: places[id(block)]))
+
+
+def _overlap(some: tuple[Module, ...], others: tuple[Module, ...]) -> bool:
+    seen, inside = ({id(each) for block in blocks for each in block.modules()} for blocks in (some, others))
+    return not seen.isdisjoint(inside)
 
 
 def _rank(block: Module) -> int:

@@ -19,6 +19,8 @@ class AllocationLedger:
         self.sizes: list[int] = []
         self.kinds: list[str] = []
         self.events: list[int] = []
+        self.streams: dict[int, int] = {}
+        """The stream of each allocation that is not on the default one."""
         self._moments: list[tuple[int, StepPhase]] = []
         self._born_in: list[StepPhase] = []
 
@@ -27,13 +29,15 @@ class AllocationLedger:
         self.moment = moment
         self._moments.append((len(self.events), moment))
 
-    def allocate(self, size: int, kind: str) -> int:
-        """Record an allocation of ``size`` bytes, and return its number."""
+    def allocate(self, size: int, kind: str, stream: int = 0) -> int:
+        """Record an allocation of ``size`` bytes on a stream, and return its number."""
         key = len(self.sizes)
         self.sizes.append(size)
         self.kinds.append(kind)
         self._born_in.append(self.moment)
         self.events.append(key)
+        if stream:
+            self.streams[key] = stream
         return key
 
     def free(self, key: int) -> None:
@@ -78,4 +82,4 @@ class AllocationLedger:
 
     def reserved(self) -> int:
         """Return the peak in bytes that the caching allocator would reserve."""
-        return peak_reserved(self.events, self.sizes)
+        return peak_reserved(self.events, self.sizes, self.streams)

@@ -118,6 +118,13 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if key is not None:
                     self.ledger.kinds[key] = kind
 
+    def move(self, tensors: Iterable[torch.Tensor], stream: int) -> None:
+        """Set the stream on which the storages of these tensors are allocated."""
+        for tensor in tensors:
+            key = self.key_of(tensor)
+            if key is not None and stream:
+                self.ledger.streams[key] = stream
+
     def forget(self, tensor: torch.Tensor) -> None:
         """Count no memory for the tensor, because something else is counted instead."""
         key = self.key_of(tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.data_model import TrainingPlan, ZeroGrad
+from doctor.estimate.data_model import LoopOutputs, TrainingPlan, ZeroGrad
 from doctor.estimate.memory.optimizers import as_on_gpu, optimizers_of, replace_parameters, states_of
 from doctor.estimate.memory.strategies import SingleDevice, autocast_dtype, low_dtype, true_dtype
 from doctor.estimate.tracing.blocks import checkpointed, in_words, repeated_blocks
@@ -105,7 +105,8 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             for number in range(min(self.plan.accumulate, MICRO_BATCHES)):
                 self._micro_batch(number)
             self._step()
-            self._outputs = None
+            if self._outputs_live == "step":
+                self._outputs = None
             gc.collect()
         self._recorder.ledger.enter("between steps")
 
@@ -130,14 +131,14 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         return "late" if is_lightning(self._module) else self.plan.zero_grad or "early"
 
     @property
-    def _holds_outputs(self) -> bool:
-        """Whether the loop refers to what the module returned until the next forward pass replaces it.
+    def _outputs_live(self) -> LoopOutputs:
+        """How long the loop refers to what the module returned.
 
-        Transformers' Trainer returns from ``compute_loss`` with the loss alone; Lightning keeps what ``training_step``
-        returns."""
-        if self.plan.outputs is not None and not is_lightning(self._module):
-            return self.plan.outputs == "held"
-        return is_lightning(self._module) or self._made.trainer is None
+        Transformers' Trainer returns from ``compute_loss`` with the loss alone; Lightning's closure keeps what
+        ``training_step`` returns until the optimizer has stepped."""
+        if is_lightning(self._module):
+            return "step"
+        return self.plan.outputs or ("held" if self._made.trainer is None else "released")
 
     @property
     def _trains_itself(self) -> bool:
@@ -162,7 +163,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
                 found = result_of(self._module, self._batch, number)
         finally:
             torch.set_default_dtype(before)
-        self._outputs = found if self._holds_outputs else None
+        self._outputs = None if self._outputs_live == "released" else found
         return found.loss
 
     def _step(self) -> None:
