@@ -1,0 +1,166 @@
+"""CODE038: a backward pass or an optimizer step that goes past DeepSpeed's engine."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.value_flow import computed_from, origins
+from doctor.testing.script_cases import fails, passes
+
+_MADE = "deepspeed.initialize"
+_SUPPORTED = (0, 18, 3)
+"""The first release of DeepSpeed whose hooks also prepare and finish ``loss.backward()``."""
+
+
+@rule(
+    id="CODE038",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("deepspeed",),
+    cases=lambda: (
+        fails("the loss goes backward itself", _script("loss.backward()  # !\n        engine.step()")),
+        fails(
+            "in a function that is given the engine",
+            _script("train(engine, batch)")
+            + "\ndef train(model, batch):\n    out = model(batch)\n    out.loss.backward()  # !\n    model.step()\n",
+        ),
+        fails(
+            "the optimizer steps itself",
+            _script("engine.backward(loss)\n        optimizer.step()  # !"),
+        ),
+        fails(
+            "an old release",
+            _script("(loss / 4).backward()  # !\n        engine.step()"),
+            releases=(("deepspeed", "0.17.6"),),
+        ),
+        passes("by the engine", _script("engine.backward(loss)\n        engine.step()")),
+        passes(
+            "a release that supports it",
+            _script("loss.backward()\n        engine.step()"),
+            releases=(("deepspeed", "0.18.4"),),
+        ),
+        passes(
+            "the loss of another model",
+            _script("engine.backward(loss)\n        engine.step()\n        critic(batch).mean().backward()"),
+        ),
+        passes(
+            "one of two branches",
+            _script(
+                "if args.deepspeed:\n            engine.backward(loss)\n            engine.step()\n"
+                "        else:\n            loss.backward()\n            optimizer.step()"
+            ),
+        ),
+    ),
+)
+def backward_past_engine(script: Script) -> Iterator[Violation]:
+    """Ask whether gradients and steps of a DeepSpeed engine go through the engine.
+
+    Why it hurts: `engine.backward` scales the loss, reduces gradients over the ranks and counts micro-batches.
+    Without it releases before 0.18.3 train a model on each rank by itself, or step with gradients that ZeRO has not
+    collected.
+    Fix: `engine.backward(loss)` in place of `loss.backward()`, and `engine.step()` in place of `optimizer.step()` and
+    `optimizer.zero_grad()`.
+    """
+    makes = list(script.calls(_MADE))
+    if not makes:
+        return
+    release = _release(script.releases.get("deepspeed"))
+    if release is None or release < _SUPPORTED:
+        for call in script.method_calls("backward"):
+            if _is_past(script, call) and not _has_engine_beside(script, call, "backward"):
+                known = f"deepspeed {script.releases.get('deepspeed')}" if release else "releases before 0.18.3"
+                yield Violation(
+                    call,
+                    f"{script.text_of(call.func)}() goes past the engine of DeepSpeed: its gradients stay unreduced in "
+                    f"{known}",
+                    severity=None if release is not None else Severity.WARNING,
+                )
+    for call in script.method_calls("step"):
+        if _is_engines_optimizer(script, call, makes) and not _has_engine_beside(script, call, "step"):
+            yield Violation(
+                call,
+                f"{script.text_of(call.func)}() goes past the engine of DeepSpeed, whose step() counts micro-batches, "
+                "steps the schedule and sets gradients to zero",
+                severity=Severity.WARNING,
+                fix="`engine.step()` in place of `optimizer.step()` and `optimizer.zero_grad()`.",
+            )
+
+
+def _release(text: str | None) -> tuple[int, ...] | None:
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text or "")
+    return tuple(int(part or 0) for part in found.groups()) if found else None
+
+
+def _is_past(script: Script, call: ast.Call) -> bool:
+    """``loss.backward()`` of what the engine computed; ``engine.backward(loss)`` has an argument."""
+    if not isinstance(call.func, ast.Attribute) or call.args or is_engine(script, call.func.value):
+        return False
+    behind = computed_from(script, call.func.value)
+    return any(isinstance(one, ast.Call) and is_engine(script, one.func) for one in behind)
+
+
+def is_engine(script: Script, node: ast.expr) -> bool:
+    """Whether it is the first value that ``deepspeed.initialize`` returned, also as a parameter."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return False
+    return any(_is_first(script, name) for name in (node, *origins(script, node)))
+
+
+def _is_first(script: Script, node: ast.AST) -> bool:
+    """A name that is assigned the first part of the call alone."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return False
+    values = [one for one in script.values_of(node) if not (isinstance(one, ast.Constant) and one.value is None)]
+    if len(values) != 1 or not isinstance(values[0], ast.Starred):
+        return False
+    made = values[0].value
+    return isinstance(made, ast.Call) and script.name(made.func) == _MADE and _place(script, made, node) == 0
+
+
+def _place(script: Script, made: ast.Call, node: ast.expr) -> int | None:
+    """The position of a name among the targets of the call."""
+    statement = script.parent(made)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    parts = [ast.unparse(one) for one in target.elts] if isinstance(target, (ast.Tuple, ast.List)) else []
+    name = ast.unparse(node)
+    return parts.index(name) if name in parts else None
+
+
+def _is_engines_optimizer(script: Script, call: ast.Call, makes: list[ast.Call]) -> bool:
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    owner = call.func.value
+    if not isinstance(owner, (ast.Name, ast.Attribute)) or len(script.values_of(owner)) != 1:
+        return False
+    return any(_place(script, made, owner) == 1 for made in makes)
+
+
+def _has_engine_beside(script: Script, call: ast.Call, method: str) -> bool:
+    """Whether the function also has the call through an engine, as in a script that can do without DeepSpeed."""
+    function = script.function_of(call) or script.tree
+    for one in script.inside(function, ast.Call):
+        is_method = isinstance(one.func, ast.Attribute) and one.func.attr == method
+        if is_method and isinstance(one.func, ast.Attribute) and is_engine(script, one.func.value):
+            return method == "step" or _reads_alike(call, one)
+    return False
+
+
+def _reads_alike(past: ast.Call, through: ast.Call) -> bool:
+    """Whether the engine gets the same loss elsewhere."""
+    loss = past.func.value if isinstance(past.func, ast.Attribute) else past.func
+    return bool(through.args) and ast.unparse(through.args[0]) == ast.unparse(loss)
+
+
+def _script(steps: str) -> str:
+    return f"""\
+import deepspeed
+
+def main(args, model, data, critic):
+    engine, optimizer, loader, _ = deepspeed.initialize(args=args, model=model, training_data=data)
+    for batch in loader:
+        loss = engine(batch).mean()
+        {steps}
+"""

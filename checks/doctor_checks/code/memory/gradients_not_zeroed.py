@@ -1,0 +1,156 @@
+"""CODE042: a training loop that never sets its gradients to zero."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.script import last_name
+from doctor.lint.python.training import is_test
+from doctor.testing.script_cases import fails, passes
+
+_ZEROES = re.compile(r"zero_?grad|reset_?grad|clear_?grad|grad\s*=|\.grad\b|set_to_none|optimizer_zero|functional_call")
+"""Words of a file that may set gradients to zero or handle them itself."""
+_HARMLESS = frozenset(
+    {
+        *("step", "unscale_", "print", "len", "type", "isinstance", "getattr", "hasattr", "str", "id", "list"),
+        *("StepLR", "CosineAnnealingLR", "LambdaLR", "OneCycleLR", "MultiStepLR", "ExponentialLR", "ReduceLROnPlateau"),
+        *("CosineAnnealingWarmRestarts", "PolynomialLR", "LinearLR", "SequentialLR"),
+        *("get_linear_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_scheduler"),
+    }
+)
+"""Functions of torch and Python that get an optimizer and keep its gradients."""
+
+
+@rule(
+    id="CODE042",
+    severity=Severity.ERROR,
+    reads=Script,
+    mentions=("backward",),
+    cases=lambda: (
+        fails("one loop in the other", _script("loss.backward()\n        optimizer.step()  # !")),
+        fails(
+            "with a gradient scaler",
+            _script("scaler.scale(loss).backward()\n        scaler.step(optimizer)  # !\n        scaler.update()"),
+        ),
+        fails("in a function", _FUNCTION),
+        passes("set to zero", _script("optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()")),
+        passes(
+            "set to none",
+            _script(
+                "loss.backward()\n        optimizer.step()\n"
+                "        for p in model.parameters():\n            p.grad = None"
+            ),
+        ),
+        passes("the model does it", _script("model.zero_grad()\n        loss.backward()\n        optimizer.step()")),
+        passes("one step", "optimizer = torch.optim.SGD(model.parameters())\nmodel(x).backward()\noptimizer.step()\n"),
+        passes(
+            "a function of another module gets the optimizer",
+            _script("begin_step(optimizer)\n        loss.backward()\n        optimizer.step()"),
+        ),
+        passes(
+            "an optimizer of the step",
+            _script(
+                "optimizer = torch.optim.SGD(net().parameters())\n        loss.backward()\n        optimizer.step()"
+            ),
+        ),
+        passes("an engine does it", _ENGINE),
+    ),
+)
+def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
+    """Ask whether a training loop sets gradients to zero between its steps.
+
+    Why it hurts: backward adds to the gradients of all steps before. The direction is that of the sum of all batches so
+    far, its length grows with every step, and the loss falls for a while before it diverges.
+    Fix: `optimizer.zero_grad()` before the backward pass, or behind `optimizer.step()`.
+    """
+    if is_test(script) or _ZEROES.search(script.text):
+        return
+    for call in script.method_calls("step"):
+        loop = next(
+            (one for one in script.around(call) if isinstance(one, (ast.For, ast.While, ast.FunctionDef))), None
+        )
+        optimizer = _optimizer(script, call)
+        if optimizer is None or not isinstance(loop, (ast.For, ast.While)) or _is_short(script, loop):
+            continue
+        back = next((one for one in script.inside(loop, ast.Call) if last_name(one.func) == "backward"), None)
+        if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
+            yield Violation(
+                call,
+                f"{script.text_of(optimizer)} steps with gradients that are never set to zero: each step adds to those "
+                f"of all steps before (loop in line {loop.lineno})",
+            )
+
+
+def _optimizer(script: Script, call: ast.Call) -> ast.expr | None:
+    """The optimizer of torch that a call steps, itself or with a scaler."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    for one in (call.func.value, *call.args[:1]):
+        made = script.name(one)
+        if isinstance(one, (ast.Name, ast.Attribute)) and made.startswith("torch.optim.") and made.endswith("()"):
+            return one if "lr_scheduler" not in made and "LBFGS" not in made else None
+    return None
+
+
+def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
+    """A loop of a few steps, which shows something."""
+    made = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(made, (ast.Tuple, ast.List)):
+        return True
+    if not isinstance(made, ast.Call) or last_name(made.func) != "range" or len(made.args) != 1:
+        return False
+    count = script.value(made.args[0])
+    return isinstance(count, int) and count < 5
+
+
+def _is_kept(script: Script, optimizer: ast.expr, loop: ast.AST) -> bool:
+    """Whether it is made outside the loop, so that it keeps its gradients."""
+    made = [one for one in script.values_of(optimizer) if isinstance(one, ast.Call)]
+    return bool(made) and not any(loop in script.around(one) for one in made)
+
+
+def _is_handed_on(script: Script, optimizer: ast.expr) -> bool:
+    """Whether the optimizer, or the model that it was made of, goes to code that is not in the file."""
+    name = ast.unparse(optimizer)
+    for call in script.all(ast.Call):
+        given = [ast.unparse(one) for one in (*call.args, *(word.value for word in call.keywords))]
+        if name in given and last_name(call.func) not in _HARMLESS and script.definition(call.func) is None:
+            return True
+    return False
+
+
+def _script(steps: str) -> str:
+    return f"""\
+model = DDP(net())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+for epoch in range(10):
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        {steps}
+    scheduler.step()
+"""
+
+
+_FUNCTION = """\
+import torch.optim as optim
+
+def train(args, net, loader):
+    opt = optim.SGD(net.parameters(), lr=args.lr)
+    while not done():
+        batch = next(loader)
+        net(batch).sum().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        opt.step()  # !
+"""
+_ENGINE = """\
+import deepspeed
+
+engine, optimizer, loader, _ = deepspeed.initialize(model=net, optimizer=torch.optim.Adam(net.parameters()))
+for batch in loader:
+    engine.backward(engine(batch))
+    engine.step()
+"""

@@ -1,0 +1,114 @@
+"""CODE041: an experiment tracker in which every rank starts a run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import mentions_ranks, words_behind
+from doctor.lint.python.reachable_functions import run_by_all
+from doctor.lint.python.single_rank import may_run_alone
+from doctor.lint.python.training import ACCELERATOR, is_test, several_ranks
+from doctor.testing.script_cases import fails, passes
+
+_STARTS = {
+    "wandb.init": "run",
+    "mlflow.start_run": "run",
+    "comet_ml.Experiment": "experiment",
+    "comet_ml.start": "experiment",
+    "neptune.init_run": "run",
+    "clearml.Task.init": "task",
+    "swanlab.init": "run",
+    "aim.Run": "run",
+    "trackio.init": "run",
+}
+_PARTED = frozenset({"group", "mode", "disabled", "settings", "id", "resume"})
+"""Arguments by which ranks may share a run or have runs on purpose."""
+_SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "SWANLAB_MODE", "wandb.agent")
+
+
+@rule(
+    id="CODE041",
+    severity=Severity.WARNING,
+    reads=Script,
+    mentions=tuple(name.partition(".")[0] for name in _STARTS),
+    cases=lambda: (
+        fails("on every rank", _script("wandb.init(project='gpt')  # !")),
+        fails("in a function that all ranks run", _FUNCTION),
+        fails("another tracker", _script("with mlflow.start_run(run_name='a'):  # !\n    print()", "import mlflow")),
+        passes("on rank 0", _script("if rank == 0:\n    wandb.init(project='gpt')")),
+        passes("in a group, by intention", _script("wandb.init(project='gpt', group='ddp')")),
+        passes("off on the others", _script("wandb.init(mode='online' if rank == 0 else 'disabled')")),
+        passes("a name with the rank in it", _script("wandb.init(name=f'run-{dist.get_rank()}')")),
+        passes("one process", "import wandb\nwandb.init(project='gpt')\n"),
+        passes("before the ranks are started", _SPAWNED),
+        passes("options that are not known", _script("wandb.init(**options)")),
+    ),
+)
+def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
+    """Ask whether one rank alone starts the run of an experiment tracker.
+
+    Why it hurts: a job of 8 ranks shows up as 8 runs, each with the curves of one rank's data; they count against the
+    rate limit, and all ranks wait for the network.
+    Fix: `if rank == 0: wandb.init(...)`, and the same condition around `wandb.log`; for a run per rank by intention
+    give `group=`.
+    """
+    ranks = several_ranks(script)
+    if ranks is None or is_test(script) or any(one in script.text for one in _SWITCHES):
+        return
+    for call in script.calls(*_STARTS):
+        if script.is_open(call) or any(one.arg in _PARTED for one in call.keywords):
+            continue
+        words = frozenset[str]().union(*(words_behind(script, one) for one in _arguments(call)))
+        function = script.function_of(call)
+        if function in run_by_all(script) and not may_run_alone(script, call) and not mentions_ranks(words):
+            what = _STARTS[script.name(call.func)]
+            yield Violation(
+                call,
+                f"every rank starts {'an' if what == 'experiment' else 'a'} {what} of its own: "
+                f"{script.text_of(call.func)} runs on all ranks ({script.text_of(ranks.func)}, line {ranks.lineno})",
+                fix="`if accelerator.is_main_process:` before it"
+                if script.name(ranks.func) == ACCELERATOR
+                else f"`if torch.distributed.get_rank() == 0:` before line {call.lineno}",
+            )
+
+
+def _arguments(call: ast.Call) -> tuple[ast.expr, ...]:
+    return (*call.args, *(one.value for one in call.keywords))
+
+
+def _script(start: str, imported: str = "import wandb") -> str:
+    return f"""\
+{imported}
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+{start}
+model = DDP(build())
+"""
+
+
+_FUNCTION = """\
+import wandb
+
+accelerator = Accelerator()
+
+def track(config):
+    wandb.init(project="sft", config=config)  # !
+
+def main():
+    track(load())
+
+main()
+"""
+_SPAWNED = """\
+import wandb
+
+def main(rank):
+    dist.init_process_group("nccl", rank=rank, world_size=4)
+    model = DDP(build())
+
+wandb.init(project="gpt")
+mp.spawn(main, nprocs=4)
+"""

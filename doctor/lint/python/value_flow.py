@@ -1,0 +1,70 @@
+"""Follows values inside a function: what an expression is computed from, and calls of functions of the file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from doctor.lint.python.script import Script
+from doctor.lint.python.training import calls_of
+
+MOST_NODES = 600
+"""Nodes of a function that one value is followed through."""
+
+
+def computed_from(script: Script, node: ast.expr) -> Iterator[ast.AST]:
+    """The nodes of an expression, and of all values that its names get in the same function."""
+    scope = script.function_of(node) or script.tree
+    waiting: list[ast.AST] = [node]
+    seen: set[str] = set()
+    for _ in range(MOST_NODES):
+        if not waiting:
+            return
+        current = waiting.pop()
+        yield current
+        waiting.extend(ast.iter_child_nodes(current))
+        if isinstance(current, ast.Name) and current.id not in seen:
+            seen.add(current.id)
+            found = script.scope_of(node, current.id)
+            if found is not None and found.node is scope:
+                waiting.extend(_values(found.names[current.id]))
+
+
+def _values(bindings: list[ast.AST | str]) -> Iterator[ast.AST]:
+    for one in bindings:
+        if isinstance(one, ast.AugAssign):
+            yield one.value
+        elif isinstance(one, (ast.For, ast.AsyncFor, ast.comprehension)):
+            yield one.iter
+        elif isinstance(one, ast.expr):
+            yield one
+
+
+def handed_in(script: Script, name: ast.expr) -> Iterator[ast.expr]:
+    """The arguments that callers in the file give for a parameter that ``name`` reads."""
+    function = script.function_of(name)
+    if function is None or not isinstance(name, ast.Name):
+        return
+    parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    if name.id not in parameters:
+        return
+    place = parameters.index(name.id) - (parameters[0] in ("self", "cls"))
+    for call in calls_of(script, function):
+        given = script.argument(call, name.id, place) if place >= 0 else None
+        if given is not None:
+            yield given
+
+
+def origins(script: Script, name: ast.expr, depth: int = 3) -> Iterator[ast.expr]:
+    """The values that a name is assigned, also by callers if it is a parameter. A part of an unpacked value is
+    ``Starred``."""
+    for value in script.values_of(name):
+        if value is not name:
+            yield value
+            if depth and isinstance(value, (ast.Name, ast.Attribute)):
+                yield from origins(script, value, depth - 1)
+    if depth:
+        for given in handed_in(script, name):
+            yield given
+            if isinstance(given, (ast.Name, ast.Attribute)):
+                yield from origins(script, given, depth - 1)
