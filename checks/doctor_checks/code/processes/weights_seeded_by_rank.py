@@ -122,7 +122,9 @@ def _is_model(script: Script, statement: ast.Assign) -> bool:
         return False
     owner = script.class_definition(made.func)
     called = script.name(made.func)
-    is_module = called.startswith("torch.nn.") or script.derives(owner, "torch.nn.Module")
+    is_module = (called.startswith("torch.nn.") and last_name(made.func)[:1].isupper()) or script.derives(
+        owner, "torch.nn.Module"
+    )
     uses = {one.attr for one in script.all(ast.Attribute) if ast.unparse(one.value) == name}
     return is_module and not any(one.startswith("load_") for one in uses)
 
@@ -157,6 +159,7 @@ def run(rank, size):
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1)).to(rank)  # !
     for batch in make_loader(rank, size):
-        model(batch).sum().backward()
+        loss = nn.functional.mse_loss(model(batch), batch)
+        loss.backward()
         average(model)
 """
