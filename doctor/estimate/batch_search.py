@@ -125,13 +125,3 @@ def bytes_a_sample(points: Mapping[int, int]) -> int | None:
         return None
     low, high = batches
     return max(0, round((points[high] - points[low]) / (high - low)))
-
-
-def batch_within(points: Mapping[int, int], limit: int) -> int:
-    """Return the largest batch within ``limit``, or 0, by linear interpolation: a peak is never above such a line."""
-    fits = max((batch for batch, value in points.items() if value <= limit), default=0)
-    exceeds = min((batch for batch, value in points.items() if value > limit and batch > fits), default=None)
-    if not fits or exceeds is None:
-        return fits
-    share = (limit - points[fits]) / (points[exceeds] - points[fits])
-    return fits + int(share * (exceeds - fits))

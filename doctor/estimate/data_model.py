@@ -183,11 +183,13 @@ class MeasuredThroughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """``peak_bytes``: of one rank on its device, ``parts.total`` without ``others``. ``device_memory``: of one device.
+    """``peak_bytes``: of one rank's process on its device, ``parts.total`` without ``others``. ``reserved_bytes`` and
+    ``allocated_bytes``: what of it ``torch.cuda.max_memory_reserved`` and ``max_memory_allocated`` report.
+    ``low_bytes`` and ``high_bytes``: the range of the peak. ``device_memory``: of one device.
 
     ``device_name``: as the user named it. ``when``: the phase of the peak. ``largest_batch``: samples of a micro-batch
-    that fit, ``None`` if unknown or none fits (see ``fits``). ``searched``: whether the search for it was completed.
-    ``safe_batch``: the largest batch that leaves a margin for errors. ``sample_bytes``: memory of one more sample.
+    that fit at the upper end of their range, ``None`` if unknown or none fits (see ``fits``). ``searched``: whether the
+    search for it was completed. ``sample_bytes``: memory of one more sample.
     ``ways``: changes that would help. ``measured``: variants that were timed on this machine."""
 
     plan: TrainingPlan
@@ -196,9 +198,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     when: str
     batch_size: int
     parameter_count: int
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    low_bytes: int = 0
+    high_bytes: int = 0
     largest_batch: int | None = None
     searched: bool = True
-    safe_batch: int | None = None
     sample_bytes: int | None = None
     fits: bool | None = None
     device_memory: int | None = None

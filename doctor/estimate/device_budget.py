@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from doctor.core.errors import UnusableError
+from doctor.estimate.memory.non_torch import ModuleLoading
 
 if TYPE_CHECKING:
     from doctor.core.facts import Gpu, HostFacts
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
 
 class DeviceBudget(msgspec.Struct, frozen=True, kw_only=True):
     """``memory``: bytes of one device, ``None`` if unknown; ``name``: as the user named it; ``others``: bytes in use by
-    other processes; ``capability``: compute capability, empty if unknown; ``host``: the node, from a capture;
-    ``notes``: caveats."""
+    other processes; ``capability``: compute capability, empty if unknown; ``loading``: when kernels are loaded;
+    ``context``: bytes of a CUDA context, if they were measured; ``host``: the node, from a capture; ``notes``:
+    caveats."""
 
     memory: int | None = None
     name: str = ""
     others: int = 0
     capability: str = ""
+    loading: ModuleLoading = "lazy"
+    context: int | None = None
     host: HostFacts | None = None
     notes: tuple[str, ...] = ()
 

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.batch_search import BatchSearchResult, batch_within, bytes_a_sample, largest_batch
+from doctor.estimate.batch_search import BatchSearchResult, bytes_a_sample, largest_batch
 from doctor.estimate.data_model import Estimate, LoaderUse, Suggestion, TracedStep, TrainingPlan
 from doctor.estimate.device_budget import DeviceBudget
 from doctor.estimate.host_memory import host_memory
 from doctor.estimate.memory.non_torch import outside
 from doctor.estimate.suggestions import candidates, helps, traced_suggestion
 
-SPARE = 0.05
-"""Share of a peak by which the estimate may be too low: the margin of :attr:`Estimate.safe_batch`."""
+BELOW, ABOVE = 0.03, 0.07
+"""Shares of the estimate by which a peak may lie below and above it: the range that holds nine of ten published peaks
+of the half that is examined (``benchmarks/estimate_published.json``). What fits, fits at its upper end."""
 
 TRACES, SUGGESTION_TRACES = 12, 4
 """Most traces of the search for the largest batch: of the job itself, of a suggestion."""
@@ -106,7 +107,7 @@ class _EstimateRun:
 
     def __init__(self, tracing: TraceCache, budget: DeviceBudget, first: TracedStep, plan: TrainingPlan) -> None:
         self.tracing, self.budget, self.first, self.plan = tracing, budget, first, plan
-        self.limit = budget.for_one_of(plan.ranks_per_device)
+        self.limit = within_range(budget.for_one_of(plan.ranks_per_device))
         self.peak = peak_of(first, plan, budget)
         self.unsettled: list[str] = []
 
@@ -115,15 +116,18 @@ class _EstimateRun:
         plan, first, budget = self.plan, self.first, self.budget
         found = self.largest() if plan.batch_size else BatchSearchResult(0, exact=False, points={})
         suggestions, untried = self.suggestions(found.batch or None)
-        safe = self.safe(found)
         notes = (*first.notes, *budget.notes, *self._notes(found, untried))
         return Estimate(
             plan=plan,
+            allocated_bytes=first.parts.allocated,
+            reserved_bytes=reserved_of(first),
             peak_bytes=self.peak,
+            low_bytes=int(self.peak * (1 - BELOW)),
+            high_bytes=upper_end(self.peak),
             parts=replace(
                 first.parts,
                 rounding=max(0, first.reserved - first.parts.allocated),
-                context=outside(plan, budget.capability),
+                context=self.peak - reserved_of(first),
                 others=budget.others + (plan.ranks_per_device - 1) * self.peak,
             ),
             when=_WHEN[first.moment],
@@ -131,7 +135,6 @@ class _EstimateRun:
             parameter_count=first.parameter_count,
             largest_batch=found.batch or None,
             searched=found.settled,
-            safe_batch=safe,
             sample_bytes=bytes_a_sample(found.points),
             fits=self.fits,
             device_memory=budget.memory,
@@ -144,7 +147,8 @@ class _EstimateRun:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the job fits; ``None`` without a device, or if only an upper bound does not fit."""
+        """Whether the job fits at the upper end of its range; ``None`` without a device, or if an upper bound does
+        not fit."""
         if self.limit is None:
             return None
         return None if self.first.bound and self.peak > self.limit else self.peak <= self.limit
@@ -182,16 +186,6 @@ class _EstimateRun:
             sample=sample,
         )
 
-    def safe(self, found: BatchSearchResult) -> int | None:
-        """Return the largest batch that leaves the margin, or ``None`` if there is none, or no time to search."""
-        if self.limit is None or not found.batch:
-            return None
-        limit = int(self.limit / (1 + SPARE))
-        within = batch_within(found.points, limit)
-        if not within:
-            within = self.search(self.plan, dict(found.points), limit, traces=SUGGESTION_TRACES, slack=SPARE).batch
-        return within or None
-
     def suggestions(self, largest: int | None) -> tuple[tuple[Suggestion, ...], tuple[str, ...]]:
         """Return what helps, with the largest batch of each, and the names of what could not be traced."""
         found = list(candidates(self.plan, self.plan.batch_size or 0, largest))
@@ -202,7 +196,7 @@ class _EstimateRun:
 
     def _with_largest(self, one: Suggestion, largest: int | None) -> Suggestion:
         """Search for the largest batch with a suggestion, beginning with ``largest``, that of the job itself."""
-        limit = self.budget.for_one_of(one.plan.ranks_per_device)
+        limit = within_range(self.budget.for_one_of(one.plan.ranks_per_device))
         if limit is None or not one.plan.batch_size:
             return one
         known = {one.plan.batch_size: one.peak_bytes}
@@ -245,4 +239,20 @@ _WHEN = {
 
 def peak_of(traced: TracedStep, plan: TrainingPlan, budget: DeviceBudget) -> int:
     """Return the peak of a rank in bytes, inside and outside of torch's allocator."""
-    return max(traced.reserved, traced.parts.allocated) + outside(plan, budget.capability)
+    context = outside(plan, budget.capability, loading=budget.loading, measured=budget.context)
+    return reserved_of(traced) + context
+
+
+def reserved_of(traced: TracedStep) -> int:
+    """Return the bytes that torch's allocator reserves at the peak."""
+    return max(traced.reserved, traced.parts.allocated)
+
+
+def upper_end(peak: int) -> int:
+    """Return the upper end of the range of a peak."""
+    return int(peak * (1 + ABOVE))
+
+
+def within_range(limit: int | None) -> int | None:
+    """Return the largest peak whose range ends within ``limit`` bytes."""
+    return None if limit is None else int((limit + 1) / (1 + ABOVE))

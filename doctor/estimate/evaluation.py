@@ -78,7 +78,7 @@ def _ranks(estimate: Estimate) -> Iterator[dict[str, Section]]:
     plan, host = estimate.plan, estimate.host
     ranks = plan.devices * plan.ranks_per_device
     peaks = EstimateFacts(
-        device_peak=estimate.peak_bytes,
+        device_peak=estimate.high_bytes,
         # Not every run loads a checkpoint; the report notes what loading one takes in addition.
         host_peak=(host.total - host.checkpoint) // max(1, host.ranks),
         largest_batch=estimate.largest_batch,

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from doctor.estimate.batch_search import batch_within, bytes_a_sample, largest_batch
+from doctor.estimate.batch_search import bytes_a_sample, largest_batch
 
 MIB = 1 << 20
 
@@ -93,10 +93,7 @@ def test_slack_ends_the_search_early():
     assert found.batch >= 0.95 * curve.largest(81_000 * MIB)
 
 
-def test_what_a_sample_takes_and_a_batch_between():
+def test_what_a_sample_takes():
     points = {1: 110, 10: 200, 20: 400}
     assert bytes_a_sample(points) == 20
     assert bytes_a_sample({1: 110}) is None
-    assert batch_within(points, 300) == 15
-    assert batch_within(points, 1000) == 20
-    assert batch_within(points, 100) == 0

@@ -9,7 +9,7 @@ from doctor.core.errors import UnusableError
 from doctor.core.settings import Settings
 from doctor.estimate.data_model import LoaderUse, MemoryBreakdown, TracedStep, TrainingPlan, plan_of
 from doctor.estimate.device_budget import DeviceBudget, device_budget_of, with_host_memory
-from doctor.estimate.estimator import estimate_of
+from doctor.estimate.estimator import estimate_of, upper_end, within_range
 from doctor.estimate.evaluation import report_of
 from doctor.estimate.memory.non_torch import outside
 from doctor.facts import HostFacts
@@ -73,7 +73,7 @@ def status(report, check_id):
 
 
 def by_hand(limit, base, sample):
-    return (limit - base) // sample
+    return (within_range(limit) - base) // sample
 
 
 BASE = 4 * WEIGHTS + 512 * MIB + outside(TrainingPlan())
@@ -97,7 +97,6 @@ def test_the_largest_batch_is_exact_and_was_traced():
     assert (estimate.largest_batch, estimate.searched) == (largest, True)
     traced = {plan.batch_size for plan in step.plans if replace(plan, batch_size=None) == TrainingPlan()}
     assert {largest, largest + 1} <= traced
-    assert estimate.safe_batch == by_hand(int(80 * GIB / 1.05), BASE, SAMPLE)
     assert estimate.sample_bytes == SAMPLE
 
 
@@ -289,8 +288,12 @@ def test_a_named_device():
     assert estimate.parts.context == outside(TrainingPlan(), "9.0")
 
 
-def test_a_batch_to_spare_is_searched_where_only_larger_ones_were_traced():
-    largest = by_hand(80 * GIB, BASE, SAMPLE)
-    estimate = asked(TrainingPlan(batch_size=largest + 1))
-    safe = by_hand(int(80 * GIB / 1.05), BASE, SAMPLE)
-    assert 0.95 * safe <= estimate.safe_batch <= safe
+def test_a_job_fits_where_the_upper_end_of_its_range_does():
+    peak = BASE + 16 * SAMPLE
+    estimate = asked()
+    assert (estimate.allocated_bytes, estimate.reserved_bytes) == (peak - outside(ONE) - 512 * MIB, peak - outside(ONE))
+    assert estimate.low_bytes < estimate.peak_bytes == peak < estimate.high_bytes == upper_end(peak)
+    just, short = (DeviceBudget(memory=upper_end(peak) + more, name="") for more in (0, -1))
+    assert asked(offer=just).fits
+    assert asked(offer=short).fits is False
+    assert upper_end(within_range(80 * GIB)) <= 80 * GIB < upper_end(within_range(80 * GIB) + 2)

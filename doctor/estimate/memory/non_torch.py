@@ -50,9 +50,13 @@ an all-reduce: NVIDIA/nccl#964), and across nodes (1.6 GB with the context, NVID
 channels and the peers to which a ring or tree leads, and no more beyond two nodes (NVIDIA/nccl#986)."""
 
 
-def outside(plan: TrainingPlan, capability: str = "", *, loading: ModuleLoading = "lazy") -> int:
-    """Return the bytes that a rank of ``plan`` holds on its device outside of torch's allocator."""
-    return context(capability, loading) + communicator(plan)
+def outside(
+    plan: TrainingPlan, capability: str = "", *, loading: ModuleLoading = "lazy", measured: int | None = None
+) -> int:
+    """Return the bytes that a rank of ``plan`` holds on its device outside of torch's allocator.
+
+    ``measured``: a context with its libraries, as a capture shows it."""
+    return (context(capability, loading) if measured is None else measured) + communicator(plan)
 
 
 def context(capability: str, loading: ModuleLoading = "lazy") -> int:

@@ -12,6 +12,7 @@ from doctor.report.estimate.wording import (
     headline,
     host_words,
     part_rows,
+    range_words,
     tables,
     title_words,
     unknown_checks,
@@ -28,7 +29,7 @@ def render_estimate_markdown(report: Report, estimate: Estimate) -> str:
 def _lines(report: Report, estimate: Estimate) -> Iterator[str]:
     yield f"# rankdoctor estimate: {report.verdict}"
     yield f"\n**{line_of(headline(estimate))}**"
-    yield f"\n{line_of(' '.join(filter(None, [batch_words(estimate), when_words(estimate)])))}"
+    yield f"\n{line_of(' '.join(filter(None, [batch_words(estimate), when_words(estimate), range_words(estimate)])))}"
     yield f"\n{line_of(' · '.join(title_words(estimate)))}\n"
     rows = (row.cells for row in part_rows(estimate))
     yield from markdown_table(("at the peak", "bytes", "share"), rows, rule="---:")

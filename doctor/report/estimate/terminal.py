@@ -14,6 +14,7 @@ from doctor.report.estimate.wording import (
     headline,
     host_words,
     part_rows,
+    range_words,
     tables,
     title_words,
     unknown_checks,
@@ -56,6 +57,7 @@ def _answer(report: Report, estimate: Estimate, width: int, *, quiet: bool) -> I
     if quiet:
         return
     yield Text(when_words(estimate))
+    yield Text(range_words(estimate))
     yield Text()
     yield _parts(part_rows(estimate), narrow=narrow)
     for table in tables(estimate):

@@ -70,7 +70,7 @@ def headline(estimate: Estimate) -> str:
     """Return one sentence: whether it fits, and by how much."""
     ranks = estimate.plan.ranks_per_device
     who = "a rank takes" if ranks == 1 else f"the {ranks} ranks on a device take"
-    need = estimate.peak_bytes * ranks
+    need, most = estimate.peak_bytes * ranks, estimate.high_bytes * ranks
     takes = f"{who} {'about ' if estimate.bound else ''}{byte_size(need)}"
     if estimate.device_memory is None:
         return f"{takes[:1].upper()}{takes[1:]} at the peak."
@@ -78,11 +78,19 @@ def headline(estimate: Estimate) -> str:
     if estimate.fits is None:
         return f"Whether it fits can't be told: {takes}, and there are {byte_size(usable)}."
     if estimate.fits:
-        is_tight = estimate.safe_batch is None or estimate.batch_size > estimate.safe_batch
-        tightly = ", but tightly" if is_tight and estimate.largest_batch else ""
-        return f"It fits{tightly}: {takes} of {byte_size(usable)} ({percent(need / usable)})."
-    missing = byte_size(need - usable)
-    return f"It does not fit: {who} {byte_size(need)}, {missing} more than the {byte_size(usable)} that there are."
+        return f"It fits: {takes} of {byte_size(usable)} ({percent(need / usable)})."
+    missing = byte_size(most - usable)
+    return (
+        f"It does not fit: {who} {byte_size(need)}, up to {byte_size(most)}: {missing} more than the "
+        f"{byte_size(usable)} that there are."
+    )
+
+
+def range_words(estimate: Estimate) -> str:
+    """Return a sentence on the range of a rank's peak, and what of it torch reports."""
+    low, high = byte_size(estimate.low_bytes), byte_size(estimate.high_bytes)
+    of_torch = f"{byte_size(estimate.allocated_bytes)} allocated and {byte_size(estimate.reserved_bytes)} reserved"
+    return f"Range of a rank's peak: {low} to {high}, with {of_torch} by torch."
 
 
 def percent(share: float) -> str:
@@ -109,9 +117,7 @@ def batch_words(estimate: Estimate) -> str:
     elif estimate.largest_batch and not estimate.searched:
         parts.append(f"A batch of {estimate.largest_batch} samples a rank fits, and a larger one may.")
     elif estimate.largest_batch:
-        spare = estimate.safe_batch
-        leaves = f"; {spare} leaves 5 % to spare" if spare and spare < estimate.largest_batch else ""
-        parts.append(f"The largest batch that fits is {estimate.largest_batch} samples a rank{leaves}.")
+        parts.append(f"The largest batch that fits is {estimate.largest_batch} samples a rank.")
     elif estimate.fits is False and estimate.batch_size:
         parts.append("No batch fits, not even one of 1 sample." if estimate.searched else "No batch was found to fit.")
     if estimate.sample_bytes:
