@@ -7,6 +7,7 @@
 ``benchmarks/message_sources/components.py`` lists the components. The class of a message is that of the first rule of
 ``benchmarks/message_sources/rules/<component>.json`` that matches it: a list of regular expressions and classes. A
 class is the id of a check, or ``cause``, ``consequence`` or ``harmless`` (:mod:`doctor.knowledge.software_messages`).
+``benchmarks/message_sources/classes.md`` says in words where the border between two classes is.
 """
 
 from __future__ import annotations
