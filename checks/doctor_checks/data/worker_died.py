@@ -40,7 +40,7 @@ _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
             logged(_KILLED.format("Bus error") + "It is possible that dataloader's workers are out of shared memory."),
         ),
         Fails("a crash in native code", logged(_KILLED.format("Segmentation fault"))),
-        Fails("killed for an unknown reason", logged(_KILLED.format("Killed")), severity=Severity.WARNING),
+        Fails("killed for an unknown reason", logged(_KILLED.format("Killed"))),
     ),
 )
 def worker_died(job: Job) -> Iterator[Verdict]:
@@ -63,8 +63,9 @@ def worker_died(job: Job) -> Iterator[Verdict]:
                 if by_somebody
                 else "Native code of the data set crashed (a decoder, OpenCV, a database): `python -X faulthandler`, "
                 "`num_workers=0`, `cv2.setNumThreads(0)`.",
-                severity=Severity.WARNING if by_somebody else None,
-                confidence=0.5 if by_somebody else 0.9,
+                # SIGTERM comes from a launcher or scheduler that ends the whole process group.
+                severity=Severity.WARNING if signal == "Terminated" else None,
+                confidence={"Killed": 0.75, "Terminated": 0.5}.get(signal, 0.9),
             )
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
+from doctor.analysis.logs.error_lines import has_continued, orderly_ends
 from doctor.analysis.logs.event_timeline import events_before, events_of_kinds, failed_before, failed_in_another_log
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs
 from doctor.facts import Event
@@ -52,6 +54,27 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
                 "slurmstepd: error: *** STEP 4711.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TASK FAILURE ***"
             ),
         ),
+        Passes(
+            "torchrun that is ended after a rank failed",
+            logged(
+                "[rank1]: ValueError: step must be positive",
+                "W1130 11:13:49.388000 4711 torch/distributed/elastic/agent/server/api.py:723] Received 15 death "
+                "signal, shutting down workers",
+            ),
+        ),
+        Fails(
+            "torchrun that receives SIGTERM",
+            logged(
+                "W1130 11:13:49.388000 4711 torch/distributed/elastic/agent/server/api.py:723] Received 15 death "
+                "signal, shutting down workers",
+                "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15",
+            ),
+        ),
+        Fails(
+            "torchrun that is interrupted from its terminal",
+            logged("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2"),
+            severity=Severity.INFO,
+        ),
         Fails(
             "the time limit of a job that stood still",
             logged(
@@ -89,6 +112,7 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
         if event.value("state") not in _OTHER_STATES
     ]
     if not ends:
+        yield from _by_signal(job)
         return
     named = [event for event in ends if _reason(event)] or ends
     first = named[0]
@@ -99,6 +123,38 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
     if not _reason(first) and (earlier or failed_in_another_log(job, first)):
         return
     yield _finding(EventGroup(first.kind, tuple(named)), earlier, completed=_completed_later(job, named[-1]))
+
+
+def _by_signal(job: Job) -> Iterator[Finding]:
+    """A signal to end that torchrun received, if nothing of the job had failed before."""
+    received = events_of_kinds(job, "elastic.sigrecv", "elastic.sigexc")
+    signals = [one for one in received if _signal_of(one) != "SIGHUP"]  # ENV016
+    if not signals or job.evidence is None or orderly_ends(job.evidence, ()):
+        return
+    first = signals[0]
+    stalled = any(one.kind in _STALLED for one in events_before(job, first))
+    if stalled or failed_before(job, first) or failed_in_another_log(job, first):
+        return
+    name = _signal_of(first)
+    yield finding_from_logs(
+        EventGroup(first.kind, tuple(signals)),
+        f"torchrun received {name} and ended its ranks: the signal came from outside of the job",
+        ranks=(),
+        evidence={"signal": name},
+        severity=Severity.INFO if name == "SIGINT" or has_continued(job.evidence, signals[-1]) else None,
+        confidence=0.65,
+        fix="Look for what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason`, "
+        "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Collect the logs "
+        "of the agents of other hosts, whose workers may have failed first. Resume from the last checkpoint.",
+        explains=("RUN004", "RUN012", "NCCL013"),
+        symptoms=False,
+    )
+
+
+def _signal_of(event: Event) -> str:
+    """The name of a signal that torchrun logs as ``Signals.SIGTERM`` or ``15``, by release."""
+    said = (event.value("sig") or "").removeprefix("Signals.")
+    return next((one.name for one in signal.Signals if str(one.value) == said), said)
 
 
 def _completed_later(job: Job, end: Event) -> bool:

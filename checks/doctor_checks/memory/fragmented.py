@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.logs.oom_events import as_event_groups, exhaustions, numbers_of
+from doctor.analysis.logs.oom_message import is_mostly_fragmented
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, event_groups, finding_from_logs
 from doctor.facts import EnvironmentFacts, RunMemoryFacts
@@ -34,7 +35,7 @@ def _full(
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     all_found = exhaustions(job)
-    found = tuple(one for one in all_found if one.cause == "fragmented")
+    found = tuple(one for one in all_found if one.cause == "fragmented" and is_mostly_fragmented(one.shortage))
     if not found:
         for group in event_groups(job, "cuda.pressure") if not all_found else ():
             yield finding_from_logs(
@@ -94,6 +95,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ),
             ranks=(1,),
             severity=Severity.ERROR,
+        ),
+        Passes(
+            "log of a request that is as large as all pieces together",
+            logged(
+                "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.06 GiB. GPU 2 has a total "
+                "capacity of 79.25 GiB of which 6.96 GiB is free. Including non-PyTorch memory, this process has "
+                "72.28 GiB memory in use. Of the allocated memory 56.70 GiB is allocated by PyTorch, and 14.15 GiB is "
+                "reserved by PyTorch but unallocated."
+            ),
         ),
         Fails(
             "the same message of an old torch",

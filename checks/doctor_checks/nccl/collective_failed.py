@@ -80,7 +80,8 @@ def _is_of_a_peer(events: tuple[Event, ...]) -> bool:
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     text = " ".join(event.text for event in events).lower()
-    found = next(((word, meaning) for word, meaning in MEANINGS if word in text), None)
+    # torch names the constants: ncclUnhandledCudaError, ncclSystemError.
+    found = next((one for one in MEANINGS if one[0] in text or f"{one[0].replace(' ', '')}: " in text), None)
     result, meaning = found or ("no result named", "the lines before it may tell")
     buffer = recorder_switch(job, 20_000)
     return finding_from_logs(

@@ -37,6 +37,11 @@ LEAST_UNALLOCATED = 512 * MIB
 """What a fragmented allocator holds in pieces at least. Requests of 1 to 10 MiB share segments of 20 MiB, and those
 below 1 MiB segments of 2 MiB (CUDACachingAllocator.cpp, kLargeBuffer and kSmallBuffer), so a few hundred MiB of
 remainders are in any run: they do not show that a smaller batch would not be needed."""
+MANY_PIECES = 8
+"""How many times the wanted size is unallocated if there are many pieces, each of which is too small."""
+LARGE_PART = 0.25
+"""The part of the reserved memory that is not reached by the remainders of blocks in most runs: without a finding of
+fragmentation, messages in public threads have up to a fifth."""
 NAMED_SHARE, UNNAMED_SHARE = 0.1, 0.25
 """The share of the device that matters, held by processes that the message names, or by others, which may partly be
 buffers of libraries."""
@@ -204,6 +209,19 @@ def cause_of(shortage: OomMessage, *, peers: Collection[int] = ()) -> Cause:
     if would_do and other >= (NAMED_SHARE if shortage.others else UNNAMED_SHARE) * total:
         return "others" if not is_fragmented or other > unallocated else "fragmented"
     return "fragmented" if is_fragmented else "demand"
+
+
+def is_mostly_fragmented(shortage: OomMessage) -> bool:
+    """Whether pieces, and not the size of the request, are why a fragmented allocator failed.
+
+    Before it fails, the allocator frees all segments without a tensor (release_cached_blocks in
+    CUDACachingAllocator.cpp), and a request takes the smallest free block that holds it. So what is unallocated lies in
+    blocks below the wanted size, beside tensors in use. Where a request is as large as all of them together, joined
+    blocks would hold this tensor and not its gradient: the job needs more memory. Fragmentation is the reason if many
+    blocks would have held it, or if a large part of what is reserved is unallocated.
+    """
+    wanted, unallocated = shortage.wanted or 0, shortage.reserved_unallocated or 0
+    return unallocated >= MANY_PIECES * wanted or unallocated >= LARGE_PART * (shortage.reserved or 0)
 
 
 def _is_limited(shortage: OomMessage, wanted: int) -> bool:

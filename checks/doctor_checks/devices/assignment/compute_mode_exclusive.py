@@ -15,7 +15,7 @@ from doctor.analysis.visible_devices import (
 )
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
 from doctor.facts import EnvironmentFacts, Gpu, GpuFacts, GpuProcess, HostFacts
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, Passes, healthy, logged
 
 LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
 
@@ -24,6 +24,7 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
     id="GPU016",
     severity=Severity.ERROR,
     scope=Scope.HOST,
+    when="PM",
     needs=(GpuFacts,),
     cases=lambda: (
         Passes("default mode", healthy(hosts=2, per_host=2)),
@@ -47,6 +48,11 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
             .gpu(0, hosts=("node1",), compute_mode="exclusive-process")
             .environ(ranks=(2, 3), CUDA_VISIBLE_DEVICES="0"),
             ranks=(2, 3),
+        ),
+        Fails(
+            "log of a GPU that refuses a context",
+            logged("[rank1]: RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"),
+            ranks=(1,),
         ),
         Fails("prohibited", healthy(per_host=2).gpu(1, compute_mode="prohibited"), ranks=(1,)),
         Fails(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.logs.event_timeline import events_before
 from doctor.api import (
     Job,
     Severity,
@@ -15,6 +16,7 @@ from doctor.api import (
     line_of,
     ranks_in_words,
 )
+from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
 
@@ -56,5 +58,14 @@ def device_fault(job: Job) -> Iterator[Verdict]:
             group,
             f"a kernel failed,{who} {words}",
             evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
-            confidence=0.95,
+            confidence=0.4 if _follows_transport(job, group.first) else 0.95,
         )
+
+
+_TRANSPORT = ("nccl.ib_wc", "nccl.ib_async", "nccl.peer_closed", "nccl.peer_closed.old")
+"""Failures of NCCL's network."""
+
+
+def _follows_transport(job: Job, fault: Event) -> bool:
+    """Whether NCCL reports the fault after its network failed: its kernel then uses buffers that are being freed."""
+    return "Cuda failure" in fault.text and any(one.kind in _TRANSPORT for one in events_before(job, fault))

@@ -115,15 +115,11 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             symptoms=False,
         )
     elif takedown := _takedown(job):
-        is_signalled = any(one.kind in _SIGNALS for one in takedown)
         yield finding_from_logs(
             EventGroup(takedown[0].kind, takedown),
-            "the launcher received a signal to end, and who sent it is not in this log"
-            if is_signalled
-            else "the launcher ended its processes because one had failed, or because it was told to stop; neither is "
-            "in this log",
+            "the launcher ended its processes because one had failed, or because it was told to stop; neither is in "
+            "this log",
             ranks=(),
-            fix=_FIX_OF_SIGNAL if is_signalled else "",
             confidence=0.35,
             symptoms=False,
         )
@@ -141,7 +137,9 @@ def _takedown(job: Job) -> tuple[Event, ...]:
     evidence = job.evidence
     if evidence is None or evidence.of(*_REASONS) or first_trouble(job) is not None or orderly_ends(evidence, ()):
         return ()
-    found = evidence.of(*_TAKEDOWNS, *_SIGNALS)
+    if evidence.of("elastic.sigexc", "elastic.sigrecv"):  # ENV016, ENV017
+        return ()
+    found = evidence.of(*_TAKEDOWNS)
     is_by_user = any(one.value("type") == "KeyboardInterrupt" for one in evidence.of(EXCEPTION))
     if is_by_user or any(one.value("sig") in _OF_USERS for one in found):
         return ()
@@ -149,13 +147,8 @@ def _takedown(job: Job) -> tuple[Event, ...]:
 
 
 _TAKEDOWNS = ("elastic.closing", "launch.takedown", "slurm.aborted")
-_SIGNALS = ("elastic.sigexc", "elastic.sigrecv")
 _OF_USERS = ("1", "2", "SIGHUP", "SIGINT", "Signals.SIGHUP", "Signals.SIGINT")
 """Signals of a terminal: ENV016, or a user who interrupted the run."""
-_FIX_OF_SIGNAL = (
-    "Ask the scheduler how the job ended: `sacct -j JOB --format=JobID,State,ExitCode,Reason`, or `kubectl describe "
-    "pod POD`. Collect the logs of the agents of other hosts, whose workers may have failed first."
-)
 _REASONS = (
     "elastic.child_line",
     "launch.exit_code",
