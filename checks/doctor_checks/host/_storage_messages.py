@@ -55,7 +55,7 @@ def _claim(group: EventGroup, path: str | None) -> str:
     what = (_first(group, "what", 10) or "").rstrip(".")
     if group.kind == "storage.damaged":
         return f"a file is incomplete or damaged: {what}"
-    return f"a checkpoint could not be written: {what or f'{named} does not exist'}"
+    return f"a checkpoint could not be written: {what or f'{named} does not exist, or cannot be opened'}"
 
 
 def _fix(kind: str, path: str | None) -> str:

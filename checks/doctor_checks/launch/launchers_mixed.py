@@ -50,20 +50,6 @@ MOST_DEVICES = 16
 """GPUs that one host may have: so many ranks may well be those of one host."""
 
 
-def _variables_missing(job: Job) -> Iterator[Finding]:
-    for group in event_groups(job, "torch.env_missing"):
-        missing = ", ".join(group.values("var"))
-        yield finding_from_logs(
-            group,
-            f"{missing} is not set: the process was started without its launcher, or by one that sets other variables",
-            evidence={"missing": list(group.values("var"))},
-            confidence=0.6,
-            fix="Start the script by one launcher that sets them all: `torchrun --nproc-per-node=<GPUs> train.py`. "
-            "Where it is meant to run alone, `unset LOCAL_RANK RANK WORLD_SIZE`: what is left over makes libraries "
-            "look for the others.",
-        )
-
-
 def _worlds_unequal(job: Job) -> Iterator[Finding]:
     """NCCL's first contact brings ranks of worlds of different sizes together."""
     for group in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
@@ -183,7 +169,7 @@ def _goes_on(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts,),
-    from_logs=(_variables_missing, _worlds_unequal, _too_many, _joined_twice, _waits_alone),
+    from_logs=(_worlds_unequal, _too_many, _joined_twice, _waits_alone),
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
         Passes(

@@ -68,8 +68,9 @@ def _by_barrier(job: Job) -> Iterator[Finding]:
         last, world = group.events[-1], parse_count(group.value("world")) or 0
         joined = max((parse_count(value) or 0 for value in group.values("got")), default=0)
         waiting = sorted(joined_ranks(group))
-        # A rank that gave up, or several that were still waiting in their last lines.
-        gave_up = any(event.kind == "torch.store.barrier_timeout" for event in group.events) or len(group.events) > 1
+        # A rank that gave up, or one or several that were still waiting in their last lines.
+        times = sum(event.count for event in group.events)
+        gave_up = any(event.kind == "torch.store.barrier_timeout" for event in group.events) or times > 1
         if joined >= world or set_up_after(job, last) or not gave_up:
             continue
         missing = tuple(rank for rank in range(world) if rank not in waiting) if len(waiting) == joined else ()

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from doctor.analysis.launch_origin import LONGEST_NUMBER, inner_launcher, launch_number, whole_number
-from doctor.api import Finding, IdenticalRanks, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule
+from doctor.api import (
+    Finding,
+    IdenticalRanks,
+    Job,
+    LaunchFile,
+    Severity,
+    Verdict,
+    Violation,
+    check,
+    event_groups,
+    finding_from_logs,
+    merge,
+    rule,
+)
 from doctor.facts import LaunchFacts
 from doctor.knowledge.launcher_index import LOCAL_RANKS, SCRIPT_VARIABLES
 from doctor.lint.launch.process_launches import (
@@ -17,7 +30,7 @@ from doctor.lint.launch.process_launches import (
     uses_node_rank,
 )
 from doctor.lint.launch.shell.reader import ShellFile
-from doctor.testing import Fails, JobBuilder, Passes, healthy
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -34,11 +47,26 @@ BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTE
 BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
 
 
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "torch.env_missing"):
+        missing = ", ".join(group.values("var"))
+        yield finding_from_logs(
+            group,
+            f"{missing} is not set: the process was started without its launcher, or by one that sets other variables",
+            evidence={"missing": list(group.values("var"))},
+            confidence=0.6,
+            fix="Start the script by one launcher that sets them all: `torchrun --nproc-per-node=<GPUs> train.py`. "
+            "Where it is meant to run alone, `unset LOCAL_RANK RANK WORLD_SIZE`: what is left over makes libraries "
+            "look for the others.",
+        )
+
+
 @check(
     id="ENV001",
     severity=Severity.ERROR,
-    when="P",
+    when="PM",
     needs=(LaunchFacts,),
+    from_logs=_from_logs,
     cases=lambda: (
         Passes("torchrun sets all of them", healthy(hosts=2, per_host=2)),
         Passes(
@@ -63,6 +91,14 @@ BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
             healthy().launched(without=("LOCAL_RANK",)),
             ranks=(0, 1),
             severity=Severity.INFO,
+        ),
+        Fails(
+            "log of torch, to which a variable is missing",
+            logged(
+                "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
+                "expected, but not set"
+            ),
+            ranks=(),
         ),
     ),
 )

@@ -56,6 +56,13 @@ MEANINGS = (
                 "version 2.7.8"
             ),
         ),
+        Fails(
+            "log of a system call that NCCL does not name",
+            logged(
+                "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL "
+                "version 2.7.8"
+            ),
+        ),
     ),
 )
 def collective_failed(job: Job) -> Iterator[Verdict]:
@@ -65,7 +72,7 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     NCCL_DEBUG asks for them.
     Fix: run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
     """
-    events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code")
+    events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
     if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):
         yield _finding(job, events)
 

@@ -31,6 +31,11 @@ _BORDER = re.compile(r"\s*(?:=|\*){20,}\s*$")
 _RULE = re.compile(r"\s*-{20,}\s*$")
 _RANK = re.compile(r"(\d{1,7}) \(local_rank: (\d{1,7})\)")
 _FRAGMENT = re.compile(r"\s*rank *: \d{1,7} \(local_rank: \d{1,7}\)\s*$")
+_FLAT = re.compile(
+    r"(?:\bhost {0,20}: (?P<host>\S{1,255}) {1,20})?\brank {0,20}: (?P<rank>\d{1,7}) \(local_rank: "
+    r"(?P<local_rank>\d{1,7})\) {1,20}exitcode {0,20}: (?P<exitcode>-?\d{1,9}) \(pid: (?P<pid>\d{1,9})\)"
+)
+"""An entry whose lines a log collector joined."""
 _CODE = re.compile(r"(-?\d{1,9}) \(pid: (\d{1,9})\)")
 
 Entry = dict[str, str]
@@ -64,6 +69,9 @@ class ElasticTables:
         """Process a line; for one in the traceback of an entry, return its process and the line as it wrote it."""
         if body.startswith(CUES):
             self._begin(origin, body)
+            return None
+        if flat := _FLAT.search(body):
+            self._note(origin, {**{k: v for k, v in flat.groupdict().items() if v}, "root": "no"}, line)
             return None
         table = self._open.get(origin)
         if table is None and _FRAGMENT.match(body):

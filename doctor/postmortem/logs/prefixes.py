@@ -253,6 +253,7 @@ _LETTERS = (
     _form(
         rf"(?:[\w.$<>]+ (?:-|\|) )?{_LEVEL}\b *(?:[:|-] *)?(?:[\w./<>]+(?::[\w<>]+)*(?::\d+)? --? )*", _level, soft=True
     ),
+    _form(r"std(?:out|err): ", soft=True),  # a program that prints the output of another
     # Megatron-LM (rerun_state_machine.py).
     _form(rf"Rank (?P<rank>{_N}), node (?P<host>[\w.-]{{1,255}}), device \d+, ", soft=True),
     # docker compose: the name of the container.

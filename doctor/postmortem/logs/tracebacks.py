@@ -45,6 +45,7 @@ CUES = (
     "IOError",
     "Exception:",
     "╭",
+    ": error: ",
 )
 """Every line that begins, continues or ends a traceback contains at least one of these."""
 
@@ -80,8 +81,16 @@ _NAMED = (
     r"|Exception|OSError|IOError|KeyboardInterrupt|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|ExceptionGroup"
 )
 _FINAL = re.compile(
-    rf"(?P<type>(?:[A-Za-z_]\w{{0,80}}\.){{0,12}}(?:{_NAMED})(?:\(\w{{1,80}}\))?)(?:: ?(?P<message>.*)|\s*)$", re.DOTALL
+    rf"(?:(?:Uncaught|Unhandled) (?:exception:? )?)?"
+    rf"(?P<type>(?:[A-Za-z_]\w{{0,80}}\.){{0,12}}(?:{_NAMED})(?:\(\w{{1,80}}\))?)(?:: ?(?P<message>.*)|\s*)$",
+    re.DOTALL,
 )
+_USAGE = re.compile(
+    r"(?:[^\s:]{1,200}\.py: error: (?=\S)|[^\s:]{1,200}: error: (?=(?:unrecognized arguments|ambiguous option|argument "
+    r"[^:]{1,200}|the following arguments are required): |one of the arguments ))(?P<message>.+)",
+    re.DOTALL,
+)
+"""How argparse ends a process (``ArgumentParser.error`` in Lib/argparse.py), with exit code 2."""
 _LINK = re.compile(r"(?:another exception occurred|direct cause of the following exception):")
 _INNER = re.compile(
     r"Original Traceback|terminated with the following error|The above exception was raised|RemoteTraceback"
@@ -251,6 +260,13 @@ class Tracebacks:
         if fatal := _FATAL.match(text):
             self._stream(origin).begin("fatal")
             self._keep(origin, ParsedException("python.fatal", "", fatal["message"], ()), line)
+            return True
+        if usage := _USAGE.match(text):
+            self._stream(origin).begin("")
+            self._keep(
+                origin, ParsedException("python.exception", "argparse.ArgumentError", usage["message"], ()), line
+            )
+            self.waiting.discard(origin)
             return True
         match = final.match(text)
         if not match:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from doctor.analysis.fabric.slow_paths import MeasuredPath, take_hosts
-from doctor.analysis.logs.event_timeline import failed_before, set_up_after, set_up_before
+from doctor.analysis.logs.event_timeline import failed_before, set_up_after
 from doctor.api import (
     EventGroup,
     Finding,
@@ -93,18 +93,6 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if not is_logged(job, *_MORE_EXACT):
         for group in event_groups(job, "gloo.mesh"):
             yield _logged_finding(job, group)
-        # An unnamed system call of NCCL failed; nearly all of its system calls are on sockets.
-        for group in event_groups(job, "nccl.result"):
-            early = not set_up_before(job, group.first) and failed_before(job, group.first) is None
-            if early and any("unhandled system error" in event.text for event in group.events):
-                yield finding_from_logs(
-                    group,
-                    "NCCL's first contact with its peers failed, most often for want of an interface or of open ports",
-                    severity=Severity.WARNING,
-                    confidence=0.4,
-                    fix="NCCL_DEBUG=INFO names the call that failed. " + _FIX_TOLD,
-                )
-                return
 
 
 def _logged_finding(job: Job, group: EventGroup) -> Finding:
@@ -275,14 +263,6 @@ _FIX_TOLD = (
                 "Connection refused, exceeded error retry count after 35 attempts",
             ),
             severity=Severity.INFO,
-        ),
-        Fails(
-            "an unnamed system call",
-            logged(
-                "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL "
-                "version 2.7.8"
-            ),
-            severity=Severity.WARNING,
         ),
     ),
 )

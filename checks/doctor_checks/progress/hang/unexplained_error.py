@@ -98,13 +98,14 @@ _TAKEDOWN = ("elastic.closing", "elastic.force", "elastic.sigkill_left")
 
 
 def _without_launcher(evidence: LogEvidence, errors: list[Event]) -> list[Event]:
-    """The errors without torchrun's lines about the end of a process that it reported: the error is in that process.
+    """The errors without a launcher's lines about the end of a process that it reported: the error is in that process.
 
     Events are the first lines of their kind, so that repeated ones are found by the beginning of their message."""
-    if not evidence.of(*_EXITS) and not any(launcher_reports(evidence)):
+    reports = tuple(launcher_reports(evidence))
+    if not evidence.of(*_EXITS) and not reports:
         return errors
     consequences = [one for one in evidence.of("software.consequence") if one.value("component") == _LAUNCHER]
-    places = {(one.file, one.line) for one in (*evidence.of(*_EXITS, *_TAKEDOWN), *consequences)}
+    places = {(one.file, one.line) for one in (*evidence.of(*_EXITS, *_TAKEDOWN), *reports, *consequences)}
     beginnings = {(one.value("message") or "").partition("%s")[0] for one in consequences} - {""}
     return [
         one
