@@ -319,6 +319,17 @@ COMPONENTS = (
         is_bare=True,
     ),
     SourceComponent(
+        name="HCCL",
+        file="hccl",
+        checkout=str(DOCUMENTED / "hccl"),
+        source="hcomm_g_msg of hcomm, a part of CANN (errors EI0001 to EI0020 and EJ0001 to EJ0004)",
+        paths=r"errors\.txt$",
+        tags="",
+        cues=("EI00", "EJ00"),
+        line="EI0006: [PID: 176930] 2025-07-01-00:40:04.135.732 {message}",
+        read=str.splitlines,
+    ),
+    SourceComponent(
         name="torch.distributed",
         file="torch",
         checkout="torch",
