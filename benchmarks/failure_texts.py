@@ -42,6 +42,7 @@ from answer_counts import counts, fold_of, with_counts
 TEXTS = Path(__file__).resolve().parent / "failure_texts"
 RESULTS = TEXTS.with_name("failure_texts_results.json")
 HALVES = ("rules", "held")
+PURPOSES = {"dev_1": "development, used for tuning"}
 SEVERITIES = ("error", "warning", "info")
 BINS = ((0.0, 0.5), (0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01))
 Grade: TypeAlias = Literal["right", "weak", "wrong", "nothing found", "quiet", "false alarm"]
@@ -295,6 +296,7 @@ def keep(samples: dict[str, Sequence[Score]]) -> None:
                 "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
                 "commit": commit.stdout.strip(),
                 "sample": sample,
+                **({"purpose": PURPOSES[sample]} if sample in PURPOSES else {}),
                 "summary": summary(scores),
                 "calibration_error": round(calibration_error(bins), 3),
                 "calibration_error_of_always_0.5": round(calibration_error(bins, always=0.5), 3),
@@ -314,8 +316,9 @@ def kept_table() -> str:
         found = one["summary"]
         texts = found["failures"]
         right, three = found["primary right"], found["in the first three"]
+        sample = f"{one['sample']} ({one['purpose']})" if "purpose" in one else one["sample"]
         rows.append(
-            f"| {one['date']} | {one['commit']} | {one['sample']} | {right} of {texts} ({right / texts:.0%}) | {three} "
+            f"| {one['date']} | {one['commit']} | {sample} | {right} of {texts} ({right / texts:.0%}) | {three} "
             f"({three / texts:.0%}) | {found['nothing found']} | {found['wrong']} | {found['exit 0 on a failure']} "
             f"| {found['false alarms']} of {found['healthy']} | {one['calibration_error']:.3f} |"
         )
