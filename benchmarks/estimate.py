@@ -2,7 +2,7 @@
 
     python benchmarks/estimate.py [--device cpu|cuda] [--only WORD | --again | --kept] [--readme]
     python benchmarks/estimate.py --speed
-    python benchmarks/estimate.py --published [--only WORD]
+    python benchmarks/estimate.py --published [--only WORD | --kept] [--readme]
 
 Each configuration is estimated without data and then trained for some steps in a fresh process (two for two ranks),
 whose largest allocation is the truth: ``torch.cuda.max_memory_allocated`` on a GPU, and the allocations that torch's
@@ -264,7 +264,7 @@ def main() -> int:
     if given.speed:
         return speed()
     if given.published:
-        return published(given.only, ROOT / "benchmarks" / "estimate_published_results.json")
+        return published(given.only, is_kept=given.kept, in_readme=given.readme)
     path = path_for(given.device)
     kept = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
     if kept and (given.kept or given.again):

@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from estimate_results import MIB, percent
+from readme import folded, write_between
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "estimate_published_results.json"
 PATH = ROOT / "benchmarks" / "estimate_published.json"
 PATIENCE = 600.0
 
@@ -97,11 +98,13 @@ class PublishedError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedResults(msgspec.Struct, frozen=True, kw_only=True):
-    """All errors of one run, and what could not be estimated, by case."""
+    """All errors of one run, and what could not be estimated, by case. ``first``: the errors of the first run, before
+    any mechanism was examined."""
 
     torch: str
     errors: tuple[PublishedError, ...]
     failed: dict[str, str] = {}
+    first: tuple[PublishedError, ...] = ()
 
 
 def half_of(case: PublishedCase, source: PublishedSource) -> str:
@@ -142,6 +145,7 @@ def run(only: str) -> PublishedResults:
 
 
 def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[PublishedError]:
+    from doctor.estimate.estimator import lower_end, reserved_of, upper_end
     from doctor.estimate.memory.non_torch import loading_of, outside, workspace
     from doctor.estimate.tracer_client import TracerClient
 
@@ -153,8 +157,8 @@ def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[Publish
         traced = tracer.run(plan)
     values = {
         "allocated": traced.parts.allocated,
-        "reserved": traced.reserved,
-        "process": traced.reserved + outside(plan, source.capability, loading=loading_of(source.cuda)),
+        "reserved": reserved_of(traced),
+        "process": reserved_of(traced) + outside(plan, source.capability, loading=loading_of(source.cuda)),
     }
     for metric in METRICS:
         figure = getattr(case, metric)
@@ -166,6 +170,8 @@ def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[Publish
                 metric=metric,
                 figure=figure,
                 estimate=values[metric],
+                low=lower_end(values[metric]),
+                high=upper_end(values[metric]),
             )
 
 
@@ -186,9 +192,28 @@ def summary(results: PublishedResults) -> str:
                 chosen = list(_chosen(results.errors, half, is_current, metric))
                 if chosen and (metric is not None or not is_current):
                     lines.append(_row(half, is_current, metric, chosen))
+    ranges = [one for one in results.errors if one.high]
+    for half in ("tuned", "held"):
+        own = [one for one in ranges if one.half == half]
+        if own:
+            lines += ["", _coverage(half, own)]
     if results.failed:
         lines += ["", *(f"- not estimated: {name}: {why}" for name, why in results.failed.items())]
     return "\n".join(lines)
+
+
+def _coverage(half: str, ranges: Sequence[PublishedError]) -> str:
+    inside, width = covered(ranges)
+    return (
+        f"The range holds {inside:.0%} of the {len(ranges)} figures of the half {half} (aim {COVERED:.0%}) at a median "
+        f"width of {width:.0%} (aim {WIDTH:.0%})."
+    )
+
+
+def covered(ranges: Sequence[PublishedError]) -> tuple[float, float]:
+    """Return the share of figures within their range, and the median width of a range as a share of the estimate."""
+    inside = sum(one.low <= one.figure <= one.high for one in ranges) / len(ranges)
+    return inside, statistics.median((one.high - one.low) / one.estimate for one in ranges)
 
 
 def _row(half: str, is_current: bool, metric: Metric | None, chosen: Sequence[PublishedError]) -> str:
@@ -228,17 +253,40 @@ def is_good(results: PublishedResults) -> bool:
     older = not old or (
         statistics.median(map(abs, old)) <= OLD_MEDIAN and sum(off < -OLD_LOW for off in old) <= OLD_LOW_COUNT
     )
-    return near and worst and older and bool(held)
+    if not held:
+        return False
+    inside, width = covered(held)
+    return near and worst and older and inside >= COVERED and round(width, 3) <= WIDTH
 
 
-def main(only: str, keep: Path | None = None) -> int:
-    """Run the table and print the error of each half; ``keep``: where all errors are written."""
-    results = run(only)
+def markdown(results: PublishedResults) -> str:
+    """Return the table of both halves, before and after, and every figure with its source."""
+    table = read_table()
+    rows = ["| Figure | Half | What | Published | Estimate | Error |", "|---|---|---|---|---|---|"]
+    for one in results.errors:
+        case = next(each for each in table.cases if each.name == one.name)
+        name = f"[{one.name}]({table.sources[case.source].url})"
+        figure, estimate = (f"{size / MIB:,.0f} MiB" for size in (one.figure, one.estimate))
+        rows.append(f"| {name} | {one.half} | {one.metric} | {figure} | {estimate} | {percent(one.off)} |")
+    first = PublishedResults(torch="", errors=results.first)
+    return "\n\n".join(
+        (
+            summary(results),
+            folded("The same figures before the work on mechanisms", summary(first)),
+            folded("All figures", "\n".join(rows)),
+        )
+    )
+
+
+def main(only: str, *, is_kept: bool = False, in_readme: bool = False) -> int:
+    """Run the table, or show what was kept, and print the error of each half; a run of all is kept."""
+    before = msgspec.json.decode(RESULTS.read_bytes(), type=PublishedResults) if RESULTS.exists() else None
+    results = before if is_kept and before else run(only)
+    if before is not None and not is_kept:
+        results = msgspec.structs.replace(results, first=before.first)
     print(summary(results))
-    if keep is not None:
-        keep.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    if not is_kept and not only:
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    if in_readme:
+        write_between("estimate-published", markdown(results))
     return int(not is_good(results))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))

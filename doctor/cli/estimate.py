@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+ZERO_GRADS = ("early", "late", "in-place")
+OUTPUTS = ("held", "step", "released")
 COUNT = click.IntRange(1, 1 << 20)
 SECONDS = 90.0
 """Default time for all traces, and again for ``--measure``."""
@@ -54,6 +56,10 @@ BEGINNING = 0.8
 @click.option("--optimizer", metavar="NAME", help="A class of torch.optim (default: the factory's, else AdamW).")
 @click.option("--batch-size", type=COUNT, metavar="N", help="Samples of one rank and micro-batch (the factory's).")
 @click.option("--accumulate", type=COUNT, metavar="N", help="Micro-batches of one optimizer step.")
+@click.option(
+    "--zero-grad", type=click.Choice(ZERO_GRADS), help="When the loop clears gradients (early; Lightning: late)."
+)
+@click.option("--outputs", type=click.Choice(OUTPUTS), help="How long the loop refers to the model's outputs (held).")
 @click.option(
     "--checkpointing", is_flag=True, default=None, help="Run each block that repeats again in the backward pass."
 )
@@ -136,7 +142,9 @@ def _estimate(factory: str, plan_options: dict[str, Any], budget: DeviceBudget, 
     last = time.monotonic() + seconds * BEGINNING
     try:
         size = workspace(budget.capability)
-        with TracerClient(factory, directory=here(), seconds=seconds, workspace=size) as tracer:
+        with TracerClient(
+            factory, directory=here(), seconds=seconds, workspace=size, capability=budget.capability
+        ) as tracer:
             plan = plan_of(plan_options, tracer.loading.asked)
             left = last - time.monotonic()
             return estimate_of(tracer.run, tracer.loading, plan, budget, seconds=left, tell=tell)

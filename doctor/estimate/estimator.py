@@ -122,7 +122,7 @@ class _EstimateRun:
             allocated_bytes=first.parts.allocated,
             reserved_bytes=reserved_of(first),
             peak_bytes=self.peak,
-            low_bytes=int(self.peak * (1 - BELOW)),
+            low_bytes=lower_end(self.peak),
             high_bytes=upper_end(self.peak),
             parts=replace(
                 first.parts,
@@ -246,6 +246,11 @@ def peak_of(traced: TracedStep, plan: TrainingPlan, budget: DeviceBudget) -> int
 def reserved_of(traced: TracedStep) -> int:
     """Return the bytes that torch's allocator reserves at the peak."""
     return max(traced.reserved, traced.parts.allocated)
+
+
+def lower_end(peak: int) -> int:
+    """Return the lower end of the range of a peak."""
+    return int(peak * (1 - BELOW))
 
 
 def upper_end(peak: int) -> int:
