@@ -27,6 +27,7 @@ from doctor.estimate.tracing.kernel_choice import install as install_kernels
 from doctor.estimate.tracing.loader_memory import loading_of
 from doctor.estimate.tracing.materialization import materialized
 from doctor.estimate.tracing.pytree import resized, samples_in, tensors_in
+from doctor.estimate.tracing.scope import left_out
 from doctor.estimate.tracing.storage_recorder import StorageRecorder
 from doctor.estimate.tracing.train_step import TracedTraining
 from doctor.estimate.upper_bound import ModuleCoverage, bounded, is_of_fakes
@@ -69,8 +70,9 @@ class StepTracer:
     def _notes_on_made(self) -> Iterator[str]:
         if self._fakes.note:
             yield self._fakes.note
-        if any(type(each).__name__ == "OptimizedModule" for each in self._made.module.modules()):
-            yield "torch.compile is left out: compiled, the step usually holds less"
+        words = left_out(self._made)
+        if words:
+            yield words
         real = sum(each.nbytes for each in self._made.module.parameters() if not is_fake(each))
         if real:
             yield f"the factory loads {real / 2**20:.2g} MiB of real weights: what that takes is outside the bound"
