@@ -19,9 +19,10 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import starts_of
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 
 @check(
@@ -138,8 +139,10 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
 
 @rule(
     check=master_port_invalid,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["MASTER_PORT"] = "80000"  # !\n'),
+        passes("in a script, a free one", 'os.environ["MASTER_PORT"] = str(find_free_port())\n'),
         shell_fails("above the highest", "export MASTER_PORT=295000  # !", "srun python train.py"),
         shell_fails("an option", "torchrun --nproc_per_node=8 --master_port=65537 train.py  # !"),
         shell_fails(
@@ -152,7 +155,7 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
         shell_passes("not of this file", "MASTER_PORT=70000", "echo $MASTER_PORT; python x.py"),
     ),
 )
-def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
+def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the port of the master is one.
 
     Why it hurts: rank 0 can't listen there: torch refuses the port on every rank.
@@ -170,7 +173,7 @@ def master_port_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
                 f"MASTER_PORT={setting.known_value} is no port",
                 evidence=(("value", setting.known_value),),
             )
-    for start in starts_of(file):
+    for start in starts_of(file) if isinstance(file, LaunchFile) else ():
         given = start.launch.known_option(start.launch.command.port)
         if given and not _is_port(given):
             yield Violation(start.launch.place, f"the port {given} is none", evidence=(("value", given),))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import group_by_value
-from doctor.api import FileFails, FilePasses, Finding, Job, LaunchFile, Severity, Verdict, Violation, check, rule
+from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, rule
 from doctor.facts import EnvironmentFacts, SoftwareFacts, TorchBuild
 from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
 from doctor.knowledge.alloc_conf import split_options as allocator_options
 from doctor.knowledge.releases import within
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
 _CUDA = "PYTORCH_CUDA_ALLOC_CONF"
 _GENERAL = "PYTORCH_ALLOC_CONF"
@@ -199,8 +200,9 @@ spec:
 
 @rule(
     check=allocator_setting_invalid,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments=True"  # !\n'),
         shell_fails("an equals sign", "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb=512  # !", "torchrun train.py"),
         shell_fails("true in small letters", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true torchrun train.py  # !"),
         shell_fails(
@@ -223,7 +225,7 @@ spec:
         FilePasses("in a pod, with a colon", _POD.replace("=", ":"), name="pod.yaml"),
     ),
 )
-def allocator_setting_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
+def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF hold options and values that torch takes.
 
     Why it hurts: torch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA, on every

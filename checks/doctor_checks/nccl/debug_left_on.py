@@ -11,7 +11,6 @@ from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
-    LaunchFile,
     Severity,
     Verdict,
     Violation,
@@ -32,8 +31,9 @@ from doctor.facts import (
     TrainingFacts,
 )
 from doctor.knowledge.releases import within
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _TORCH_213 = TorchBuild("2.13.0+cpu", backends=("gloo",))
 
@@ -239,8 +239,10 @@ _LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL
 
 @rule(
     check=debug_left_on,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.putenv("CUDA_LAUNCH_BLOCKING", "1")  # !\n'),
+        passes("in a script, on demand", 'if args.debug:\n    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n'),
         shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
         shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
         shell_fails("all is logged", "export NCCL_DEBUG=TRACE  # !", "srun python train.py"),
@@ -249,7 +251,7 @@ _LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL
         shell_passes("on demand", "if [ $DEBUG ]; then", "  export CUDA_LAUNCH_BLOCKING=1", "fi", "torchrun x.py"),
     ),
 )
-def debug_left_on_in_files(file: LaunchFile) -> Iterator[Violation]:
+def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether a launch file sets what is meant for the search of a fault and costs speed.
 
     Why it hurts: each launch or collective waits or writes a line: the run is many times slower, and on some releases

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from doctor.analysis.visible_devices import uses_nccl
-from doctor.api import Finding, Job, LaunchFile, Rank, Severity, Verdict, Violation, check, merge, rule
+from doctor.api import Finding, Job, Rank, Severity, Verdict, Violation, check, merge, rule
 from doctor.facts import (
     Directory,
     EnvironmentFacts,
@@ -20,8 +20,9 @@ from doctor.facts import (
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0", nccl="2.29.7", backends=("gloo", "nccl"))
 _RECORDED = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -243,8 +244,9 @@ _OFF = {
 
 @rule(
     check=hang_undebuggable,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = str(0)  # !\n'),
         shell_fails("errors are not handled", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0  # !", "torchrun train.py"),
         shell_fails("wait() blocks", "TORCH_NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
         shell_fails("no dump", "export TORCH_NCCL_DUMP_ON_TIMEOUT=0  # !", "srun python train.py"),
@@ -257,7 +259,7 @@ _OFF = {
         shell_passes("from outside", "export TORCH_NCCL_BLOCKING_WAIT=$WAIT", "torchrun train.py"),
     ),
 )
-def hang_undebuggable_in_files(file: LaunchFile) -> Iterator[Violation]:
+def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether a launch file keeps what a hang would leave behind: a flight-recorder dump of every rank.
 
     Fix: remove the variable, and `export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`.

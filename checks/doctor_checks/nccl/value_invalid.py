@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
-from doctor.api import Finding, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule, source_of
+from doctor.api import Finding, Job, Severity, Verdict, Violation, check, merge, rule, source_of
 from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SettingsFile
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import ValueFault
 from doctor.knowledge.variable_values import fault as value_fault
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _SOUND = {
     "NCCL_IB_DISABLE": "0x1",
@@ -177,8 +178,13 @@ def _files(job: Job) -> Iterator[Finding]:
 
 @rule(
     check=value_invalid,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ.setdefault("NCCL_P2P_LEVEL", "NVLINK")  # !\n'),
+        fails(
+            "several at once", 'os.environ.update({\n    "NCCL_DEBUG": "DEBUG",  # !\n    "OMP_NUM_THREADS": "4",\n})\n'
+        ),
+        passes("in a script, from outside", 'os.environ["NCCL_DEBUG"] = args.debug\n'),
         shell_fails("true is read as 0", "export NCCL_IB_DISABLE=true  # !", "torchrun train.py"),
         shell_fails("an unknown log level", "NCCL_DEBUG=DEBUG srun python train.py  # !"),
         shell_fails("a level in small letters", "export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"),
@@ -191,7 +197,7 @@ def _files(job: Job) -> Iterator[Finding]:
         shell_passes("of the script alone", "NCCL_DEBUG=maybe", "torchrun train.py"),
     ),
 )
-def value_invalid_in_files(file: LaunchFile) -> Iterator[Violation]:
+def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether every known variable of a launch file has a value that its reader takes."""
     for setting in file.settings:
         if not setting.is_exported or setting.known_value is None or known_variable(setting.name) is None:

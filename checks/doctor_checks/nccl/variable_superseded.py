@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
-from doctor.api import Finding, Job, LaunchFile, Severity, Verdict, Violation, check, merge, rule, source_of
+from doctor.api import Finding, Job, Severity, Verdict, Violation, check, merge, rule, source_of
 from doctor.facts import EnvironmentFacts, NcclLibrary, SoftwareFacts, TorchBuild
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.releases import within
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
 _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
 
@@ -138,8 +139,9 @@ def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
 
 @rule(
     check=variable_superseded,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_ASYNC_ERROR_HANDLING"] = "1"  # !\n'),
         shell_fails("renamed by torch 2.2", "export NCCL_ASYNC_ERROR_HANDLING=1  # !", "torchrun train.py"),
         shell_fails("renamed too", "NCCL_BLOCKING_WAIT=1 torchrun train.py  # !"),
         shell_fails("for all tasks", "srun --export=ALL,NCCL_BLOCKING_WAIT=0 python train.py  # !"),
@@ -150,7 +152,7 @@ def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
         shell_passes("of the script alone", "NCCL_BLOCKING_WAIT=1", "torchrun train.py"),
     ),
 )
-def variable_superseded_in_files(file: LaunchFile) -> Iterator[Violation]:
+def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the variables of a launch file bear the names under which they are read today.
 
     Why it hurts: an old name is read with a warning for a while, and then no more: the setting has no effect.

@@ -10,7 +10,6 @@ from doctor.api import (
     FilePasses,
     Finding,
     Job,
-    LaunchFile,
     Severity,
     Verdict,
     Violation,
@@ -24,8 +23,9 @@ from doctor.knowledge.environment_variables import concerns_nccl
 from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _PLUG_INS = {
     "NCCL_VERSION": "2.27.3",
@@ -130,8 +130,10 @@ spec:
 
 @rule(
     check=variable_unknown,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
+        passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
         shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
         shell_fails("an underscore too many", "NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"),
         shell_fails("for mpirun", "mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
@@ -149,7 +151,7 @@ spec:
         FilePasses("in a pod, known", _POD.replace("NAME", "NCCL_SOCKET_IFNAME"), name="pod.yaml"),
     ),
 )
-def variable_unknown_in_files(file: LaunchFile) -> Iterator[Violation]:
+def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads."""
     for setting in file.settings:
         name = setting.name

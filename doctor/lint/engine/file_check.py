@@ -26,6 +26,7 @@ from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, Unrea
 from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.rule import SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
+from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
 from doctor.lint.python.notebooks import Notebook, read_notebook
 from doctor.lint.python.script import Script, parsed
 
@@ -38,6 +39,8 @@ MOST_VIOLATIONS = 1_000
 """Violations of one rule in one file that are kept."""
 LONGEST_LINE = 240
 """Characters of a line that are shown."""
+_SETS_ENVIRONMENT = ("environ", "putenv")
+"""Every script that sets variables has one of these words."""
 
 
 class FileTimeout(BaseException):
@@ -119,7 +122,7 @@ class FileChecker:
             raise
         except Exception as error:
             crash = f"its reader: {sentence_of(error)} ({_innermost(error)})"
-            verdict.crashes = {number: crash for number, rule in self._rules if rule.reads not in (Script, object)}
+            verdict.crashes = {number: crash for number, rule in self._rules if issubclass(rule.reads, LaunchFile)}
             verdict.kind = "unknown"
             return
         if launch is None:
@@ -158,7 +161,8 @@ class FileChecker:
         for number, rule in self._rules:
             if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
                 continue
-            if rule.mentions and not any(word in page.text for word in rule.mentions):
+            mentions = _SETS_ENVIRONMENT if kind is Script and rule.reads is EnvironmentSource else rule.mentions
+            if mentions and not any(word in page.text for word in mentions):
                 verdict.judged.add(number)
                 continue
             began = time.perf_counter()

@@ -176,7 +176,7 @@ class _RuleCoverage:
     """The files that the rules of an id could check."""
 
     def __init__(self, numbers: Sequence[int], rules: Sequence[Rule], verdicts: Iterable[FileResult]) -> None:
-        self.reads_python = any(rule.reads in (Script, object) for rule in rules)
+        self.reads_python = any(issubclass(Script, rule.reads) for rule in rules)
         kinds = ("python", "notebook") if self.reads_python else ()
         self.missing = [one for one in verdicts if one.skipped is not None and one.kind in kinds]
         self.seen = sum(one.skipped is None and not one.judged.isdisjoint(numbers) for one in verdicts)

@@ -44,6 +44,15 @@ class EnvironmentSetting:
         return names_in(self.value)
 
 
+class EnvironmentSource:
+    """A file that sets environment variables: a launch file, or a script by ``os.environ``."""
+
+    @property
+    def settings(self) -> tuple[EnvironmentSetting, ...]:
+        """The variables that it sets, in the order of the text."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Launch:
     """A program that is started: that of a launcher (:class:`doctor.knowledge.launchers.LaunchCommand`), ``python`` or
@@ -108,7 +117,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class LaunchFile:
+class LaunchFile(EnvironmentSource):
     """``launches``: the outermost programs in the order of the text. ``notes``: what was not read, and why."""
 
     path: str

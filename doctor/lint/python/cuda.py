@@ -57,12 +57,20 @@ def binds_device(script: Script) -> bool:
     ``init_process_group(device_id=…)``, CUDA_VISIBLE_DEVICES, a function named like it."""
     if any(script.is_given(call, "device_id") for call in joins(script)) or any(script.calls(*_BINDERS)):
         return True
-    if "CUDA_VISIBLE_DEVICES" in script.text:
+    if "CUDA_VISIBLE_DEVICES" in script.text and not shows_same_devices(script):
         return True
     return any(
         _BINDS.search(last_name(call.func)) and not script.name(call.func).startswith("torch.cuda.get_")
         for call in script.all(ast.Call)
     )
+
+
+def shows_same_devices(script: Script) -> bool:
+    """Whether all that a file says of CUDA_VISIBLE_DEVICES is a fixed value that is not one device: a list, or one that
+    CUDA can't read. No rank gets a device of its own by it."""
+    values = [one.known_value for one in script.settings if one.name == "CUDA_VISIBLE_DEVICES"]
+    is_all = script.text.count("CUDA_VISIBLE_DEVICES") == len(values) > 0
+    return is_all and all(value is not None and re.search(r"[,\s]", value.strip()) for value in values)
 
 
 def on_current_device(script: Script) -> ast.Call | None:

@@ -6,11 +6,15 @@ Nothing is imported or run. Unresolved expressions have no name, and rules ignor
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import Final, TypeVar
 
+from doctor.lint.engine.rule import location_of
+from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
+from doctor.lint.launch.partial_text import OUTPUT, unknown_mark
 from doctor.lint.python.aliases import canonical
 from doctor.lint.python.bindings import Bindings, LexicalScope
 
@@ -25,6 +29,10 @@ _OF_HOOKS = {"trainer": "lightning.pytorch.Trainer()", "pl_module": "lightning.p
 """Arguments of the hooks of Lightning's callbacks."""
 
 
+_ENVIRONMENTS = ("os.environ", "os.environ.copy()")
+"""The environment, and a copy of it for other programs."""
+
+
 class UnknownValue:
     """A value that the file does not determine."""
 
@@ -36,7 +44,7 @@ class UnknownValue:
 UNKNOWN: Final = UnknownValue()
 
 
-class Script:
+class Script(EnvironmentSource):
     """``path`` as shown; ``text`` of the file; ``releases``: of distributions, installed or given; ``processors``: of
     the machine that will run it, if known. Raises as :func:`parsed`."""
 
@@ -265,6 +273,49 @@ class Script:
                 return self.value(bound[0], depth - 1)
         return UNKNOWN
 
+    # -- the environment
+
+    @cached_property
+    def settings(self) -> tuple[EnvironmentSetting, ...]:
+        """The variables that it sets by ``os.environ`` and ``os.putenv``; unit tests set faulty ones on purpose."""
+        if is_test(self):
+            return ()
+        found = [
+            EnvironmentSetting(name, self._text(value), location_of(at), is_certain=self._is_certain(at))
+            for at, key, value in self._written()
+            if isinstance(name := self.value(key), str)
+        ]
+        return tuple(sorted(found, key=lambda one: one.place))
+
+    def _written(self) -> Iterator[tuple[ast.AST, ast.expr, ast.expr]]:
+        """The node, the key and the value of each variable."""
+        for statement in self.all(ast.Assign):
+            for target in statement.targets:
+                if isinstance(target, ast.Subscript) and self.name(target.value) in _ENVIRONMENTS:
+                    yield statement, target.slice, statement.value
+        for call in self.calls(*(f"{one}.setdefault" for one in _ENVIRONMENTS), "os.putenv"):
+            if len(call.args) == 2:
+                yield call, call.args[0], call.args[1]
+        for call in self.calls(*(f"{one}.update" for one in _ENVIRONMENTS)):
+            yield from ((word, ast.Constant(word.arg), word.value) for word in call.keywords if word.arg)
+            yield from _pairs(call.args[0] if call.args else None)
+        for merged in self.all(ast.AugAssign):
+            if isinstance(merged.op, ast.BitOr) and self.name(merged.target) in _ENVIRONMENTS:
+                yield from _pairs(merged.value)
+
+    def _text(self, value: ast.expr) -> str:
+        """The text of a value, as in launch files: ``str(29500)`` is known."""
+        if isinstance(value, ast.Call) and last_name(value.func) == "str" and len(value.args) == 1:
+            found = self.value(value.args[0])
+            known = str(found) if isinstance(found, (str, int, float)) else None
+        else:
+            found = self.value(value)
+            known = found if isinstance(found, str) else None
+        return unknown_mark(OUTPUT) if known is None else known
+
+    def _is_certain(self, node: ast.AST) -> bool:
+        return not any(isinstance(one, (ast.If, ast.For, ast.While, ast.Try, ast.IfExp)) for one in self.around(node))
+
     # -- calls
 
     @cached_property
@@ -338,6 +389,12 @@ class Script:
         return self.bindings.scope_of(node, name)
 
 
+def is_test(script: Script) -> bool:
+    """Whether a file is a unit test, whose faults may be intended."""
+    named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
+    return named is not None and any(one.name.startswith("test_") for one in script.functions)
+
+
 def per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:
     """Make a function of a script compute its result once per script."""
     key = f"{function.__module__}.{function.__name__}"
@@ -400,6 +457,11 @@ _NO_CHILDREN = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "kind", "type
 
 def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _pairs(node: ast.expr | None) -> Iterator[tuple[ast.AST, ast.expr, ast.expr]]:
+    if isinstance(node, ast.Dict):
+        yield from ((key, key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
 
 
 def _without_none(annotation: ast.expr) -> ast.expr:

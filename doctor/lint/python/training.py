@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, per_script
+from doctor.lint.python.script import is_test as is_test
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 FSDP = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
@@ -107,12 +108,6 @@ def shards_loaders_itself(script: Script) -> bool:
     made = any(_SHARDS_LOADERS.match(script.name(call.func)) for call in script.all(ast.Call))
     derived = any(_SHARDS_LOADERS.match(base) for one in script.all(ast.ClassDef) for base in script.bases(one))
     return made or derived or next(script.method_calls(*_SHARDING_METHODS), None) is not None
-
-
-def is_test(script: Script) -> bool:
-    """Whether a file is a unit test, whose faults may be intended."""
-    named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
-    return named is not None and any(one.name.startswith("test_") for one in script.functions)
 
 
 class Loop(NamedTuple):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.cuda import shows_same_devices
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN
@@ -49,7 +50,9 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     device = torch.device("cuda", local_rank).
     """
     shown = several_ranks(script)
-    if shown is None or simulates_ranks(script) or _VISIBLE.search(script.text) or _spreads_one_model(script):
+    if shown is None or simulates_ranks(script) or _spreads_one_model(script):
+        return
+    if _VISIBLE.search(script.text) and not shows_same_devices(script):
         return
     for sets in script.calls("torch.cuda.set_device"):
         function = script.function_of(sets)

@@ -9,7 +9,6 @@ from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
-    LaunchFile,
     Severity,
     Verdict,
     Violation,
@@ -21,8 +20,9 @@ from doctor.api import (
 )
 from doctor.facts import EnvironmentFacts, InterfaceFacts
 from doctor.knowledge.interface_syntax import gloo_names, looks_like_nccl_syntax, parse_nccl_list
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -126,8 +126,9 @@ def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identi
 
 @rule(
     check=gloo_interface_syntax,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["GLOO_SOCKET_IFNAME"] = "^lo"  # !\n'),
         shell_fails("what to leave out", "export GLOO_SOCKET_IFNAME=^docker0,lo  # !", "torchrun train.py"),
         shell_fails("a whole name", "GLOO_SOCKET_IFNAME==eth0 torchrun train.py  # !"),
         shell_fails(
@@ -141,7 +142,7 @@ def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identi
         shell_passes("from outside", "export GLOO_SOCKET_IFNAME=$IFACE", "torchrun train.py"),
     ),
 )
-def gloo_interface_syntax_in_files(file: LaunchFile) -> Iterator[Violation]:
+def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether GLOO_SOCKET_IFNAME holds names alone, which is all that Gloo reads.
 
     Why it hurts: Gloo looks for an interface of that very name, and every rank ends with "Unable to find address for".

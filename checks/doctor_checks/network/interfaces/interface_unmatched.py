@@ -9,7 +9,6 @@ from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
-    LaunchFile,
     Severity,
     Verdict,
     Violation,
@@ -23,8 +22,9 @@ from doctor.api import (
 from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts
 from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_nccl_syntax, nccl_interface_list
 from doctor.lint.launch.interface_list_syntax import list_fault
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
 from doctor_checks.network.interfaces._export_line import export_line
 
 
@@ -163,8 +163,9 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
 
 @rule(
     check=interface_unmatched,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_SOCKET_IFNAME"] = "eth0, eth1"  # !\n'),
         shell_fails("a blank behind the comma", 'export NCCL_SOCKET_IFNAME="eth0, eth1"  # !', "torchrun x.py"),
         shell_fails("a second caret", "export NCCL_SOCKET_IFNAME=^lo,^docker0  # !", "torchrun train.py"),
         shell_fails("quotes in quotes", """export NCCL_SOCKET_IFNAME="'eth0'"  # !""", "torchrun train.py"),
@@ -174,7 +175,7 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
         shell_passes("found by a command", "export NCCL_SOCKET_IFNAME=$(ip route | awk '{print $5}')"),
     ),
 )
-def interface_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
+def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether each entry of a list of interfaces can be the name of one, by the library's own grammar.
 
     Why it hurts: nothing is trimmed: an entry that matches no interface selects none, or leaves none out; NCCL says

@@ -16,7 +16,6 @@ from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
-    LaunchFile,
     Severity,
     Verdict,
     Violation,
@@ -30,8 +29,9 @@ from doctor.api import (
 from doctor.facts import NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
 from doctor.knowledge.interface_syntax import nccl_device_list
 from doctor.lint.launch.interface_list_syntax import list_fault
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor.testing.script_cases import fails, shell_fails, shell_passes
 
 _HALF_DOWN = (
     RdmaDevice("mlx5_0", (RdmaPort(1, "DOWN", "Polling", link_layer="InfiniBand"),), has_uverbs=True),
@@ -210,8 +210,9 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
 
 @rule(
     check=rdma_device_unmatched,
-    reads=LaunchFile,
+    reads=EnvironmentSource,
     cases=lambda: (
+        fails("in a script", 'os.environ["NCCL_IB_HCA"] = "mlx5_0, mlx5_1"  # !\n'),
         shell_fails("a blank behind the comma", 'export NCCL_IB_HCA="mlx5_0, mlx5_1"  # !', "torchrun x.py"),
         shell_fails("a second caret", "export NCCL_IB_HCA=^mlx5_0,^mlx5_3  # !", "torchrun x.py"),
         shell_fails("a second equals sign", "NCCL_IB_HCA==mlx5_0:1,=mlx5_1:1 srun python x.py  # !"),
@@ -220,7 +221,7 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
         shell_passes("found by a command", "export NCCL_IB_HCA=$(ibdev2netdev | cut -d' ' -f1)", "torchrun x.py"),
     ),
 )
-def rdma_device_unmatched_in_files(file: LaunchFile) -> Iterator[Violation]:
+def rdma_device_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether each entry of NCCL_IB_HCA can be the name of a device, by NCCL's own grammar.
 
     Why it hurts: nothing is trimmed: an entry that matches no device selects none, or leaves none out, and NCCL goes
