@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from doctor.lint.engine.registry import builtin_rules
 from doctor.lint.launch.file_type import read_launch_file
-from doctor.lint.launch.launch_file import LaunchFile
+from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.python.script import Script
 
-RULES = [rule for rule in builtin_rules() if issubclass(rule.reads, LaunchFile)]
+RULES = [rule for rule in builtin_rules() if issubclass(rule.reads, EnvironmentSource) and rule.reads is not Script]
 
 SICK_JOB = """\
 #!/bin/bash

@@ -26,7 +26,7 @@ from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, Unrea
 from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.rule import SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
-from doctor.lint.launch.launch_file import EnvironmentSource, LaunchFile
+from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.python.notebooks import Notebook, read_notebook
 from doctor.lint.python.script import Script, parsed
 
@@ -122,7 +122,8 @@ class FileChecker:
             raise
         except Exception as error:
             crash = f"its reader: {sentence_of(error)} ({_innermost(error)})"
-            verdict.crashes = {number: crash for number, rule in self._rules if issubclass(rule.reads, LaunchFile)}
+            of_launch_files = (one for one in self._rules if one[1].reads not in (Script, object))
+            verdict.crashes = {number: crash for number, _ in of_launch_files}
             verdict.kind = "unknown"
             return
         if launch is None:
