@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.memory.non_torch import ModuleLoading
+from doctor.estimate.memory.non_torch import ModuleLoading, loading_of
 
 if TYPE_CHECKING:
     from doctor.core.facts import Gpu, HostFacts
@@ -116,9 +116,31 @@ def _captured_budget(job: Job, devices: int) -> DeviceBudget:
         name=tightest.name,
         others=_held(tightest),
         capability=tightest.compute_capability or "",
+        loading=_captured_loading(job),
+        context=_captured_context(job),
         host=host,
         notes=notes,
     )
+
+
+def _captured_loading(job: Job) -> ModuleLoading:
+    from doctor.core.facts import SoftwareFacts
+
+    builds = [found.torch for one in job.ranks if (found := one.find(SoftwareFacts)) and found.torch]
+    return loading_of(builds[0].cuda or "" if builds else "")
+
+
+def _captured_context(job: Job) -> int | None:
+    """Return the context of a captured run as the driver reports it: what its only process holds beside torch.
+
+    ``None`` with several ranks, which have NCCL's buffers, too."""
+    from doctor.core.facts import RunMemoryFacts
+
+    run = job.ranks[0].find(RunMemoryFacts) if len(job.ranks) == 1 else None
+    processes = run.processes if run is not None else None
+    if run is None or not processes or len(processes) > 1 or not processes[0].memory or not run.reserved:
+        return None
+    return max(0, processes[0].memory - run.reserved)
 
 
 def _held(gpu: Gpu) -> int:

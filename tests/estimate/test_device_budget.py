@@ -4,7 +4,7 @@ from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
 from doctor.estimate.device_budget import device_budget_of, size_of, with_host_memory
 from doctor.estimate.memory.non_torch import GROUP, NODES, PAIR, communicator, loading_of, outside, workspace
-from doctor.facts import GpuFacts, HostFacts, MigDevice
+from doctor.facts import GpuFacts, GpuProcess, HostFacts, MigDevice, RunMemoryFacts, SoftwareFacts, TorchBuild
 from doctor.knowledge.device_memory import find_devices, known_devices, near_devices
 from doctor.testing import healthy
 from tests.lab.cases import each_case
@@ -130,3 +130,26 @@ def test_a_context_with_all_kernels_is_larger():
 def test_the_workspace_of_cublas_by_generation():
     assert workspace("8.6") < 9 * MIB
     assert workspace("9.0") == workspace("10.0") == workspace("") == 32 * MIB
+
+
+def test_a_captured_run_of_one_process_shows_its_context():
+    def context_of(*memory, per_host=1, reserved=20 * GIB):
+        processes = tuple(GpuProcess(100 + place, size) for place, size in enumerate(memory))
+        run = RunMemoryFacts(reserved=reserved, processes=processes)
+        sketch = healthy(1, per_host).put(run)
+        return device_budget_of(None, None, sketch.job()).context
+
+    assert context_of(20 * GIB + 700 * MIB) == 700 * MIB
+    assert context_of(20 * GIB, 300 * MIB) is None, "another process may be the one"
+    assert context_of(None) is None
+    assert context_of() is None
+    assert context_of(20 * GIB + 900 * MIB, per_host=2) is None, "buffers of NCCL are in it"
+    assert outside(TrainingPlan(), "9.0", measured=700 * MIB) == 700 * MIB
+
+
+def test_a_capture_says_how_kernels_are_loaded():
+    def loading(cuda):
+        software = SoftwareFacts(torch=TorchBuild("2.1.0", cuda=cuda))
+        return device_budget_of(None, None, healthy(1, 1).put(software).job()).loading
+
+    assert [loading(cuda) for cuda in ("11.2", "12.8", None)] == ["eager", "lazy", "lazy"]
