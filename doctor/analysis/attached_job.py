@@ -41,6 +41,7 @@ from doctor.core.facts import (
 from doctor.core.facts.telemetry import GpuKind
 from doctor.core.job import Host, Job, Member, Sections, build_job
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT
+from doctor.knowledge.launcher_index import ENDING_OTHERS
 
 GROUP_TIMEOUT = 1800.0
 """Default timeout of process groups in seconds, for all backends but NCCL, whose 600 s need not apply."""
@@ -310,13 +311,10 @@ def _member(host: Host, number: int, progress: ProgressFacts, recorder: Recorder
 
 
 def _stops_on_failure(part: _HostPart) -> bool:
-    """Whether a rank that is missing has ended without an error: torchrun ends the others if one failed.
-
-    ``_poll`` in torch/distributed/elastic/multiprocessing/api.py reports the first exit code that is not 0, and the
-    agent then stops its workers."""
+    """Whether a rank that is missing has ended without an error: its launcher would have ended the others."""
     ranks = [process for process in part.facts.processes if process.role == "rank"]
     agents = [process for process in part.facts.processes if process.role == "agent" and not process.ended]
-    return bool(agents) and all(process.launcher == "torchrun" for process in ranks)
+    return bool(agents) and all(process.launcher in ENDING_OTHERS for process in ranks)
 
 
 def _ras_reports(parts: Sequence[_HostPart], found: Iterable[tuple[_HostPart, AttachedRank]]) -> Mapping[int, RasRank]:

@@ -226,11 +226,11 @@ class _Assembly:
         )
         ids = [job_ids(rank.process.environ or {}) for rank in ranks]
         some = min(ranks, key=lambda rank: numbers[rank.process.pid].rank or 0)
-        launcher = _first(number.launcher or None for number in numbers.values()) or self._launcher(some)
+        launcher = self._parent_launcher(some) or _first(number.launcher or None for number in numbers.values())
         job = TargetJob(
             id=plain(_first(names[0] for names in ids if names) or ""),
             ids=frozenset(name for names in ids for name in names),
-            launcher=launcher,
+            launcher=launcher or self._launcher(some),
             program=program_of(some.process, self._table),
             world_size=common_world_size(numbers.values()),
             user=some.process.user,
@@ -256,6 +256,13 @@ class _Assembly:
                 one.pid for one in processes if marks.listens_for(one, [two for two in processes if two is not one])
             ]
         return serving[0] if len(serving) == 1 else None
+
+    def _parent_launcher(self, rank: RankProcess) -> str:
+        """Return the launcher that is a Python program and started a rank; empty if there is none.
+
+        Several programs run torch's elastic agent (accelerate/commands/launch.py), which sets the variables of
+        torchrun, and DeepSpeed's launcher sets only the plain ones."""
+        return self._launcher(rank) if rank.agent is not None and runs_python(rank.agent) else ""
 
     def _launcher(self, rank: RankProcess) -> str:
         if rank.agent is None:

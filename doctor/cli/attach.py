@@ -124,8 +124,8 @@ def command(
     attach`, `mpirun ... doctor attach`, or by ssh or kubectl exec with `--share DIR`.
 
     Exit codes: 0 all ranks make progress, 1 a problem was found, 2 a wrong option
-    or no such process or job, 3 a rank could not be read, or no training process
-    was found.
+    or no such process or job, 3 a rank could not be read, access to it was refused
+    (ptrace), or no training process was found.
     """
     from doctor.attach.debug_server import server_address
     from doctor.attach.sampler import DEFAULTS

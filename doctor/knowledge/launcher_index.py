@@ -41,6 +41,8 @@ PROCESSES = tuple(chain.from_iterable(row.processes for row in (ENVIRONMENT, *LA
 """Beginnings of the names of processes that start ranks."""
 PARENTS = {parent: row.parent_program or row.title for row in LAUNCHERS for parent in row.parents}
 """Programs that start ranks inside a task or a batch script, by the name of the process."""
+ENDING_OTHERS = frozenset(row.name for row in LAUNCHERS if row.ends_others)
+"""Launchers whose agent ends the ranks of its host if one of them fails."""
 LOG_PREFIXES = tuple(chain.from_iterable(row.log_prefixes for row in LAUNCHERS))
 """What launchers put before the lines of a rank, the most specific form first."""
 

@@ -148,7 +148,8 @@ class Launcher(NamedTuple):
 
     ``recognized_by``: how a rank inside a SLURM task shows that this launcher started it: by the mark of ``counts``, by
     being the reported launcher, or by a claim. ``program``: the word for it in findings, if it is not the name.
-    ``is_script``: a process of the training script starts the others. ``chooses_port``: it chooses MASTER_PORT itself,
+    ``is_script``: a process of the training script starts the others. ``ends_others``: its agent ends the ranks of its
+    host if one of them fails. ``chooses_port``: it chooses MASTER_PORT itself,
     so any free port may be in use.
 
     ``job_variables`` identify the job in the scheduler, ``run_variables`` the run: both are equal in all processes.
@@ -185,6 +186,7 @@ class Launcher(NamedTuple):
     recognized_by: Literal["", "counts", "launcher", "claim"] = ""
     program: str = ""
     is_script: bool = False
+    ends_others: bool = False
     chooses_port: bool = False
     prefixes: Names = ()
     variables: Names = ()
@@ -243,6 +245,9 @@ LAUNCHERS = (
         exports=_ABORTS_FIRST,
         counts=ProcessCount("TORCHELASTIC_RUN_ID", "RANK", ("WORLD_SIZE",), by_agent=True),
         recognized_by="counts",
+        # "_poll" in torch/distributed/elastic/multiprocessing/api.py reports the first exit code that is not 0, and the
+        # agent then stops its workers.
+        ends_others=True,
         chooses_port=True,
         prefixes=_names("TORCHELASTIC_ PET_"),
         variables=_names("ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE"),
@@ -472,6 +477,7 @@ LAUNCHERS = (
         ),
         exports=_ABORTS_FIRST,
         recognized_by="claim",
+        ends_others=True,
         chooses_port=True,
         prefixes=("ACCELERATE_",),
         processes=("accelerate",),
@@ -519,6 +525,8 @@ LAUNCHERS = (
     ),
     Launcher(
         "deepspeed",
+        # "sigkill_handler" in deepspeed/launcher/launch.py.
+        ends_others=True,
         processes=("deepspeed",),
         agent_modules=("deepspeed.launcher.launch",),
         parents=("deepspeed",),

@@ -128,6 +128,27 @@ def test_torchrun_and_the_workers_of_its_ranks(tmp_path):
     assert (job.launcher, job.program, job.world_size, job.id) == ("torchrun", str(script), 2, "mine")
 
 
+def test_accelerate_is_the_launcher_though_its_agent_is_that_of_torchrun(tmp_path):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    sizes = ["--num_processes=2", "--num_machines=1", f"--main_process_port={free_port()}"]
+    command = [
+        SCRIPTS / "accelerate",
+        "launch",
+        "--multi_gpu",
+        "--mixed_precision=no",
+        "--dynamo_backend=no",
+        *sizes,
+        script,
+    ]
+    with _started(tmp_path, *command) as process:
+        job = _job(tmp_path, process, _has(rank=2, agent=1))
+    assert "TORCHELASTIC_RUN_ID" in job.ranks[0].process.environ
+    assert (job.launcher, job.program, job.world_size) == ("accelerate", str(script), 2)
+    assert _numbers(job) == [(0, "RANK", False), (1, "RANK", False)]
+
+
 def test_processes_of_torch_multiprocessing_spawn(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "train.py"

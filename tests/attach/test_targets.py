@@ -10,8 +10,8 @@ import time
 import pytest
 
 from doctor.attach import process_marks
-from doctor.attach.processes import own_users
-from doctor.attach.targets import INCOMPLETE, TargetRequest, job_ids
+from doctor.attach.processes import Process, ProcessTable, own_users
+from doctor.attach.targets import INCOMPLETE, TargetRequest, find_targets, job_ids
 from tests.attach.sleepers import (
     FORK,
     RANK_0_OF_2,
@@ -209,6 +209,48 @@ def test_the_agent_in_a_task_of_srun_is_not_a_rank(tmp_path):
     assert job.launcher == "torchrun"
     assert job.id == "77"
     assert sorted(whole.values()) == [0, 1]
+
+
+LAUNCH = ("python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30=", "--node_rank=%n", "train.py")
+RUNNER = ("python3", "/env/bin/deepspeed", "--hostfile=hosts", "train.py")
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        [("/usr/sbin/sshd", "sshd: alice@notty"), ("/usr/bin/bash", "bash", "-c", "cd /home; python3 -u ..."), LAUNCH],
+        [RUNNER, LAUNCH],
+        [RUNNER, ("/usr/bin/pdsh", "pdsh", "-w", "node1"), ("/usr/bin/ssh", "ssh", "node1"), LAUNCH],
+        [("/usr/sbin/slurmstepd", "slurmstepd: [7.batch]"), ("/usr/bin/bash", "bash", "job.sh"), RUNNER, LAUNCH],
+    ],
+)
+def test_ranks_of_deepspeed_on_its_own_and_below_pdsh_and_ssh(parents, tmp_path):
+    """Parents as deepspeed/launcher/runner.py and multinode_runner.py start them, and the variables of launch.py."""
+    batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"} if len(parents) == 4 else {}
+    chain = [_recorded(10 + depth, arguments, batch) for depth, arguments in enumerate(parents)]
+    agent = chain[-1].pid
+    sizes = {"WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "CROSS_SIZE": "2", "LOCAL_SIZE": "2"}
+    ranks = [
+        _recorded(20 + at, RANK, {**batch, **sizes, "RANK": str(2 + at), "LOCAL_RANK": str(at)}, agent) for at in (0, 1)
+    ]
+    table = ProcessTable({one.pid: one for one in (*chain, *ranks)}, proc=tmp_path)
+    [job] = find_targets(table, TargetRequest()).jobs
+    assert [(target.facts.pid, target.facts.rank) for target in job.ranks] == [(20, 2), (21, 3)]
+    assert (job.launcher, job.world_size, job.program) == ("deepspeed", 4, "train.py")
+    assert agent in [target.facts.pid for target in job.targets if target.facts.role == "agent"]
+
+
+RANK = ("python3", "-u", "train.py", "--local_rank=0")
+
+
+def _recorded(pid, arguments, environ, parent=None):
+    """A process of a recorded table, the child of the one before it."""
+    program = arguments[0] if arguments[0].startswith("/") else f"/usr/bin/{arguments[0]}"
+    words = arguments[1:] if arguments[0].startswith("/") else arguments
+    name = program.rpartition("/")[2]
+    return Process(
+        pid, parent or pid - 1, float(pid), os.geteuid(), name, arguments=words, environ=environ, executable=program
+    )
 
 
 def test_a_python_program_that_starts_ranks_is_their_agent(tmp_path):
