@@ -19,6 +19,7 @@ from doctor.analysis.gpu_activity import gpu_activity
 from doctor.analysis.hang.rank_state import is_of_device
 from doctor.analysis.process_movement import (
     Movement,
+    blocked_call,
     driver_call,
     in_worker_loop,
     is_idle_worker,
@@ -374,6 +375,7 @@ def _progress(rank: AttachedRank, report: RasRank, *, waits: bool) -> ProgressFa
         group=movement.group,
         guessed=process.guessed,
         driver=driver,
+        blocked=blocked_call(process),
         gpu=rank.gpu,
         reported=report.words,
         behind=report.behind,

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from doctor.analysis.call_sites import is_in_backward
 from doctor.analysis.step_rate import counted_steps
-from doctor.core.facts import AttachedProcess, Frame, KernelView, ProcessSample, StackThread
+from doctor.core.facts import AttachedProcess, Frame, KernelView, OpenFile, ProcessSample, StackThread
 from doctor.core.frames import waiting_row, waits_for_device, waits_in
 from doctor.core.stack_dumps.native_calls import DEVICE_WAIT, native_operation, waiting_thread
 from doctor.knowledge.waiting_functions import ANY_COLLECTIVE, rests_for_others
@@ -48,6 +48,7 @@ _ON_STORAGE = re.compile(
 """Parts of the names of kernel functions in which a process waits for a file system."""
 _ON_DRIVER = re.compile(r"nvidia|^uvm_|^kfd_|amdgpu|dma_fence")
 """Likewise for the driver of a GPU (nvidia.ko, nvidia-uvm.ko, amdgpu.ko, and fences that drivers share)."""
+_DEVICES = ("/dev/", "/proc/", "/sys/")
 _ON_CHILDREN = re.compile(
     r"torch/utils/data/dataloader\.py|torch/_inductor/"
     r"|(?:^|/)(?:multiprocess(?:ing)?/|subprocess\.py|concurrent/futures/|joblib/)"
@@ -218,16 +219,55 @@ def _receives(samples: Sequence[ProcessSample], main: StackThread) -> bool:
 
 
 def _is_on_storage(sample: ProcessSample) -> bool:
-    return bool(_ON_STORAGE.search(sample.kernel.wchan) or _ON_DRIVER.search(sample.kernel.wchan))
+    return bool(_function_of(sample, _ON_STORAGE) or _function_of(sample, _ON_DRIVER))
+
+
+def _function_of(sample: ProcessSample, names: re.Pattern[str]) -> str:
+    """The innermost function of the kernel with such a name that the main thread is blocked in; empty if none."""
+    if sample.kernel.state == "R":
+        return ""
+    functions = (sample.kernel.wchan, *sample.kernel.stack)
+    return next((function for function in functions if names.search(function)), "")
+
+
+def blocked_call(process: AttachedProcess) -> str:
+    """What the main thread was blocked in inside the kernel in all of several samples: ``fuse_simple_request, on
+    /data/part-7 (fuse.s3fs) at byte 4096``. Empty if it waits for a file system or a file in none, or got further."""
+    samples = process.samples
+    files = {sample.kernel.file for sample in samples}
+    if len(samples) < 2 or len(files) > 1 or any(sample.kernel.state == "R" for sample in samples):
+        return ""
+    file = files.pop()
+    if not _is_on_data(file) and not all(_waits_for_storage(sample) for sample in samples):
+        return ""
+    function = _function_of(samples[-1], _ON_STORAGE) or samples[-1].kernel.wchan
+    return ", ".join(part for part in (function, _named(file)) if part)
+
+
+def _is_on_data(file: OpenFile | None) -> bool:
+    return file is not None and file.path.startswith("/") and not file.path.startswith(_DEVICES)
+
+
+def _waits_for_storage(sample: ProcessSample) -> bool:
+    return sample.kernel.state == "D" or bool(_function_of(sample, _ON_STORAGE))
+
+
+def _named(file: OpenFile | None) -> str:
+    if file is None:
+        return ""
+    kind = f" ({file.filesystem})" if file.filesystem else ""
+    at = f" at byte {file.position}" if file.position and not file.path.startswith("pipe:") else ""
+    return f"on {file.path}{kind}{at}"
 
 
 def driver_call(process: AttachedProcess) -> str:
     """The function of a GPU driver that the main thread was blocked in, without CPU time, in all of several samples."""
     samples = process.samples
-    if len(samples) < 2 or not all(_ON_DRIVER.search(sample.kernel.wchan) for sample in samples):
+    functions = [_function_of(sample, _ON_DRIVER) for sample in samples]
+    if len(functions) < 2 or not all(functions):
         return ""
     used = _difference(samples[0].kernel.main_cpu, samples[-1].kernel.main_cpu) or 0.0
-    return samples[-1].kernel.wchan if used < _BUSY_SHARE * _span(samples) else ""
+    return functions[-1] if used < _BUSY_SHARE * _span(samples) else ""
 
 
 def _is_active(sample: ProcessSample) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from doctor.analysis.attach_outcome import outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import StandingTimes, attached_job
-from doctor.analysis.process_movement import driver_call, movement_of
+from doctor.analysis.process_movement import blocked_call, driver_call, movement_of
 from doctor.core.capture import from_document, to_document
 from doctor.core.facts import AttachedProcess, Frame, LocalVariable, LogEvidence, ProgressFacts, StackThread
 from doctor.core.finding import Severity
@@ -215,6 +215,18 @@ def test_a_rank_that_is_blocked_in_the_driver_is_an_error_once_the_heartbeat_wou
     assert found == [("RUN016", Severity.ERROR)]
     assert driver_call(process(3, (at(40),), wchan="nfs_wait_bit_killable")) == ""
     assert driver_call(process(3, (at(40),), wchan="dma_fence_wait", cpu=0.5)) == ""
+
+
+def test_rank_that_waits_for_a_file_server_names_what_blocks_it() -> None:
+    blocked = process(3, (at(40),), wchan="nfs_wait_bit_killable")
+    assert blocked_call(blocked) == "nfs_wait_bit_killable"
+    [result] = [
+        one
+        for one in judge(attached_job(members(*others(3), blocked)), load_checks(Settings()), Settings()).results
+        if one.findings
+    ]
+    assert "blocked in the kernel: nfs_wait_bit_killable" in result.findings[0].evidence["where"]["3"]
+    assert blocked_call(process(3, (at(40),), wchan="futex_wait_queue")) == ""
 
 
 def test_all_ranks_in_one_call_may_still_be_in_a_first_call() -> None:

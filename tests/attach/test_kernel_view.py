@@ -1,13 +1,27 @@
 """The kernel's view of real processes, and of trees that no kernel writes."""
 
 import os
+import shutil
+import signal
 import socket
+import subprocess
 
+import msgspec
+import pytest
+
+from doctor.analysis.process_movement import blocked_call
 from doctor.attach.kernel_view import SocketQueues, read_kernel_view
-from doctor.core.facts import KernelView
+from doctor.core.facts import KernelView, ProcessSample
 from tests.attach.readable import FORBIDS_TRACING, SLEEPER, started, status_of, wait_until
 from tests.lab.users import ALICE, BOB, as_user, require_root, run_as
 
+READER = """
+import os, sys
+print("ready", flush=True)
+with open(sys.argv[1], "rb", buffering=0) as stream:
+    stream.read(int(sys.argv[2]))
+    stream.read(100)
+"""
 RECEIVER = """
 import socket, sys, time
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -87,3 +101,76 @@ def test_texts_of_another_kernel_are_left_out(tmp_path):
     (main / "status").write_text("voluntary_ctxt_switches:\tmany\n")
     (tmp_path / "7" / "io").write_text("rchar: 1\nwchar: " + "9" * 50)
     assert read_kernel_view(7, SocketQueues(tmp_path), tmp_path) == KernelView(state="S", queued=0)
+
+
+def test_file_that_a_system_call_waits_for(tmp_path):
+    pipe = tmp_path / "part-7"
+    os.mkfifo(pipe)
+    with started(READER, arguments=[str(pipe), "3"]) as target, pipe.open("wb", buffering=0) as stream:
+        stream.write(b"abc")
+        wait_until(lambda: (view := read_kernel_view(target.pid, SocketQueues())).file and view.state == "S")
+        view = read_kernel_view(target.pid, SocketQueues())
+    assert view.file.path == str(pipe)
+    assert view.file.filesystem
+    assert view.file in view.files
+
+
+def test_position_in_an_open_file_and_a_file_that_is_gone(tmp_path):
+    part = tmp_path / "part-7"
+    part.write_bytes(b"x" * 4096)
+    program = "import sys\nstream = open(sys.argv[1], 'rb', buffering=0)\nstream.seek(1024)\n" + SLEEPER
+    with started(program, arguments=[str(part)]) as target:
+        [found] = [one for one in read_kernel_view(target.pid, SocketQueues()).files if one.path == str(part)]
+        part.unlink()
+        gone = [one.path for one in read_kernel_view(target.pid, SocketQueues()).files]
+    assert found.position == 1024
+    assert f"{part} (deleted)" in gone
+
+
+def test_kernel_stack_is_read_as_root_alone():
+    require_root()
+    with started(before=run_as(ALICE)) as target:
+        stack = read_kernel_view(target.pid, SocketQueues()).stack
+        with as_user(ALICE):
+            hidden = read_kernel_view(target.pid, SocketQueues()).stack
+    assert any("sleep" in function for function in stack)
+    assert hidden == ()
+
+
+READS_WHEN_TOLD = """
+import os, sys
+with open(sys.argv[1], "rb", buffering=0) as stream:
+    print("ready", flush=True)
+    while not os.path.exists(sys.argv[2]):
+        pass
+    stream.read(10)
+"""
+
+
+def test_file_system_that_does_not_answer(tmp_path):
+    """A mount of FUSE whose server is stopped: a read blocks in the kernel."""
+    require_root()
+    bindfs = shutil.which("bindfs")
+    if bindfs is None or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs bindfs and /dev/fuse")
+    source, mount, told = (tmp_path / name for name in ("source", "mount", "told"))
+    source.mkdir()
+    mount.mkdir()
+    (source / "part-7").write_bytes(b"x" * 100_000)
+    server = subprocess.Popen([bindfs, "-f", "-o", "direct_io", source, mount])
+    try:
+        wait_until(lambda: os.path.ismount(mount))
+        with started(READS_WHEN_TOLD, arguments=[str(mount / "part-7"), str(told)]) as target:
+            server.send_signal(signal.SIGSTOP)
+            told.touch()
+            wait_until(lambda: read_kernel_view(target.pid, SocketQueues()).file is not None)
+            samples = [ProcessSample(at, read_kernel_view(target.pid, SocketQueues())) for at in (0.0, 1.0)]
+            server.send_signal(signal.SIGCONT)
+    finally:
+        server.kill()
+        subprocess.run(["umount", "-l", mount], check=False)
+        server.wait()
+    assert any("fuse" in function for function in samples[0].kernel.stack)
+    function, _, file = blocked_call(msgspec.structs.replace(target, samples=tuple(samples))).partition(", ")
+    assert function in samples[0].kernel.stack
+    assert file.startswith(f"on {mount}/part-7 (fuse")

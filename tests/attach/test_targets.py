@@ -424,7 +424,7 @@ def test_a_named_child_of_a_rank_is_read_like_a_rank():
 def test_what_could_not_be_read_in_time_is_noted(monkeypatch):
     assert INCOMPLETE not in found().notes
     monkeypatch.setattr(process_marks.ProcessMarks.__init__, "__kwdefaults__", {"seconds": 0.0})
-    with running(MEMBER, RANK_0_OF_2) as process:
+    with running(), running(MEMBER, RANK_0_OF_2) as process:  # the marks of the first one would have to be read
         seen = found()
         [job] = [job for job in seen.jobs if process.pid in {target.facts.pid for target in job.targets}]
     assert INCOMPLETE in seen.notes

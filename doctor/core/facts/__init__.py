@@ -92,6 +92,7 @@ __all__ = [
     "NcclPlugin",
     "NonFinite",
     "NvLink",
+    "OpenFile",
     "Origin",
     "Package",
     "PathFacts",

@@ -49,6 +49,15 @@ class StackThread(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     awaits: str = ""
 
 
+class OpenFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A file or pipe that a process has open: the path as the kernel names it (``pipe:[123]``, ``/data/x (deleted)``),
+    the kind of its file system, and the position in it in bytes, ``None`` if the kernel does not show it."""
+
+    path: str
+    filesystem: str = ""
+    position: int | None = None
+
+
 class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What ``/proc`` shows of a process, and of its main thread, or the one that trains instead, where it says so.
 
@@ -56,7 +65,9 @@ class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     sleeps; ``syscall``: number of its system call, ``None`` if it is in none or access is denied; ``cpu``: seconds of
     all threads, ``main_cpu`` of the main thread; ``switches``: voluntary context switches of the main thread;
     ``transferred``: bytes that the process read and wrote by system calls; ``queued``: bytes in the receive queues of
-    its sockets. ``None``: not readable."""
+    its sockets. ``None``: not readable. ``stack``: kernel functions that the main thread is in, innermost first; empty
+    if it runs or if this process is not privileged. ``file``: that its system call reads or writes; ``files``: regular
+    files that are open."""
 
     state: str = ""
     wchan: str = ""
@@ -66,6 +77,9 @@ class KernelView(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     switches: int | None = None
     transferred: int | None = None
     queued: int | None = None
+    stack: tuple[str, ...] = ()
+    file: OpenFile | None = None
+    files: tuple[OpenFile, ...] = ()
 
 
 class ProcessSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

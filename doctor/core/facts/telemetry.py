@@ -151,9 +151,10 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ``sampled``: the process was read from outside, so that ``idle`` is the least time and no point is known.
     ``awaits``: the operation that it waits in, if its stack alone does not show it; ``group``: the process group that
     it waits in, as the source of its call names it. ``guessed``: the number of the rank is not one that a launcher or
-    the user gave. ``driver``: the function of a GPU driver that its main thread is blocked in. ``gpu``: what its GPU
-    did. ``reported``: what NCCL's RAS service reports of it (``launched 41 of 42 AllReduce``); ``behind``: the service
-    shows that it launched fewer collectives than the others.
+    the user gave. ``driver``: the function of a GPU driver that its main thread is blocked in; ``blocked``: the file
+    system or file that the kernel blocks it in. ``gpu``: what its GPU did. ``reported``: what NCCL's RAS service
+    reports of it (``launched 41 of 42 AllReduce``); ``behind``: the service shows that it launched fewer collectives
+    than the others.
     """
 
     key: ClassVar[str] = "progress"
@@ -186,6 +187,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     guessed: bool = False
     gpu: GpuActivity | None = None
     driver: str = ""
+    blocked: str = ""
     reported: tuple[str, ...] = ()
     behind: bool = False
 

@@ -77,6 +77,8 @@ def stall_location(rank_state: RankState) -> str:
         parts += [f"{verb} {rank_state.site.text}", rank_state.site.condition]
     if rank_state.wait is not None:
         parts.append(numbered_call(rank_state.wait))
+    if rank_state.progress is not None and rank_state.progress.blocked:
+        parts.append(f"blocked in the kernel: {rank_state.progress.blocked}")
     if rank_state.progress is not None and rank_state.progress.gpu is not None:
         parts.append(activity_text(rank_state.progress.gpu))
     if rank_state.progress is not None and rank_state.progress.reported:
