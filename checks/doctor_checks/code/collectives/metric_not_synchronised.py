@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.training import MODULE, TRAINER, hooks, is_test, lightning_modules, several_ranks
+from doctor.lint.python.training import (
+    ACCELERATOR,
+    MODULE,
+    TRAINER,
+    hooks,
+    is_test,
+    lightning_modules,
+    several_ranks,
+    unwrapped,
+)
 from doctor.testing.script_cases import fails, passes
 
 _STEPS = ("validation_step", "test_step")
@@ -21,6 +30,8 @@ _SYNCED = re.compile(
     r"global_step|torchmetrics|memory_allocated|max_memory_allocated|perf_counter|time)$"
 )
 """Words of values that are equal on all ranks already, that ranks gathered, or that a metric object holds."""
+_METRICS = ("evaluate.load", "datasets.load_metric")
+_GATHERS = re.compile(r"gather|reduce\(|pad_across_processes")
 _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/])")
 
 
@@ -28,7 +39,7 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
     id="CODE007",
     severity=Severity.WARNING,
     reads=Script,
-    mentions=("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end"),
+    mentions=("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end", "add_batch"),
     cases=lambda: (
         fails(
             "the loss of validation",
@@ -63,6 +74,15 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss)  # !"),
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss, sync_dist=True)  # !"),
         ),
+        fails("a metric of Evaluate that sees this rank's predictions", _ACCELERATE),
+        passes(
+            "gathered by Accelerate",
+            _ACCELERATE.replace("add_batch(", "add_batch(*accelerator.gather_for_metrics(").replace("y)  # !", "y))"),
+        ),
+        passes(
+            "the loader of Evaluate is not parted",
+            _ACCELERATE.replace(", eval_loader)", ")").replace(", eval_loader =", " ="),
+        ),
         passes("synchronised", _model("self.log('val_loss', loss, sync_dist=True)")),
         passes("an object of torchmetrics", _model("self.log('val_acc', self.accuracy)")),
         passes("what torchmetrics computed", _AT_THE_END.replace("mean)  # !", "self.accuracy.compute())")),
@@ -86,6 +106,7 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     ModelCheckpoint and EarlyStopping decide by it; where ranks decide for themselves, they disagree and hang.
     Fix: `self.log(name, value, sync_dist=True)`, or log an object of torchmetrics, which gathers by itself.
     """
+    yield from _not_gathered(script)
     if not _is_for_several(script):
         return
     for owner in lightning_modules(script):
@@ -93,6 +114,27 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
             for call in script.inside(hook, ast.Call):
                 if script.name(call.func) in _LOGS and _is_by_epoch(script, call, hook):
                     yield from _hits(script, call, hook)
+
+
+def _not_gathered(script: Script) -> Iterator[Violation]:
+    """Metrics of Evaluate over a loader that Accelerate parts, in a script that gathers nothing."""
+    if is_test(script) or _GATHERS.search(script.text) or next(script.calls(ACCELERATOR), None) is None:
+        return
+    parted = {ast.unparse(one) for call in script.calls(f"{ACCELERATOR}().prepare") for one in call.args}
+    for call in script.method_calls("add_batch", "add"):
+        metric = call.func.value if isinstance(call.func, ast.Attribute) else None
+        loop = script.nearest(call, ast.For)
+        made = [one for one in script.values_of(metric) if isinstance(one, ast.Call)] if metric is not None else []
+        known = [one for one in made if script.name(one.func) in _METRICS and not script.is_given(one, "process_id")]
+        if not known or loop is None or rank_condition(script, call) is not None:
+            continue
+        if ast.unparse(unwrapped(loop.iter)) in parted:
+            yield Violation(
+                call,
+                f"{script.text_of(call.func)} gets the predictions of this rank alone: Accelerate parts "
+                f"{script.text_of(unwrapped(loop.iter))} (line {loop.lineno}) among the ranks",
+                fix="`predictions, references = accelerator.gather_for_metrics((predictions, references))` before it",
+            )
 
 
 def _is_for_several(script: Script) -> bool:
@@ -207,6 +249,16 @@ trainer = L.Trainer(devices=4, strategy="ddp", max_epochs=10)
 """
 
 
+_ACCELERATE = """\
+import evaluate
+
+accelerator = Accelerator()
+model, eval_loader = accelerator.prepare(model, eval_loader)
+metric = evaluate.load("accuracy")
+for x, y in eval_loader:
+    metric.add_batch(predictions=model(x).argmax(-1), references=y)  # !
+print(metric.compute())
+"""
 _AT_THE_END = """\
 import pytorch_lightning as pl
 from torchmetrics import Accuracy

@@ -7,7 +7,15 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.loader_calls import LoaderCall, data_of, depends_on_ranks, is_iterable, loaders, mentions_ranks
+from doctor.lint.python.loader_calls import (
+    LoaderCall,
+    data_of,
+    depends_on_ranks,
+    is_iterable,
+    loaders,
+    mentions_ranks,
+    words_behind,
+)
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import WRAPPERS, loops, shards_loaders_itself
 from doctor.testing.script_cases import fails, passes
@@ -18,6 +26,7 @@ _MADE_UP = re.compile(
     re.IGNORECASE,
 )
 """Words of data that each rank generates itself."""
+_RANDOM = ("torch.utils.data.RandomSampler", "torch.utils.data.sampler.RandomSampler")
 _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.distributed.pipelining.pipeline")
 """Ranks with parts of one model must read the same data."""
 
@@ -39,6 +48,17 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         fails("the validation has a sampler, the training none", _WITH_VALIDATION),
         fails("FSDP, in functions", _FSDP),
         fails("DeepSpeed, which was not given the data", _DEEPSPEED),
+        fails(
+            "a sampler that knows no ranks",
+            _script("order = RandomSampler(load_corpus())\nloader = DataLoader(load_corpus(), sampler=order)  # !"),
+        ),
+        passes(
+            "a sampler for one process, another for several",
+            _script(
+                "kind = RandomSampler(train_set)\nif world_size > 1:\n    kind = DistributedSampler(train_set)\n"
+                "loader = DataLoader(train_set, sampler=kind)"
+            ),
+        ),
         passes("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
         passes("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
         passes("one of the two branches is for one process", _BRANCHES),
@@ -98,14 +118,29 @@ def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> boo
 
 def _gives_all(script: Script, loader: LoaderCall) -> bool:
     call = loader.call
-    if script.is_open(call) or any(
-        script.argument(call, name, place) is not None for name, place in (("sampler", 3), ("batch_sampler", 4))
-    ):
+    sampler = script.argument(call, "sampler", 3)
+    is_random = sampler is not None and _is_random(script, sampler)
+    if script.is_open(call) or (sampler is not None and not is_random):
         return False
-    if is_iterable(script, call) is not False or depends_on_ranks(script, call):
+    if script.argument(call, "batch_sampler", 4) is not None or depends_on_ranks(script, call):
+        return False
+    if is_iterable(script, call) is not False and not is_random:
         return False
     words = data_of(script, call)
     return not mentions_ranks(words) and not any(_MADE_UP.match(word) for word in words)
+
+
+def _is_random(script: Script, sampler: ast.expr) -> bool:
+    """Whether it can only be torch's RandomSampler over a whole data set, with the order of this rank."""
+    made = [one for one in script.values_of(sampler) if not (isinstance(one, ast.Constant) and one.value is None)]
+    return bool(made) and all(
+        isinstance(one, ast.Call)
+        and script.name(one.func) in _RANDOM
+        and not script.is_given(one, "num_samples", 2)
+        and not depends_on_ranks(script, one)
+        and not any(mentions_ranks(words_behind(script, given)) for given in one.args)
+        for one in made
+    )
 
 
 def _script(loader: str) -> str:
@@ -113,7 +148,7 @@ def _script(loader: str) -> str:
     return f"""\
 import os
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from corpus import Images, load_corpus
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
+from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself
+from doctor.lint.python.value_flow import handed_in
 from doctor.testing.script_cases import fails, passes
 
 
@@ -28,6 +30,9 @@ from doctor.testing.script_cases import fails, passes
         ),
         fails("in methods, where other loaders come as well", _METHODS),
         fails("made in a branch, where no line fits all", _BRANCH),
+        fails("a helper makes the loader", _HELPER),
+        fails("several loaders in a list", _LIST),
+        passes("a helper that makes it for the validation", _HELPER.replace('make("train")', 'make("val")')),
         passes("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
@@ -49,15 +54,26 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     trained = [loop for loop in loops(script) if loop.trains]
     for call in script.calls(SAMPLER):
         given = script.argument(call, "shuffle", 3)
-        shuffles = not script.is_open(call) and (given is None or script.value(given) is True)
+        known = given is None or script.value(given) is True
+        shuffles = not script.is_open(call) and (known or _is_asked_by_caller(script, given))
         if shuffles and evaluates(target_name(script, call)) is not True:
             yield from _hits(script, call, trained)
+
+
+def _is_asked_by_caller(script: Script, given: ast.expr | None) -> bool:
+    """``shuffle=split == "train"``, where every caller in the file that says so passes that value."""
+    if not isinstance(given, ast.Compare) or len(given.ops) != 1 or not isinstance(given.ops[0], ast.Eq):
+        return False
+    wanted = script.value(given.comparators[0])
+    passed = [script.value(one) for one in handed_in(script, given.left)]
+    return isinstance(wanted, str) and wanted in passed
 
 
 def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Violation]:
     for loop in trained:
         fed = _is_fed_by(script, loop, sampler)
-        epochs = epoch_loops(script, loop)
+        visited = _visiting(script, loop)
+        epochs = epoch_loops(script, loop if visited is None else loop._replace(epochs=_loop_around(script, visited)))
         repeated = [one for one in epochs if not isinstance(getattr(one, "iter", None), (ast.Tuple, ast.List))]
         # A sampler that is made in each epoch may have other data each time.
         if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
@@ -85,9 +101,58 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     sources = [loop.source, *_handed(script, loop)]
     for source in sources:
         for made in script.values_of(source):
-            if isinstance(made, ast.Call) and _uses(script, made, sampler):
+            if isinstance(made, ast.Call) and any(_uses(script, one, sampler) for one in _made_by(script, made)):
                 return script.text_of(source)
-    return ""
+    visited = _visiting(script, loop)
+    kept = [] if visited is None else _kept_in(script, visited)
+    return script.text_of(loop.source) if any(_uses(script, one, sampler) for one in kept) else ""
+
+
+def _made_by(script: Script, made: ast.Call) -> Iterator[ast.Call]:
+    """The call, and the loaders that the function of the file returns which it calls."""
+    yield made
+    function = script.definition(made.func)
+    for returned in script.inside(function, ast.Return) if function is not None else ():
+        for value in script.values_of(returned.value) if returned.value is not None else ():
+            if isinstance(value, ast.Call) and function is not None and _is_this_case(script, function, made, value):
+                yield value
+
+
+def _is_this_case(script: Script, function: ast.AST, made: ast.Call, loader: ast.Call) -> bool:
+    """Whether a call asks for the case in which the function's sampler shuffles."""
+    texts = {script.value(one) for one in (*made.args, *(word.value for word in made.keywords))} - {UNKNOWN}
+    tests = [one for call in script.inside(function, ast.Call) if (one := script.argument(call, "shuffle", 3))]
+    wanted = {script.value(one.comparators[0]) for one in tests if isinstance(one, ast.Compare)}
+    return not wanted or not wanted.isdisjoint(texts)
+
+
+def _visiting(script: Script, loop: Loop) -> ast.For | None:
+    """The loop that gives each loader of a list to this loop."""
+    name = loop.source.id if isinstance(loop.source, ast.Name) else ""
+    for outer in script.around(loop.node):
+        if isinstance(outer, ast.For) and any(
+            isinstance(one, ast.Name) and one.id == name for one in ast.walk(outer.target)
+        ):
+            return outer
+    return None
+
+
+def _loop_around(script: Script, loop: ast.For) -> ast.For | ast.While | None:
+    around = script.parent(loop)
+    return around if isinstance(around, (ast.For, ast.While)) else None
+
+
+def _kept_in(script: Script, visited: ast.For) -> list[ast.Call]:
+    """The loaders of the lists that a loop goes over: their elements, and what is appended to them."""
+    lists = {one.id for one in ast.walk(visited.iter) if isinstance(one, ast.Name)}
+    appended = [
+        call.args[0]
+        for call in script.method_calls("append")
+        if call.args and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+        if call.func.value.id in lists and script.function_of(call) is script.function_of(visited)
+    ]
+    values = [made for one in appended for made in script.values_of(one)]
+    return [one for one in values if isinstance(one, ast.Call)]
 
 
 def _handed(script: Script, loop: Loop) -> Iterator[ast.expr]:
@@ -161,6 +226,34 @@ class Trainer:
         for epoch in range(10):
             self.run(self.loader)
             self.run(self.extra)
+"""
+_HELPER = """\
+import torch
+
+def make(split):
+    data = Clips(split)
+    sampler = DistributedSampler(data, shuffle=split == "train")  # !
+    return DataLoader(data, batch_size=8, sampler=sampler)
+
+def main(model):
+    loader = make("train")
+    val_loader = make("val")
+    for epoch in range(10):
+        for batch in loader:
+            model(batch).backward()
+"""
+_LIST = """\
+import torch
+
+def main(model, tasks):
+    loaders = []
+    for task in tasks:
+        sampler = DistributedSampler(task)  # !
+        loaders.append(DataLoader(task, sampler=sampler))
+    for epoch in range(10):
+        for name, loader in zip(tasks, loaders):
+            for batch in loader:
+                model(batch).backward()
 """
 _EACH = """\
 import torch

@@ -9,6 +9,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import is_for_evaluation
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import ACCELERATOR, DDP, has_backward
+from doctor.lint.python.value_flow import computed_from
 from doctor.testing.script_cases import fails, passes
 
 _WITHOUT = ("no_grad", "inference_mode")
@@ -25,6 +26,8 @@ _WITHOUT = ("no_grad", "inference_mode")
         fails("the model that was wrapped under another name", _BARE_MODEL),
         fails("a method that is a forward pass, and an unwrapped name", _OTHER_METHOD),
         fails("unwrapped by Accelerate", _UNWRAPPED),
+        fails("parts of the module inside", _SUBMODULES),
+        passes("parts of the module inside, for another value than the loss", _SUBMODULES_FOR_A_METRIC),
         passes("through the wrapper", _THROUGH_WRAPPER),
         passes("to evaluate, to save and to sample", _EVALUATION),
         passes("the same name, and a model in either form", _SAME_NAME),
@@ -45,6 +48,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     renamed = [one for one in wraps if _is_renamed(script, one)]
     for call in script.all(ast.Call):
         words = _past(script, call, bool(wraps), accelerates) or _unwrapped(script, call, renamed)
+        words = words or (_past_by_part(script, call) if wraps else "")
         if not words or rank_condition(script, call) is not None:
             continue
         block = _training(script, call)
@@ -88,6 +92,30 @@ def _past(script: Script, call: ast.Call, wraps: bool, accelerates: bool) -> str
     if accelerates and isinstance(target, ast.Call) and script.name(target.func) == f"{ACCELERATOR}().unwrap_model":
         return ast.unparse(target.args[0]) if target.args else ""
     return ""
+
+
+def _past_by_part(script: Script, call: ast.Call) -> str:
+    """The wrapper of ``model.module.head(features)``, where the result becomes a part of the loss."""
+    target = call.func
+    while isinstance(target, ast.Attribute) and target.attr != "module":
+        target = target.value
+    if not isinstance(target, ast.Attribute) or target is call.func or not (call.args or call.keywords):
+        return ""
+    inner = target.value
+    block = _training(script, call)
+    if block is None or (isinstance(inner, ast.Name) and inner.id == "self"):
+        return ""
+    return ast.unparse(inner) if any(_feeds(script, call, loss) for loss in _losses(script, block)) else ""
+
+
+def _losses(script: Script, block: ast.AST) -> Iterator[ast.expr]:
+    for one in script.inside(block, ast.Call):
+        if isinstance(one.func, ast.Attribute) and one.func.attr == "backward":
+            yield from (one.func.value, *one.args)
+
+
+def _feeds(script: Script, call: ast.Call, loss: ast.expr) -> bool:
+    return any(one is call for one in computed_from(script, loss))
 
 
 def _is_renamed(script: Script, wrap: ast.Call) -> bool:
@@ -171,6 +199,22 @@ def other(net):
     raw_model = wrapped.module
     for batch in loader:
         raw_model(batch).sum().backward()  # !
+"""
+_SUBMODULES = """\
+model = DDP(Net())
+for x, y in loader:
+    features = model.module.backbone(x)  # !
+    total = 0
+    total += criterion(model.module.heads.first(features), y)  # !
+    scaler.scale(total).backward()
+"""
+_SUBMODULES_FOR_A_METRIC = """\
+model = DDP(Net())
+for x, y in loader:
+    loss = step(x, y)
+    loss.backward()
+    logger.log(model.module.norm_of(x), loss)
+    model.module.buffer.update(x)
 """
 _UNWRAPPED = """\
 accelerator = Accelerator()

@@ -23,6 +23,9 @@ _WRITERS = {
     "joblib.dump": ("filename", 1),
 }
 """Calls that write, with their path argument."""
+_DATA_SETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
+_LAUNCHED = re.compile(r"torchrun|torch\.distributed|accelerate launch|deepspeed |local_rank|LOCAL_RANK|world_size")
+"""Words of scripts that a launcher starts in several ranks."""
 _OWN = re.compile(
     r"rank|proc(?:ess)?_?(?:id|index)|getpid|gethostname|hostname|node_?name|uuid|te?mp|mkstemp|local|device|gpu|worker|"
     r"shard|BytesIO|buffer|stream|time|now|random|dev.null|part|split_id|\bpid\b|stdout|stderr|socket|queue|job_id",
@@ -35,7 +38,7 @@ _OWN = re.compile(
     id="CODE029",
     severity=Severity.ERROR,
     reads=Script,
-    mentions=RANK_WORDS,
+    mentions=(*RANK_WORDS, "num_proc"),
     cases=lambda: (
         fails("a checkpoint after each epoch", _script("torch.save(model.module.state_dict(), 'last.pt')  # !")),
         fails(
@@ -58,6 +61,20 @@ _OWN = re.compile(
         fails("predictions as an array", _script("np.save('predictions.npy', predictions)  # !")),
         fails("in ranks that the script starts", _SPAWNED),
         fails("a path that the caller hands in", _HANDED),
+        fails(
+            "a download",
+            _script("pass", "import torchvision\ndata = torchvision.datasets.MNIST('d', download=True)  # !"),
+        ),
+        fails("a data set that every rank maps in many processes", _MAPPED),
+        passes("mapped by the main process first", _MAPPED_FIRST),
+        passes(
+            "a download of rank 0, while the others wait",
+            _script(
+                "pass",
+                "from torchvision.datasets import MNIST\nif int(os.environ['LOCAL_RANK']) == 0:\n"
+                "    MNIST('d', download=True)\ntorch.distributed.barrier()\ndata = MNIST('d', download=True)",
+            ),
+        ),
         passes(
             "a path that the caller hands in, with the rank in it",
             _HANDED.replace("{name}/", "{name}/{dist.get_rank()}"),
@@ -122,8 +139,12 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     rank in it.
     """
     ranks = several_ranks(script)
-    if ranks is None or is_test(script):
+    if is_test(script):
         return
+    yield from _mapped(script)
+    if ranks is None:
+        return
+    yield from _downloaded(script)
     for call, where in _written(script):
         function = script.function_of(call)
         # ``if os.path.exists(path): continue`` in its loop: ranks share work by existing files.
@@ -140,6 +161,58 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 f"all ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
                 f"line {ranks.lineno})",
                 fix=f"`if torch.distributed.get_rank() == 0:` before line {call.lineno}",
+            )
+
+
+def _downloaded(script: Script) -> Iterator[Violation]:
+    """Data sets that every rank downloads and unpacks into one folder, unless one rank did it before."""
+    calls = [
+        call
+        for call in script.all(ast.Call)
+        if script.value(script.argument(call, "download")) is True and script.name(call.func).startswith(_DATA_SETS)
+    ]
+    first = {script.name(call.func) for call in calls if not _is_by_all(script, call)}
+    for call in calls:
+        where = script.argument(call, "root", 0)
+        is_own = where is not None and _is_own(script, where, script.function_of(call))
+        if script.name(call.func) not in first and not (is_own and where is not None and _names_ranks(script, where)):
+            yield Violation(
+                call,
+                f"all ranks download {script.text_of(call.func)} into the same folder: one reads or unpacks what "
+                "another has half written",
+                severity=Severity.WARNING,
+                fix="Download on one rank of each host, then `torch.distributed.barrier()`, then open it on all ranks "
+                "with `download=False`",
+            )
+
+
+def _names_ranks(script: Script, where: ast.expr) -> bool:
+    return any(_OWN.search(word) for word in words_behind(script, where))
+
+
+def _is_by_all(script: Script, call: ast.Call) -> bool:
+    return script.function_of(call) in run_by_all(script) and not may_run_alone(script, call)
+
+
+def _mapped(script: Script) -> Iterator[Violation]:
+    """Data sets of Hugging Face that every rank maps with many processes."""
+    if several_ranks(script) is None and not _LAUNCHED.search(script.text):
+        return
+    for call in script.method_calls("map"):
+        if not isinstance(call.func, ast.Attribute) or not _is_by_all(script, call):
+            continue
+        data = call.func.value
+        while isinstance(data, ast.Subscript):
+            data = data.value
+        count = script.value(script.argument(call, "num_proc"))
+        if script.name(data).startswith("datasets.load_") and isinstance(count, int) and count > 1:
+            yield Violation(
+                call,
+                f"every rank runs {script.text_of(call.func)} in {count} processes of its own, all for the same cache "
+                "file",
+                severity=Severity.WARNING,
+                fix="`with training_args.main_process_first():` (`accelerator.main_process_first()`) around it: the "
+                "other ranks read the cache",
             )
 
 
@@ -222,6 +295,24 @@ def main(rank, world_size):
 
 if __name__ == "__main__":
     mp.spawn(main, nprocs=4, args=(4,))
+"""
+_MAPPED = """\
+# torchrun --nproc-per-node 8 train.py
+from datasets import load_dataset
+from transformers import Trainer
+
+raw = load_dataset("text")
+data = raw["train"].map(tokenize, num_proc=16)  # !
+Trainer(train_dataset=data).train()
+"""
+_MAPPED_FIRST = """\
+from datasets import load_dataset
+
+accelerator = Accelerator()
+raw = load_dataset("text")
+with accelerator.main_process_first():
+    data = raw.map(tokenize, num_proc=16)
+short = raw.map(tokenize)
 """
 _HANDED = """\
 import json
