@@ -26,7 +26,7 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import Address, Event, Interface, InterfaceFacts, MasterFacts
-from doctor.lint.launch.partial_text import is_known
+from doctor.lint.launch.partial_text import IN_STEP, is_known, names_in, shown
 from doctor.lint.launch.process_launches import (
     endpoint_of,
     hosts_of,
@@ -335,6 +335,21 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
             "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 0 --main_process_ip a x.py",
             "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 1 --main_process_ip b x.py  # !",
         ),
+        shell_fails(
+            "each host of a step is told itself",
+            "#SBATCH --nodes=4",
+            "srun bash -c 'torchrun --nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500 x.py'  # !",
+        ),
+        shell_passes(
+            "the batch script is told the first host",
+            "#SBATCH --nodes=4",
+            'srun bash -c "torchrun --nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500 x.py"',
+        ),
+        shell_passes(
+            "a job of its own on each host",
+            "#SBATCH --nodes=4",
+            "srun bash -c 'torchrun --nnodes=1 --rdzv-endpoint=$(hostname):29500 x.py'",
+        ),
         shell_passes(
             "both are told the first",
             f"{_OLD} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py",
@@ -358,6 +373,7 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
     Why it hurts: each host waits for the others at another address, until the store times out.
     Fix: the address of the host with --node-rank=0 and one port in all of them.
     """
+    yield from _told_themselves(file)
     masters: dict[tuple[str, ...], tuple[str, str, int]] = {}
     for start in starts_of(file):
         launch = start.launch
@@ -375,4 +391,27 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
                 f"host {number} is told {master.rstrip(':')} as its master, and host {first} (line {line}) "
                 f"{other.rstrip(':')}",
                 evidence=(("master", master), ("elsewhere", other)),
+            )
+
+
+_OWN_HOST = frozenset({f"{IN_STEP}HOSTNAME", f"{IN_STEP}SLURMD_NODENAME"})
+"""Marks of names that each task of a step fills in for its own host."""
+
+
+def _told_themselves(file: LaunchFile) -> Iterator[Violation]:
+    """Steps on several hosts whose tasks each take their own host as the master."""
+    for start in starts_of(file):
+        launch = start.launch
+        if start.step is None or (start.step.nodes or 1) < 2 or hosts_of(launch) == 1:
+            continue
+        setting = launch.settings.get("MASTER_ADDR")
+        endpoint = endpoint_of(launch) if launch.is_agent else None
+        own = endpoint if endpoint is not None else setting.value if setting is not None else ""
+        if not _OWN_HOST.isdisjoint(names_in(own)):
+            is_from_setting = setting is not None and not _OWN_HOST.isdisjoint(names_in(setting.value))
+            yield Violation(
+                setting.place if setting is not None and is_from_setting else launch.place,
+                f"each of {start.step.nodes} hosts fills in its own name as the master's: {shown(own)}",
+                fix='`head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)` above srun, and $head here',
+                evidence=(("endpoint", shown(own)), ("nodes", start.step.nodes)),
             )

@@ -177,6 +177,29 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
         shell_fails(
             "a number for all hosts", *_TWO, "srun torchrun --nnodes=2 --node_rank=0 --master_addr=$HEAD train.py  # !"
         ),
+        shell_fails(
+            "pdsh tells all hosts one number",
+            'pdsh -w node1,node2 "cd /a && torchrun --nnodes=2 --node_rank=0 --master_addr=node1 train.py"  # !',
+        ),
+        shell_fails(
+            "a loop over hosts, which does not count",
+            "for node in a b c; do",
+            '  ssh $node "torchrun --nnodes 3 --node-rank 0 --master-addr a train.py" &  # !',
+            "done",
+        ),
+        shell_passes(
+            "a loop that counts",
+            "rank=0",
+            "for node in a b c; do",
+            '  ssh $node "torchrun --nnodes 3 --node-rank $rank --master-addr a train.py" &',
+            "  rank=$((rank + 1))",
+            "done",
+        ),
+        shell_passes("one host by ssh", 'ssh node1 "torchrun --nnodes=2 --node_rank=0 --master_addr=node1 x.py"'),
+        shell_passes(
+            "a rendezvous by pdsh",
+            'pdsh -w n[1-2] "torchrun --nnodes=2 --node_rank=0 --rdzv_backend=c10d --rdzv_endpoint=n1:29500 x.py"',
+        ),
         shell_passes(
             "each task fills in its own",
             *_TWO,
@@ -215,11 +238,37 @@ def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:
     Fix: let the task fill it in: `srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...'` in single quotes, or
     `--rdzv-backend=c10d`, which needs no number.
     """
+    yield from _judge_remote(file)
     if file.allocation is None:
         return
     for start in starts_of(file):
         yield from _judge_option(start)
     yield from _judge_settings(file)
+
+
+_NUMBER = re.compile(r"--(?:node[-_]rank|machine[-_]rank)[= ](\d+)\b")
+_HOSTS = re.compile(r"--(?:nnodes|num[-_]machines)[= ](\d+)\b")
+_ELASTIC = re.compile(r"rdzv[-_]backend[= ](?!static)")
+
+
+def _judge_remote(file: ShellFile) -> Iterator[Violation]:
+    """One command with a fixed number, which pdsh or a loop of ssh runs on several hosts."""
+    for launch in file.launches:
+        name = launch.script.rpartition("/")[2] if launch.program == "other" else ""
+        if not launch.arguments or not (name in ("pdsh", "clush") or (name == "ssh" and launch.in_loop)):
+            continue
+        command = launch.arguments[-1] if name == "ssh" else " ".join(launch.arguments)
+        number, hosts = _NUMBER.search(command), _HOSTS.search(command)
+        one_host = name != "ssh" and not re.search(r"-w\s*\S*[,\[^]", command) and "-w" in launch.arguments
+        if number and hosts and int(hosts[1]) > 1 and not _ELASTIC.search(command) and not one_host:
+            yield Violation(
+                launch.place,
+                f"{name} gives {'each host of the loop' if name == 'ssh' else 'all hosts'} the number {number[1]} of "
+                f"{hosts[1]}",
+                fix="Count the hosts: `--node-rank=$rank` with `rank=$((rank + 1))` in a loop over them, or "
+                "`--rdzv-backend=c10d`, which needs no number.",
+                evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
+            )
 
 
 def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:

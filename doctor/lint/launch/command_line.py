@@ -62,6 +62,8 @@ _OTHERS = _names(
     "swift xtuner deepy.py"
 )
 """Programs that may start ranks and are not followed."""
+_REMOTE = ("ssh", "pdsh", "clush")
+"""Programs that run the text of their last argument on other hosts."""
 DEPTH = 12
 """Nested programs that are followed."""
 
@@ -81,6 +83,11 @@ def read_command(fields: Sequence[CommandWord], around: CommandContext) -> Launc
         return _shell(rest, around)
     if name in _WRAPPERS:
         return _wrapped(rest, around)
+    if name in _REMOTE and rest:  # at its last word, which is the command
+        arguments = tuple(one.text for one in rest)
+        return replace(
+            around.launch("other"), script=fields[0].text, arguments=arguments, place=SourceLocation(rest[-1].line)
+        )
     if name in _OTHERS or name.endswith((".sh", ".sbatch", ".slurm")) or is_all_unknown(name):
         return replace(around.launch("other"), script=fields[0].text)
     if name.endswith(".py"):

@@ -12,9 +12,10 @@ from doctor.lint.launch.shell.tokens import ArithmeticExpansion, Array, Literal,
 
 Value = str | tuple[str, ...]
 PER_TASK = frozenset(
-    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURMD_NODENAME", "SLURM_TASK_PID")
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURMD_NODENAME", "SLURM_TASK_PID", "HOSTNAME")
 )
-"""Variables that SLURM sets for each task of a step; a batch script has those of its first host (srun(1))."""
+"""Variables that SLURM or the shell sets for each task of a step; a batch script has those of its first host
+(srun(1))."""
 LONGEST = 1 << 14
 """Characters of a value, or words of an array; longer ones (doubled again and again) are not followed."""
 _FORMULA = re.compile(r"[\w\s+*/%()-]{1,200}")

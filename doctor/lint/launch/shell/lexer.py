@@ -23,6 +23,7 @@ from doctor.lint.launch.shell.tokens import (
 )
 
 _OPERATOR = re.compile(r";;&?|;&|&>>?|\|&|&&|\|\||[;&|()]|\d*(?:>>|>\||>&|<&|<>|>|<)")
+_HOSTNAME = re.compile(r"\s*(?:/bin/|/usr/bin/)?hostname(?:\s+-[a-zA-Z]+|\s+--\w+)*\s*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _HERE = re.compile(r"<<-?\s*(['\"\\]?)([\w.!-]+)['\"]?")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
@@ -200,8 +201,7 @@ class _Lexer:
         if rest == "((":
             return ArithmeticExpansion(self._between("(", ")")[1:-1])
         if rest[:1] == "(":
-            self._between("(", ")")
-            return Opaque(OUTPUT)
+            return _output(self._between("(", ")"), quoted)
         if rest[:1] == "{":
             return self._braces(self._between("{", "}"), quoted)
         match = _NAME.match(self._text, self._at + 1)
@@ -265,12 +265,13 @@ class _Lexer:
         words = [token for token in inner.run() if isinstance(token, Word)]
         return words[0].parts if len(words) == 1 else (Literal(""),) if not words else (Opaque(OUTPUT),)
 
-    def _backticks(self) -> Opaque:
+    def _backticks(self) -> Part:
         end = self._text.find("`", self._at + 1)
         end = len(self._text) if end < 0 else end
         self._line += self._text.count("\n", self._at, end)
+        command = self._text[self._at + 1 : end]
         self._at = end + 1
-        return Opaque(OUTPUT)
+        return _output(command, quoted=True)
 
     def _array(self) -> Array:
         start, begin = self._line, self._at
@@ -279,6 +280,11 @@ class _Lexer:
             return Array(())
         inner = _Lexer(self._text[begin + 1 : self._at - 1], start, self._depth + 1)
         return Array(tuple(token for token in inner.run() if isinstance(token, Word)))
+
+
+def _output(command: str, quoted: bool) -> Part:
+    """``$(hostname)`` is the shell's own ``$HOSTNAME``; the output of other commands is unknown."""
+    return ParameterExpansion("HOSTNAME", quoted) if _HOSTNAME.fullmatch(command) else Opaque(OUTPUT)
 
 
 def _append(parts: list[Part], more: list[Part]) -> None:
