@@ -60,7 +60,7 @@ ROOMS: dict[str, str] = {
     "doctor_checks": "",
     "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",
-    "doctor_checks.data": f"{CHECK} analysis.call_sites analysis.hang",
+    "doctor_checks.data": f"{CHECK} analysis.call_sites analysis.hang lint.python",
     "doctor_checks.devices": f"{CHECK} analysis.device_speed analysis.fabric knowledge lint.launch",
     "doctor_checks.host": f"{CHECK} analysis.storage_speed",
     "doctor_checks.launch": f"{CHECK} knowledge.launcher_index analysis.launch_origin lint.launch",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,19 +14,27 @@ from doctor.api import (
     Job,
     MajoritySplit,
     Scope,
+    Script,
     Severity,
     Skip,
     Unknown,
     Verdict,
+    Violation,
     check,
     correlates,
     describe,
     event_groups,
     finding_from_logs,
     ranks_in_words,
+    rule,
 )
 from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
+from doctor.lint.python.rank_branches import is_rank
+from doctor.lint.python.script import last_name
+from doctor.lint.python.training import LOADER, WRAPPERS, loops
+from doctor.lint.python.value_flow import computed_from
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
+from doctor.testing.script_cases import fails, passes
 from doctor_checks.data._rank_loaders import (
     EVALUATION,
     TRAINING,
@@ -382,3 +392,74 @@ def _even(members: tuple[RankLoader, ...]) -> str:
     if len({loader.dataset_length for loader in loaders}) > 1:
         return "the ranks' own data sets are cut to the length of the shortest"
     return "`DistributedSampler(dataset, drop_last=True)`, which leaves the odd samples out"
+
+
+_EVENS = re.compile(r"\bJoin\(|\.join\(\)|with \w+\.join\(|islice|\bmin\(|drop_last=True|//\s*world|%\s*world")
+"""Words of scripts that may give all ranks as many batches."""
+_WORLD = re.compile(r"world|num_(?:processes|replicas|ranks)|size$", re.IGNORECASE)
+
+
+@rule(
+    check=loader_length_differs,
+    reads=Script,
+    severity=Severity.WARNING,
+    mentions=("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"),
+    cases=lambda: (
+        fails("every world_size-th index", _sliced("Subset(data, indices[rank::world_size])  # !")),
+        fails("of functions", _sliced("files[dist.get_rank() :: dist.get_world_size()]  # !")),
+        fails("in the loader itself", _sliced("list(data)[args.rank :: args.world_size]  # !")),
+        passes(
+            "cut to a multiple",
+            _sliced("indices[: len(data) // world_size * 2][rank::world_size]"),
+        ),
+        passes("a slice for something else", _sliced("data\nprint(indices[rank::world_size])")),
+        passes(
+            "joined",
+            _sliced("indices[rank::world_size]").replace("    for batch", "    with model.join():\n     for batch"),
+        ),
+    ),
+)
+def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
+    """Ask whether slices of the data by rank give all ranks as many batches.
+
+    Why it hurts: of n samples some ranks get one more than others. Where that makes a batch more, these ranks wait in
+    its backward pass for ranks that have left the loop.
+    Fix: cut the list to a multiple of the world size first: `usable = len(indices) // world_size * world_size`;
+    `indices[:usable][rank::world_size]`; or use DistributedSampler, or `with model.join():`.
+    """
+    if next(script.calls(*WRAPPERS), None) is None or _EVENS.search(script.text):
+        return
+    slices = [one for one in script.all(ast.Subscript) if _is_by_rank(script, one)]
+    for loop in loops(script) if slices else ():
+        for made in script.values_of(loop.source) if loop.trains else ():
+            data = script.argument(made, "dataset", 0) if isinstance(made, ast.Call) else None
+            if data is None or not isinstance(made, ast.Call) or script.name(made.func) != LOADER:
+                continue
+            behind = set(computed_from(script, data))
+            for one in slices:
+                if one in behind:
+                    yield Violation(
+                        one,
+                        f"{script.text_of(one)} gives some ranks one sample more, and with it a batch that the others "
+                        f"do not have (loop in line {loop.node.lineno})",
+                    )
+
+
+def _is_by_rank(script: Script, node: ast.Subscript) -> bool:
+    """``indices[rank::world_size]``."""
+    part = node.slice
+    if not isinstance(part, ast.Slice) or part.lower is None or part.step is None or part.upper is not None:
+        return False
+    return is_rank(script, part.lower) and bool(_WORLD.search(last_name(part.step)))
+
+
+def _sliced(data: str) -> str:
+    return f"""\
+rank, world_size = dist.get_rank(), dist.get_world_size()
+model = DDP(net())
+for epoch in range(3):
+    part = {data.replace(chr(10), chr(10) + "    ")}
+    loader = DataLoader(part, batch_size=8)
+    for batch in loader:
+        model(batch).sum().backward()
+"""

@@ -11,6 +11,7 @@ from doctor.lint.python.loader_calls import (
     LoaderCall,
     data_of,
     depends_on_ranks,
+    evaluates,
     is_iterable,
     loaders,
     mentions_ranks,
@@ -120,7 +121,7 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
     call = loader.call
     sampler = script.argument(call, "sampler", 3)
     is_random = sampler is not None and _is_random(script, sampler)
-    if script.is_open(call) or (sampler is not None and not is_random):
+    if script.is_open(call) or (sampler is not None and (not is_random or evaluates(loader.name))):
         return False
     if script.argument(call, "batch_sampler", 4) is not None or depends_on_ranks(script, call):
         return False
