@@ -55,7 +55,7 @@ class RankSearch:
     ) -> None:
         self.table = table
         self.marks = marks
-        self._asked = asked
+        self.asked = asked
         self._users = users
         self._excluded = frozenset(self._own_processes())
         self.agent_name: Callable[[int], str] = cache(self._agent_name)
@@ -75,6 +75,7 @@ class RankSearch:
         self._add_spawned()
         self._add_ray_workers()
         self._add_unreadable()
+        self._add_named()
         self._add_ended()
         self._add_unclaimed()
         return self._ranks
@@ -83,7 +84,7 @@ class RankSearch:
         """Return whether the process is one that may be a target."""
         if process.pid in self._excluded:
             return False
-        return self._users is None or process.user in self._users or process.pid in self._asked
+        return self._users is None or process.user in self._users or process.pid in self.asked
 
     def forced_ranks(self, among: Collection[int]) -> Iterator[RankProcess]:
         """Return the topmost Python processes ``among`` these as ranks, because the user asked for them."""
@@ -257,6 +258,13 @@ class RankSearch:
                 continue
             if not self._is_below_rank(process) and not self._is_above_rank(process) and not self._is_mp_child(process):
                 self._ranks.setdefault(process.pid, RankProcess(process, (), agent, "parent"))
+
+    def _add_named(self) -> None:
+        """Add the processes that the user named, if only their environment, which may not be read, could show a rank."""
+        for process in self.trainers:
+            if process.pid in self.asked and not process.environ and process.pid not in self.starters:
+                if not self._is_below_rank(process) and not self._is_above_rank(process):
+                    self._ranks.setdefault(process.pid, RankProcess(process, (), None, "request"))
 
     def _add_ended(self) -> None:
         """Add the zombies that the parent of other ranks has not waited for: they were ranks."""

@@ -182,8 +182,21 @@ class _Assembly:
             joined.join(pids)
         for pair in self._linked():
             joined.join(pair)
+        for pids in self._named(joined):
+            joined.join(pids)
         for pids in joined.groups():
             yield [self._ranks[pid] for pid in pids]
+
+    def _named(self, joined: _Groups) -> Iterator[list[int]]:
+        """Return the ranks of one program that only the user's request shows, with the job that it was named with."""
+        by_program: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        for pid, rank in self._ranks.items():
+            if pid in self._search.asked:
+                by_program[rank.process.user, program_of(rank.process, self._table)].append(pid)
+        for pids in by_program.values():
+            shown = [pid for pid in pids if self._ranks[pid].found_by != "request"]
+            groups = [group for group in joined.groups() if not set(shown).isdisjoint(group)]
+            yield pids if len(groups) < 2 else [pid for pid in pids if pid not in shown]
 
     def _linked(self) -> Iterator[tuple[int, int]]:
         """Return the pairs of ranks without claims that run one program and are connected with each other."""
