@@ -75,9 +75,9 @@ class RankSearch:
         self._add_spawned()
         self._add_ray_workers()
         self._add_unreadable()
-        self._add_named()
         self._add_ended()
         self._add_unclaimed()
+        self._add_named()
         return self._ranks
 
     def is_allowed(self, process: Process) -> bool:
@@ -260,7 +260,7 @@ class RankSearch:
                 self._ranks.setdefault(process.pid, RankProcess(process, (), agent, "parent"))
 
     def _add_named(self) -> None:
-        """Add the processes that the user named, if only their environment, which may not be read, could show a rank."""
+        """Add the processes that the user named, if no other rank covers them and their environment cannot be read."""
         for process in self.trainers:
             if process.pid in self.asked and not process.environ and process.pid not in self.starters:
                 if not self._is_below_rank(process) and not self._is_above_rank(process):

@@ -521,6 +521,21 @@ def test_an_unreadable_environment_is_numbered_by_what_is_left(tmp_path):
     assert unreadable == 1
 
 
+def test_named_processes_with_unreadable_environments_are_one_job():
+    """Nothing but the request shows that they are ranks, and of one job."""
+    require_root()
+    python = [*run_as(ALICE), sys.executable, "-S", "-c"]
+    undumpable = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n" + BRIEF
+    command = [*python, undumpable]
+    with running(command=command) as one, running(command=command) as other, as_user(ALICE):
+        listed = found(TargetRequest(pids=(one.pid, other.pid)))
+        [alone] = found(TargetRequest(pids=(one.pid,))).jobs
+    assert [[target.facts.pid for target in job.ranks] for job in listed.jobs] == [[one.pid, other.pid]]
+    assert [target.facts.guessed for target in listed.targets] == [True, True]
+    assert listed.unreadable == 2
+    assert [target.facts.pid for target in alone.ranks] == [one.pid]
+
+
 def test_an_environment_that_a_title_has_overwritten_is_unreadable(tmp_path):
     titled = _script(tmp_path, "titled.py", _TITLED.replace("time.sleep", "print(flush=True)\ntime.sleep"))
     ranks = "".join(
