@@ -18,7 +18,7 @@ from doctor.analysis.launch_origin import (
     may_be_direct,
     slurm_step,
 )
-from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before, parse_count, set_up_after, spans_hosts
+from doctor.analysis.logs.event_timeline import failed_before, parse_count, set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
     Finding,
@@ -40,6 +40,7 @@ from doctor.facts import Event, LaunchFacts, Package, SoftwareFacts, TrainerFact
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, processes_of, starts_of
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.launch.world_size_disagrees import RESTARTS
 
 LAST_THAT_WAITS = (1, 2)
 """Before this release a set NODE_RANK, even 0, made Lightning believe that torchelastic starts its processes
@@ -50,44 +51,9 @@ MOST_DEVICES = 16
 """GPUs that one host may have: so many ranks may well be those of one host."""
 
 
-def _worlds_unequal(job: Job) -> Iterator[Finding]:
-    """NCCL's first contact brings ranks of worlds of different sizes together."""
-    for group in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
-        sizes = [group.value("a"), group.value("b")]
-        yield finding_from_logs(
-            group,
-            f"ranks of a world of {sizes[0]} and of one of {sizes[1]} met",
-            ranks=(),
-            evidence={"world_sizes": sizes},
-            confidence=0.7,
-            fix="Start all hosts with the same number of hosts and of processes for each, and give each job a "
-            "MASTER_PORT of its own: `env | grep -E 'WORLD_SIZE|MASTER|SLURM_NTASKS'` on both.",
-        )
-
-
-def _too_many(job: Job) -> Iterator[Finding]:
-    """The store counts more processes than the world has: each of several launchers started a world of its own."""
-    if is_logged(job, *_RESTARTS):
-        return
-    for event in events_of_kinds(job, "torch.store.barrier_timeout", "torch.store.barrier_wait"):
-        came, size = parse_count(event.value("got")) or 0, parse_count(event.value("world"))
-        if size is not None and came > size and not set_up_after(job, event):
-            yield finding_from_logs(
-                EventGroup(event.kind, (event,)),
-                f"{came} processes came to a world of {size}: it was started more than once",
-                ranks=(),
-                evidence={"came": came, "world_size": size},
-                confidence=0.75,
-                fix="Start the ranks once: either srun with one task for each GPU and no spawning in the script, or "
-                "one task a host and torchrun or mp.spawn inside. Two jobs with one MASTER_PORT look the same: change "
-                "it for one.",
-            )
-            return
-
-
 def _joined_twice(job: Job) -> Iterator[Finding]:
     """Several hosts that number their ranks from 0: some ranks join twice, the others never."""
-    if is_logged(job, *_RESTARTS):
+    if is_logged(job, *RESTARTS):
         return
     for group in event_groups(job, "pl.init_dist", by=("w",)):
         times = joined_ranks(group)
@@ -110,21 +76,6 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
                 explains=("ENV005", "ENV004"),
             )
 
-
-_RESTARTS = (
-    "elastic.newnodes",
-    "elastic.restart",
-    "elastic.sigrecv",
-    "launch.ended",
-    "pl.sigterm",
-    "pl.slurm_requeue.harmless",
-    "run.resumed",
-    "slurm.aborted",
-    "slurm.cancel",
-    "slurm.requeued.harmless",
-    "slurm.state",
-)
-"""Messages of jobs that were ended and begin again, in the same log: their ranks come once more."""
 
 _OF_SLURM = ("slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit")
 
@@ -169,7 +120,7 @@ def _goes_on(job: Job, event: Event) -> bool:
     severity=Severity.ERROR,
     when="PM",
     needs=(LaunchFacts,),
-    from_logs=(_worlds_unequal, _too_many, _joined_twice, _waits_alone),
+    from_logs=(_joined_twice, _waits_alone),
     cases=lambda: (
         Passes("torchrun alone", healthy(hosts=2, per_host=2)),
         Passes(
@@ -249,13 +200,6 @@ def _goes_on(job: Job, event: Event) -> bool:
             ),
         ),
         Passes("a run of one process", logged("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/1")),
-        Fails(
-            "srun starts two tasks, and each of them spawns a world of two",
-            logged(
-                "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: "
-                "store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)"
-            ),
-        ),
         Fails(
             "two hosts that both begin with rank 0",
             logged(*(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (1, 1, 0, 0))),

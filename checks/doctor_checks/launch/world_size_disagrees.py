@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import DirectLaunch, direct_launch, launch_number, may_be_direct
+from doctor.analysis.logs.event_timeline import events_of_kinds, parse_count, set_up_after
 from doctor.api import (
+    EventGroup,
     FileFails,
     FilePasses,
     Finding,
@@ -19,6 +21,9 @@ from doctor.api import (
     check,
     correlates,
     describe,
+    event_groups,
+    finding_from_logs,
+    is_logged,
     merge,
     ranks_in_words,
     rule,
@@ -30,9 +35,23 @@ from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_of
 from doctor.lint.launch.yaml_tree import YamlNode
-from doctor.testing import Fails, JobBuilder, Passes, healthy, lines
+from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
+RESTARTS = (
+    "elastic.newnodes",
+    "elastic.restart",
+    "elastic.sigrecv",
+    "launch.ended",
+    "pl.sigterm",
+    "pl.slurm_requeue.harmless",
+    "run.resumed",
+    "slurm.aborted",
+    "slurm.cancel",
+    "slurm.requeued.harmless",
+    "slurm.state",
+)
+"""Messages of jobs that were ended and begin again, in the same log: their ranks come once more."""
 MOST_FINDINGS = 8
 """Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
 
@@ -44,12 +63,52 @@ def _counted_by_each_host(hosts: int) -> JobBuilder:
     return sketch
 
 
+def _worlds_unequal(job: Job) -> Iterator[Finding]:
+    """NCCL's first contact brings ranks of worlds of different sizes together."""
+    for group in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
+        sizes = [group.value("a"), group.value("b")]
+        yield finding_from_logs(
+            group,
+            f"ranks of a world of {sizes[0]} and of one of {sizes[1]} met",
+            ranks=(),
+            evidence={"world_sizes": sizes},
+            confidence=0.7,
+            fix="Start all hosts with the same number of hosts and of processes for each, and give each job a "
+            "MASTER_PORT of its own: `env | grep -E 'WORLD_SIZE|MASTER|SLURM_NTASKS'` on both.",
+        )
+
+
+def _too_many(job: Job) -> Iterator[Finding]:
+    """The store counts more processes than the world has: it was started more than once, or an earlier attempt counts.
+
+    ``_store_based_barrier`` in torch/distributed/distributed_c10d.py counts all processes that came to one key."""
+    if is_logged(job, *RESTARTS):
+        return
+    for event in events_of_kinds(job, "torch.store.barrier_timeout", "torch.store.barrier_wait"):
+        came, size = parse_count(event.value("got")) or 0, parse_count(event.value("world"))
+        if size is not None and came > size and not set_up_after(job, event):
+            yield finding_from_logs(
+                EventGroup(event.kind, (event,)),
+                f"{came} processes came to a world of {size}: it was started more than once, or an earlier attempt "
+                "is counted",
+                ranks=(),
+                evidence={"came": came, "world_size": size},
+                confidence=0.75,
+                fix="Start the ranks once: either srun with one task for each GPU and no spawning in the script, or "
+                "one task a host and torchrun or mp.spawn inside. After a failure, start with a new MASTER_PORT, or "
+                'remove the file of `init_method="file://..."`: workers that were restarted, and jobs that share a '
+                "port, are counted in one store.",
+            )
+            return
+
+
 @check(
     id="ENV003",
     severity=Severity.ERROR,
     scope=Scope.JOB,
-    when="P",
+    when="PM",
     needs=(LaunchFacts,),
+    from_logs=(_worlds_unequal, _too_many),
     cases=lambda: (
         Passes("the same on all ranks", healthy(hosts=2, per_host=2)),
         Passes("srun started the ranks", healthy(hosts=2, per_host=2).by_srun().launched(WORLD_SIZE="4")),
@@ -83,6 +142,21 @@ def _counted_by_each_host(hosts: int) -> JobBuilder:
                 without=("TORCHELASTIC_RUN_ID",), OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", WORLD_SIZE="4"
             ),
             ranks=(0, 1),
+        ),
+        Fails(
+            "srun starts two tasks, and each of them spawns a world of two",
+            logged(
+                "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: "
+                "store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)"
+            ),
+        ),
+        Fails(
+            "log of a store that counts more processes than there are ranks",
+            logged(
+                "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+                "store_based_barrier_key:1 (world_size=4, worker_count=16, timeout=0:30:00)"
+            ),
+            ranks=(),
         ),
     ),
 )

@@ -18,8 +18,8 @@ _OF_DOCTOR = ("Findings", "doctor.Findings")
 """The exception of the callback with ``on_error="raise"``, by its name or as a traceback prints it.
 
 A class of that name in another package is a failure like any other."""
-_OF_TORCH = re.compile(r"RuntimeError$|Dist\w{0,60}Error$")
-"""Exception types of backends and stores; connections of user code raise other types."""
+_OF_TORCH = re.compile(r"RuntimeError$|Dist\w{0,60}Error$|\b(?:Aborted|Unknown|HorovodInternal)Error$")
+"""Exception types of backends and stores, and of Horovod; connections of user code raise other types."""
 _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
     ("mismatch", re.compile(r"Detected mismatch between collectives on ranks")),
     (
@@ -38,6 +38,8 @@ _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
             r"|ncclRemoteError|remote process exited|NCCL communicator was aborted|Some NCCL operations have failed"
             r"|Application timeout caused pair closure|Connection refused|recvValue(?:WithTimeout)? failed"
             r"|[Ff]ailed to recv, got 0 bytes"
+            # horovod/common/common.h, SHUT_DOWN_ERROR
+            r"|Horovod has been shut down"
         ),
     ),
     ("outside", re.compile(r"got signal: (?:1|2|15)\b|Received SIGTERM")),

@@ -10,6 +10,8 @@ from doctor.core.job import Job
 
 EXCEPTION = "python.exception"
 """The event kind of a traceback, or of its last line alone."""
+UNFINISHED = "python.unfinished"
+"""The event kind of a traceback that the log does not contain to its end, where the log ends."""
 CRASH = "python.fatal"
 """The event kind of the interpreter's message about a crash of native code."""
 CERTAIN = 1.0

@@ -161,6 +161,7 @@ class _LogScan:
         self._read_tail(last)
         self._catch_up()
         self._tables.close()
+        self._tracebacks.close(self._number)
         for line in last[-SAMPLED_LATER * 200 :].splitlines()[-SAMPLED_LATER:]:
             self._notice(text_of(line[:2000]))
         self._processes.settle()

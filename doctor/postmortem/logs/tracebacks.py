@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from keyword import kwlist
 
+from doctor.analysis.logs.root_event import UNFINISHED
 from doctor.core.facts.telemetry import Frame
 from doctor.postmortem.logs.event_store import MOST_FRAMES, ParsedException, StoredEvent
 from doctor.postmortem.logs.prefixes import UNKNOWN_ORIGIN, LineOrigin
@@ -22,6 +23,8 @@ MOST_LINES = 40
 """Maximum lines of an exception's message."""
 MOST_PLAIN = 5
 """Maximum number of them without indentation, which may be lines of other processes."""
+_NEAR_END = 10
+"""Lines before the end of a log within which a traceback may be unfinished."""
 MOST_STREAMS = 4096
 """Maximum number of processes whose tracebacks are parsed at the same time."""
 
@@ -54,6 +57,8 @@ Note = Callable[[LineOrigin, ParsedException, int], StoredEvent]
 """Called with an exception, its process and its line; the lines after it are added to the stored event."""
 
 _HEADER = "Traceback (most recent call last)"
+_NAMED_HEADER = re.compile(r"([A-Za-z_][\w.]{0,80})\s{2,}Traceback ")
+"""IPython's header, with the type of the exception."""
 _MARGIN = re.compile(r"\s*(?:\+-?[+-]*(?: \d+ -+)?|\|) ?(?=\s|$|\S)")
 _FILE = re.compile(
     r"\s*(?:File|Cell) \"?(?P<file>[^\"\n]{1,1000}?)\"?,? line (?P<line>\d{1,9})"
@@ -124,6 +129,7 @@ class _TracebackState:
     ``fatal`` (stacks written by faulthandler), ``dying`` (that of the current thread), or ``""``. ``framed``: the last
     line was a frame, ``indented`` as Python writes it. ``linked``: the next exception follows from ``found``;
     ``nested``: it led to ``found``. ``lines``, ``plain``: lines of the message, and those without indentation.
+    ``type``: of the exception, if the header names it, as IPython's does. ``last``: the last line of the stack.
     """
 
     frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
@@ -135,11 +141,14 @@ class _TracebackState:
     found: StoredEvent | None = None
     lines: int = 0
     plain: int = 0
+    type: str = ""
+    last: int = 0
 
     def begin(self, state: str) -> None:
         self.frames.clear()
         self.state = state
         self.framed = False
+        self.type = ""
         self.lines = self.plain = 0
 
 
@@ -172,6 +181,8 @@ class Tracebacks:
             begun = self._stream(origin)
             begun.nested = begun.found is not None and (begun.nested or bool(_INNER.search(text)))
             begun.begin("box" if "─" in text else "stack")
+            begun.type = named[1] if (named := _NAMED_HEADER.match(text)) else ""
+            begun.last = line
             self.waiting.add(origin)
             return True
         if found := _FILE.match(text) or _BOXED.match(text):
@@ -179,6 +190,7 @@ class Tracebacks:
             function = (found["function"] or "").strip()
             frame = Frame(file, int(found["line"]), function, user=is_user_code(file))
             self._frame(origin, frame, indented=text.startswith("  "))
+            self._stream(origin).last = line
             return True
         stream = self._streams.get(origin)
         if stream is not None:
@@ -186,6 +198,13 @@ class Tracebacks:
         if not mild:
             self._end(origin, text, line, _FINAL)
         return False
+
+    def close(self, line: int) -> None:
+        """Report the tracebacks that the log, which ends after ``line``, does not contain to their end."""
+        for origin, stream in list(self._streams.items()):
+            if stream.state in ("stack", "box") and line - stream.last <= _NEAR_END and (stream.frames or stream.type):
+                frames = tuple(stream.frames)[::-1]
+                self._note(origin, ParsedException(UNFINISHED, stream.type, "", frames), stream.last)
 
     def pass_over(self) -> None:
         """Count a line of another process; tracebacks without a new line for too long end."""
@@ -213,6 +232,7 @@ class Tracebacks:
     ) -> bool:
         record, mild = how
         if self._is_stack(stream, text, record) or self._is_link(origin, stream, text):
+            stream.last = line
             return True
         final = _final_of(stream, record)
         if not (mild and not stream.frames) and self._end(origin, text, line, final):

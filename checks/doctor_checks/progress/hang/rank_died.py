@@ -11,6 +11,7 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.exits import RunEnd
 from doctor.analysis.logs.root_event import (
+    UNFINISHED,
     LaterEvents,
     cause_in_chain,
     exceptions,
@@ -90,6 +91,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
     elif signals := tuple(event for event in exits if _signal_of(event) in _CRASHES):
         yield _of_exits(signals)
+    elif unfinished := tuple(job.evidence.of(UNFINISHED)):
+        yield _of_unfinished(unfinished)
     elif reports:
         yield finding_from_logs(
             EventGroup(reports[0].kind, reports),
@@ -99,6 +102,23 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.25,
             symptoms=False,
         )
+
+
+def _of_unfinished(events: tuple[Event, ...]) -> Finding:
+    """The log ends within a traceback: the last line, which names the error, is missing."""
+    last = events[-1]
+    what = last.value("type") or ""
+    place = place_of_frame(_line(Failure(what, "", None, last.frames)))
+    who = f"rank {last.rank}" if last.rank is not None else "a process"
+    at, error = f" at {place}" if place else "", f": {what}" if what else ""
+    return finding_from_logs(
+        EventGroup(last.kind, events),
+        f"{who} failed{at}{error}; the log ends within the traceback",
+        ranks=(last.rank,) if last.rank is not None else (),
+        fix="Give the complete log: the last line of the traceback names the error.",
+        confidence=0.25,
+        symptoms=False,
+    )
 
 
 def _process_of(reports: tuple[Event, ...]) -> str:
@@ -223,6 +243,15 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
                 "terminate called after throwing an instance of 'c10::DistBackendError'",
                 "Aborted (core dumped)",
             ),
+        ),
+        Fails(
+            "a log that ends within a traceback",
+            logged(
+                "Traceback (most recent call last):",
+                '  File "train.py", line 12, in <module>',
+                "    torch.save(model.state_dict(), path)",
+            ),
+            ranks=(),
         ),
         Fails(
             "torchrun's table alone",
