@@ -1,0 +1,281 @@
+"""Score ``doctor check`` on recommended environments and on environment faults from public threads.
+
+    python benchmarks/environments.py               scores all environments and faults
+    python benchmarks/environments.py WORD ...      only those whose name contains a word; nothing is kept
+    python benchmarks/environments.py --keep        adds the score to benchmarks/environments_results.json
+
+``environments/recommended.json`` holds the variables that clouds, computing centers and launchers recommend or export,
+``environments/faults.json`` environments that public threads report as faulty with the ids that count as found, and
+``environments/machines.json`` the machines of both. All of it was committed before the first run. Every environment is
+a process in network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded
+sysfs tree), the plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
+``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
+it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library.
+
+Every finding of severity error or warning in a recommended environment is an alarm. A fault is found if one of its ids
+has a finding of any severity with the words of ``says`` in it. Exits with 1 if fewer faults are found or more
+environments have an alarm than in the last kept score. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+
+from tests.faults.stage import LOUD, Host, Outcome, Play, Process, own_alarms, perform  # noqa: E402 - the path
+from tests.lab.needs import CannotPlay  # noqa: E402
+
+FOLDER = ROOT / "benchmarks" / "environments"
+RESULTS = FOLDER.with_name("environments_results.json")
+CUDA = ("torch==2.8.0+cu128", "nvidia-nccl-cu12==2.27.3")
+TOPOLOGY = (
+    '<system version="1"><cpu numaid="0" affinity="ffffffff" arch="x86_64" vendor="GenuineIntel" familyid="6"'
+    ' modelid="143"><pci busid="0000:0a:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16"/></cpu>'
+    "</system>"
+)
+
+
+class Row(NamedTuple):
+    """An environment: ``ids`` and ``says`` are empty for recommended ones; ``play`` is what runs."""
+
+    name: str
+    source: str
+    ids: frozenset[str]
+    says: str
+    caused: str
+    play: Play
+
+
+class Score(NamedTuple):
+    """The alarms, or the findings that count as found; ``trouble``: why the row could not run."""
+
+    row: Row
+    alarms: dict[str, list[str]]
+    found: tuple[str, ...]
+    trouble: str = ""
+
+
+def read(name: str) -> Any:
+    """The content of a file of the data."""
+    return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+
+
+def read_rows(name: str) -> list[Row]:
+    """The rows of ``recommended`` or ``faults``."""
+    machines = read("machines")
+    return [_row(entry, machines) for entry in read(name)]
+
+
+def _row(entry: Mapping[str, Any], machines: Mapping[str, Any]) -> Row:
+    machine = {**machines[entry["machine"]], **entry.get("changes", {})}
+    variables = [entry["variables"], *([entry["peer"]] if "peer" in entry else [])]
+    hosts = tuple(_host(number, machine, entry, one) for number, one in enumerate(variables))
+    return Row(
+        entry["name"],
+        entry["source"],
+        frozenset(entry.get("ids", ())),
+        entry.get("says", ""),
+        entry.get("caused", ""),
+        Play(hosts),
+    )
+
+
+def _host(number: int, machine: Mapping[str, Any], entry: Mapping[str, Any], variables: Mapping[str, str]) -> Host:
+    files = machine.get("files", ())
+    # The driver library of the tests stays in the path of the loader.
+    rest = {"LD_LIBRARY_PATH": ':"$LD_LIBRARY_PATH"'}
+    exports = [f"export {name}={_in_home(value, files)}{rest.get(name, '')}" for name, value in variables.items()]
+    limit = "ulimit -l unlimited 2>/dev/null || true"
+    gpus = tuple(machine.get("gpus", ()))
+    packages = tuple(machine.get("packages", CUDA if gpus else ()))
+    process = Process(shell="\n".join([limit, *exports, entry.get("shell", "")]), gpus=gpus, packages=packages)
+    setup = [
+        f"hostname node{number}",
+        "printf '127.0.0.1 localhost\\n10.7.0.1 node0\\n10.7.0.2 node1\\n' > names; mount --bind names /etc/hosts",
+        *_interfaces(machine, number),
+        *_rdma(machine.get("rdma", {})),
+        *_files(files),
+        entry.get("setup", ""),
+    ]
+    return Host((process,), ("net", "mount", "uts"), "\n".join(setup))
+
+
+def _in_home(value: str, files: Sequence[str]) -> str:
+    """``value`` quoted for a shell, with the paths that the machine has moved below the home of the process."""
+    folders = {str(Path(path).parent) for path in files}
+    known = sorted({*files, *folders}, key=len, reverse=True)
+    parts = value.split(":")
+    moved = [f'"$HOME"/root{part}' if part.rstrip("/") in known else shlex.quote(part) for part in parts]
+    return ":".join(moved)
+
+
+def _interfaces(machine: Mapping[str, Any], number: int) -> list[str]:
+    addresses = dict(machine["interfaces"])
+    rdma = machine.get("rdma", {}).values()
+    for place, device in enumerate(device for device in rdma if device.get("interface")):
+        addresses.setdefault(device["interface"], f"10.224.{place}.5/24")
+    lines = []
+    for place, (name, address) in enumerate(addresses.items()):
+        last = address.replace(".1/", f".{number + 1}/")
+        lines.append(f"ip link add {name} type veth peer name peer{place}; ip link set peer{place} up")
+        lines += [f"ip addr add {last} dev {name}"] if last else []
+        lines.append(f"ip link set {name} up")
+    return [*lines, *machine.get("network", ())]
+
+
+def _rdma(devices: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A copy of /sys/class with the RDMA devices in it."""
+    if not devices:
+        return []
+    lines = [
+        "mkdir class; mount -t tmpfs class class; cp -a /sys/class/. class/ 2>/dev/null || true; mkdir -p class/infiniband"
+    ]
+    for place, (name, device) in enumerate(devices.items()):
+        port = f"class/infiniband/{name}/ports/1"
+        layer = {"roce": "Ethernet", "ib": "InfiniBand", "efa": "Unspecified"}[device["link"]]
+        lines += [
+            f"mkdir -p {port}/gids {port}/gid_attrs/types {port}/gid_attrs/ndevs",
+            f"echo '{device.get('state', '4: ACTIVE')}' > {port}/state; echo '5: LinkUp' > {port}/phys_state",
+            f"echo '400 Gb/sec (4X NDR)' > {port}/rate; echo {layer} > {port}/link_layer",
+            f"echo 0x{place + 1:x} > {port}/lid",
+        ]
+        for index, (address, kind) in enumerate(_addresses(device["link"], place)):
+            lines.append(f"echo {address} > {port}/gids/{index}; echo '{kind}' > {port}/gid_attrs/types/{index}")
+            if device.get("interface"):
+                lines.append(f"echo {device['interface']} > {port}/gid_attrs/ndevs/{index}")
+    return [*lines, "mount --move class /sys/class"]
+
+
+def _addresses(link: str, place: int) -> list[tuple[str, str]]:
+    local = f"fe80:0000:0000:0000:0a58:0aff:fee0:{place + 1:04x}"
+    if link != "roce":
+        return [(local, "IB/RoCE v1")]
+    mapped = f"0000:0000:0000:0000:0000:ffff:0ae0:{place:02x}05"
+    return [(address, kind) for address in (local, mapped) for kind in ("IB/RoCE v1", "RoCE v2")]
+
+
+def _files(files: Sequence[str]) -> list[str]:
+    lines = []
+    for path in files:
+        place = f"root{path}"
+        lines.append(f"mkdir -p {shlex.quote(str(Path(place).parent))}")
+        if ".so" in Path(path).name:
+            lines.append(f"cp -L /lib/*/libdl.so.2 {shlex.quote(place)}")
+        else:
+            content = TOPOLOGY if path.endswith(".xml") else ""
+            lines.append(f"echo {shlex.quote(content)} > {shlex.quote(place)}")
+    return lines
+
+
+def score(row: Row) -> Score:
+    """Run ``doctor check`` in the environment of a row."""
+    try:
+        outcome = perform(row.play)
+    except (CannotPlay, AssertionError, subprocess.TimeoutExpired) as error:
+        return Score(row, {}, (), f"{type(error).__name__}: {str(error)[-300:]}")
+    alarms = {check: words for check, words in outcome.alarms().items() if check not in own_alarms()}
+    return Score(row, alarms, tuple(found_in(row, outcome)))
+
+
+def found_in(row: Row, outcome: Outcome) -> list[str]:
+    """The findings that count as found: one of the ids of the row, with its words."""
+    return [
+        f"{result['id']} ({finding['severity']})"
+        for result in outcome.report["results"]
+        if result["id"] in row.ids
+        for finding in result["findings"]
+        if row.says in json.dumps(finding, ensure_ascii=False)
+    ]
+
+
+def score_all(rows: Sequence[Row]) -> list[Score]:
+    """The scores of rows, in their order."""
+    own_alarms()
+    with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(score, rows))
+
+
+def summary(recommended: Sequence[Score], faults: Sequence[Score]) -> dict[str, Any]:
+    """The counts and the names that are kept."""
+    return {
+        "recommended": len(recommended),
+        "with an alarm": sum(bool(one.alarms) for one in recommended),
+        "faults": len(faults),
+        "found": sum(bool(one.found) for one in faults),
+        "not run": [one.row.name for one in (*recommended, *faults) if one.trouble],
+        "alarms": {one.row.name: one.alarms for one in recommended if one.alarms},
+        "missed": [one.row.name for one in faults if not one.found and not one.trouble],
+    }
+
+
+def show(recommended: Sequence[Score], faults: Sequence[Score]) -> None:
+    """Print alarms, faults and the counts."""
+    for one in recommended:
+        for check, words in one.alarms.items():
+            print(f"ALARM  {one.row.name}: {check} {'; '.join(words)} [{one.row.source}]")
+    for one in faults:
+        others = "" if one.found else f" (wanted {', '.join(sorted(one.row.ids))}; reported {one.alarms})"
+        word = "found " if one.found else "MISSED"
+        print(f"{word} {one.row.name} [{one.row.caused}]: {', '.join(dict.fromkeys(one.found))}{others}")
+    for one in (*recommended, *faults):
+        if one.trouble:
+            print(f"NOT RUN {one.row.name}: {one.trouble}")
+    counts = summary(recommended, faults)
+    print(
+        f"{counts['recommended']} recommended environments, {counts['with an alarm']} with an alarm ({LOUD[0]} or"
+        f" {LOUD[1]}); {counts['faults']} faults, {counts['found']} found; {len(counts['not run'])} not run"
+    )
+
+
+def kept() -> list[dict[str, Any]]:
+    """The kept scores, oldest first."""
+    if not RESULTS.exists():
+        return []
+    scores: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8"))
+    return scores
+
+
+def keep(counts: Mapping[str, Any]) -> None:
+    """Add a score with its date and commit."""
+    command = ("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    scores = [*kept(), {"date": date, "commit": commit, **counts}]
+    RESULTS.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Score, print, and compare with the last kept score."""
+    parser = argparse.ArgumentParser(description="Score doctor check on environments.")
+    parser.add_argument("--keep", action="store_true", help="add the score to environments_results.json")
+    parser.add_argument("words", nargs="*", help="only environments whose name contains one of these")
+    options = parser.parse_args(arguments)
+    chosen = [
+        [row for row in read_rows(name) if not options.words or any(word in row.name for word in options.words)]
+        for name in ("recommended", "faults")
+    ]
+    recommended, faults = (score_all(rows) for rows in chosen)
+    show(recommended, faults)
+    counts = summary(recommended, faults)
+    worse = bool(kept()) and (
+        counts["found"] < kept()[-1]["found"] or counts["with an alarm"] > kept()[-1]["with an alarm"]
+    )
+    if options.keep and not options.words:
+        keep(counts)
+    return int(worse and not options.words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
