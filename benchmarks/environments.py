@@ -139,9 +139,8 @@ def _rdma(devices: Mapping[str, Mapping[str, str]]) -> list[str]:
     """A copy of /sys/class with the RDMA devices in it."""
     if not devices:
         return []
-    lines = [
-        "mkdir class; mount -t tmpfs class class; cp -a /sys/class/. class/ 2>/dev/null || true; mkdir -p class/infiniband"
-    ]
+    copy = "mkdir class; mount -t tmpfs class class; cp -a /sys/class/. class/ 2>/dev/null || true"
+    lines = [f"{copy}; mkdir -p class/infiniband"]
     for place, (name, device) in enumerate(devices.items()):
         port = f"class/infiniband/{name}/ports/1"
         layer = {"roce": "Ethernet", "ib": "InfiniBand", "efa": "Unspecified"}[device["link"]]
