@@ -288,5 +288,5 @@ def main(only: str, *, is_kept: bool = False, in_readme: bool = False) -> int:
     if not is_kept and not only:
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     if in_readme:
-        write_between("estimate-published", markdown(results))
+        write_between("estimate-published", markdown(results), page="docs/evidence.md")
     return int(not is_good(results))
