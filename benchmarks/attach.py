@@ -2,6 +2,7 @@
 
     python benchmarks/attach.py                  prints the table
     python benchmarks/attach.py sleeps killed    only scenes whose title begins with one of these words
+    python benchmarks/attach.py compared         only whether scenes that make progress end with the same numbers
     python benchmarks/attach.py --write          keeps the figures in attach_results.json, too
     python benchmarks/attach.py killed --merge   keeps the figures of these scenes beside those of the others
     python benchmarks/attach.py --check          plays nothing: are the kept figures of these scenes, and good?
@@ -9,7 +10,8 @@
 Every play starts a job over Gloo on this machine without the doctor in it, and reads it once from outside. Right: the
 check, exactly the ranks, the severity and the exit code are as expected, there is no other alarm, and the processes of
 the job are there afterwards, none stopped or traced that was not before. A hang is right in at least 95 % of its plays;
-a job that makes progress is no alarm in any. Training is repeated without the doctor, and ends with the same numbers.
+a job that makes progress is no alarm in any. Each of these goes on to train afterwards, and is repeated without the
+doctor: it ends with the same numbers.
 Ends with 1 if an aim is missed.
 """
 
@@ -137,6 +139,21 @@ def repeated_rows(times: int, pool: ThreadPoolExecutor) -> Iterable[Row]:
         yield Row(f"repeated: {title}", "the same numbers", False, times, sum(not job.result() for job in jobs))
 
 
+def compared_rows(scenes: Sequence[AttachScene], pool: ThreadPoolExecutor) -> Iterable[Row]:
+    """Train in every scene that makes progress with the doctor attached and without, once."""
+    jobs = [
+        pool.submit(attempt, title_compared(scene), 0, partial(differences, attaches=[()], scene=scene))
+        for scene in scenes
+    ]
+    for scene, job in zip(scenes, jobs, strict=True):
+        yield Row(title_compared(scene), "the same numbers", False, 1, int(not job.result()))
+
+
+def title_compared(scene: AttachScene) -> str:
+    """The title of the row that compares a scene with the same one that nobody attaches to."""
+    return f"compared: {scene.title}"
+
+
 def table(results: AttachResults) -> str:
     """Every row as Markdown."""
     lines = ["| scene | right is | plays | right |", "| --- | --- | --- | --- |"]
@@ -169,6 +186,7 @@ def complaints_about(kept: AttachResults) -> list[str]:
         if scenes.get(title) != rows.get(title)
     ]
     wrong += [f"{row.title}: {row.right} of {row.played}" for row in (*kept.rows, *kept.repeated) if not row.is_good]
+    wrong += sorted({title_compared(scene) for scene in HEALTHY} - {row.title for row in kept.repeated})
     wrong += [f"{row.title}: {row.played} plays" for row in kept.rows if row.is_alarm and row.played < LEAST_TIMES]
     healthy = sum(row.played for row in kept.rows if not row.is_alarm)
     return wrong + ([f"{healthy} attaches to healthy jobs"] if healthy < LEAST_HEALTHY else [])
@@ -184,7 +202,10 @@ def merged(kept: AttachResults, found: AttachResults) -> AttachResults:
     rows = {row.title: row for row in kept.rows}
     rows |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.rows}
     titles = (scene.title for scene in (*HANGS, *HEALTHY))
-    return msgspec.structs.replace(kept, rows=tuple(rows[title] for title in titles if title in rows))
+    repeated = {row.title: row for row in (*kept.repeated, *found.repeated)}
+    return msgspec.structs.replace(
+        kept, rows=tuple(rows[title] for title in titles if title in rows), repeated=tuple(repeated.values())
+    )
 
 
 def machine() -> str:
@@ -223,13 +244,16 @@ def main() -> int:
 
 def played(words: Sequence[str], times: int, healthy: int, jobs: int) -> AttachResults:
     """Play the scenes whose title begins with one of ``words``, or all, and the training runs."""
-    scenes = [scene for scene in (*HANGS, *HEALTHY) if not words or scene.title.startswith(tuple(words))]
-    skipped = [reason for scene in scenes if (reason := reason_to_skip(scene))]
+    begins = tuple(words) or ("",)
+    scenes = [scene for scene in (*HANGS, *HEALTHY) if scene.title.startswith(begins)]
+    compared = [scene for scene in HEALTHY if title_compared(scene).startswith(begins)]
+    skipped = [reason for scene in {*scenes, *compared} if (reason := reason_to_skip(scene))]
     possible = [scene for scene in scenes if not reason_to_skip(scene)]
     hangs, others = [one for one in possible if is_alarm(one)], [one for one in possible if not is_alarm(one)]
     with ThreadPoolExecutor(jobs) as pool:
         rows = [*rows_of(hangs, times, pool), *rows_of(others, healthy, pool)]
         repeated = [] if words and "repeated" not in words else [*repeated_rows(healthy, pool)]
+        repeated += compared_rows([scene for scene in compared if not reason_to_skip(scene)], pool)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )

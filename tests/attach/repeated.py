@@ -5,31 +5,35 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.attach.jobs import TrainingJob, running
+from tests.attach.jobs import AttachScene, TrainingJob, running
 from tests.lab.speed import patience
 
-WORLD = 2
+REPEATS = AttachScene("repeats", world=2)
 
 
-def differences(folder: Path, attaches: Sequence[Sequence[str]], pace: float = 0.0) -> list[str]:
+def differences(
+    folder: Path, attaches: Sequence[Sequence[str]], pace: float = 0.0, scene: AttachScene = REPEATS
+) -> list[str]:
     """Train and attach with each of these arguments, train as many steps alone, and return what differs.
 
-    ``pace``: seconds that each step takes longer while the doctor is attached, so that there are fewer."""
+    ``pace``: seconds that each step of ``REPEATS`` takes longer while the doctor is attached, so that there are fewer."""
     attached, alone = folder / "attached", folder / "alone"
     for part in (attached, alone):
         part.mkdir()
     (attached / "pace").write_text(str(pace))
-    with running("repeats", attached, WORLD) as job:
+    with _running(scene, attached) as job:
         results = [job.attach(*arguments) for arguments in attaches]
         assert all(process.is_running() for process in job.processes), (attached / "log").read_text()
         (attached / "enough").touch()
-        first = _digests(job)
+        first = _digests(job, scene.world)
     (alone / "steps").write_text(str(first[0]["steps"]))
-    with running("repeats", alone, WORLD) as job:
-        second = _digests(job)
+    (alone / "enough").touch()
+    with _running(scene, alone) as job:
+        second = _digests(job, scene.world)
     wrong = [
         f"rank {rank}: {name} differ after {one['steps']} steps"
         for rank, (one, other) in enumerate(zip(first, second, strict=True))
@@ -43,8 +47,12 @@ def differences(folder: Path, attaches: Sequence[Sequence[str]], pace: float = 0
     ]
 
 
-def _digests(job: TrainingJob) -> list[dict[str, Any]]:
-    files = [job.folder / f"digests-{rank}" for rank in range(WORLD)]
+def _running(scene: AttachScene, folder: Path) -> AbstractContextManager[TrainingJob]:
+    return running(scene.name, folder, scene.world, scene.launch, scene.needs)
+
+
+def _digests(job: TrainingJob, world: int) -> list[dict[str, Any]]:
+    files = [job.folder / f"digests-{rank}" for rank in range(world)]
     until = time.monotonic() + patience(120)
     while not all(file.exists() for file in files):
         assert time.monotonic() < until, (job.folder / "log").read_text()

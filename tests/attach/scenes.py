@@ -2,6 +2,9 @@
 
 ``scenes.py SCENE FOLDER`` is one rank. ``scenes.py serve [MODULE...]`` imports torch and the modules once, and forks a
 rank for each line that it reads: an import takes longer than most scenes.
+
+A scene that makes progress does what it does until there is a file ``enough`` in its folder, trains for some more steps,
+and ends with digests of what it computed; see repeatable_training.py.
 """
 
 import ctypes
@@ -22,6 +25,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from repeatable_training import Record
+from repeatable_training import train as train_with_random_numbers
 from torch.utils.data import DataLoader, Dataset
 
 STEPS_BEFORE = 5
@@ -67,6 +72,9 @@ def show_environ(environ):
 
 SCENE, FOLDER = next_play() if sys.argv[1] == "serve" else (sys.argv[1], Path(sys.argv[2]))
 assert "doctor" not in sys.modules
+if "UNDUMPABLE" in os.environ:
+    PR_SET_DUMPABLE = 4  # prctl(2)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def join_group():
@@ -79,7 +87,20 @@ def join_group():
         arrived(os.environ["RANK"])
         if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
             BEFORE_GROUP[SCENE]()
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():  # Ray Train has done so
+        dist.init_process_group("gloo")
+
+
+def goes_on():
+    """Whether this rank continues what the scene is about."""
+    return not (FOLDER / "enough").exists()
+
+
+def all_go_on(size=8):
+    """The same for all ranks, as rank 0 decides in a collective."""
+    decision = torch.full((size,), float(dist.get_rank() == 0 and goes_on()))
+    dist.all_reduce(decision)
+    return bool(decision[0])
 
 
 def arrived(rank=None):
@@ -96,7 +117,7 @@ def joins_late():
 
 
 def loads_first():
-    while True:
+    while goes_on():
         sum(range(100_000))
 
 
@@ -114,13 +135,13 @@ class Rows(Dataset):
     def __getitem__(self, index):
         if index == 20 and is_last():
             load_row()
-        return torch.ones(3)
+        return torch.full((3,), index % 10 / 10)
 
 
 def load_row():
     while SCENE == "row-never-comes":
         time.sleep(3600)
-    while SCENE == "row-is-long":
+    while SCENE == "row-is-long" and goes_on():
         sum(range(100_000))
 
 
@@ -135,36 +156,54 @@ def train_unevenly():
 
 
 def train_evenly():
+    torch.manual_seed(0)
     model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    record = Record(FOLDER)
     for epoch in itertools.count():
         for batch in DataLoader(Rows(), sampler=range(30)):
-            model(batch).sum().backward()
+            is_last = record.add(update(model, optimizer, batch))
         dist.barrier()
         if epoch == 0:
             arrived()
+        dist.all_reduce(is_last)
+        if is_last.any():
+            record.write(model, optimizer)
+            return
+
+
+def update(model, optimizer, batch):
+    """One step; returns its loss."""
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
 
 
 def train():
+    torch.manual_seed(dist.get_rank())
     model = sharded() if SCENE.startswith("fsdp") else torch.nn.Linear(3, 3)
     if SCENE.startswith("ddp"):
         model = torch.nn.parallel.DistributedDataParallel(model)
-    batches = DataLoader(Rows(), batch_size=2, num_workers=2) if SCENE.startswith("row") else [torch.ones(2, 3)] * 20
-    step = 0
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    loads = SCENE.startswith("row")
+    batches = DataLoader(Rows(), batch_size=2, num_workers=2) if loads else [torch.randn(2, 3) for _ in range(20)]
+    record = Record(FOLDER)
     while True:
         for batch in batches:
-            step += 1
-            if step == STEPS_BEFORE:
+            if record.steps == STEPS_BEFORE - 1:
                 arrived()
                 act()
-            model(batch).sum().backward()
-            if not SCENE.startswith("fsdp"):
-                dist.all_reduce(torch.ones(8))
+            is_last = record.add(update(model, optimizer, batch))
+            dist.all_reduce(is_last)
+            if is_last.any():
+                record.write(model, optimizer)
+                return
 
 
 def train_repeatably():
-    from repeatable_training import train
-
-    train(FOLDER, arrived)
+    train_with_random_numbers(FOLDER, arrived)
 
 
 def sharded():
@@ -181,18 +220,25 @@ def sharded():
 def train_with_accelerate():
     from accelerate import Accelerator
 
+    torch.manual_seed(0)
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(3, 3)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
-    for step in itertools.count(1):
-        if step == STEPS_BEFORE:
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9))
+    record = Record(FOLDER)
+    while True:
+        if record.steps == STEPS_BEFORE - 1:
             arrived()
             act()
-        loss = model(torch.ones(2, 3)).sum()
+        loss = model(torch.randn(2, 3)).square().mean()
         accelerator.gather(loss.detach())
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
+        is_last = record.add(loss)
+        dist.all_reduce(is_last)
+        if is_last.any():
+            record.write(model, optimizer)
+            return
 
 
 def train_with_lightning():
@@ -201,16 +247,25 @@ def train_with_lightning():
     class Model(LightningModule):
         def __init__(self):
             super().__init__()
+            torch.manual_seed(0)
             self.layer = torch.nn.Linear(3, 3)
+            self.record = Record(FOLDER)
 
         def training_step(self, batch, number):
             if number == STEPS_BEFORE:
                 arrived()
                 act()
-            return self.layer(batch).sum()
+            loss = self.layer(batch).square().mean()
+            is_last = self.record.add(loss)
+            dist.all_reduce(is_last)
+            self.trainer.should_stop = bool(is_last.any())
+            return loss
 
         def train_dataloader(self):
             return DataLoader([torch.ones(3)] * 1_000_000, batch_size=2)
+
+        def on_train_end(self):
+            self.record.write(self.layer, self.optimizers().optimizer)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.01)
@@ -273,10 +328,9 @@ def passes_breakpoints():
         lines = subprocess.Popen(["yes", "continue"], stdout=subprocess.PIPE, text=True)
         sys.stdin = lines.stdout
     with Path(os.devnull).open("w") as sys.stdout:
-        while True:
+        while all_go_on():
             if is_last():
                 breakpoint()
-            dist.all_reduce(torch.ones(8))
 
 
 def differs():
@@ -308,13 +362,13 @@ def tokenize(text):
 
 
 def tokenizes():
-    while dist.get_rank() == 0:
+    while dist.get_rank() == 0 and goes_on():
         list(map(tokenize, ["some text"] * 100))
     dist.barrier()
 
 
 def tokenize_slowly(number):
-    while True:
+    while goes_on():
         tokenize(str(number))
 
 
@@ -334,8 +388,16 @@ def tokenizes_in_threads():
 
 def packs():
     if dist.get_rank() == 0:
-        subprocess.run(["gzip", "-c", "/dev/zero"], stdout=subprocess.DEVNULL, check=True)
+        threading.Thread(target=kill_child_in_the_end).start()
+        subprocess.run(["gzip", "-c", "/dev/zero"], stdout=subprocess.DEVNULL)
     dist.barrier()
+
+
+def kill_child_in_the_end():
+    while goes_on():
+        time.sleep(0.1)
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
 
 
 def downloads():
@@ -343,19 +405,24 @@ def downloads():
     if dist.get_rank() == 0:
         server = socket.create_server(("127.0.0.1", 0))
         if not os.fork():
-            connection, _ = server.accept()
-            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-            while True:
-                connection.sendall(b"x" * 1000)
-                time.sleep(0.1)
+            serve_slowly(server)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/weights") as response:
             response.read()
     dist.barrier()
 
 
+def serve_slowly(server):
+    connection, _ = server.accept()
+    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    while goes_on():
+        connection.sendall(b"x" * 1000)
+        time.sleep(0.1)
+    os._exit(0)
+
+
 def exchanges_much():
-    while True:
-        dist.all_reduce(torch.ones(1 << 24))
+    while all_go_on(1 << 24):
+        pass
 
 
 def receives():
@@ -403,7 +470,7 @@ def pool_deadlocks():
 
 def validates():
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    while dist.get_rank() == 0:
+    while dist.get_rank() == 0 and goes_on():
         with torch.no_grad():
             model(torch.ones(64, 256))
     dist.barrier()
@@ -411,22 +478,21 @@ def validates():
 
 def computes():
     matrix = torch.rand(1000, 1000)
-    while is_last():
+    while is_last() and goes_on():
         matrix = (matrix @ matrix).clamp(0, 1)
 
 
 def has_slow_steps():
     matrix = torch.rand(500, 500)
-    while True:
+    while all_go_on():
         until = time.monotonic() + 2.5
         while time.monotonic() < until:
             matrix = (matrix @ matrix).clamp(0, 1)
-        dist.all_reduce(torch.ones(8))
 
 
 def saves():
-    while dist.get_rank() == 0:
-        torch.save([torch.rand(1 << 20) for _ in range(8)], FOLDER / "checkpoint.pt")
+    while dist.get_rank() == 0 and goes_on():
+        torch.save([torch.ones(1 << 20) for _ in range(8)], FOLDER / "checkpoint.pt")
     dist.barrier()
 
 
