@@ -20,7 +20,8 @@ def differences(
 ) -> list[str]:
     """Train and attach with each of these arguments, train as many steps alone, and return what differs.
 
-    ``pace``: seconds that each step of ``REPEATS`` takes longer while the doctor is attached, so that there are fewer."""
+    ``pace``: seconds that each step of ``REPEATS`` takes longer while the doctor is attached, so that there are
+    fewer."""
     attached, alone = folder / "attached", folder / "alone"
     for part in (attached, alone):
         part.mkdir()

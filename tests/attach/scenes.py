@@ -3,8 +3,8 @@
 ``scenes.py SCENE FOLDER`` is one rank. ``scenes.py serve [MODULE...]`` imports torch and the modules once, and forks a
 rank for each line that it reads: an import takes longer than most scenes.
 
-A scene that makes progress does what it does until there is a file ``enough`` in its folder, trains for some more steps,
-and ends with digests of what it computed; see repeatable_training.py.
+A scene that makes progress does what it does until there is a file ``enough`` in its folder, trains for some more
+steps, and ends with digests of what it computed; see repeatable_training.py.
 """
 
 import ctypes
@@ -72,9 +72,6 @@ def show_environ(environ):
 
 SCENE, FOLDER = next_play() if sys.argv[1] == "serve" else (sys.argv[1], Path(sys.argv[2]))
 assert "doctor" not in sys.modules
-if "UNDUMPABLE" in os.environ:
-    PR_SET_DUMPABLE = 4  # prctl(2)
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def join_group():
@@ -388,16 +385,16 @@ def tokenizes_in_threads():
 
 def packs():
     if dist.get_rank() == 0:
-        threading.Thread(target=kill_child_in_the_end).start()
-        subprocess.run(["gzip", "-c", "/dev/zero"], stdout=subprocess.DEVNULL)
+        with subprocess.Popen(["gzip", "-c", "/dev/zero"], stdout=subprocess.DEVNULL) as packer:
+            threading.Thread(target=kill_in_the_end, args=(packer,)).start()
+            packer.communicate()
     dist.barrier()
 
 
-def kill_child_in_the_end():
+def kill_in_the_end(process):
     while goes_on():
         time.sleep(0.1)
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
+    process.kill()
 
 
 def downloads():
