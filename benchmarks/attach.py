@@ -3,6 +3,7 @@
     python benchmarks/attach.py                  prints the table
     python benchmarks/attach.py sleeps killed    only scenes whose title begins with one of these words
     python benchmarks/attach.py compared         only whether scenes that make progress end with the same numbers
+    python benchmarks/attach.py time             only the seconds for 8 ranks on a host and for 64 hosts
     python benchmarks/attach.py --write          keeps the figures in attach_results.json, too
     python benchmarks/attach.py killed --merge   keeps the figures of these scenes beside those of the others
     python benchmarks/attach.py --check          plays nothing: are the kept figures of these scenes, and good?
@@ -36,6 +37,8 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
+
+from attach_times import TIMED, Timing, timing  # noqa: E402 - the path comes first
 
 from tests.attach.jobs import HANGS, HEALTHY, AttachScene, play  # noqa: E402 - the path comes first
 from tests.attach.repeated import differences  # noqa: E402
@@ -83,11 +86,13 @@ class AttachResults(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     repeated: tuple[Row, ...]
     skipped: tuple[str, ...] = ()
+    timings: tuple[Timing, ...] = ()
 
     @property
     def is_good(self) -> bool:
         """Whether all aims are reached."""
-        return all(row.is_good for row in (*self.rows, *self.repeated))
+        rows = (*self.rows, *self.repeated)
+        return all(row.is_good for row in rows) and all(one.is_good for one in self.timings)
 
 
 def finding_of(scene: AttachScene) -> str:
@@ -159,6 +164,9 @@ def table(results: AttachResults) -> str:
     lines = ["| scene | right is | plays | right |", "| --- | --- | --- | --- |"]
     for row in (*results.rows, *results.repeated):
         lines.append(f"| {row.title} | {row.finding} | {row.played} | {row.right} |")
+    lines += ["", "| time | seconds | aim | cores | load |", "| --- | --- | --- | --- | --- |"]
+    for one in results.timings:
+        lines.append(f"| {one.title} | {one.seconds:.1f} | {one.limit:.0f} | {one.cores} | {one.load} |")
     return "\n".join(lines)
 
 
@@ -187,6 +195,8 @@ def complaints_about(kept: AttachResults) -> list[str]:
     ]
     wrong += [f"{row.title}: {row.right} of {row.played}" for row in (*kept.rows, *kept.repeated) if not row.is_good]
     wrong += sorted({title_compared(scene) for scene in HEALTHY} - {row.title for row in kept.repeated})
+    wrong += sorted(TIMED.keys() - {one.title for one in kept.timings})
+    wrong += [f"{one.title}: {one.seconds} s" for one in kept.timings if not one.is_good]
     wrong += [f"{row.title}: {row.played} plays" for row in kept.rows if row.is_alarm and row.played < LEAST_TIMES]
     healthy = sum(row.played for row in kept.rows if not row.is_alarm)
     return wrong + ([f"{healthy} attaches to healthy jobs"] if healthy < LEAST_HEALTHY else [])
@@ -203,9 +213,20 @@ def merged(kept: AttachResults, found: AttachResults) -> AttachResults:
     rows |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.rows}
     titles = (scene.title for scene in (*HANGS, *HEALTHY))
     repeated = {row.title: row for row in (*kept.repeated, *found.repeated)}
+    timings = {one.title: one for one in (*kept.timings, *found.timings)}
     return msgspec.structs.replace(
-        kept, rows=tuple(rows[title] for title in titles if title in rows), repeated=tuple(repeated.values())
+        kept,
+        rows=tuple(rows[title] for title in titles if title in rows),
+        repeated=tuple(repeated.values()),
+        timings=tuple(timings.values()),
     )
+
+
+def timings_of(titles: Iterable[str], commit: str) -> Iterable[Timing]:
+    """Measure each of ``TIMED`` that is named, alone."""
+    for title in titles:
+        with tempfile.TemporaryDirectory() as folder:
+            yield timing(title, Path(folder), commit)
 
 
 def machine() -> str:
@@ -250,21 +271,22 @@ def played(words: Sequence[str], times: int, healthy: int, jobs: int) -> AttachR
     skipped = [reason for scene in {*scenes, *compared} if (reason := reason_to_skip(scene))]
     possible = [scene for scene in scenes if not reason_to_skip(scene)]
     hangs, others = [one for one in possible if is_alarm(one)], [one for one in possible if not is_alarm(one)]
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    commit = head.stdout.strip()
+    timings = [*timings_of((title for title in TIMED if title.startswith(begins)), commit)]
     with ThreadPoolExecutor(jobs) as pool:
         rows = [*rows_of(hangs, times, pool), *rows_of(others, healthy, pool)]
         repeated = [] if words and "repeated" not in words else [*repeated_rows(healthy, pool)]
         repeated += compared_rows([scene for scene in compared if not reason_to_skip(scene)], pool)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     return AttachResults(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        commit=commit.stdout.strip(),
+        commit=commit,
         machine=machine(),
         torch=version("torch"),
         rows=tuple(rows),
         repeated=tuple(repeated),
         skipped=tuple(skipped),
+        timings=tuple(timings),
     )
 
 

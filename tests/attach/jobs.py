@@ -217,9 +217,10 @@ warm_program = functools.cache(_WarmProgram)
 
 @contextlib.contextmanager
 def running(
-    scene: str, folder: Path, world: int = 3, launch: str = "", needs: tuple[str, ...] = ()
+    scene: str, folder: Path, world: int = 3, launch: str = "", needs: tuple[str, ...] = (), own_hosts: bool = False
 ) -> Iterator[TrainingJob]:
-    """A job of ``world`` ranks that plays ``scene``; see :class:`AttachScene`."""
+    """A job of ``world`` ranks that plays ``scene``; see :class:`AttachScene`. With ``own_hosts``, each has PID, UTS
+    and mount namespaces of its own, and the processes of the job are their parents."""
     port = free_port()
     name = f"{os.getpid()}-{port}"
     environ = {
@@ -235,7 +236,7 @@ def running(
     processes: list[psutil.Process] = []
     job = TrainingJob(name, processes, world, folder)
     try:
-        processes.extend(_started(scene, folder, environ, world, launch, needs))
+        processes.extend(_started(scene, folder, environ, world, launch, needs, own_hosts))
         job.wait_for_scene()
         yield job
     finally:
@@ -254,7 +255,13 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _started(
-    scene: str, folder: Path, environ: dict[str, str], world: int, launch: str, needs: tuple[str, ...]
+    scene: str,
+    folder: Path,
+    environ: dict[str, str],
+    world: int,
+    launch: str,
+    needs: tuple[str, ...],
+    own_hosts: bool,
 ) -> Iterator[psutil.Process]:
     if launch == "Lightning":
         yield warm_program(needs).fork(scene, folder, environ)
@@ -262,9 +269,11 @@ def _started(
         with (folder / "log").open("ab") as log:
             yield psutil.Popen(_command(launch, scene, folder, world, environ), env=environ, stdout=log, stderr=log)
     else:
-        numbers = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        numbers = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1" if own_hosts else str(world)}
         for rank in map(str, range(world)):
-            own = {"RANK": rank, "LOCAL_RANK": rank, **numbers}
+            own = {"RANK": rank, "LOCAL_RANK": "0" if own_hosts else rank, **numbers}
+            if own_hosts:
+                own["OWN_HOST"] = f"host{rank}"
             yield warm_program(needs).fork(scene, folder, {**environ, **own})
 
 

@@ -48,8 +48,10 @@ def next_play():
 
 def become_rank(scene, folder, environ):
     """Be as if this process had been started for the scene alone."""
-    os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if "OWN_HOST" in environ:
+        enter_namespaces(environ["OWN_HOST"])
+    os.setsid()
     log = os.open(f"{folder}/log", os.O_WRONLY | os.O_APPEND)
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(file, number)
@@ -58,6 +60,20 @@ def become_rank(scene, folder, environ):
     show_environ(environ)
     os.environ.update(environ)
     return scene, Path(folder)
+
+
+def enter_namespaces(host):
+    """Be process 1 of PID, UTS and mount namespaces of its own; what it was before waits for it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_pid, new_uts, new_mount, private, recursive = 0x20000000, 0x4000000, 0x20000, 1 << 18, 1 << 14
+    assert libc.unshare(new_pid | new_uts | new_mount) == 0, os.strerror(ctypes.get_errno())
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        os._exit(0)
+    assert libc.mount(None, b"/", None, private | recursive, None) == 0, os.strerror(ctypes.get_errno())
+    assert libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0, os.strerror(ctypes.get_errno())
+    socket.sethostname(host)
 
 
 def show_environ(environ):
