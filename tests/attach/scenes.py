@@ -426,6 +426,7 @@ def downloads():
 
 def serve_slowly(server):
     connection, _ = server.accept()
+    connection.recv(1 << 16)  # closing a socket with unread data resets the connection
     connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
     while goes_on():
         connection.sendall(b"x" * 1000)
