@@ -212,7 +212,8 @@ def merged(kept: AttachResults, found: AttachResults) -> AttachResults:
     rows = {row.title: row for row in kept.rows}
     rows |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.rows}
     titles = (scene.title for scene in (*HANGS, *HEALTHY))
-    repeated = {row.title: row for row in (*kept.repeated, *found.repeated)}
+    repeated = {row.title: row for row in kept.repeated}
+    repeated |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.repeated}
     timings = {one.title: one for one in (*kept.timings, *found.timings)}
     return msgspec.structs.replace(
         kept,
