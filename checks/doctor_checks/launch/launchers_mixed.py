@@ -40,7 +40,7 @@ from doctor.facts import Event, LaunchFacts, Package, SoftwareFacts, TrainerFact
 from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, processes_of, starts_of
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
-from doctor_checks.launch.world_size_disagrees import RESTARTS
+from doctor_checks.launch._restart_messages import RESTARTS
 
 LAST_THAT_WAITS = (1, 2)
 """Before this release a set NODE_RANK, even 0, made Lightning believe that torchelastic starts its processes

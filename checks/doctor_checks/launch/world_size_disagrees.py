@@ -37,21 +37,8 @@ from doctor.lint.launch.process_launches import ProcessLaunch, hosts_of, starts_
 from doctor.lint.launch.yaml_tree import YamlNode
 from doctor.testing import Fails, JobBuilder, Passes, healthy, lines, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
+from doctor_checks.launch._restart_messages import RESTARTS
 
-RESTARTS = (
-    "elastic.newnodes",
-    "elastic.restart",
-    "elastic.sigrecv",
-    "launch.ended",
-    "pl.sigterm",
-    "pl.slurm_requeue.harmless",
-    "run.resumed",
-    "slurm.aborted",
-    "slurm.cancel",
-    "slurm.requeued.harmless",
-    "slurm.state",
-)
-"""Messages of jobs that were ended and begin again, in the same log: their ranks come once more."""
 MOST_FINDINGS = 8
 """Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
 
