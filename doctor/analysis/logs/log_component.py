@@ -139,7 +139,8 @@ _REPORTS: dict[str, tuple[str, str]] = {
 }
 """What maintainers ask for: how the release is shown, and what makes the component log more, by its name.
 
-Sources: the issue templates of pytorch, DeepSpeed, accelerate and transformers; the documentation of each variable."""
+Commands and variables as they are commonly used with each component; not compared with the issue templates of the
+projects."""
 
 
 def report_of(name: str) -> tuple[str, str]:

@@ -70,7 +70,7 @@ class ElasticTables:
         if body.startswith(CUES):
             self._begin(origin, body)
             return None
-        if flat := _FLAT.search(body):
+        if FRAGMENT in body and (flat := _FLAT.search(body)):
             self._note(origin, {**{k: v for k, v in flat.groupdict().items() if v}, "root": "no"}, line)
             return None
         table = self._open.get(origin)

@@ -281,7 +281,7 @@ class Tracebacks:
             self._stream(origin).begin("fatal")
             self._keep(origin, ParsedException("python.fatal", "", fatal["message"], ()), line)
             return True
-        if usage := _USAGE.match(text):
+        if ": error: " in text and (usage := _USAGE.match(text)):
             self._stream(origin).begin("")
             self._keep(
                 origin, ParsedException("python.exception", "argparse.ArgumentError", usage["message"], ()), line

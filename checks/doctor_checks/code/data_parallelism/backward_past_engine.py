@@ -61,7 +61,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
     Why it hurts: `engine.backward` scales the loss, reduces gradients over the ranks and counts micro-batches.
     Without it releases before 0.18.3 train a model on each rank by itself, or step with gradients that ZeRO has not
     collected.
-    Fix: `engine.backward(loss)` in place of `loss.backward()`, and `engine.step()` in place of `optimizer.step()` and
+    Fix: `engine.backward(loss)` instead of `loss.backward()`, and `engine.step()` instead of `optimizer.step()` and
     `optimizer.zero_grad()`.
     """
     makes = list(script.calls(_MADE))
@@ -85,7 +85,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
                 f"{script.text_of(call.func)}() goes past the engine of DeepSpeed, whose step() counts micro-batches, "
                 "steps the schedule and sets gradients to zero",
                 severity=Severity.WARNING,
-                fix="`engine.step()` in place of `optimizer.step()` and `optimizer.zero_grad()`.",
+                fix="`engine.step()` instead of `optimizer.step()` and `optimizer.zero_grad()`.",
             )
 
 
