@@ -91,7 +91,6 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
         Fails(
             "a data worker that was killed, which may have had another reason",
             logged("RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed. "),
-            severity=Severity.WARNING,
         ),
         Fails(
             "Kubernetes", logged("    Last State:  Terminated", "      Reason:    OOMKilled", "      Exit Code: 137")
@@ -110,14 +109,12 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
         yield _by_name(job, group)
     workers = list(event_groups(job, "worker.killed"))
     for group in workers:
-        # DATA012 reports the worker; only the kernel's message shows that memory was the reason.
+        # Launchers and schedulers end ranks with SIGKILL, not single data workers; the OOM killer does.
         yield finding_from_logs(
             group,
-            "a data worker was killed: most often the host ran out of memory",
-            severity=None if named else Severity.WARNING,
-            confidence=0.95 if named else 0.5,
-            explains=("DATA012",) if named else (),
-            symptoms=bool(named),
+            "a data worker was killed by SIGKILL, most often because the host ran out of memory",
+            confidence=0.95 if named else 0.75,
+            explains=("DATA012",),
         )
     if not named and not workers:
         yield from (

@@ -15,14 +15,19 @@ SMOOTHING = 1.0
 """Texts added to the counts of an id, as often right as those of all ids at its level. Of 1, 2,
 3, 4 and 8 this gives the least squared error in cross-validation."""
 
+WITHOUT_CAUSE = 0.3
+"""A check states less if its finding is that the cause is not in the logs. How often that was the right answer says
+nothing about the cause."""
+
 
 def measured_confidence(check: str, stated: float) -> float:
     """The share of public failure texts in which a primary finding of ``check`` was right, smoothed.
 
-    ``stated``: the confidence that the check gives, which is returned if nothing was counted."""
+    ``stated``: the confidence that the check gives, which is returned if nothing was counted, or if it is below
+    :data:`WITHOUT_CAUSE`."""
     counts = candidate_causes.answer_counts().get(level_of(stated), {})
     of_level, cases = counts.get("", (0, 0))
-    if not cases:
+    if not cases or stated < WITHOUT_CAUSE:
         return stated
     right, number = counts.get(check, (0, 0))
     return round((right + SMOOTHING * of_level / cases) / (number + SMOOTHING), 2)
