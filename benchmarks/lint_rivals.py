@@ -24,6 +24,7 @@ from doctor.core.settings import Settings
 from doctor.lint.engine.discovery import find_files
 from doctor.lint.engine.file_check import FileChecker
 from doctor.lint.engine.registry import builtin_rules
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.request import lint_request
 from doctor.lint.engine.rule import FileCase
 
@@ -72,7 +73,7 @@ def ours(folder: Path, written: list[Written]) -> list[Remark]:
     asked = lint_request(Settings())
     remarks = []
     for one in written:
-        releases = {**asked.releases, **dict(one.case.releases)}
+        releases = Releases({**asked.releases, **dict(one.case.releases)})
         judge = FileChecker(asked.book, releases=releases, processors=one.case.processors, known=asked.known)
         for target in find_files([folder / one.name]):
             found = judge.judge(target).found

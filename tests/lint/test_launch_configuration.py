@@ -13,6 +13,7 @@ from doctor.core.finding import Severity
 from doctor.lint.engine.discovery import LintTarget, UnreadableFile
 from doctor.lint.engine.file_check import FileChecker
 from doctor.lint.engine.registry import Rulebook, builtin_rules
+from doctor.lint.engine.releases import Releases
 from doctor.lint.launch.file_type import read_launch_file
 from doctor.lint.launch.manifest import Manifest
 from tests.lab.cases import each_case
@@ -242,7 +243,7 @@ def test_what_another_rule_says_is_not_said_twice(name, text):
 def test_the_engine_shows_the_line_that_is_hit(tmp_path):
     path = tmp_path / "sft.yaml"
     path.write_text(LLAMA_TEXT + "fp16: true\n\nbf16: true\n")
-    judge = FileChecker(Rulebook((RULE,)), releases={}, processors=None, known={RULE.id: RULE.family})
+    judge = FileChecker(Rulebook((RULE,)), releases=Releases({}), processors=None, known={RULE.id: RULE.family})
     (found,) = judge.judge(LintTarget(path, path.name, "config", tmp_path)).found
     assert (found.place.line, found.code) == (7, "bf16: true")
 

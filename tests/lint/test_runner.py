@@ -12,6 +12,7 @@ from doctor.core.finding import Status
 from doctor.core.settings import IgnoreEntry, Settings
 from doctor.lint.engine import file_check
 from doctor.lint.engine.registry import Rulebook, choose_rules, load_rules
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.request import lint_request
 from doctor.lint.engine.runner import LintRequest, build_report, lint_paths
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION
@@ -44,7 +45,7 @@ def broken_rule(script):
 def asked(*rules, settings=None, strict=False):
     book = Rulebook((UNUSED_SUPPRESSION, *(rules or (bad_call,))))
     known = {one.id: one.family for one in book.rules}
-    return LintRequest(book, settings or Settings(), known, {}, strict=strict)
+    return LintRequest(book, settings or Settings(), known, Releases({}), strict=strict)
 
 
 def run(folder, what=None, **files):

@@ -24,6 +24,7 @@ from doctor.core.check_registry import sentence_of
 from doctor.core.report_document import Ignored
 from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, UnreadableFile, read_text
 from doctor.lint.engine.registry import Rulebook
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
 from doctor.lint.launch.launch_file import EnvironmentSource
@@ -80,12 +81,10 @@ class FileResult:
 
 
 class FileChecker:
-    """Applies the rules of ``book`` to files. ``releases``: of distributions, installed or given; ``processors``: of
-    the machine that runs the scripts; ``known``: every id that a comment may name, with its family."""
+    """Applies the rules of ``book`` to files. ``releases``: of distributions; ``processors``: of the machine that
+    runs the scripts; ``known``: every id that a comment may name, with its family."""
 
-    def __init__(
-        self, book: Rulebook, *, releases: Mapping[str, str], processors: int | None, known: Mapping[str, str]
-    ) -> None:
+    def __init__(self, book: Rulebook, *, releases: Releases, processors: int | None, known: Mapping[str, str]) -> None:
         self._rules = list(enumerate(book.rules))
         self._releases = releases
         self._processors = processors
@@ -141,8 +140,9 @@ class FileChecker:
 
         @cache
         def script() -> Script:
+            releases = self._releases.of_project(target.path, target.root)
             return _parsed(
-                lambda: Script(target.shown, source, releases=self._releases, processors=self._processors),
+                lambda: Script(target.shown, source, releases=releases, processors=self._processors),
                 "it is no Python that can be parsed",
             )
 

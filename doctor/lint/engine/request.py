@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from doctor.core.errors import UnusableError
 from doctor.core.settings import Settings, is_built_in, suggestion
 from doctor.lint.engine.registry import Rulebook, choose_rules, load_rules
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.runner import LintRequest
 
 if TYPE_CHECKING:
     from doctor.core.check_registry import CheckRegistry
-
-DISTRIBUTIONS = ("lightning", "pytorch-lightning", "torch", "transformers", "accelerate", "deepspeed", "ray")
-"""Distributions whose releases rules may query."""
 
 
 def lint_request(
@@ -53,35 +51,6 @@ def _require_known(book: Rulebook, settings: Settings, typed: Sequence[str]) -> 
         from doctor.core.settings import require_known_patterns
 
         require_known_patterns(load_registry(settings.plugins), strange)
-
-
-class Releases(Mapping[str, str]):
-    """Releases by distribution: installed ones, looked up on demand, and given ones."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._found: dict[str, str | None] = dict(given)
-
-    def __getitem__(self, name: str) -> str:
-        """The release of a distribution; ``KeyError`` if its metadata cannot be read."""
-        import importlib.metadata
-
-        if name not in self._found:
-            try:
-                self._found[name] = importlib.metadata.version(name)
-            except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError):
-                self._found[name] = None
-        release = self._found[name]
-        if release is None:
-            raise KeyError(name)
-        return release
-
-    def __iter__(self) -> Iterator[str]:
-        """Those that are there."""
-        return (name for name in dict.fromkeys((*DISTRIBUTIONS, *self._found)) if name in self)
-
-    def __len__(self) -> int:
-        """How many are."""
-        return sum(1 for _ in self)
 
 
 def _releases(lightning: str | None) -> Releases:

@@ -15,6 +15,7 @@ from doctor.core.settings import Settings
 from doctor.lint.engine.discovery import LintTarget, find_files
 from doctor.lint.engine.file_check import DEADLINE, FileChecker, FileResult, LocatedViolation
 from doctor.lint.engine.registry import Rulebook
+from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import Rule
 from doctor.lint.engine.worker_pool import map_in_workers
 from doctor.lint.python.script import Script
@@ -33,7 +34,7 @@ class LintRequest:
     book: Rulebook
     settings: Settings
     known: Mapping[str, str]
-    releases: Mapping[str, str]
+    releases: Releases
     processors: int | None = None
     strict: bool = False
 

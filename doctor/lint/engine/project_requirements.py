@@ -1,0 +1,109 @@
+"""Reads the newest releases that a project's requirement files permit. Nothing is run or resolved."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from doctor.knowledge.releases import release
+from doctor.lint.engine.discovery import LintTarget, UnreadableFile, read_text
+
+MOST_FOLDERS = 12
+"""Folders above a file that are searched."""
+MOST_FILES = 40
+"""Requirement files of one folder that are read."""
+_FILES = re.compile(
+    r"(?:.*require.*\.(?:txt|in)|(?:.*env.*|conda.*)\.ya?ml|pyproject\.toml|setup\.cfg|setup\.py|Pipfile)$",
+    re.IGNORECASE,
+)
+_PIN = re.compile(
+    r"(?<![\w./-])(?P<name>[A-Za-z][\w-]{1,40})(?:\[[\w, -]{0,60}\])?"
+    r"(?:[ \t]*=[ \t]*(?:\{[ \t]*version[ \t]*=[ \t]*)?[\"'](?P<quoted>[^\"'\n]{1,80})[\"']"
+    r"|[ \t]*(?P<bare>[=<>~!][^;#\"'\n\]]{1,80}))"
+)
+"""A requirement of Poetry or Pipenv (``name = "^1.9"``), or of pip, conda or setuptools (``name<2``)."""
+_BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
+
+
+def required_releases(path: Path, root: Path) -> Mapping[str, str]:
+    """The newest release that the requirements of a file's project permit, by distribution in lowercase with hyphens.
+
+    ``1.9`` stands for all of ``1.9.x``. Distributions without an upper bound are absent. The folders from that of
+    ``path`` up to its repository, or up to ``root`` if it is in none, are read; the nearest bound applies.
+    """
+    found: dict[str, str] = {}
+    for folder in _folders(path.parent, root):
+        for name, bound in _bounds_in(folder).items():
+            found.setdefault(name, bound)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _folders(folder: Path, root: Path) -> tuple[Path, ...]:
+    """The folder and those above it in the same repository, or in ``root``."""
+    own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute keeps ".."
+    above = [own, *own.parents][:MOST_FOLDERS]
+    top = next((one for one in above if (one / ".git").exists()), None)
+    if top is None:
+        top = Path(os.path.abspath(root if root.is_dir() else folder))  # noqa: PTH100 - as above
+    return tuple(above[: above.index(top) + 1]) if top in above else (own,)
+
+
+@lru_cache(maxsize=256)
+def _bounds_in(folder: Path) -> Mapping[str, str]:
+    """The lowest upper bound of each distribution in the requirement files of one folder."""
+    found: dict[str, str] = {}
+    for file in _requirement_files(folder):
+        try:
+            text = read_text(LintTarget(file, str(file), "config", file)).text
+        except UnreadableFile:
+            continue
+        for name, bound in bounds(text):
+            if name not in found or release(bound) < release(found[name]):
+                found[name] = bound
+    return MappingProxyType(found)
+
+
+def _requirement_files(folder: Path) -> list[Path]:
+    listed = [*_names(folder), *(f"requirements/{name}" for name in _names(folder / "requirements"))]
+    fitting = (name for name in listed if _FILES.match(name))
+    return [folder / name for name in sorted(fitting)[:MOST_FILES]]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names alone
+    except OSError:
+        return []
+
+
+def bounds(text: str) -> Iterator[tuple[str, str]]:
+    """The distributions of a requirement file with an upper bound, and the newest release permitted."""
+    for pin in _PIN.finditer(text):
+        ranges = (pin["quoted"] or pin["bare"]).split(",")
+        limits = [_newest(bound) for one in ranges if (bound := _BOUND.match(one))]
+        if any(limits):
+            yield pin["name"].lower().replace("_", "-"), min(filter(None, limits), key=release)
+
+
+def _newest(bound: re.Match[str]) -> str:
+    """The newest release within one bound; empty if there is none."""
+    numbers = list(release(bound["release"]))
+    if bound["sign"] == "~=":
+        numbers = numbers[:-1]
+    elif bound["sign"] == "^":
+        numbers = numbers[:1] if numbers[0] else numbers[:2]
+    elif bound["sign"] == "<":
+        numbers = _before(numbers)
+    return ".".join(map(str, numbers))
+
+
+def _before(numbers: list[int]) -> list[int]:
+    """The newest line of releases before one: 1 for 2.0, 1.6 for 1.7.0, 2.1.2 for 2.1.3."""
+    while numbers and numbers[-1] == 0:
+        numbers = numbers[:-1]
+    return [*numbers[:-1], numbers[-1] - 1] if numbers else []

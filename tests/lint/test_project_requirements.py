@@ -1,0 +1,67 @@
+"""Releases that requirement files of a project permit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from doctor.lint.engine.project_requirements import bounds, required_releases
+from doctor.lint.engine.releases import Releases
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pytorch-lightning==1.4.2\n", {"pytorch-lightning": "1.4.2"}),
+        ("dependencies:\n  - pytorch-lightning=1.9.3\n", {"pytorch-lightning": "1.9.3"}),
+        ("pytorch_lightning>=1.5,<2.0  # the old Trainer\n", {"pytorch-lightning": "1"}),
+        ("lightning[extra]<1.7.0; python_version<'3.8'\n", {"lightning": "1.6"}),
+        ("lightning~=2.0.1", {"lightning": "2.0"}),
+        ('pytorch-lightning = "^1.9"', {"pytorch-lightning": "1"}),
+        ('lightning = {version = "1.9.4", extras = ["pytorch-extra"]}', {"lightning": "1.9.4"}),
+        ('install_requires=["torch>=1.8", "lightning <= 1.9.5"]', {"lightning": "1.9.5"}),
+        ("lightning>=2.0\ntorch\nray!=2.1\ntrain.py --lightning=3", {}),
+        ("lightning<0", {}),
+    ],
+)
+def test_the_newest_release_within_the_bounds(text, expected):
+    assert dict(bounds(text)) == expected
+
+
+def test_the_nearest_bound_applies_and_folders_above_the_repository_are_not_read(tmp_path):
+    example = tmp_path / "repository" / "examples" / "old"
+    example.mkdir(parents=True)
+    (tmp_path / "repository" / ".git").mkdir()
+    (tmp_path / "requirements.txt").write_text("ray==1.0\n")
+    (tmp_path / "repository" / "setup.py").write_text('install_requires=["lightning<2", "torch==2.4.1"]')
+    (example / "requirements.txt").write_text("pytorch-lightning==1.0.4\nlightning>=1\n")
+    script = example / "train.py"
+
+    found = required_releases(script, script)
+
+    assert dict(found) == {"pytorch-lightning": "1.0.4", "lightning": "1", "torch": "2.4.1"}
+
+
+def test_without_a_repository_the_given_folder_is_the_limit(tmp_path):
+    inner = tmp_path / "given" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "requirements.txt").write_text("ray==1.0\n")
+    (tmp_path / "given" / "requirements.txt").write_text("torch==2.4.1\n")
+    os.mkfifo(inner / "requirements.txt")
+
+    assert dict(required_releases(inner / "train.py", tmp_path / "given")) == {"torch": "2.4.1"}
+    assert dict(required_releases(inner / "train.py", inner / "train.py")) == {}
+
+
+def test_a_given_release_wins_over_a_required_one_and_that_over_an_installed_one(tmp_path):
+    (tmp_path / "requirements.txt").write_text("lightning<2\npytest==1.0\n")
+    script = tmp_path / "train.py"
+
+    required = Releases({}).of_project(script, tmp_path)
+    given = Releases({"lightning": "2.6.6"}).of_project(script, tmp_path)
+
+    assert (required["lightning"], required["pytorch-lightning"], required["pytest"]) == ("1", "1", "1.0")
+    assert given["lightning"] == "2.6.6"
+    assert Releases({})["pytest"] == pytest.__version__
+    assert "no-such-distribution" not in required
