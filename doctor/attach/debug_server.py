@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import http.client
 import json
 import re
 import time
@@ -124,6 +123,8 @@ def _page(address: ServerAddress, path: str, until: float) -> str:
     Raises:
         OSError: it cannot be read before ``until``.
     """
+    import http.client  # takes longer to import than the rest of this module
+
     connection = http.client.HTTPConnection(*address, timeout=max(0.1, until - time.monotonic()))
     try:
         connection.request("GET", path)

@@ -27,6 +27,7 @@ from doctor.attach.sources.nccl_ras import RasReader, RasReport, RasService, fin
 from doctor.attach.sources.recorder_pipe import read_recorders
 from doctor.attach.targets import TargetJob, TargetList, TargetRequest, find_targets
 from doctor.collectors.base import Machine
+from doctor.collectors.launch.launcher import running_together
 from doctor.collectors.runner import collect_facts
 from doctor.core.background import BackgroundCall
 from doctor.core.decoding import prepared
@@ -46,6 +47,9 @@ from doctor.core.job import Sections
 MOST_WORKERS = 64
 MOST_BYTES = 3 << 20
 """Data workers of a host that are read, and bytes of its facts as JSON: below the limit of a message."""
+_OF_THE_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that may belong to the job that is read: in a container or an allocation, this process inherits them. Its
+store must never be used to gather."""
 _OF_HOST = (HostFacts.key, GpuFacts.key)
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 _LEAST_SECONDS = 1.0
@@ -230,6 +234,20 @@ def identity_of(targets: HostTargets, hosts: int | None = None) -> tuple[int, in
         raise UnusableError("the ranks on this host do not show which of the hosts it is")
     stated = json.dumps([rank.job, rank.launcher, rank.program, size, count])
     return (number, count, hashlib.sha256(f"attach {stated}".encode()).hexdigest()[:12]) if count > 1 else None
+
+
+def own_environ() -> Mapping[str, str]:
+    """The environment of this process without what the job that is read may have left in it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_THE_JOB and not name.startswith("TORCHELASTIC_")
+    }
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher started this process as one of several."""
+    return bool(running_together(environ))
 
 
 def _waits(rank: AttachedProcess) -> bool:

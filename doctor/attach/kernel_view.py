@@ -36,8 +36,13 @@ _NO_DATA = ("/dev/", "/proc/", "/sys/", "/memfd:")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _USER_TIME, _SYSTEM_TIME = 11, 12
 """Indexes among the fields after the name in /proc/PID/stat."""
-_ESTABLISHED = "01"
-"""TCP_ESTABLISHED of include/net/tcp_states.h; the receive queue of a listening socket counts connections."""
+_QUEUED = re.compile(
+    r" 01 [0-9A-F]{8}:(?!0{8})(?P<bytes>[0-9A-F]{8}) [0-9A-F:]{11} [0-9A-F]{8}"
+    r" {1,8}\d{1,10} {1,16}\d{1,10} (?P<inode>\d{1,18}) ",
+    re.ASCII,
+)
+"""A row of a connection with bytes in its receive queue, from the state on: 01 is TCP_ESTABLISHED of
+include/net/tcp_states.h; the receive queue of a listening socket counts connections. A table has thousands of rows."""
 _SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
 
 
@@ -192,15 +197,8 @@ def _links(folder: Path) -> dict[int, str] | None:
 
 def _receive_queues(folder: Path) -> dict[int, int]:
     """Return the receive queues of a network namespace, from ``/proc/PID/net/tcp`` and ``tcp6``."""
-    found: dict[int, int] = {}
-    for name in ("tcp", "tcp6"):
-        for row in (read_text(folder / name, limit=LARGEST_TABLE) or "").splitlines()[1:]:
-            fields = row.split(None, 10)
-            if len(fields) >= 10 and fields[3] == _ESTABLISHED:
-                queued = _hexadecimal(fields[4].partition(":")[2])
-                if queued and (inode := parse_int(fields[9])):
-                    found[inode] = queued
-    return found
+    tables = [read_text(folder / name, LARGEST_TABLE) or "" for name in ("tcp", "tcp6")]
+    return {int(row["inode"]): int(row["bytes"], 16) for table in tables for row in _QUEUED.finditer(table)}
 
 
 def _hexadecimal(text: str) -> int:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from doctor.analysis.attach_outcome import have_ended, outcome_of_attach, rank_stacks
 from doctor.analysis.attached_job import AttachedRank, StandingTimes, attached_job, attached_ranks
-from doctor.collectors.launch.launcher import running_together
 from doctor.core.job import Job
 from doctor.core.report_document import RankStacks, RunOutcome
-
-_OF_THE_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that may belong to the job that is read: in a container or an allocation, this process inherits them. Its
-store must never be used to gather."""
 
 
 class ReadJob(msgspec.Struct, frozen=True):
@@ -58,17 +52,3 @@ class JobReader:
 def _stacks_of(rank: AttachedRank) -> bytes:
     document = {"rank": rank.number, "process": rank.process, "workers": rank.workers}
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
-def own_environ() -> Mapping[str, str]:
-    """The environment of this process without what the job that is read may have left in it."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _OF_THE_JOB and not name.startswith("TORCHELASTIC_")
-    }
-
-
-def is_launched(environ: Mapping[str, str]) -> bool:
-    """Whether a launcher started this process as one of several."""
-    return bool(running_together(environ))

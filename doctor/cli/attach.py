@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -33,7 +34,7 @@ from doctor.cli.options import (
 from doctor.cli.output import print_notice, write_report
 
 if TYPE_CHECKING:
-    from doctor.attach.read_job import ReadJob
+    from doctor.attach.read_job import JobReader, ReadJob
     from doctor.attach.sampler import SamplingOptions
     from doctor.attach.targets import TargetRequest
     from doctor.cluster.gather.gather_session import GatherSession
@@ -195,9 +196,6 @@ class _Attachment:
         hosts: int | None,
         folder: Path | None,
     ) -> None:
-
-        from doctor.attach.read_job import JobReader
-
         self._options = options
         self._settings = settings
         self._request = request
@@ -205,8 +203,14 @@ class _Attachment:
         self._wish = wish
         self._hosts = hosts
         self._folder = folder
-        self._reader = JobReader()
         self._turn = -1
+
+    @cached_property
+    def _reader(self) -> JobReader:
+        """Derives the job of the ranks; created only in a process that evaluates the job."""
+        from doctor.attach.read_job import JobReader
+
+        return JobReader()
 
     def attach(self, before: int | None = None) -> _Round:
         """Read the job once and write the report. ``before``: the exit code of the round before this one."""
@@ -219,11 +223,13 @@ class _Attachment:
                 if session.judges and before is None:
                     print_notes(self._settings)
                 with redirect_stdout(sys.stderr):  # plugins may print
-                    catalog = self._checks()
-                    read = self._reader.read(self._redacted(session.gather()))
+                    # Loaded while the ranks are sampled; a process that does not evaluate the job needs no checks.
+                    catalog = self._checks() if session.judges else None
+                    members = self._redacted(session.gather())
+                    read = self._reader.read(members)
                     if not read.ranks.ranks:
                         return self._without_ranks(session, read.members, before)
-                    report = self._judged(read, catalog, started)
+                    report = self._judged(read, catalog or self._checks(), started)
                     if before is not None and read.has_ended:
                         return self._without_ranks(session, read.members, before)
                 self._finish(session, read, report)
@@ -333,8 +339,14 @@ class _Attachment:
         """What is gathered: the process that leads its host reads the job there."""
         import msgspec
 
-        from doctor.attach.host_reading import HostRequest, collect_host, identity_of, targets_of
-        from doctor.attach.read_job import is_launched, own_environ
+        from doctor.attach.host_reading import (
+            HostRequest,
+            collect_host,
+            identity_of,
+            is_launched,
+            own_environ,
+            targets_of,
+        )
         from doctor.cluster.gather.participant import HostCollector
         from doctor.cluster.rendezvous.process_identity import ProcessIdentity
 
