@@ -28,8 +28,8 @@ def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
     unread = [rank for rank in ranks if rank.movement.kind == "unread" or rank.process.refused]
     moving = [rank.number for rank in ranks if rank.movement.is_progress]
     if unread:
-        remedies = tuple(dict.fromkeys(rank.process.remedy for rank in unread if rank.process.remedy))
-        return RunOutcome("unknown", _unread_in_words(unread), collect=remedies)
+        several = len({rank.host for rank in ranks}) > 1
+        return RunOutcome("unknown", _unread_in_words(unread), collect=_remedies(unread, several_hosts=several))
     if have_ended(ranks):
         return _of_ended(ranks)
     if len(moving) == len(ranks):
@@ -50,6 +50,17 @@ def _outcome(job: Job, ranks: Collection[AttachedRank]) -> RunOutcome:
         f"no rank made progress for {min(known):.0f} s" if known else "one sample does not show whether ranks move",
         collect=(watch,) if any(map(_was_asked_for_native, still)) else (watch, native),
     )
+
+
+def _remedies(unread: Iterable[AttachedRank], *, several_hosts: bool) -> tuple[str, ...]:
+    """What allows to read the ranks: a command that names a process once a host, with the PIDs of all its ranks."""
+    options: dict[tuple[str, str, str], list[str]] = {}
+    for rank in unread:
+        before, option, after = rank.process.remedy.partition(f"--pid {rank.process.pid}")
+        place = f"  # on {rank.host}" if option and several_hosts else ""
+        if before:
+            options.setdefault((before, after, place), []).append(option)
+    return tuple(before + " ".join(found).strip() + after + place for (before, after, place), found in options.items())
 
 
 def _was_asked_for_native(rank: AttachedRank) -> bool:

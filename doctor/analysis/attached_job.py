@@ -74,13 +74,14 @@ T = TypeVar("T")
 
 
 class AttachedRank(NamedTuple):
-    """A rank, its process and data workers, how it moved, and what its GPU did meanwhile."""
+    """A rank, its process and data workers, how it moved, what its GPU did meanwhile, and the name of its host."""
 
     number: int
     process: AttachedProcess
     workers: tuple[AttachedProcess, ...]
     movement: Movement
     gpu: GpuActivity | None = None
+    host: str = ""
 
     @property
     def gpu_kind(self) -> GpuKind:
@@ -202,7 +203,8 @@ def _ranks_of(part: _HostPart, times: StandingTimes) -> list[AttachedRank]:
         movement = _of_rank(process, workers)
         movement = movement._replace(seconds=times.seconds(part.host, process, movement))
         number = process.rank if process.rank is not None else next(free)
-        found.append(AttachedRank(number, process, workers, movement, gpu_activity(process, part.facts.gpus)))
+        gpu = gpu_activity(process, part.facts.gpus)
+        found.append(AttachedRank(number, process, workers, movement, gpu, part.host.name))
     return found
 
 

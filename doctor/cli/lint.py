@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 @redact_option
 @click.option("--fix", is_flag=True, help="Mend what can be mended for certain, then judge again (needs LibCST).")
 @click.option("--diff", is_flag=True, help="Print what --fix would change, and change nothing.")
-@click.option("--lightning", metavar="RELEASE", help="The Lightning that scripts will meet (default: as the project requires, else installed).")
+@click.option(
+    "--lightning",
+    metavar="RELEASE",
+    help="The Lightning that scripts will meet (default: as the project requires, else installed).",
+)
 @click.option("--cores", type=click.IntRange(1, 100_000), help="Cores of the machine on which scripts will run.")
 @detail_options
 @with_common_options

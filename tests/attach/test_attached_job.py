@@ -266,6 +266,24 @@ def test_a_rank_that_refused_is_not_the_cause() -> None:
     assert report.outcome.collect == ("Run it as root",)
 
 
+def test_one_command_a_host_reads_all_its_ranks_that_refused() -> None:
+    def refusing(rank: int) -> AttachedProcess:
+        remedy = f"sudo doctor attach --pid {1000 + rank}, or: sudo sysctl kernel.yama.ptrace_scope=0"
+        return process(rank, stack_source="", refused="ptrace is restricted", remedy=remedy)
+
+    def remedies(job: Job) -> tuple[str, ...]:
+        outcome = judged(job).outcome
+        return outcome.collect if outcome is not None else ()
+
+    ranks = [refusing(rank) for rank in range(4)]
+    more = ", or: sudo sysctl kernel.yama.ptrace_scope=0"
+    assert remedies(members(*ranks)) == (f"sudo doctor attach --pid 1000 --pid 1001 --pid 1002 --pid 1003{more}",)
+    assert remedies(of_hosts(ranks[:2], ranks[2:])) == (
+        f"sudo doctor attach --pid 1000 --pid 1001{more}  # on node0",
+        f"sudo doctor attach --pid 1002 --pid 1003{more}  # on node1",
+    )
+
+
 def test_two_hosts_and_two_attaching_processes_on_one_of_them() -> None:
     first, second = others(2, 3), [process(2, ALL_REDUCE), process(3, SLEEP)]
     twice = build_job(
