@@ -24,7 +24,8 @@ class VariableInfo(msgspec.Struct, frozen=True):
 
     ``reader``: the library that reads it; ``first`` and ``last``: releases of the reader, ``None`` if it is older than
     the oldest release examined or still present. ``type``: int, bool, float or string; ``grammar``: the rule of
-    :mod:`doctor.knowledge.variable_values` for its value, with ``words``, ``minimum``, ``maximum`` and ``step``.
+    :mod:`doctor.knowledge.variable_values` for its value, with ``words``, ``minimum``, ``maximum`` and ``step``;
+    ``bits``: the device drops all others.
     ``default``: only if it is one literal in every release. ``replaced_by``, ``superseded`` (since which release),
     ``still_read``: for a renamed or removed one. ``peers``: whether the ranks of a job must ``agree`` on it, ``may
     differ``, or (empty) should not differ. ``source``: the upstream file that reads it.
@@ -37,6 +38,7 @@ class VariableInfo(msgspec.Struct, frozen=True):
     minimum: int | None = None
     maximum: int | None = None
     step: int | None = None
+    bits: int | None = None
     default: str | None = None
     first: str | None = None
     last: str | None = None
@@ -74,19 +76,27 @@ def known(name: str) -> VariableInfo | None:
 class _ReadingLibrary(msgspec.Struct, frozen=True):
     names: frozenset[str]
     prefixes: tuple[str, ...]
+    is_plugin: bool = False
+
+    def reads(self, name: str) -> bool:
+        return name in self.names or name.startswith(self.prefixes)
 
 
 @cache
-def _foreign() -> _ReadingLibrary:
+def _readers() -> dict[str, _ReadingLibrary]:
     """The file lists them by reader, with the commit that the names were extracted from if the source is public."""
-    readers = read("nccl_foreign.json", dict[str, _ReadingLibrary]).values()
-    names = frozenset(name for reader in readers for name in reader.names)
-    return _ReadingLibrary(names, tuple(prefix for reader in readers for prefix in reader.prefixes))
+    return read("nccl_foreign.json", dict[str, _ReadingLibrary])
 
 
 def is_foreign(name: str) -> bool:
     """Whether ``name`` belongs to a package, a build, a plugin or a fork of NCCL: NCCL itself does not read it."""
-    return name in _foreign().names or name.startswith(_foreign().prefixes)
+    return any(reader.reads(name) for reader in _readers().values())
+
+
+def network_plugin_of(name: str) -> str | None:
+    """The network plugin of NCCL that is known to read ``name``; ``None`` if none is."""
+    found = (title for title, reader in _readers().items() if reader.is_plugin and reader.reads(name))
+    return next(found, None)
 
 
 _MISSPELT_PREFIX = re.compile(r"N+[CL]{1,4}_")
@@ -95,6 +105,46 @@ _MISSPELT_PREFIX = re.compile(r"N+[CL]{1,4}_")
 def concerns_nccl(name: str) -> bool:
     """Whether ``name`` is, or may be intended as, a variable of NCCL or of torch's NCCL process group."""
     return name.strip().upper().startswith(("NCCL_", "TORCH_NCCL_")) or bool(_MISSPELT_PREFIX.match(name))
+
+
+_LOOK_ALIKE = str.maketrans("01", "OI")
+
+
+@cache
+def _library_variables() -> tuple[frozenset[str], dict[str, str]]:
+    """The variables of PyTorch, Gloo, TensorPipe, UCX and libfabric, and each in its spelling without 0 and 1.
+
+    The file lists them by library, with the release or commit that the names were extracted from."""
+    listed = read("library_variables.json", dict[str, frozenset[str]]).values()
+    names = frozenset(name for library in listed for name in library) | frozenset(table())
+    return names, {name.translate(_LOOK_ALIKE): name for name in sorted(names)}
+
+
+_LIBRARIES = ("TORCH_", "PYTORCH_", "GLOO_", "TP_", "UCX_", "FI_")
+
+
+@cache
+def misspelled(name: str) -> str | None:
+    """The variable of PyTorch, Gloo, TensorPipe, UCX or libfabric that ``name`` misspells by one letter.
+
+    0 and 1 count as the letters O and I. ``None`` if the name is a known one or resembles none, as a variable of a
+    script with such a prefix does."""
+    names, by_shape = _library_variables()
+    if concerns_nccl(name) or name in names:
+        return None
+    shape = name.upper().translate(_LOOK_ALIKE)
+    if not shape.startswith(_LIBRARIES):
+        return None
+    if shape in by_shape:
+        return by_shape[shape]
+    prefix = next(one for one in _LIBRARIES if shape.startswith(one))
+    own = shape.removeprefix(prefix)
+    near = (one for known, one in by_shape.items() if known.startswith(prefix) and slips(shape, known, 1) == 1)
+    return min(near, default=None) if len(own) >= _SHORTEST_NAME else None
+
+
+_SHORTEST_NAME = 3
+"""Letters of a name's own part: shorter ones are one letter away from many."""
 
 
 LETTERS_PER_SLIP = 5

@@ -97,6 +97,9 @@ def _number(info: VariableInfo, name: str, value: str, release: str | None) -> V
     if number in (-1, -2):
         return None  # NCCL's own marks for "decide by yourself"
     if _is_outside(info, number):
+        kept = number & info.bits if info.bits else 0
+        if kept > 0:
+            return ValueFault(f"is out of range: the device uses its low bits, {kept}", _range(info), harmless=True)
         return ValueFault("is out of range", _range(info))
     if info.step and number % info.step:
         return ValueFault(f"is no multiple of {info.step}", _range(info))
@@ -177,7 +180,36 @@ def _algorithms(info: VariableInfo, name: str, value: str, release: str | None) 
         allowed.add("collnet")
     if release is not None and within(release, before=FIRST_WITH_PAT):
         allowed.discard("pat")
-    return _choice(value, allowed, ALGORITHMS, release)
+    return _choice(value, allowed, ALGORITHMS, release) or _uncovered(value, allowed, release)
+
+
+_ONLY_RING = frozenset({"ring"})
+_GATHERING = frozenset({"ring", "nvls", "collnetdirect", "pat"})
+_SERVED_BY = {
+    "broadcast": _ONLY_RING,
+    "reduce": _ONLY_RING,
+    "allgather": _GATHERING,
+    "reducescatter": _GATHERING,
+    "allreduce": frozenset(word.casefold() for word in ALGORITHMS) - {"pat"} | {"collnet"},
+}
+"""Algorithms that NCCL implements for each collective (src/graph/tuning.cc ncclTopoTuneModel)."""
+
+
+def _uncovered(value: str, allowed: set[str], release: str | None) -> ValueFault | None:
+    """A list that leaves a collective without an algorithm: from 2.24 on, NCCL fails the call (src/enqueue.cc)."""
+    if release is not None and within(release, before=STRICT_LISTS):
+        return None
+    enabled = dict.fromkeys(_SERVED_BY, allowed)
+    for part in filter(None, value.casefold().split(";")):
+        collective, colon, entries = part.rpartition(":")
+        words = set(filter(None, entries.removeprefix("^").split(",")))
+        chosen = allowed - words if entries.startswith("^") else words
+        enabled |= {collective: chosen} if colon else dict.fromkeys(_SERVED_BY, chosen)
+    lost = [name for name in COLLECTIVES if not enabled[name.casefold()] & _SERVED_BY[name.casefold()]]
+    if not lost:
+        return None
+    problem = f"leaves no algorithm for {', '.join(lost)}: NCCL fails these calls with 'invalid usage'"
+    return ValueFault(problem, "a list that includes Ring, which serves every collective", mild=True)
 
 
 def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str | None) -> ValueFault | None:

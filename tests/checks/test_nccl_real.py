@@ -105,7 +105,7 @@ def test_a_healthy_cluster_is_silent(cluster: Cluster) -> None:
         ({"NCCL_DEBUG_SUBSYS": "INIT,VERSION"}, {"NCCL002": (("info", (2,)),)}),
         ({"NCCL_SHM_DISABLE": "yes"}, {"NCCL002": (("error", (2,)),)}),
         ({"NCCL_DEBUG": "VERBOSE"}, {"NCCL002": (("error", (2,)),)}),
-        ({"NCCL_ALGO": "Tree"}, {"NCCL003": (("error", (2,)),)}),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL003": (("error", (2,)),)}),
         ({"NCCL_IB_RETRY_CNT": "5"}, {"NCCL003": (("warning", (2,)),)}),
         ({"NCCL_ASYNC_ERROR_HANDLING": "3"}, {"NCCL003": (("warning", (2,)),), "NCCL004": (("info", (2,)),)}),
         ({"CUDA_LAUNCH_BLOCKING": "1"}, {"NCCL007": (("info", (2,)),)}),
@@ -186,7 +186,7 @@ def hopper(fake_nvml: FakeNvml) -> GpuFacts:
     [
         ({"NCCL_P2P_DISABLE": "1"}, "warning"),
         ({"NCCL_P2P_LEVEL": "LOC"}, "warning"),
-        ({"NCCL_NVLS_ENABLE": "0"}, "warning"),
+        ({"NCCL_NVLS_ENABLE": "0"}, "info"),
         ({"NCCL_P2P_DISABLE": "0", "NCCL_NVLS_ENABLE": "2"}, None),
     ],
     ids=lambda value: str(value),

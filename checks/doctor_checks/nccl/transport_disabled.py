@@ -77,10 +77,9 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             ranks=tuple(range(8)),
             severity=Severity.INFO,
         ),
-        Fails("NVLS is off on an NVSwitch machine", healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"), ranks=tuple(range(8))),
         Fails(
-            "NVLS is off as Google's set-up of TCPXO asks for",
-            healthy(1, 8).environ(NCCL_NVLS_ENABLE="0", NCCL_FASTRAK_CTRL_DEV="eth0"),
+            "NVLS is off on an NVSwitch machine, where rings and trees keep using NVLink",
+            healthy(1, 8).environ(NCCL_NVLS_ENABLE="0"),
             ranks=tuple(range(8)),
             severity=Severity.INFO,
         ),
@@ -163,9 +162,10 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
     # NVLS needs an NVSwitch, Hopper or later, and more than two GPUs (NCCL src/transport/nvls.cc).
     switched = [gpu for gpu in gpus.gpus if any(link.active and link.remote == "switch" for link in gpu.nvlinks or ())]
     recent = [gpu for gpu in switched if (gpu.compute_capability or "").partition(".")[0] in ("9", "10")]
+    # Rings and trees over NVLink remain, and NVLS takes GPU memory for each communicator: recipes of AWS, Google and
+    # NVIDIA (MLPerf training 4.0) turn it off on purpose.
     if nvls and len(recent) > 2:
-        by_vendor = any(setting.name.startswith("NCCL_FASTRAK_") for setting in nccl.settings)
-        yield nvls, "NVLink SHARP (NVLS)", Severity.INFO if by_vendor else None
+        yield nvls, "NVLink SHARP (NVLS)", Severity.INFO
 
 
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
@@ -272,6 +272,7 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={setting.known_value} on {model} GPUs: {why}",
+                severity=Severity.INFO if setting.name == "NCCL_NVLS_ENABLE" else None,
                 confidence=0.8,
                 evidence=(("name", setting.name), ("gpus", model)),
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl
 from doctor.api import Finding, Job, Severity, Verdict, Violation, check, merge, rule, source_of
-from doctor.facts import EnvironmentFacts, NcclFacts, Setting, SettingsFile
+from doctor.facts import EnvironmentFacts, NcclFacts, NcclLibrary, Setting, SettingsFile, SoftwareFacts
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import ValueFault
@@ -17,7 +17,7 @@ from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
 _SOUND = {
     "NCCL_IB_DISABLE": "0x1",
-    "NCCL_ALGO": "allreduce:tree,ring;allgather:ring",
+    "NCCL_ALGO": "tree,ring;allreduce:nvls,tree;allgather:^pat",
     "NCCL_PROTO": "^LL128",
     "NCCL_BUFFSIZE": "8388608",
     "NCCL_IB_TIMEOUT": "22",
@@ -33,6 +33,8 @@ _SOUND = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
 }
 
+_OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=True),)
+
 
 @check(
     id="NCCL002",
@@ -45,6 +47,29 @@ _SOUND = {
         Fails("only 1 disables it", healthy().environ(NCCL_P2P_DISABLE="2"), ranks=(0, 1)),
         Fails("a number with a unit", healthy().environ(NCCL_BUFFSIZE="8M"), ranks=(0, 1)),
         Fails("an unknown algorithm", healthy().environ(NCCL_ALGO="Rings"), ranks=(0, 1)),
+        Fails(
+            "an algorithm that not every collective has",
+            healthy().environ(NCCL_ALGO="Tree"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "one collective without an algorithm",
+            healthy().environ(NCCL_ALGO="ring;allgather:tree,collnetchain"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Passes(
+            "a release that falls back to another algorithm",
+            healthy().environ(NCCL_ALGO="Tree").alter(SoftwareFacts, nccl_libraries=_OLD_NCCL),
+        ),
+        Fails(
+            "more retries than three bits hold",
+            healthy().environ(NCCL_IB_RETRY_CNT="14"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails("retries of which the device keeps none", healthy().environ(NCCL_IB_RETRY_CNT="8"), ranks=(0, 1)),
         Fails("a level in small letters", healthy().environ(NCCL_P2P_LEVEL="nvl"), ranks=(0, 1)),
         Fails("out of range", healthy().environ(NCCL_IB_TIMEOUT="64"), ranks=(0, 1)),
         Fails("an unknown log level", healthy().environ(NCCL_DEBUG="DEBUG"), ranks=(0, 1)),
@@ -188,6 +213,7 @@ def _files(job: Job) -> Iterator[Finding]:
         shell_fails("true is read as 0", "export NCCL_IB_DISABLE=true  # !", "torchrun train.py"),
         shell_fails("an unknown log level", "NCCL_DEBUG=DEBUG srun python train.py  # !"),
         shell_fails("a level in small letters", "export NCCL_P2P_LEVEL=nvl  # !", "srun python train.py"),
+        shell_fails("an algorithm that not every collective has", "export NCCL_ALGO=Tree  # !", "torchrun train.py"),
         shell_fails("no level of torch", "export TORCH_DISTRIBUTED_DEBUG=1  # !", "torchrun train.py"),
         shell_passes(
             "sound values", "export NCCL_IB_DISABLE=1 NCCL_DEBUG=info", "export NCCL_P2P_LEVEL=NVL", "torchrun train.py"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from doctor.analysis.effective_settings import EffectiveSetting, effective_settings
+from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, only_nccl, only_torch
 from doctor.api import (
     FileFails,
     FilePasses,
     Finding,
+    IdenticalRanks,
     Job,
     Severity,
     Verdict,
@@ -18,11 +19,12 @@ from doctor.api import (
     rule,
     source_of,
 )
-from doctor.facts import EnvironmentFacts, NcclFacts, Setting
-from doctor.knowledge.environment_variables import concerns_nccl
+from doctor.facts import EnvironmentFacts, NcclFacts, NcclPlugin, Setting
+from doctor.knowledge.environment_variables import VariableInfo, concerns_nccl, misspelled, network_plugin_of
 from doctor.knowledge.environment_variables import is_foreign as is_foreign_variable
 from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.environment_variables import nearest as nearest_variable
+from doctor.knowledge.releases import within
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -42,6 +44,8 @@ _PLUG_INS = {
     "NCCL_COLLTRACE": "trace",  # NCCLX
 }
 
+_NET_PLUGIN = NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib/libnccl-net.so")
+
 
 @check(
     id="NCCL001",
@@ -50,7 +54,33 @@ _PLUG_INS = {
     cases=lambda: (
         Passes("nothing set", healthy()),
         Passes("known settings", healthy().environ(NCCL_SOCKET_IFNAME="eth0", TORCH_NCCL_TRACE_BUFFER_SIZE="2000")),
-        Passes("packages, build paths, plugins and forks", healthy().environ(ranks=None, **_PLUG_INS)),
+        Passes(
+            "packages, build paths, plugins and forks",
+            healthy().environ(ranks=None, **_PLUG_INS).alter(NcclFacts, plugins=(_NET_PLUGIN,)),
+        ),
+        Passes(
+            "libraries below and above NCCL, and a script",
+            healthy().environ(
+                UCX_TLS="rc", FI_PROVIDER="efa", GLOO_SOCKET_IFNAME="eth0", TORCH_HOME="/data", TORCH_RUN_NAME="a"
+            ),
+        ),
+        Fails("a variable of Gloo, written with zeroes", healthy().environ(GL00_SOCKET_IFNAME="eth0"), ranks=(0, 1)),
+        Fails("a letter of torch's is missing", healthy().environ(TORCH_DISTRIBUTED_DEBG="DETAIL"), ranks=(0, 1)),
+        Fails("two letters of UCX's are swapped", healthy().environ(UCX_TSL="rc,cuda"), ranks=(0, 1)),
+        Fails("a letter of libfabric's is missing", healthy().environ(FI_PROVIDR="efa"), ranks=(0, 1)),
+        Fails(
+            "variables of plugins on a host that has none",
+            healthy().environ(NCCL_UCX_TLS="dc,cuda_copy", NCCL_IBEXT_DISABLE="0"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "the old name of a variable that torch 2.8 no longer needs",
+            healthy().environ(NCCL_AVOID_RECORD_STREAMS="1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails("near to a name that another replaced", healthy().environ(NCCL_MAX_RINGS="8"), ranks=(0, 1)),
         Fails("a letter is missing", healthy(2, 2).environ(NCCL_SOKET_IFNAME="eth0", ranks=(1, 3)), ranks=(1, 3)),
         Fails("an underscore too many", healthy().environ(NCCL_SOCKET_IF_NAME="eth0"), ranks=(0, 1)),
         Fails("a longer word", healthy().environ(TORCH_NCCL_ASYNC_ERROR_HANDLE="1"), ranks=(0, 1)),
@@ -68,39 +98,87 @@ _PLUG_INS = {
     ),
 )
 def variable_unknown(job: Job) -> Iterator[Verdict]:
-    """Ask whether every NCCL_* and TORCH_NCCL_* variable is one that somebody reads.
+    """Ask whether every NCCL_* variable is known, and no variable of torch, Gloo, UCX or libfabric is misspelled.
 
     Why it hurts: a misspelled name is silently ignored, and the run behaves as if it were not set.
-    Fix: write the name as the documentation of NCCL or PyTorch has it.
+    Fix: write the name as the documentation of NCCL, PyTorch, UCX or libfabric has it.
     """
-    yield from merge(
-        _finding(stated, nearest_variable(stated.setting.name))
-        for stated in effective_settings(job)
-        if _is_unknown(stated.setting.name)
-    )
+    releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
+    findings = []
+    for stated in effective_settings(job):
+        name = stated.setting.name
+        if _is_unknown(name):
+            near = nearest_variable(name)
+            findings.append(_finding(stated, near, _superseded(near, releases)))
+        elif near := misspelled(name):
+            findings.append(_finding(stated, near, None))
+    yield from merge(findings)
+    yield from merge(finding for nccl, identical in job.each(NcclFacts) for finding in _without_plugin(nccl, identical))
 
 
 def _is_unknown(name: str) -> bool:
     return concerns_nccl(name) and known_variable(name) is None and not is_foreign_variable(name)
 
 
-def _finding(stated: EffectiveSetting, near: str | None) -> Finding:
+def _superseded(near: str | None, releases: Mapping[str, str | None]) -> VariableInfo | None:
+    """What is known of ``near`` if the job's release replaced it or no longer needs it."""
+    info = known_variable(near) if near else None
+    release = releases.get(info.reader) if info else None
+    if info is None or info.superseded is None or release is None or within(release, before=info.superseded):
+        return None
+    return info
+
+
+def _finding(stated: EffectiveSetting, near: str | None, old: VariableInfo | None) -> Finding:
     setting = stated.setting
     shown = setting.name if setting.name == setting.name.strip() else repr(setting.name)
+    replaced_by = old.replaced_by if old else None
+    obsolete = old is not None and replaced_by is None
     return Finding(
-        _summary(shown, near),
+        _summary(shown, near, _note(old)),
         ranks=stated.ranks,
         evidence={"name": setting.name, "value": setting.value, "from": stated.origin, "near": near},
-        effect="" if near else _UNKNOWN_EFFECT,
-        fix=_fix(stated, near),
-        severity=None if near else Severity.INFO,
+        effect="" if near and not obsolete else _UNKNOWN_EFFECT if near is None else _NOT_NEEDED,
+        fix=f"unset {setting.name}" if obsolete and source_of(setting) is None else _fix(stated, replaced_by or near),
+        severity=None if near and not obsolete else Severity.INFO,
         source=source_of(setting),
     )
 
 
-def _summary(name: str, near: str | None) -> str:
-    hint = f". Did you mean {near}?" if near else ""
+def _summary(name: str, near: str | None, note: str = "") -> str:
+    hint = f". Did you mean {near}{note}?" if near else ""
     return f"Unknown variable {name}: neither NCCL, PyTorch nor a known plugin reads it{hint}"
+
+
+def _note(old: VariableInfo | None) -> str:
+    if old is None:
+        return ""
+    reader = "NCCL" if old.reader == "nccl" else "torch"
+    return f" (now {old.replaced_by})" if old.replaced_by else f" (not needed since {reader} {old.superseded})"
+
+
+_NOT_NEEDED = "None: this release does without the variable that was probably intended."
+
+
+def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    """Variables of network plugins where NCCL would load none."""
+    if any(one.kind == "net" and one.path for one in nccl.plugins):
+        return
+    owned: dict[str, list[Setting]] = {}
+    for setting in nccl.settings:
+        if (plugin := network_plugin_of(setting.name)) is not None:
+            owned.setdefault(plugin, []).append(setting)
+    for plugin, settings in owned.items():
+        more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
+        yield Finding(
+            f"{settings[0].name}{more}: only a network plugin reads these variables, and NCCL finds none",
+            ranks=identical.ranks,
+            evidence={"names": [setting.name for setting in settings[:16]], "plugin": plugin},
+            effect="None, if the process that trains finds the plugin; otherwise the settings are silently ignored.",
+            fix="Check that the folder of libnccl-net.so is in LD_LIBRARY_PATH, or remove the variables.",
+            severity=Severity.INFO,
+            source=source_of(settings[0]),
+        )
 
 
 _UNKNOWN_EFFECT = "None, if a script or a library that is not in the table reads it; otherwise it is silently ignored."
@@ -135,6 +213,7 @@ spec:
         fails("in a script", 'os.environ["NCCL_DEBGU"] = "INFO"  # !\n'),
         passes("in a script, for a library of the project", 'os.environ["MYLIB_DEBGU"] = "INFO"\n'),
         shell_fails("a letter is missing", "export NCCL_SOKET_IFNAME=eth0  # !", "torchrun train.py"),
+        shell_fails("zeroes of Gloo", "export GL00_SOCKET_IFNAME=bond0  # !", "torchrun train.py"),
         shell_fails("an underscore too many", "NCCL_IB_DIS_ABLE=1 torchrun train.py  # !"),
         shell_fails("for mpirun", "mpirun -np 8 -x NCCL_SOCKET_IF_NAME=eth0 python train.py  # !"),
         FileFails(
@@ -155,7 +234,9 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads."""
     for setting in file.settings:
         name = setting.name
-        near = nearest_variable(name) if setting.is_exported and _is_unknown(name) else None
+        if not setting.is_exported:
+            continue
+        near = nearest_variable(name) if _is_unknown(name) else misspelled(name)
         if near is not None:
             yield Violation(
                 setting.place,

@@ -68,8 +68,8 @@ NAMES = frozenset(
 """Single names: threads, caches, libraries, interpreters."""
 
 
-_SLIPPED = re.compile(r"N+[CL]{1,4}_[A-Z]")
-"""``NCLL_DEBUG``, ``NCL_DEBUG``: misspelled variables of NCCL, which does not read them."""
+_SLIPPED = re.compile(r"(?:N+[CL]{1,4}|GL[0O]{1,3}|T[0O]RCH)_[A-Z]")
+"""``NCLL_DEBUG``, ``GL00_SOCKET_IFNAME``: misspelled variables of NCCL, Gloo or torch, which do not read them."""
 
 
 def is_setting(name: str) -> bool:

@@ -123,6 +123,16 @@ _LOST = (
             ranks=(0, 1),
         ),
         Fails(
+            "IPv6 is requested and one host has only link-local addresses",
+            healthy(1, 2).alter(InterfaceFacts, interfaces=(_LINK_LOCAL,)).environ(NCCL_SOCKET_FAMILY="AF_INET6"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes(
+            "a link-local address that nothing asked for, on one host",
+            healthy(1, 2).alter(InterfaceFacts, interfaces=(_LINK_LOCAL,)),
+        ),
+        Fails(
             "the DHCP lease is gone and IPv6 kept its link-local address",
             healthy(2, 2).alter(InterfaceFacts, hosts=("node1",), interfaces=(_LINK_LOCAL,)),
             ranks=(2, 3),
@@ -190,6 +200,8 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
         usable = [one for one in found if not (multi_host and needs_zone(one.address))]
         if nccl_matters(identical) and interfaces.interfaces and not usable:
             yield _nothing(interfaces, family, identical)
+        elif nccl_matters(identical):
+            yield from _only_local(family, identical)
         return
     terms = _Terms(family, multi_host or _wants_carrier(identical), multi_host)
     chosen = [one for one in interfaces.interfaces if wanted.selects(one.name)]
@@ -201,6 +213,23 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
             fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces),
             source=source_of(setting),
             explains=_consequences(chosen, identical),
+        )
+    else:
+        yield from _only_local(family, identical)
+
+
+def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Finding]:
+    """A forced family whose addresses are all link-local: enough inside one host, and for no connection beyond it."""
+    used = nccl_endpoints_of(identical)
+    if family == "inet6" and used and all(needs_zone(one.address) for one in used):
+        names = ", ".join(one.interface.name for one in used[:4])
+        yield Finding(
+            f"NCCL_SOCKET_FAMILY=AF_INET6: {names} has only a link-local IPv6 address",
+            ranks=identical.ranks,
+            evidence={"family": family, "addresses": [one.text for one in used[:8]]},
+            effect="NCCL works inside this host and cannot connect to other hosts.",
+            fix="`unset NCCL_SOCKET_FAMILY`",
+            severity=Severity.INFO,
         )
 
 

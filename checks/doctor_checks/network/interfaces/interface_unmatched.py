@@ -19,7 +19,7 @@ from doctor.api import (
     rule,
     source_of,
 )
-from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts
+from doctor.facts import EnvironmentFacts, InterfaceFacts, NcclFacts, Setting
 from doctor.knowledge.interface_syntax import NcclList, gloo_names, looks_like_nccl_syntax, nccl_interface_list
 from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
@@ -64,6 +64,18 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
+            "an exclusion inside a list that excludes",
+            healthy(1, 2).environ(NCCL_SOCKET_IFNAME="^docker,^virbr"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "an exclusion behind the names to use",
+            healthy(1, 2).environ(NCCL_SOCKET_IFNAME="eth0,^lo,^usb0"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
             "GLOO_SOCKET_IFNAME of a missing interface",
             healthy(1, 2).environ(GLOO_SOCKET_IFNAME="bond1"),
             ranks=(0, 1),
@@ -95,7 +107,10 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
     nccl = identical.find(NcclFacts)
     setting = nccl.setting("NCCL_SOCKET_IFNAME") if nccl else None
     wanted = nccl_interface_list(setting.value) if setting else None
-    if setting is None or wanted is None or any(wanted.selects(one.name) for one in interfaces.interfaces):
+    if setting is None or wanted is None:
+        return
+    if any(wanted.selects(one.name) for one in interfaces.interfaces):
+        yield from _malformed(setting, wanted, identical)
         return
     claim = "excludes every interface" if wanted.exclude else "selects no interface"
     yield Finding(
@@ -106,6 +121,22 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
         explains=("NET027",),
         source=source_of(setting),
     )
+
+
+def _malformed(setting: Setting, wanted: NcclList, identical: IdenticalRanks) -> Iterator[Finding]:
+    """An entry that cannot be a name, beside others that select interfaces: an interface to exclude stays in use."""
+    if fault := list_fault(setting.value):
+        marks = "^" if wanted.exclude else ""
+        plain = ",".join(entry.strip(" '\"^=") for entry, _ in wanted.entries)
+        where = f"in {setting.source}, write " if source_of(setting) else "export "
+        yield Finding(
+            f"{setting_text(setting)}: {fault}",
+            ranks=identical.ranks,
+            evidence={"value": setting.value, "source": setting.source},
+            fix=f"{where}NCCL_SOCKET_IFNAME='{marks}{plain}'" if wanted.exclude else "",
+            severity=Severity.WARNING if wanted.exclude else Severity.INFO,
+            source=source_of(setting),
+        )
 
 
 def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:

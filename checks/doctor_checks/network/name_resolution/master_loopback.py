@@ -96,6 +96,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             healthy(2, 2).put(_LOCALHOST).only((2, 3)),
             ranks=(2, 3),
         ),
+        Fails(
+            "one rank whose host has another local rank 0 than rank 0",
+            healthy(2, 2).put(_LOCALHOST).alter(LaunchFacts, node_rank=None).only((2,)),
+            ranks=(2,),
+        ),
         Passes(
             "one host, and rank 0 died before",
             logged(
@@ -154,7 +159,10 @@ def _shares_host(rank: Rank, first: Rank | None, multi_host: bool) -> bool | Non
     if not multi_host:
         return True
     launch = rank.find(LaunchFacts)
-    return None if launch is None or launch.node_rank is None else launch.node_rank == 0
+    if launch is not None and launch.node_rank is not None:
+        return launch.node_rank == 0
+    # Rank 0 has local rank 0 on its own host.
+    return False if launch is not None and launch.local_rank == 0 and rank.number > 0 else None
 
 
 def _shares_network(one: Rank, other: Rank) -> bool:

@@ -143,7 +143,6 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         Passes("NCCL chooses the index", _job(2)),
         Passes("InfiniBand needs no index", healthy(hosts=2, per_host=2, rdma=2).environ(NCCL_IB_GID_INDEX="3")),
         Passes("the right index by hand", _job(2, "3")),
-        Passes("RoCE v1 on one segment, by hand on all", _job(2, "0")),
         Passes("one host", healthy(1, 2).put(_roce(0)).environ(NCCL_IB_GID_INDEX="9")),
         Passes("one process, as in the capture", _job(1).expecting(_job(2))),
         Passes("addresses of another network", _job(2).expecting(healthy(1, 1).put(_roce(0, rail=7)))),
@@ -163,6 +162,13 @@ def _unanswered(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails("two cards of one host are swapped", _crossed(), ranks=(2,)),
+        Fails(
+            "RoCE v1 by hand on all hosts, which works on one Ethernet segment",
+            _job(2, "0"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes("RoCE v1 by hand where nothing else is there", _job(2, "0").put(_roce(0, gids=1)).put(_roce(1, gids=1))),
         Fails(
             "a left-over index of a link-local address",
             _job(2, "1"),
@@ -258,6 +264,12 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
             yield _finding(
                 one, "is a link-local address, which routers and many switches do not carry", Severity.WARNING
             )
+        elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):
+            yield _finding(one, "is RoCE v1, which stays inside one Ethernet segment", Severity.INFO)
+
+
+def _is_routable_v2(gid: Gid) -> bool:
+    return gid.kind == "RoCE v2" and is_routable_gid(gid)
 
 
 def _judge_by(expected: BaselineValue, used: list[_ChosenGid]) -> Iterator[Finding]:
@@ -309,7 +321,7 @@ def _words(sort: tuple[str, bool] | None) -> str:
 
 def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: BaselineDeviation | None = None) -> Finding:
     by = "NCCL_IB_GID_INDEX" if one.fixed else "chosen by NCCL"
-    good = [gid.index for gid in one.choice.port.gids if gid.kind == "RoCE v2" and is_routable_gid(gid)]
+    good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
     fix = "`unset NCCL_IB_GID_INDEX`" if one.fixed else ""
     return Finding(
         f"GID index {one.entry} ({by}) of {one.choice.name} {fault}",

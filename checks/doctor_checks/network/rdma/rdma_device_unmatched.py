@@ -17,6 +17,8 @@ from doctor.api import (
     IdenticalRanks,
     Job,
     Severity,
+    Skip,
+    Unknown,
     Verdict,
     Violation,
     check,
@@ -26,7 +28,7 @@ from doctor.api import (
     rule,
     source_of,
 )
-from doctor.facts import NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
+from doctor.facts import GpuFacts, MissingReason, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
 from doctor.knowledge.interface_syntax import nccl_device_list
 from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
@@ -81,7 +83,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     id="NET018",
     severity=Severity.ERROR,
     when="PM",
-    needs=(NcclFacts, RdmaFacts),
+    needs=(NcclFacts,),
     from_logs=_from_logs,
     cases=lambda: (
         Passes("not set", healthy(hosts=2, per_host=2, rdma=2)),
@@ -122,6 +124,28 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             "the selected port is down",
             healthy(2, 1, rdma=2).alter(RdmaFacts, hosts=("node1",), devices=_HALF_DOWN).environ(NCCL_IB_HCA="=mlx5_0"),
             ranks=(1,),
+        ),
+        Fails(
+            "a list of devices on a host that has none",
+            healthy(2, 2).environ(NCCL_IB_HCA="cxi0,cxi1"),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.INFO,
+        ),
+        Passes("the same on a login node", healthy(1, 1, gpus=0).environ(NCCL_IB_HCA="mlx5_0")),
+        Fails(
+            "names of Ethernet interfaces, which exclude no device",
+            healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="^ens,eth,docker"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes(
+            "one device to exclude of two that may be there", healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="^mlx5_0,bond")
+        ),
+        Fails(
+            "an exact name inside the list",
+            healthy(1, 2, rdma=2).environ(NCCL_IB_HCA="=mlx5_0,=mlx5_1"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
         ),
         Passes(
             "no RDMA device, and none asked for",
@@ -168,10 +192,15 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     Fix: `unset NCCL_IB_HCA`, or name devices that `ibv_devinfo` shows PORT_ACTIVE: `export NCCL_IB_HCA='=mlx5_0'`
     (`=` whole names, `^` all but these, otherwise prefixes: `mlx5_1` is mlx5_10 too).
     """
-    found = []
-    for nccl, rdma, identical in job.each(NcclFacts, RdmaFacts):
+    yield from _unjudged(job)
+    found: list[Finding] = []
+    for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, GpuFacts)):
         setting = nccl.setting("NCCL_IB_HCA")
         if setting is None or not setting.value or what_forces_sockets(nccl) is not None:
+            continue
+        rdma = identical.find(RdmaFacts)
+        if rdma is None:
+            found += _unused(setting, identical)
             continue
         active = active_rdma_ports(rdma)
         if loaded_net_plugin(nccl) is not None and not active:
@@ -183,10 +212,60 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
             for port in device.ports
             if wanted.selects(device.name, port.number)
         ]
-        if nccl_rdma_ports(nccl, rdma) or (named and not active and not job.is_multi_host):
+        if nccl_rdma_ports(nccl, rdma):
+            found += _malformed(setting, rdma, identical)
+            continue
+        if named and not active and not job.is_multi_host:
             continue  # One host without a cable needs no RDMA.
         found.append(_finding(setting, named, [one.name for one in active], identical))
     yield from merge(found)
+
+
+def _unjudged(job: Job) -> Iterator[Verdict]:
+    """Ranks whose RDMA devices are unknown, or a job without any."""
+    lacks = [
+        (identical, missing)
+        for _, identical in job.each(NcclFacts, also=(RdmaFacts,))
+        if (missing := identical.missing(RdmaFacts))
+    ]
+    for identical, missing in lacks:
+        if missing.lack is not MissingReason.ABSENT:
+            yield Unknown(missing.reason, identical.ranks, missing.unhide)
+    if len(lacks) == len(job.ranks):
+        yield Skip("no RDMA device")
+
+
+def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:
+    """A host with GPUs and without RDMA devices, where NCCL_IB_HCA selects nothing."""
+    missing, gpus = identical.missing(RdmaFacts), identical.find(GpuFacts)
+    if missing is not None and missing.lack is MissingReason.ABSENT and gpus is not None and gpus.gpus:
+        yield Finding(
+            f"{setting_text(setting)} has no effect: this host has no RDMA device",
+            ranks=identical.ranks,
+            evidence={"value": setting.value},
+            effect="NCCL carries data between hosts by its network plugin or by sockets.",
+            fix="remove NCCL_IB_HCA, or check why the devices are missing: ls /sys/class/infiniband",
+            severity=Severity.INFO,
+            source=source_of(setting),
+        )
+
+
+def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    """A list that selects ports and has entries without effect."""
+    wanted, fault = nccl_device_list(setting.value), list_fault(setting.value)
+    names = [device.name for device in rdma.devices]
+    if not fault and wanted.exclude and not any(map(wanted.names, names)):
+        fault = "it excludes none of this host's RDMA devices"
+    if fault:
+        yield Finding(
+            f"{setting_text(setting)}: {fault}",
+            ranks=identical.ranks,
+            evidence={"value": setting.value, "devices": names},
+            effect="NCCL uses other ports than the setting says.",
+            fix=f"ibv_devices, then name devices of it: {', '.join(names[:8])}",
+            severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
+            source=source_of(setting),
+        )
 
 
 def _finding(setting: Setting, named: list[str], active: list[str], identical: IdenticalRanks) -> Finding:

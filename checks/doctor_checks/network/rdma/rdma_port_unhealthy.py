@@ -196,6 +196,12 @@ def _by_port(job: Job) -> Iterator[Finding]:
             _port(healthy(3, 1, rdma=2), "node2", "mlx5_0", state="INIT"),
             ranks=(2,),
         ),
+        Fails(
+            "one of two ports of a lone host is down",
+            _port(healthy(1, 2, rdma=2), "node0", "mlx5_1", state="DOWN"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Fails("a link at half its rate", _port(healthy(3, 1, rdma=2), "node0", "mlx5_1", rate=200.0), ranks=(0,)),
         Fails(
             "one of eight ports of a lone host is slower",
@@ -325,7 +331,25 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
                 },
                 explains=("NET022",),
             )
+        elif not known and _has_active_sibling(one, seen):
+            yield Finding(
+                f"{one.name} is {state}: NCCL leaves it out",
+                ranks=one.ranks,
+                severity=Severity.INFO,
+                confidence=0.5,
+                evidence={"state": one.port.state, "physical_state": one.port.physical_state},
+                effect="None, if no cable is connected to it on purpose.",
+            )
     yield from _unexpected(unlike)
+
+
+def _has_active_sibling(down: _ObservedRdmaPort, seen: list[_ObservedRdmaPort]) -> bool:
+    """Whether it is the only host that is seen, and has an active port of the same board and link layer."""
+    return all(one.host is down.host for one in seen) and any(
+        one.port.state == "ACTIVE"
+        and (one.device.board, one.port.link_layer) == (down.device.board, down.port.link_layer)
+        for one in seen
+    )
 
 
 def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineValue]) -> Iterator[Finding]:
