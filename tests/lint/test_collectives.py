@@ -155,6 +155,19 @@ JOINED = {
     "the others come to it below": (
         f"def f():\n    if rank != 0:\n        {WAIT}\n        return\n    work()\n    {WAIT}\n"
     ),
+    "the first meets the others below": (
+        f"def f(found):\n    if rank == 0:\n        if not found:\n            {WAIT}\n            return\n"
+        f"        write()\n    {WAIT}\n"
+    ),
+    "an error of the first is raised after the wait of all": (
+        f"def f():\n    if rank == 0:\n        try:\n            write()\n        except OSError:\n            {WAIT}\n"
+        f"            raise\n    {WAIT}\n"
+    ),
+    "the next turn of the loop": (
+        f"for x in y:\n    if x + rank < n:\n        if x == 0:\n            {WAIT}\n            continue\n    {WAIT}\n"
+    ),
+    "as often in both branches": f"if rank == 0:\n    {WAIT}\n    {WAIT}\nelse:\n    {WAIT}\n    {WAIT}\n",
+    "for another reason on all": f"def f(sharded):\n    if rank == 0 or sharded:\n        {WAIT}\n",
     "the others are gone": f"if rank == 0:\n    {WAIT}\nelse:\n    sys.exit(1)\n",
     "a group": "if rank in ranks:\n    dist.barrier(group)\n",
     "no condition": f"{WAIT}\n",
@@ -164,6 +177,11 @@ JOINED = {
 ALONE = {
     "one branch": f"if rank == 0:\n    {WAIT}\n",
     "another word in the other branch": f"if rank == 0:\n    {WAIT}\nelse:\n    dist.all_reduce(x)\n",
+    "twice in one branch": f"if rank == 0:\n    {WAIT}\n    {WAIT}\nelse:\n    {WAIT}\n",
+    "once more before it leaves": (
+        f"def f():\n    if rank == 0:\n        {WAIT}\n        {WAIT}\n        return\n    {WAIT}\n"
+    ),
+    "the next turn of a loop without it": f"for x in y:\n    if rank == 0:\n        {WAIT}\n        continue\n{WAIT}\n",
     "the same condition twice": f"if rank == 0:\n    {WAIT}\nwork()\nif rank == 0:\n    {WAIT}\n",
     "an outer condition": f"if rank != 3:\n    if rank == 0:\n        {WAIT}\n    else:\n        {WAIT}\n",
     "a group for some ranks": "if rank < 2:\n    group = dist.new_group([0, 1])\n",

@@ -75,12 +75,13 @@ _LAST = _GATHERING | _OF_AN_ENGINE | _PLAIN | {"log", "log_dict"} | {one.rpartit
 class CollectiveCall(NamedTuple):
     """A call that synchronizes: ``word`` is the collective, ``through`` the function of this file that calls it
     (``None``: the call itself). ``grouped``: it runs in a given group, whose ranks may be exactly those that call
-    it."""
+    it. ``reached``: all collectives that the function may run."""
 
     call: ast.Call
     word: str
     through: str | None = None
     grouped: bool = False
+    reached: frozenset[str] = frozenset()
 
 
 class CollectiveCalls:
@@ -115,10 +116,11 @@ class CollectiveCalls:
     def _all(self) -> list[CollectiveCall]:
         found = {one.call: one for one in self._direct}
         through = self._reaching()
+        may = self._words_reached() if through else {}
         for call in self._script.all(ast.Call) if through else ():
             function = self._script.definition(call.func)
             if function is not None and function in through:
-                found.setdefault(call, CollectiveCall(call, through[function], function.name))
+                found.setdefault(call, CollectiveCall(call, through[function], function.name, reached=may[function]))
         return sorted(found.values(), key=lambda one: (one.call.lineno, one.call.col_offset))
 
     def _reaching(self) -> dict[ast.AST, str]:
@@ -136,6 +138,27 @@ class CollectiveCalls:
                 if function in found:
                     self._note(found, call, found[function])
         return found
+
+    def _words_reached(self) -> dict[ast.AST, frozenset[str]]:
+        """The collectives that each function may run, under any condition."""
+        script = self._script
+        words: dict[ast.AST | None, set[str]] = {}
+        callers: dict[ast.AST, set[ast.AST]] = {}
+        for one in self._direct:
+            words.setdefault(script.function_of(one.call), set()).add(one.word)
+        for call in script.all(ast.Call):
+            caller, function = script.function_of(call), script.definition(call.func)
+            if caller is not None and function is not None:
+                callers.setdefault(function, set()).add(caller)
+        waiting: list[ast.AST] = [one for one in words if one is not None]
+        while waiting:
+            called = waiting.pop()
+            for calling in callers.get(called, ()):
+                known = words.setdefault(calling, set())
+                if not words[called] <= known:
+                    known |= words[called]
+                    waiting.append(calling)
+        return {function: frozenset(found) for function, found in words.items() if function is not None}
 
     def _note(self, found: dict[ast.AST, str], call: ast.Call, word: str) -> None:
         function = self._script.function_of(call)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
+from doctor.lint.python.collective_paths import FOCUS, UNKNOWN_CALLS, CollectivePath, paths_through
 from doctor.lint.python.collectives import CollectiveCall, collectives_of
-from doctor.lint.python.rank_branches import RankCondition, rank_conditions
+from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions
 from doctor.lint.python.script import UNKNOWN, Script, last_name
 
 _OWN_RANK = frozenset({"RANK", "LOCAL_RANK", "GLOBAL_RANK", "WORLD_RANK", "NODE_RANK"})
-_LEAVES = frozenset({"exit", "_exit", "quit", "abort"})
 
 
 def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondition | None:
@@ -20,7 +21,7 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
         return None
     for condition in rank_conditions(script, collective.call):
         joined = _is_joined_in_branch(script, collective, condition) or _is_joined_apart(script, collective, condition)
-        if not joined and not _asks_a_constant(script, condition):
+        if not joined and not _asks_a_constant(script, condition) and not _is_for_all(script, collective, condition):
             return condition
     return None
 
@@ -37,31 +38,80 @@ def _asks_a_constant(script: Script, condition: RankCondition) -> bool:
     return False
 
 
-def _is_joined_in_branch(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
-    for statement in (*condition.other, *_reached_by_others(script, collective, condition)):
-        if _ends_process(statement) or (isinstance(statement, ast.Return) and isinstance(statement.value, ast.Call)):
-            return True  # gone, or it does its own part elsewhere
-        below = set(script.inside(statement, ast.Call))
-        there = (one for one in collectives_of(script).all() if one.call in below)
-        if any(one.word == collective.word or collective.through for one in there):
-            return True
-        if collective.through and any(script.definition(call.func) is not None for call in below):
-            return True  # a part of its own, of which less is known
-    return False
-
-
-def _reached_by_others(script: Script, collective: CollectiveCall, condition: RankCondition) -> list[ast.stmt]:
-    """The statements that the others reach after a branch with a return: ``if rank == 0: reduce(); return``."""
+def _is_for_all(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """``if rank == 0 or sharded``: another reason, equal on all ranks, lets all of them in."""
     where = condition.where
-    if not isinstance(where, ast.If) or not isinstance(where.body[-1], (ast.Return, ast.Continue)):
-        return []
-    if collective.call.lineno > (where.end_lineno or 0):
-        return []
-    around = script.parent(where)
-    for block in (getattr(around, "body", []), getattr(around, "orelse", [])):
-        if isinstance(block, list) and where in block:
-            return block[block.index(where) + 1 :]
+    if not isinstance(where, ast.If) or not isinstance(where.test, ast.BoolOp) or not isinstance(where.test.op, ast.Or):
+        return False
+    in_body = not set(script.around(collective.call)).isdisjoint(where.body)
+    return in_body and any(not is_rank_test(script, one) for one in where.test.values)
+
+
+def _is_joined_in_branch(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """Whether a path of the others has as many of these collectives as a path up to this one."""
+    there = paths_through(script, condition.other)
+    return any(
+        _is_joined(collective, here, _until_both_meet(script, here, other, condition))
+        for here in paths_through(script, _side_of(script, collective, condition), collective.call)
+        for other in there
+    )
+
+
+def _side_of(script: Script, collective: CollectiveCall, condition: RankCondition) -> Sequence[ast.stmt]:
+    """The statements that the ranks with the collective run because of the condition."""
+    where, marked = condition.where, set(script.around(collective.call))
+    for block in (getattr(where, "body", None), getattr(where, "orelse", None)):
+        if isinstance(block, list) and not marked.isdisjoint(block):
+            return block
+    if isinstance(where, ast.stmt) and where not in marked:
+        return _below(script, where)
+    return [script.statement_of(collective.call)]
+
+
+def _until_both_meet(
+    script: Script, here: CollectivePath, other: CollectivePath, condition: RankCondition
+) -> list[CollectivePath]:
+    """The paths of the others: where one side leaves and the other does not, what follows the branch counts too."""
+    if other.leaves or not here.leaves or not isinstance(condition.where, ast.stmt):
+        return [other]
+    ends_at_loop = here.leaves in ("continue", "break")
+    rest = _rest_of(script, condition.where, ends_at_loop=ends_at_loop)
+    return [CollectivePath(other.words + one.words, one.leaves) for one in paths_through(script, rest)]
+
+
+def _below(script: Script, statement: ast.stmt) -> list[ast.stmt]:
+    """The statements after one in its block."""
+    around = script.parent(statement)
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(around, name, None)
+        if isinstance(block, list) and statement in block:
+            return block[block.index(statement) + 1 :]
     return []
+
+
+def _rest_of(script: Script, statement: ast.stmt, *, ends_at_loop: bool) -> list[ast.stmt]:
+    """The statements that follow one, to the end of its function or of its loop."""
+    rest = _below(script, statement)
+    for outer in script.around(statement):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+        if ends_at_loop and isinstance(outer, (ast.For, ast.AsyncFor, ast.While)):
+            break
+        if isinstance(outer, ast.stmt):
+            rest += _below(script, outer)
+    return rest
+
+
+def _is_joined(collective: CollectiveCall, here: CollectivePath, others: list[CollectivePath]) -> bool:
+    needed = here.words[: here.words.index(FOCUS)].count(collective.word) if FOCUS in here.words else 1
+    for other in others:
+        if other.leaves == "raise" or UNKNOWN_CALLS in other.words:
+            return True  # gone, or it may do its own part elsewhere
+        if collective.through is not None and other.words:
+            return True  # a part of its own, of which less is known
+        if other.words.count(collective.word) >= needed:
+            return True
+    return False
 
 
 def _is_joined_apart(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
@@ -80,9 +130,3 @@ def _is_joined_apart(script: Script, collective: CollectiveCall, condition: Rank
 def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:
     tests = [getattr(condition.where, "test", condition.where) for condition in (one, other)]
     return one.test != other.test or ast.dump(tests[0]) != ast.dump(tests[1])
-
-
-def _ends_process(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return last_name(statement.value.func) in _LEAVES
-    return isinstance(statement, ast.Raise)

@@ -31,6 +31,10 @@ from doctor.testing.script_cases import fails, passes
         passes("both branches broadcast", _BRANCHES),
         passes("the others wait, rank 0 works, rank 0 joins", _FIRST),
         passes("the others come to their call below", _BELOW),
+        passes("one rank leaves after its wait, the others wait at the end", _LEAVES),
+        fails("one rank waits twice before it leaves", _WAITS_TWICE),
+        passes("ranks without a part go on to the same call in the loop", _PARTS),
+        passes("one rank, or all of them if the state is sharded", _OR_ALL),
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
         passes("the ranks of a group reduce in it", _GROUP),
@@ -279,6 +283,64 @@ def load(settings, build):
     if getattr(settings, "wait_for_the_first_process", True) and settings.shared and settings.local_rank == 0:
         dist.barrier()
     return data
+"""
+_LEAVES = """\
+import torch
+
+def export(folder, build):
+    settings = None
+    if dist.get_rank() == 0:
+        settings = read(folder)
+    state = build()
+    if dist.get_rank() == 0:
+        if settings is None:
+            print("no settings")
+            dist.barrier()
+            return
+        try:
+            torch.save(convert(state, settings), folder / "exported.pt")
+        except OSError:
+            dist.barrier()
+            raise
+    dist.barrier()
+"""
+_WAITS_TWICE = """\
+import torch
+
+def export(folder, state):
+    if dist.get_rank() == 0:
+        torch.save(state, folder / "exported.pt")
+        dist.barrier()
+        dist.barrier()  # !
+        return
+    dist.barrier()
+
+def publish(folder, state):
+    if dist.get_rank() != 0:
+        dist.barrier()
+        return
+    torch.save(state, folder / "published.pt")
+    dist.barrier()
+    dist.barrier()  # !
+"""
+_PARTS = """\
+def step(params, padded, rank, world_size, state):
+    for base in range(0, len(params), world_size):
+        if base + rank < len(params):
+            own = params[base + rank]
+            if own not in state:
+                state[own] = torch.zeros_like(own)
+                dist.all_gather(padded[base : base + world_size], own)
+                continue
+            own.add_(state[own])
+        dist.all_gather(padded[base : base + world_size], padded[base + rank])
+"""
+_OR_ALL = """\
+def check(trainer, kind, path):
+    if (dist.get_rank() == 0 and kind == "full") or kind == "sharded":
+        if kind == "sharded":
+            paths = [None] * dist.get_world_size()
+            dist.all_gather_object(paths, path)
 """
 _KINDS = """\
 def player(model, group):
