@@ -138,6 +138,12 @@ def test_recursion_ends():
         ("if world_size > 1:\n        pass\n    else:\n        dist.barrier()", False),
         ("if x:\n        return\n    dist.barrier()", False),
         ("if world_size == 1:\n        return\n    dist.barrier()", True),
+        ("if not dist.is_initialized():\n        return\n    dist.barrier()", True),
+        ("if not (dist.is_available() and dist.is_initialized()):\n        return\n    dist.barrier()", True),
+        ("if not dist.is_initialized():\n        dist.barrier()", False),
+        ("if not dist.is_initialized():\n        pass\n    else:\n        dist.barrier()", True),
+        ("if dist.is_initialized():\n        return\n    dist.barrier()", False),
+        ("if world_size > 1 and x:\n        dist.barrier()", False),
         ("y = dist.barrier() if x else 0", False),
     ],
 )

@@ -294,3 +294,10 @@ def test_branches_by_the_number_of_ranks(test, depends):
     script = Script("a.py", f"if {test}:\n  a = call()\nelse:\n  a = call()\n")
     calls = [one for one in script.all(ast.Call) if ast.unparse(one) == "call()"]
     assert [depends_on_ranks(script, one) for one in calls] == [depends, depends]
+
+
+def test_the_cells_of_a_notebook_are_one_process():
+    text = "def train():\n    pass\nprepare()\ntrain()\n"
+    assert run_by_all(Script("a.ipynb", text)) == frozenset()
+    launched = Script("a.ipynb", f"from accelerate import notebook_launcher\n{text}notebook_launcher(train)\n")
+    assert {one.name for one in run_by_all(launched)} == {"train"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from doctor.lint.python.rank_branches import is_of_the_job, rank_condition
+from doctor.lint.python.rank_branches import asks_for_one, is_of_the_job, rank_condition
 from doctor.lint.python.script import Script, last_name, per_script
 
 _BY_GROUP_POSITION = {
@@ -222,7 +222,9 @@ def is_certain(script: Script, node: ast.AST) -> bool:
 
 def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
     if isinstance(outer, ast.If):
-        return inner is not outer.test and not (inner in outer.body and is_of_the_job(script, outer.test))
+        several = _is_for_several(script, outer.test)
+        taken = [] if several is None else outer.body if several else outer.orelse
+        return inner is not outer.test and inner not in taken
     if isinstance(outer, ast.BoolOp):
         return inner is not outer.values[0]
     if isinstance(outer, ast.While):
@@ -238,9 +240,28 @@ def _may_leave(script: Script, block: object, inner: ast.AST) -> bool:
         return False
     for statement in block[: block.index(inner)]:
         leaves = not isinstance(statement, ast.FunctionDef) and any(True for _ in script.inside(statement, ast.Return))
-        if leaves and not (isinstance(statement, ast.If) and is_of_the_job(script, statement.test)):
+        if leaves and not (isinstance(statement, ast.If) and _is_for_several(script, statement.test) is False):
             return True
     return False
+
+
+def _is_for_several(script: Script, test: ast.expr) -> bool | None:
+    """Whether a test holds in every job of several ranks (true), in none of them (false), or in some (``None``)."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        holds = _is_for_several(script, test.operand)
+        return None if holds is None else not holds
+    if isinstance(test, ast.BoolOp):
+        decisive = isinstance(test.op, ast.Or)
+        held = [_is_for_several(script, one) for one in test.values]
+        if decisive in held:
+            return decisive
+        return None if None in held else not decisive
+    if not is_of_the_job(script, test):
+        return None
+    if asks_for_one(test):
+        return False
+    is_equal = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.Is, ast.In))
+    return None if is_equal else True
 
 
 @per_script

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.script import Script, last_name
 
-_VALUES = frozenset(
-    {"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "item", "nonzero", "count_nonzero", "numel"}
-)
+_VALUES = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "item", "nonzero", "count_nonzero"})
 """Functions and methods that read a value from a tensor."""
 _OF_TENSORS = ("torch.", "numpy.", "math.")
 _CLOCKS = frozenset(
@@ -21,6 +19,10 @@ _AGREE = re.compile(r"reduce|gather|broadcast|sync|is_parallel|vote|consensus|ag
 """Words in the names of functions that make ranks agree."""
 _OWN = re.compile(r"loss|logit|pred|batch|target|label|mask|input|output|score|sample|image|token", re.IGNORECASE)
 _COMPUTES = frozenset({"float", "int", "bool", "abs", "max", "min", "sum", "any", "all", "round", "isnan", "isfinite"})
+_COUNTS = frozenset({"len", "numel"})
+_SELECTS = frozenset({"nonzero", "masked_select", "argwhere", "unique"})
+_ADDS = frozenset({"append", "extend", "add"})
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _STEPS = 4
 
 
@@ -33,7 +35,8 @@ def disagreement(script: Script, test: ast.expr) -> str:
         return ""
     if any(isinstance(one, ast.Call) and script.name(one.func) in _CLOCKS for one in seen):
         return "time"
-    return "data" if any(_is_own(script, one) for one in seen) else ""
+    asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    return "data" if any(_is_own(script, one) for one in seen) or _is_selected(script, asked) else ""
 
 
 def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
@@ -59,7 +62,7 @@ def _parts(script: Script, node: ast.AST) -> Iterator[ast.AST]:
         bare = last_name(node.func)
         if isinstance(node.func, ast.Attribute):
             yield node.func.value
-        if bare in _COMPUTES or script.name(node.func).startswith(_OF_TENSORS):
+        if bare in _COMPUTES | _COUNTS or script.name(node.func).startswith(_OF_TENSORS):
             yield from node.args
     elif isinstance(node, ast.Subscript) and not isinstance(script.value(node.slice), str):
         yield node.value
@@ -95,9 +98,14 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
 
 
 def _is_own(script: Script, node: ast.AST) -> bool:
-    """A value read from a tensor of step data: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``. Norms of
-    gradients are equal on all ranks once gradients are reduced."""
-    if not isinstance(node, ast.Call) or last_name(node.func) not in _VALUES:
+    """A value read from a tensor of step data: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``, or the size of
+    what was selected by such values. Other sizes are the same on all ranks, and so are norms of reduced gradients."""
+    if not isinstance(node, ast.Call):
+        return False
+    if last_name(node.func) in _COUNTS:
+        counted = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
+        return counted is not None and _is_selected(script, counted)
+    if last_name(node.func) not in _VALUES:
         return False
     name = script.name(node.func)
     if isinstance(node.func, ast.Attribute) and not name.startswith(_OF_TENSORS):
@@ -106,3 +114,43 @@ def _is_own(script: Script, node: ast.AST) -> bool:
         read = node.args[0] if node.args else None
     words = [last_name(one) for one in ast.walk(read)] if read is not None else []
     return any(_OWN.search(word) and "grad" not in word for word in words)
+
+
+def _is_selected(script: Script, node: ast.expr) -> bool:
+    """Whether a name of this function holds what its own data selected: ``[x for x in losses if x > 4]``, ``x[mask]``,
+    or items that were appended under a test of the data."""
+    if not isinstance(node, ast.Name):
+        return _selects(node)
+    scope = script.scope_of(node, node.id)
+    function = script.function_of(node) or script.tree
+    if scope is None or scope.node is not function:
+        return False
+    values = [one.value if isinstance(one, ast.AugAssign) else one for one in scope.names[node.id]]
+    return any(map(_selects, values)) or any(
+        isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id == node.id
+        and _is_added_by_data(script, call)
+        for call in script.method_calls(*_ADDS)
+        if script.function_of(call) is script.function_of(node)
+    )
+
+
+def _selects(value: ast.AST | str) -> bool:
+    if isinstance(value, _COMPREHENSIONS):
+        tests = [test for part in value.generators for test in part.ifs]
+        return bool(tests) and any(_OWN.search(word) for part in value.generators for word in _words(part))
+    if isinstance(value, ast.Subscript):
+        return isinstance(value.slice, ast.Compare) or "mask" in last_name(value.slice)
+    return isinstance(value, ast.Call) and last_name(value.func) in _SELECTS
+
+
+def _is_added_by_data(script: Script, call: ast.Call) -> bool:
+    branch = script.nearest(call, ast.If)
+    inside = branch is not None and script.function_of(branch) is script.function_of(call)
+    return inside and branch is not None and any(_is_own(script, one) for one in _behind(script, branch.test))
+
+
+def _words(node: ast.AST) -> list[str]:
+    """Names and attributes that are read below a node."""
+    return [last_name(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]

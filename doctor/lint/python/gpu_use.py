@@ -36,19 +36,19 @@ def runs_alone(script: Script, node: ast.AST) -> bool:
     for outer in script.around(node):
         if isinstance(outer, (ast.If, ast.IfExp)) and inner is not outer.test:
             below = outer.orelse if isinstance(outer.orelse, list) else [outer.orelse]
-            if (asks := _asks_for_several(outer.test)) is not None and asks is (inner in below):
+            if (asks := asks_for_several(outer.test)) is not None and asks is (inner in below):
                 return True
         inner = outer
     return False
 
 
-def _asks_for_several(test: ast.expr) -> bool | None:
-    """True: the test holds with several ranks; false: with one; ``None``: it does not ask for them."""
+def asks_for_several(test: ast.expr) -> bool | None:
+    """Whether a test holds in jobs of several ranks (true) or of one (false); ``None`` if it does not ask for that."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        asks = _asks_for_several(test.operand)
+        asks = asks_for_several(test.operand)
         return None if asks is None else not asks
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return next((asks for one in test.values if (asks := _asks_for_several(one)) is not None), None)
+        return next((asks for one in test.values if (asks := asks_for_several(one)) is not None), None)
     words = ast.unparse(test).lower()
     if isinstance(test, ast.Compare):
         asks_nothing = isinstance(test.comparators[-1], ast.Constant) and test.comparators[-1].value in (None, -1)

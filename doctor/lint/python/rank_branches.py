@@ -90,7 +90,7 @@ def is_rank_test(script: Script, node: ast.expr, depth: int = 4) -> bool:
     if depth == 0:
         return False
     if isinstance(node, ast.BoolOp):
-        alone = isinstance(node.op, ast.And) and any(_asks_for_one(one) for one in node.values)
+        alone = isinstance(node.op, ast.And) and any(asks_for_one(one) for one in node.values)
         return not alone and any(is_rank_test(script, one, depth) for one in node.values)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return is_rank(script, node.operand) or is_rank_test(script, node.operand, depth)
@@ -123,7 +123,7 @@ def _is_rank_compared(script: Script, node: ast.Compare) -> bool:
     return not (is_bound and OF_THE_JOB.search(last_name(node.comparators[0])))
 
 
-def _asks_for_one(node: ast.expr) -> bool:
+def asks_for_one(node: ast.expr) -> bool:
     """``world_size == 1``, ``not distributed``: a test for jobs of one process."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return bool(OF_THE_JOB.search(last_name(node.operand)))

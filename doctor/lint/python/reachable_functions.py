@@ -23,8 +23,9 @@ _LAUNCHERS = frozenset(
 def run_by_all(script: Script) -> frozenset[ast.AST | None]:
     """Functions of this file that every rank runs; ``None`` stands for the statements of the module.
 
-    Ranks that the file starts run the function of its launcher; others run the module. Calls without a rank condition,
-    and functions that are passed on, are followed from there.
+    Ranks that the file starts run the function of its launcher; others run the module. A notebook is one process, so
+    its ranks run only what it launches. Calls without a rank condition, and functions that are passed on, are followed
+    from there.
     """
     return frozenset(_reached(script, _started(script)))
 
@@ -49,7 +50,8 @@ def _started(script: Script) -> set[ast.AST | None]:
         for method in owner.body
         if isinstance(method, ast.FunctionDef) and method.name != "prepare_data"
     }
-    return {*(targets or {None}), *hooked}
+    whole: set[ast.AST | None] = set() if script.path.endswith(".ipynb") else {None}
+    return {*(targets or whole), *hooked}
 
 
 def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from doctor.lint.python.collective_paths import ends_process
+from doctor.lint.python.gpu_use import asks_for_several
 from doctor.lint.python.loader_calls import depends_on_ranks
 from doctor.lint.python.rank_branches import is_rank_test, rank_condition
 from doctor.lint.python.script import FunctionNode, Script, last_name
@@ -65,11 +67,15 @@ def _waits(script: Script, branch: ast.If) -> bool:
 
 
 def _is_left_before(script: Script, function: FunctionNode, node: ast.AST) -> bool:
-    """An early return above it, for an unknown reason."""
+    """An early return above it for an unknown reason, or any exit of jobs of several ranks."""
     for one in script.inside(function, ast.If):
-        if one.lineno < getattr(node, "lineno", 0) and any(isinstance(last, ast.Return) for last in one.body):
-            if _may_ask(script, one.test):
-                return True
+        if one.lineno >= getattr(node, "lineno", 0):
+            continue
+        returns = any(isinstance(last, ast.Return) for last in one.body)
+        if returns and _may_ask(script, one.test):
+            return True
+        if (returns or any(map(ends_process, one.body))) and asks_for_several(one.test):
+            return True
     return False
 
 

@@ -17,16 +17,8 @@ from doctor.testing.script_cases import fails, passes
     severity=Severity.ERROR,
     reads=Script,
     mentions=(
-        "isnan",
-        "isfinite",
-        "isinf",
-        ".item(",
-        ".any(",
-        "nonzero",
-        "numel",
-        "time(",
-        "monotonic",
-        "perf_counter",
+        *("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
+        "backward",
     ),
     foreshadows=("RUN002", "RUN006"),
     cases=lambda: (
@@ -35,6 +27,10 @@ from doctor.testing.script_cases import fails, passes
         fails("the backward pass of DDP", _BACKWARD),
         fails("a barrier when the time is up", _CLOCK),
         fails("as long as the rank's own loss is large", _WHILE),
+        fails("only ranks that selected something gather", _SELECTED),
+        fails("a list of what was found in its own batches", _FOUND),
+        passes("all gather, then look at what all found", _GATHERED),
+        passes("sizes of tensors are equal on all ranks", _SIZES),
         passes("the ranks agree first", _AGREED),
         passes("both branches reduce", _BRANCHES),
         passes("every so many steps", _STEPS),
@@ -177,6 +173,54 @@ def train(net, loader, limit, began):
         dist.broadcast(late, src=0)
         if late > limit:
             dist.barrier()
+"""
+_SELECTED = """\
+def mine(model, loader):
+    hard = []
+    for image, label in loader:
+        losses = cross_entropy(model(image), label, reduction="none")
+        hard += [float(one) for one in losses if one > 4.0]
+    if len(hard) > 0:
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, hard)  # !
+"""
+_FOUND = """\
+import torch
+
+def collect(model, loader):
+    bad = []
+    for index, batch in enumerate(loader):
+        loss = model(batch)
+        if torch.isnan(loss):
+            bad.append(index)
+    if bad:
+        dist.barrier()  # !
+    if not bad:
+        return
+    dist.barrier()  # !
+"""
+_GATHERED = """\
+def mine(model, loader):
+    hard = []
+    for image, label in loader:
+        losses = cross_entropy(model(image), label, reduction="none")
+        hard += [float(one) for one in losses if one > 4.0]
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, hard)
+    hard = [one for part in everyone for one in part]
+    if len(hard) > 0:
+        dist.barrier()
+"""
+_SIZES = """\
+def reduce(self, inputs, group, limit):
+    first_input = inputs[0]
+    size = first_input.numel()
+    if size > limit:
+        output = torch.zeros_like(first_input)
+        dist.reduce_scatter(output, inputs, group=group)
+        return output
+    if len(inputs) > 8:
+        dist.barrier()
 """
 _BRANCHES = """\
 def count(mask):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.script import FunctionNode
+from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
 from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -128,6 +128,9 @@ _OWN = re.compile(
             _script("torch.save(model, 'last.pt')").replace("dist.init", "# dist.init").replace("DDP(", "("),
         ),
         passes("saved by accelerate", _ACCELERATE),
+        passes("a marker with the same constant from all ranks", _script(_MARKER)),
+        fails("a marker that holds the epoch", _script(_MARKER_OF_EPOCH)),
+        passes("in a function that refuses jobs of several ranks", _REFUSES),
     ),
 )
 def file_written_by_all(script: Script) -> Iterator[Violation]:
@@ -224,8 +227,27 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
     for call in script.calls("open", ""):
         if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
             mode = script.value(script.argument(call, "mode", 1))
-            if isinstance(mode, str) and mode[:1] in ("w", "x"):
+            if isinstance(mode, str) and mode[:1] in ("w", "x") and not _is_marker(script, call):
                 yield call, call.args[0]
+
+
+def _is_marker(script: Script, call: ast.Call) -> bool:
+    """``with open(path, "w") as file: file.write("done")``: the same constant from every rank does no harm."""
+    around = script.parent(script.parent(call) or call)
+    if not isinstance(around, ast.With):
+        return False
+    item = next((one for one in around.items if one.context_expr is call), None)
+    if item is None or not isinstance(item.optional_vars, ast.Name):
+        return False
+    file = item.optional_vars.id
+    uses = [one for part in around.body for one in script.inside(part, ast.Name) if one.id == file]
+    return bool(uses) and all(_writes_constant(script, one) for one in uses)
+
+
+def _writes_constant(script: Script, file: ast.Name) -> bool:
+    call = script.parent(script.parent(file) or file)
+    is_write = isinstance(call, ast.Call) and last_name(call.func) == "write" and len(call.args) == 1
+    return is_write and isinstance(call, ast.Call) and isinstance(call.args[0], ast.Constant)
 
 
 def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
@@ -282,6 +304,26 @@ for epoch in range(10):
 """
 
 
+_MARKER = "with open(OUT + '/COMPLETED', 'w') as file:\n        file.write('done')"
+_MARKER_OF_EPOCH: str = _MARKER.replace(":\n", ":  # !\n").replace("'done'", "str(epoch)")
+_REFUSES = """\
+def main():
+    dist.init_process_group("nccl")
+    model = DDP(build())
+    for step in range(100):
+        train(model)
+        snapshot(model, "screening.pt")
+
+def snapshot(model, path):
+    if not path:
+        return
+    if dist.get_world_size() != 1:
+        raise RuntimeError("snapshots are for jobs of one process")
+    torch.save({"model": model.state_dict()}, path)
+
+import torch
+main()
+"""
 _SPAWNED = """\
 import numpy as np
 import torch
