@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
+from doctor.lint.python.training import is_test
 from doctor.testing.script_cases import fails, passes
 
 _PORT = "MASTER_PORT"
@@ -37,6 +38,9 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("read, and kept from before", _KEPT),
         passes("the address of ranks that tell themselves which they are", _OF_RANKS),
         passes("one process that needs a group", _ONE_PROCESS),
+        passes("a world of one rank", _WORLD_OF_ONE),
+        passes("ranks that meet in a file", _IN_A_FILE),
+        passes("a unit test", _OWN_PORT + "\ndef test_sum(): pass\n", name="tests/test_sum.py"),
     ),
 )
 def address_fixed_in_script(script: Script) -> Iterator[Violation]:
@@ -47,16 +51,45 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, os.environ.setdefault(...) where it is not used, and
     NCCL_SOCKET_IFNAME to the environment of the cluster.
     """
+    if is_test(script):
+        return
     writes = list(_writes(script))
+    meets_in_file = _meets_in_file(script)
     given = _reads_ranks(script) and not any(write.name in _GIVEN for write in writes)
     starts = next(script.calls(*_STARTS), None) is not None
     for write in writes:
         if write.kept or _is_asked_before(script, write.at, write.name):
             continue
+        if write.name in (_PORT, _ADDRESS) and (meets_in_file or _is_one_rank(script, write.at, writes)):
+            continue
         if hit := _judge(write, given, starts):
             yield hit
     for call in script.calls("torch.distributed.init_process_group"):
         yield from _of_method(script, call)
+
+
+def _meets_in_file(script: Script) -> bool:
+    """Whether all groups of the file rendezvous by a file or a store, for which the variables are not read."""
+    groups = list(script.calls("torch.distributed.init_process_group"))
+    methods = [script.argument(call, "init_method", 1) for call in groups]
+    return bool(groups) and all(
+        script.argument(call, "store") is not None or (method is not None and _text(method).startswith("file://"))
+        for call, method in zip(groups, methods, strict=True)
+    )
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a string, or the beginning of a formatted one."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _is_one_rank(script: Script, at: ast.AST, writes: list[_Write]) -> bool:
+    """Whether the same function makes it a job of one rank: ``os.environ["WORLD_SIZE"] = "1"``."""
+    function = script.function_of(at)
+    return any(
+        one.name == "WORLD_SIZE" and one.value == "1" and script.function_of(one.at) is function for one in writes
+    )
 
 
 def _reads_ranks(script: Script) -> bool:
@@ -230,4 +263,19 @@ if int(os.environ.get("WORLD_SIZE", 1)) == 1:
     os.environ["MASTER_ADDR"] = "localhost"
     os.environ["MASTER_PORT"] = "29500"
 dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29501")
+"""
+_WORLD_OF_ONE = """\
+def prepare():
+    os.environ["RANK"] = "0"
+    os.environ["WORLD_SIZE"] = "1"
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "29500"
+"""
+_IN_A_FILE = """\
+def worker(rank, size, path):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "29500"
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+
+mp.spawn(worker, args=(4, "/shared/meeting"), nprocs=4)
 """

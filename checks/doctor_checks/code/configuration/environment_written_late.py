@@ -9,6 +9,7 @@ from typing import NamedTuple
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import initializes_cuda, joins
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import WRAPPERS
 from doctor.testing.script_cases import fails, passes
 
@@ -30,6 +31,7 @@ from doctor.testing.script_cases import fails, passes
         passes("for children", _CHILDREN),
         passes("in another branch", _BRANCHES),
         passes("a variable that is read when it is used", _AT_USE),
+        passes("read again, and the value that it had before", _READ_AGAIN),
     ),
 )
 def environment_written_late(script: Script) -> Iterator[Violation]:
@@ -43,6 +45,8 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
         reader = _reader(variable)
         started = _started_before(script, at, reader) if reader is not None else None
         if reader is None or started is None or _is_for_later(script, at):
+            continue
+        if _is_read_again(script, at, variable) or _has_the_value(script, at, variable, started):
             continue
         yield Violation(
             at,
@@ -162,6 +166,32 @@ def _is_for_later(script: Script, at: ast.stmt) -> bool:
     )
 
 
+def _is_read_again(script: Script, at: ast.stmt, variable: str) -> bool:
+    """Whether the same function reads the variable after it, or starts RPC, which reads it again."""
+    for one in script.inside(script.function_of(at) or script.tree, ast.Subscript):
+        is_read = isinstance(one.ctx, ast.Load) and script.name(one.value) == "os.environ"
+        if is_read and one.lineno > at.lineno and script.value(one.slice) == variable:
+            return True
+    readers = script.calls("os.environ.get", "os.getenv", "torch.distributed.rpc.init_rpc")
+    return any(
+        call.lineno > at.lineno
+        and script.function_of(call) is script.function_of(at)
+        and (last_name(call) == "init_rpc" or (call.args and script.value(call.args[0]) == variable))
+        for call in readers
+    )
+
+
+def _has_the_value(script: Script, at: ast.stmt, variable: str, started: ast.Call) -> bool:
+    """Whether the variable was given the same value before it was read, as in a cell that is repeated."""
+    value = _value_written(script, at)
+    earlier = [one for one, name in _written(script) if name == variable and one.lineno < started.lineno]
+    return isinstance(value, str) and bool(earlier) and _value_written(script, earlier[-1]) == value
+
+
+def _value_written(script: Script, at: ast.stmt) -> object:
+    return script.value(at.value) if isinstance(at, ast.Assign) else UNKNOWN
+
+
 _ADDRESS = """\
 def main(rank, world):
     dist.init_process_group("gloo", rank=rank, world_size=world)
@@ -247,4 +277,17 @@ dist.init_process_group("gloo")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["WANDB_MODE"] = "offline"
 print(os.environ["MASTER_ADDR"])
+"""
+_READ_AGAIN = """\
+def main(rank, world):
+    os.environ["MASTER_PORT"] = "29500"
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    os.environ["MASTER_PORT"] = "29501"
+    store = f"tcp://localhost:{os.environ['MASTER_PORT']}"
+    connect(store)
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+model = build().cuda()
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+evaluate(model)
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
-from doctor.lint.python.script import UNKNOWN
+from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself
 from doctor.lint.python.value_flow import handed_in
 from doctor.testing.script_cases import fails, passes
@@ -37,6 +37,7 @@ from doctor.testing.script_cases import fails, passes
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
         passes("made for each epoch, of other data", _EACH),
         passes("one epoch", _PLAIN.replace("for epoch in range(10):", "if True:")),
+        passes("one epoch, as a setting of the script", "EPOCHS = 1\n" + _PLAIN.replace("range(10)", "range(EPOCHS)")),
         passes("of the validation", _PLAIN.replace("sampler", "val_sampler").replace("loader", "val_loader")),
         passes("Lightning sets it", _PLAIN + "\nimport lightning\nlightning.Trainer(devices=2).fit(net, loader)\n"),
         passes("the loader goes to somebody else, who may set it", _FUNCTIONS.replace("def train_epoch", "def other")),
@@ -74,7 +75,7 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
         fed = _is_fed_by(script, loop, sampler)
         visited = _visiting(script, loop)
         epochs = epoch_loops(script, loop if visited is None else loop._replace(epochs=_loop_around(script, visited)))
-        repeated = [one for one in epochs if not isinstance(getattr(one, "iter", None), (ast.Tuple, ast.List))]
+        repeated = [one for one in epochs if _repeats(script, one)]
         # A sampler that is made in each epoch may have other data each time.
         if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
             name = target_name(script, sampler) or "DistributedSampler"
@@ -94,6 +95,16 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
                 else (),
             )
             return
+
+
+def _repeats(script: Script, epochs: ast.For | ast.While) -> bool:
+    """Whether a loop may run more than one epoch over the same data."""
+    if not isinstance(epochs, ast.For):
+        return True
+    counted = epochs.iter.args if isinstance(epochs.iter, ast.Call) and last_name(epochs.iter) == "range" else []
+    if len(counted) == 1 and script.value(counted[0]) == 1:
+        return False
+    return not isinstance(epochs.iter, (ast.Tuple, ast.List))
 
 
 def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:

@@ -74,6 +74,7 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
             f"DistributedSampler takes the place on the node ({script.text_of(rank)}) for the rank among all "
             f"({script.text_of(replicas)}): on several nodes each node reads the same, and the rest is never read",
             fix="`rank=dist.get_rank()`, or neither `num_replicas` nor `rank`",
+            severity=None if _knows_both_ranks(script) else Severity.WARNING,
             confidence=0.8,
         )
 
@@ -90,6 +91,12 @@ def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
         return False
     behind = words_behind(script, replicas) | words_behind(script, rank)
     return not any(_OF_ONE_NODE.search(word) for word in behind) and "get_rank" not in behind
+
+
+def _knows_both_ranks(script: Script) -> bool:
+    """Whether the file reads the rank of the job beside that of the node, as scripts for several nodes do."""
+    read = (one.value for one in script.all(ast.Constant))
+    return "RANK" in read or any(True for _ in script.calls("torch.distributed.get_rank"))
 
 
 def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.script import UNKNOWN
-from doctor.lint.python.training import has_backward, several_ranks
+from doctor.lint.python.training import has_backward, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _DP = "torch.nn.DataParallel"
@@ -29,6 +29,7 @@ _DP = "torch.nn.DataParallel"
         passes("for one process, in a script that another kind of ranks may run", _ONE_PROCESS),
         passes("to read a checkpoint, with one device, or to ask for the type", _FROM_CHECKPOINT),
         passes("one device alone", _ONE_DEVICE),
+        passes("a unit test of it", _MANY_RANKS + "\ndef test_it(): pass\n", name="test_dp.py"),
     ),
 )
 def data_parallel(script: Script) -> Iterator[Violation]:
@@ -39,7 +40,8 @@ def data_parallel(script: Script) -> Iterator[Violation]:
     Fix: model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank]), started with
     torchrun --nproc-per-node=4 train.py.
     """
-    if not has_backward(script, script.tree) and not any(has_backward(script, one) for one in script.functions):
+    trains = has_backward(script, script.tree) or any(has_backward(script, one) for one in script.functions)
+    if not trains or is_test(script):
         return
     shown = several_ranks(script)
     offered = "DistributedDataParallel" in script.text

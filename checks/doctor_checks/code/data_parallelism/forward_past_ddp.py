@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import is_for_evaluation
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.training import ACCELERATOR, DDP, has_backward
+from doctor.lint.python.training import ACCELERATOR, DDP, has_backward, is_test
 from doctor.lint.python.value_flow import computed_from
 from doctor.testing.script_cases import fails, passes
 
@@ -32,6 +32,7 @@ _WITHOUT = ("no_grad", "inference_mode")
         passes("to evaluate, to save and to sample", _EVALUATION),
         passes("the same name, and a model in either form", _SAME_NAME),
         passes("a teacher, and a wrapper that is used elsewhere", _TEACHER),
+        passes("a unit test that compares both", _BARE_MODEL + "\ndef test_it(): pass\n", name="test_ddp.py"),
     ),
 )
 def forward_past_ddp(script: Script) -> Iterator[Violation]:
@@ -43,7 +44,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     """
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
-    if not wraps and not accelerates:
+    if is_test(script) or (not wraps and not accelerates):
         return
     renamed = [one for one in wraps if _is_renamed(script, one)]
     for call in script.all(ast.Call):

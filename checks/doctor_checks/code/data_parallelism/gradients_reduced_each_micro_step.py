@@ -71,6 +71,18 @@ _STEPS = frozenset({"step"})
                 "with accelerator.accumulate(model):\n        accelerator.backward(loss)",
             ),
         ),
+        fails(
+            "every eighth step, by a variable",
+            _script(
+                "last = (step + 1) % 8 == 0\n"
+                "        with contextlib.nullcontext():\n"
+                "            loss.backward()  # !\n"
+                "        if last:\n"
+                "            optimizer.step()"
+            ),
+        ),
+        passes("a context manager of the project decides", _CONTEXT),
+        passes("FSDP, where that would take memory", _SHARDED),
         passes(
             "one process",
             _script("loss.backward()\n        if (step + 1) % 4 == 0:\n            optimizer.step()").replace(
@@ -89,12 +101,12 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     """
     fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
     wrapper = next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)
-    if wrapper is None or is_test(script) or _SPARES.search(script.text):
+    if wrapper is None or is_test(script) or _SPARES.search(script.text) or _shards(script, wrapper):
         return
     for loop in loops(script):
         backward = _backward(script, loop)
         step = _accumulated(script, loop) if backward is not None else None
-        if backward is not None and step is not None:
+        if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward):
             yield Violation(
                 backward,
                 f"gradients are averaged over the ranks in every backward pass, and used in {step} alone "
@@ -107,6 +119,31 @@ _FIXES = {
     ACCELERATOR: "`Accelerator(gradient_accumulation_steps=n)`, and `with accelerator.accumulate(model):` around it",
     FABRIC: "`with fabric.no_backward_sync(model, enabled=not last):` around forward and backward",
 }
+
+
+def _shards(script: Script, wrapper: ast.Call) -> bool:
+    """A Fabric with FSDP, where ``no_backward_sync`` would keep the whole gradients on every rank."""
+    strategy = script.argument(wrapper, "strategy") if script.name(wrapper.func) == FABRIC else None
+    values = script.values_of(strategy) if strategy is not None else ()
+    return any("fsdp" in ast.unparse(one).lower() for one in values)
+
+
+def _is_decided_by_context(script: Script, loop: Loop, backward: ast.Call) -> bool:
+    """Whether a context manager of the project, which gets the model, may suspend the reduction."""
+    for outer in script.around(backward):
+        if outer is loop.node:
+            return False
+        contexts = [one.context_expr for one in outer.items] if isinstance(outer, ast.With) else []
+        if any(_may_suspend(script, one) for one in contexts):
+            return True
+    return False
+
+
+def _may_suspend(script: Script, context: ast.expr) -> bool:
+    if not isinstance(context, ast.Call):
+        return not script.name(context)
+    is_known = script.name(context.func).startswith(("torch.", "contextlib.", "accelerate.", "lightning."))
+    return not is_known and (bool(context.args) or "sync" in last_name(context))
 
 
 def _backward(script: Script, loop: Loop) -> ast.Call | None:
@@ -149,7 +186,8 @@ def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
 
 
 def _is_every_nth(script: Script, test: ast.expr) -> bool:
-    for part in ast.walk(test):
+    values = script.values_of(test) if isinstance(test, ast.Name) else (test,)
+    for part in (part for value in values for part in ast.walk(value)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
             return script.value(part.right) != 1
     return False
@@ -200,4 +238,22 @@ for step in range(1000):
         loss = model(next(batches)) / accumulation_steps
         loss.backward()  # !
     optimizer.step()
+"""
+_CONTEXT: str = _MICRO.replace("# !", "").replace(
+    "loss = model(next(batches)) / accumulation_steps\n        loss.backward()",
+    "with tools.reduced_if(model, micro_step == accumulation_steps - 1):\n"
+    "            loss = model(next(batches)) / accumulation_steps\n"
+    "            loss.backward()",
+)
+_SHARDED = """\
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy
+
+strategy = FSDPStrategy(auto_wrap_policy=policy)
+fabric = Fabric(devices=4, strategy=strategy, precision="bf16-true")
+for step, batch in enumerate(loader):
+    loss = model(batch)
+    fabric.backward(loss)
+    if step % 4 == 0:
+        optimizer.step()
 """

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Edit, InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
+from doctor.lint.python.training import is_test
 from doctor.testing.script_cases import fails, passes
 
 
@@ -30,6 +31,7 @@ from doctor.testing.script_cases import fails, passes
         passes("gloo", _TORCHRUN.replace("nccl", "gloo")),
         passes("one process sees one GPU", _MASKED),
         passes("a helper of the project sets it", _HELPER),
+        passes("a unit test", _TORCHRUN + "\ndef test_it(): main()\n", name="tests/test_sum.py"),
         passes("a file of helpers, for scripts that set it", _LIBRARY),
     ),
 )
@@ -41,7 +43,7 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
     Fix: right before init_process_group: local_rank = int(os.environ["LOCAL_RANK"]); torch.cuda.set_device(local_rank).
     """
     calls = [call for call in joins(script) if is_nccl(script, call)]
-    if not calls or binds_device(script):
+    if not calls or binds_device(script) or is_test(script):
         return
     used = on_current_device(script) or next(script.calls(*_OBJECTS_TRAVEL), None)
     if used is None or not shows_whole_process(script, calls[0], used):
@@ -50,6 +52,7 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
         calls[0],
         f"no rank sets its GPU before NCCL starts here, and `{script.text_of(used, 40)}` at line {used.lineno} works "
         "on the current one: that is GPU 0 in every rank of a host",
+        severity=Severity.WARNING if _may_be_started_before(script, calls[0]) else None,
         edits=_edits(script, calls[0]),
         evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
         confidence=0.9,
@@ -59,6 +62,12 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
 _OBJECTS_TRAVEL = tuple(
     f"torch.distributed.{name}" for name in ("all_gather_object", "broadcast_object_list", "gather_object")
 )
+
+
+def _may_be_started_before(script: Script, call: ast.Call) -> bool:
+    """``if not dist.is_initialized():`` around it: another module may start the group, and set the device."""
+    branches = (one.test for one in script.around(call) if isinstance(one, ast.If))
+    return any("is_initialized" in script.text_of(one) for one in branches)
 
 
 def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:

@@ -27,7 +27,7 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
         passes("once an epoch", _EACH_EPOCH),
         passes("now and then, and where memory ran out", _NOW_AND_THEN),
         passes("a loop that looks for a batch size", _OTHER_LOOP),
-        passes("another hook, and a function that is run once", _OTHER_HOOK),
+        passes("another hook, a hook that returns in most steps, and a function that is run once", _OTHER_HOOK),
     ),
 )
 def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
@@ -44,14 +44,16 @@ def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
 
 def _step_around(script: Script, call: ast.Call) -> str:
     """The step in which a call always runs; empty if it runs less often, or that is unknown."""
+    inner: ast.AST = call
     for outer in script.around(call):
-        if isinstance(outer, (ast.If, ast.IfExp, ast.ExceptHandler, ast.Lambda, ast.BoolOp)):
+        if _is_conditional(script, outer, inner):
             return ""
+        inner = outer
         if isinstance(outer, (ast.For, ast.While)):
             if not has_backward(script, outer) or not _steps(script, outer):
                 return ""
-            inner = (one for kind in (ast.For, ast.While) for one in script.inside(outer, kind) if one is not outer)
-            if any(has_backward(script, one) for one in inner):
+            nested = (one for kind in (ast.For, ast.While) for one in script.inside(outer, kind) if one is not outer)
+            if any(has_backward(script, one) for one in nested):
                 return ""
             return f"line {outer.lineno} loops over them" if _has_own_backward(script, outer) else ""
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -65,6 +67,17 @@ def _step_around(script: Script, call: ast.Call) -> str:
             looped = next((one for one in calls_of(script, outer) if script.nearest(one, ast.For, ast.While)), None)
             return f"{outer.name} is one, called in the loop of line {looped.lineno}" if looped is not None else ""
     return ""
+
+
+def _is_conditional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
+    """Whether ``outer`` is a branch, or an earlier statement of its block may leave: ``if step % 500: return``."""
+    if isinstance(outer, (ast.If, ast.IfExp, ast.ExceptHandler, ast.Lambda, ast.BoolOp)):
+        return True
+    block = getattr(outer, "body", None)
+    if not isinstance(block, list) or inner not in block:
+        return False
+    before = block[: block.index(inner)]
+    return any(True for one in before for kind in (ast.Return, ast.Continue) for _ in script.inside(one, kind))
 
 
 def _steps(script: Script, node: ast.AST) -> bool:
@@ -165,6 +178,15 @@ _OTHER_HOOK = """\
 class Model(L.LightningModule):
     def on_train_epoch_end(self):
         torch.cuda.empty_cache()
+
+class Samples(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step % self.every != 0:
+            return
+        try:
+            draw(pl_module)
+        finally:
+            torch.cuda.empty_cache()
 
 def profile(batch):
     model(batch).loss.backward()

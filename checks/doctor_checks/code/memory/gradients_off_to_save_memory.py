@@ -71,14 +71,22 @@ def _off(script: Script, node: ast.AST) -> ast.AST | None:
     """The statement that disables gradients for a node, unless they are enabled again in between."""
     for outer in script.around(node):
         if isinstance(outer, ast.With):
-            names = [_called(script, item.context_expr) for item in outer.items]
-            if any(name.rpartition(".")[2] in _ON for name in names):
+            contexts = [item.context_expr for item in outer.items]
+            if any(_enables(script, one) for one in contexts):
                 return None
-            if any(name in _OFF for name in names):
+            if any(_called(script, one) in _OFF for one in contexts):
                 return outer
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return None
     return None
+
+
+def _enables(script: Script, context: ast.expr) -> bool:
+    """``torch.enable_grad()``, ``torch.inference_mode(False)``."""
+    name = _called(script, context)
+    if isinstance(context, ast.Call) and name == "torch.inference_mode":
+        return script.value(script.argument(context, "mode", 0)) is False
+    return name.rpartition(".")[2] in _ON
 
 
 def _called(script: Script, node: ast.expr) -> str:
@@ -297,4 +305,10 @@ class Model(L.LightningModule):
 with torch.no_grad():
     with torch.enable_grad():
         loss.backward()
+
+def fit_temperature(logits, labels):
+    with torch.inference_mode(False):
+        for _ in range(50):
+            loss = criterion(logits / temperature, labels)
+            loss.backward()
 """

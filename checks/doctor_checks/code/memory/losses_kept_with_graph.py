@@ -13,6 +13,8 @@ from doctor.testing.script_cases import fails, passes
 _FREE = ("item", "detach", "tolist", "cpu", "numpy", "data")
 _PLAIN = ("float", "int", "str", "repr", "len")
 _KEEPS = ("append", "appendleft", "add", "insert")
+_TAKES_OUT = ("pop", "popleft", "clear", "get")
+_FEW_STEPS = 20
 
 
 @rule(
@@ -50,6 +52,7 @@ _KEEPS = ("append", "appendleft", "add", "insert")
         passes("a sum that is what the backward pass goes through", _SUM),
         passes("detached before it is kept, and without gradients", _DETACHED),
         passes("made anew in every step, and meters that keep numbers", _MADE_AGAIN),
+        passes("a few steps, and a queue of micro-batches", _FEW),
     ),
 )
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
@@ -62,7 +65,7 @@ def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
     every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
     for loop in every:
         losses = _passed_back(script, loop)
-        if losses:
+        if losses and not _is_short(script, loop):
             yield from _kept(script, loop, losses, loop.lineno)
     for function in script.functions:
         losses = _passed_back(script, function)
@@ -73,6 +76,14 @@ def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
         for step in hooks(owner, "training_step"):
             returned = _returned(script, step)
             yield from _kept(script, step, returned, step.lineno)
+
+
+def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
+    """Whether a loop has a known small number of steps, whose graphs fit."""
+    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call) or last_name(loop.iter) != "range":
+        return False
+    numbers = [script.value(one) for one in loop.iter.args]
+    return all(isinstance(one, int) and abs(one) <= _FEW_STEPS for one in numbers)
 
 
 def _passed_back(script: Script, body: ast.For | ast.While | FunctionNode) -> frozenset[str]:
@@ -131,6 +142,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
                 for one in script.inside(body, ast.Assign)
             )
             and not _goes_back(script, keeper)
+            and not _is_emptied(script, keeper, body)
         ):
             words = script.text_of(keeper, 40)
             yield Violation(
@@ -141,6 +153,13 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
                 if "loss" in kept.id.lower()
                 else (),
             )
+
+
+def _is_emptied(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
+    """Whether values are taken out of the container again in the same loop, as from a queue of micro-batches."""
+    own = ast.unparse(keeper)
+    taken = (call.func for call in script.inside(body, ast.Call) if isinstance(call.func, ast.Attribute))
+    return any(one.attr in _TAKES_OUT and ast.unparse(one.value) == own for one in taken)
 
 
 def _keeps(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
@@ -299,6 +318,23 @@ for x, y in loader:
 for x, y in val_loader:
     loss = criterion(model(x), y)
     losses.append(loss)
+"""
+_FEW = """\
+losses = []
+for _ in range(5):
+    loss = model(x)
+    loss.backward()
+    losses.append(loss)
+assert losses[0] > losses[-1]
+
+def one_forward_one_backward(batches):
+    outputs = []
+    for batch in batches:
+        output = stage(batch)
+        outputs.append(output)
+        if len(outputs) > warmup:
+            outputs.pop(0)
+        output.backward()
 """
 _MADE_AGAIN = """\
 for x, y in loader:
