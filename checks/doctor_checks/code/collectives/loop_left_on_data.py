@@ -10,6 +10,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.rank_losses import is_own_loss
 from doctor.lint.python.script import last_name
 from doctor.lint.python.swallowed_errors import swallows_error
 from doctor.lint.python.training import gradients_reduced, hooks, lightning_modules, several_ranks, unwrapped
@@ -31,6 +32,12 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
         fails("whatever fails is passed over", _PASSED_OVER),
         fails("the time is up on one rank", _CLOCK),
         fails("no loss from training_step", _LIGHTNING),
+        fails("early stopping on the rank's own loss", _STOPPER),
+        fails("a counter of epochs without progress", _COUNTED),
+        fails("a low loss of a part of the data", _LOW),
+        passes("early stopping on the mean over ranks", _STOPPER_AGREED),
+        passes("early stopping on data that all ranks have", _STOPPER_SHARED_DATA),
+        passes("the number of steps", _STEPS_COUNTED),
         passes("the ranks agree to skip", _AGREED),
         passes("a loss of zero takes part", _ZERO),
         passes("every rank stops at the same step", _STEPS),
@@ -87,6 +94,8 @@ def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[a
             return None
         if isinstance(outer, ast.If) and inner in outer.body:
             why = disagreement(script, outer.test) or _no_batch(loop, outer.test)
+            if not why and isinstance(statement, ast.Break) and is_own_loss(script, outer.test):
+                why = "loss"
             if why:
                 return outer.test, why
         inner = outer
@@ -146,15 +155,21 @@ def _without_loss(script: Script) -> Iterator[Violation]:
 
 
 def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, why: str) -> Violation:
-    own = {"data": "its own data", "time": "its own clock", "error": "an error of its own"}[why]
+    own = {"data": "its own data", "time": "its own clock", "error": "an error of its own", "loss": "its own loss"}[why]
     return Violation(
         at,
         f"on {cause} a rank {does} for {own}, and the others wait for it in {script.text_of(missed.func, 40)} "
         f"(line {missed.lineno})",
+        fix=_REDUCE_LOSS if why == "loss" else "",
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
         confidence=0.85,
     )
 
+
+_REDUCE_LOSS = (
+    "reduce the value over all ranks before it is compared: `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, or "
+    "`accelerator.reduce(loss, reduction='mean')`"
+)
 
 _SKIPS = """\
 import math
@@ -310,4 +325,84 @@ def train(net, loader, optimizer, rank):
         if not torch.isfinite(loss) or rank != 0:
             continue
         print(loss.item())
+"""
+_STOPPER = """\
+class EarlyStopping:
+    def __call__(self, value):
+        self.stop = value > 1
+
+def evaluate(net, batches):
+    total, count = 0.0, 0
+    for x, y in batches:
+        total += criterion(net(x), y).item()
+        count += 1
+    return total / count
+
+def train(net, data, val_data, optimizer):
+    model = DDP(net)
+    loader = DataLoader(data, sampler=DistributedSampler(data))
+    val_sampler = DistributedSampler(val_data, shuffle=False)
+    val_loader = DataLoader(val_data, sampler=val_sampler)
+    early_stopping = EarlyStopping()
+    for epoch in range(100):
+        for x, y in loader:
+            criterion(model(x), y).backward()
+            optimizer.step()
+        loss = evaluate(model, val_loader)
+        early_stopping(loss)
+        if early_stopping.stop:
+            print("stopping")
+            break  # !
+"""
+_STOPPER_AGREED: str = _STOPPER.replace(
+    "    return total", "    total = mean_over_ranks(total)\n    return total"
+).replace("class EarlyStopping", "def mean_over_ranks(x):\n    dist.all_reduce(x)\n    return x\n\nclass EarlyStopping")
+_STOPPER_SHARED_DATA: str = _STOPPER.replace("val_data, sampler=val_sampler", "val_data")
+_COUNTED = """\
+def train(net, make, data, patience):
+    accelerator = Accelerator()
+    model, val_loader, loader = accelerator.prepare(net, make(), make())
+    best, bad, done = 9.0, 0, False
+    for epoch in range(100):
+        for batch in loader:
+            accelerator.backward(model(batch).loss)
+        losses = []
+        for batch in val_loader:
+            losses.append(float(model(batch).loss))
+        val_loss = sum(losses) / len(losses)
+        if val_loss < best:
+            best, bad = val_loss, 0
+        else:
+            bad += 1
+        if bad > patience:
+            done = True
+        if done:
+            break  # !
+"""
+_LOW = """\
+def train(net, data, optimizer):
+    model = DDP(net)
+    loader = DataLoader(data, 8, sampler=DistributedSampler(data))
+    for epoch in range(100):
+        train_loss = 0
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            loss.backward()
+            train_loss += loss.detach()
+        if epoch > 5 and train_loss / len(loader) < 0.01:
+            break  # !
+"""
+_STEPS_COUNTED = """\
+def train(net, data, most, optimizer):
+    model = DDP(net)
+    loader = DataLoader(data, 8, sampler=DistributedSampler(data))
+    step = done = 0
+    for epoch in range(100):
+        for number, (x, y) in enumerate(loader):
+            criterion(model(x), y).backward()
+            if (number + 1) % 4 == 0:
+                step += 1
+            done += len(x)
+            if step >= most or done > 10_000:
+                break
 """

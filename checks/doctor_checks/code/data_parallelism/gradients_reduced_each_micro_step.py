@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.loader_calls import target_name
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import ACCELERATOR, DDP, FABRIC, Loop, is_test, loops, trains_on_several
 from doctor.testing.script_cases import fails, passes
@@ -106,7 +107,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
     for loop in loops(script):
         backward = _backward(script, loop)
         step = _accumulated(script, loop) if backward is not None else None
-        if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward):
+        if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             yield Violation(
                 backward,
                 f"gradients are averaged over the ranks in every backward pass, and used in {step} alone "
@@ -128,22 +129,24 @@ def _shards(script: Script, wrapper: ast.Call) -> bool:
     return any("fsdp" in ast.unparse(one).lower() for one in values)
 
 
-def _is_decided_by_context(script: Script, loop: Loop, backward: ast.Call) -> bool:
+def _is_decided_by_context(script: Script, loop: Loop, backward: ast.Call, wrapper: ast.Call) -> bool:
     """Whether a context manager of the project, which gets the model, may suspend the reduction."""
+    model = target_name(script, wrapper)
     for outer in script.around(backward):
         if outer is loop.node:
             return False
         contexts = [one.context_expr for one in outer.items] if isinstance(outer, ast.With) else []
-        if any(_may_suspend(script, one) for one in contexts):
+        if any(_may_suspend(script, one, model) for one in contexts):
             return True
     return False
 
 
-def _may_suspend(script: Script, context: ast.expr) -> bool:
+def _may_suspend(script: Script, context: ast.expr, model: str) -> bool:
     if not isinstance(context, ast.Call):
         return not script.name(context)
     is_known = script.name(context.func).startswith(("torch.", "contextlib.", "accelerate.", "lightning."))
-    return not is_known and (bool(context.args) or "sync" in last_name(context))
+    gets_model = model in {last_name(one) for one in context.args}
+    return not is_known and (gets_model or "sync" in last_name(context))
 
 
 def _backward(script: Script, loop: Loop) -> ast.Call | None:
