@@ -113,6 +113,26 @@ def test_caches_are_told_only_where_they_exist(tmp_path):
     assert found == [(f"{tmp_path}/.triton/cache", ""), (f"{tmp_path}/hub", "HF_HOME")]
 
 
+def test_caches_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    named = {**caches(tmp_path), "TRITON_CACHE_DIR": f"{tmp_path}/later", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/file"}
+    found = by_role(collect_storage(here({**named, "XDG_CACHE_HOME": f"{tmp_path}/file"})), "cache")
+    assert {(one.path, one.exists, one.error) for one in found} == {
+        (f"{tmp_path}/later", False, None),
+        *((f"{tmp_path}/file{name}", False, "not a directory") for name in ("", "/torch_extensions", "/huggingface")),
+    }
+
+
+NOEXEC = """
+from doctor.collectors.storage.directory_scan import scan_directory
+print(scan_directory("/run")["noexec"], scan_directory("/")["noexec"])
+"""
+
+
+def test_mount_that_loads_no_libraries():
+    assert run_in_namespaces("mount -t tmpfs -o noexec none /run", NOEXEC).split() == ["True", "False"]
+
+
 def test_locks_and_who_holds_them(tmp_path):
     stale = put_parent(tmp_path / ".cache/torch_extensions/py311_cu128/fused_adam/lock")
     stale.write_text("")

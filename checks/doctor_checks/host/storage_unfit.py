@@ -1,4 +1,4 @@
-"""HOST004: a checkpoint or dump directory can't be used."""
+"""HOST004: a directory that the job writes to cannot be used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown,
 from doctor.facts import Directory, Failure, ProgressFacts, StorageFacts, TrainerFacts, TrainingFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 from doctor.testing.storage_trials import storage_apart, storage_tried, storage_unread
+from doctor_checks.host._scratch_directories import scratch_findings
 from doctor_checks.host._storage_messages import storage_messages
 from doctor_checks.host._storage_trials import ROLES, WRITE_ERRORS, storage_findings
 
@@ -38,6 +39,16 @@ def _folder(**changes: object) -> Directory:
 
 def _with(directory: Directory, hosts: int = 2) -> JobBuilder:
     return healthy(hosts=hosts).put(StorageFacts(directories=(directory,)), hosts=(f"node{hosts - 1}",))
+
+
+def _cache(source: str, **changes: object) -> Directory:
+    return _folder(path="/home/me/.triton/cache", role="cache", source=source, shared=False, **changes)
+
+
+def _with_scratch(**changes: object) -> JobBuilder:
+    return _with(
+        _folder(**{"path": "/scratch/tmp", "role": "temporary", "source": "TMPDIR", "shared": False, **changes})
+    )
 
 
 _EXT4 = StorageFacts(directories=(_folder(filesystem="ext4", shared=False),))
@@ -69,7 +80,56 @@ _DUMPS = {"path": "/scratch/dumps", "role": "flight-recorder", "source": "TORCH_
         Passes("no directory is named", healthy(hosts=2)),
         Passes("a local directory on one host", _with(_folder(shared=False, filesystem="ext4"), hosts=1)),
         Passes("dumps on each host's own disk", _with(_folder(**_DUMPS))),
-        Passes("a full cache is another matter", _with(_folder(role="cache", free=0))),
+        Passes("a temporary directory and caches with room", _with_scratch()),
+        Passes("a default cache that is made on demand", _with(_cache("", exists=False))),
+        Passes("a model cache on a file system without programs", _with(_cache("HF_HOME", noexec=True))),
+        Fails("TMPDIR is missing", _with_scratch(exists=False), ranks=(2, 3), severity=Severity.WARNING),
+        Fails("TMPDIR is full", _with_scratch(free=1 << 20), ranks=(2, 3), severity=Severity.WARNING),
+        Fails("TMPDIR has no inodes left", _with_scratch(free_inodes=0), ranks=(2, 3), severity=Severity.WARNING),
+        Fails("TMPDIR is read-only", _with_scratch(writable=False), ranks=(2, 3), severity=Severity.WARNING),
+        Fails("TMPDIR loads no libraries", _with_scratch(noexec=True), ranks=(2, 3), severity=Severity.INFO),
+        Fails(
+            "TMPDIR is a file",
+            _with_scratch(exists=False, error="not a directory"),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "a path that leaves no room for the name of a socket",
+            _with_scratch(path="/scratch/" + "job.471100/" * 7),
+            ranks=(2, 3),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "a compiler cache loads no libraries",
+            _with(_cache("TORCHINDUCTOR_CACHE_DIR", noexec=True)),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "a compiler cache is full",
+            _with(_cache("TRITON_CACHE_DIR", free=0)),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "a compiler cache cannot be created",
+            _with(_cache("TORCH_EXTENSIONS_DIR", exists=False, writable=False)),
+            ranks=(2, 3),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "a model cache is read-only, which is often intended",
+            _with(_cache("HF_HOME", writable=False)),
+            ranks=(2, 3),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "the home directory is read-only",
+            _with(_cache("", exists=False, writable=False)),
+            ranks=(2, 3),
+            severity=Severity.INFO,
+        ),
         Passes("a file system that counts no inodes", _with(_folder(free_inodes=None, filesystem="btrfs"))),
         Fails("the checkpoint directory is missing on one host", _with(_folder(exists=False)), ranks=(2, 3)),
         Fails("the dump directory is missing", _with(_folder(**_DUMPS | {"exists": False})), ranks=(2, 3)),
@@ -193,11 +253,12 @@ def storage_unfit(
     slow_times: float = 3.0,
     slow_bandwidth: float = 5e6,
     sync_seconds: float = 5.0,
+    scratch_bytes: float = 64 << 20,
 ) -> Iterator[Verdict]:
-    """Ask whether the directories for checkpoints and dumps can be used from every host.
+    """Ask whether the directories for checkpoints, dumps, temporary files and caches can be used from every host.
 
-    Why it hurts: the run dies at its first checkpoint, or the evidence of a hang is lost when it is needed; a
-    checkpoint that lies in pieces on several hosts' own disks can't be resumed from.
+    Why it hurts: the run dies at its first checkpoint or compilation, or the evidence of a hang is lost when it is
+    needed; a checkpoint that lies in pieces on several hosts' own disks can't be resumed from.
     Fix: make the directory, free space in it, or name one on a file system that all hosts mount.
     """
     # A gibibyte is the smallest checkpoint worth its name (weights and Adam's moments of 90 million parameters);
@@ -222,6 +283,8 @@ def storage_unfit(
         yield _finding(key[2], key[3], evidence[key], tuple(ranks))
     yield from _failed_to_write(job)
     yield from _scattered(job)
+    # The kernels that torch.compile caches for one model take tens of mebibytes.
+    yield from scratch_findings(job, scratch_bytes)
     # Below 5 MB/s a checkpoint of a gibibyte takes minutes; writers of checkpoints call fsync for every file.
     slow = slow_storage(job, times=slow_times, bandwidth=slow_bandwidth, sync=sync_seconds)
     yield from storage_findings(job, slow, _unshared_severity)

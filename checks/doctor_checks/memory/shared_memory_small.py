@@ -152,6 +152,20 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
             ),
             ranks=tuple(range(8)),
         ),
+        Fails(
+            "filled by tensors of killed data workers, beside NVLink",
+            healthy(per_host=8).alter(HostFacts, shm=_shm(64 * GIB, 20 * MIB)),
+            ranks=tuple(range(8)),
+            severity=Severity.WARNING,
+        ),
+        Fails(
+            "filled by files of killed jobs, beside NVLink",
+            healthy(per_host=8).alter(
+                HostFacts, shm=_shm(256 * MIB, 2 * MIB), nccl_shm_files=1, nccl_shm_bytes=254 * MIB
+            ),
+            ranks=tuple(range(8)),
+            severity=Severity.WARNING,
+        ),
         Passes("log of another full disk", logged("OSError: [Errno 28] No space left on device: '/data/last.ckpt'")),
         Passes(
             "log of a container's notice at its start",
@@ -209,6 +223,9 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
         elif need > host.shm.free:
             words = f"NCCL needs {mebibytes(need)} of /dev/shm, {mebibytes(host.shm.free)} are free"
             findings.append(_finding(local, host, words, need))
+        elif host.shm.free < smallest_mebibytes * MIB:
+            words = f"/dev/shm is nearly full: {mebibytes(host.shm.free)} of {mebibytes(host.shm.total)} free"  # noqa: S108 - the mount itself
+            findings.append(_finding(local, host, words, need, Severity.WARNING))
     yield from merge(findings)
 
 
@@ -244,10 +261,11 @@ def _without_peer_access(local: LocalRanks, rank: Rank) -> bool:
     return bool(links) and all(link.path in FAR or link.read not in (None, "ok") for link in links)
 
 
-def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int) -> Finding:
+def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int, severity: Severity | None = None) -> Finding:
     return Finding(
         summary,
         ranks=local.ranks,
+        severity=severity,
         evidence={
             "total_bytes": host.shm.total if host.shm else None,
             "free_bytes": host.shm.free if host.shm else None,
@@ -263,6 +281,8 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int) -> Fin
 def _fix(host: HostFacts) -> str:
     if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
         return "Remove what killed jobs left, while no job runs: `rm /dev/shm/nccl-*`"
+    if host.shm and host.shm.free < host.shm.total // 4:
+        return "ls -lS /dev/shm | head; fuser -v /dev/shm/*  # remove files that no process holds"
     if host.container == "kubernetes":
         return "Mount an emptyDir with `medium: Memory` (and a sizeLimit of 16Gi) at /dev/shm."
     if host.container in ("docker", "podman"):

@@ -40,12 +40,7 @@ def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: floa
     mounts = read_mounts(machine)
     queries = [DirectoryQuery(place.path, scan=place.lock_kind is not None) for place in places]
     seen = scan_directories(queries, mounts, command, limit)
-    # A cache that does not exist yet is created on demand.
-    pairs = [
-        (place, one)
-        for place, one in zip(places, seen, strict=True)
-        if place.role != "cache" or one.record.get("exists") is not False
-    ]
+    pairs = [(place, one) for place, one in zip(places, seen, strict=True) if _is_relevant(place, one)]
     locks = [
         lock
         for place, one in pairs
@@ -56,6 +51,12 @@ def read_storage(machine: Machine, command: Sequence[str] = COMMAND, limit: floa
         directories=tuple(_directory(place, one) for place, one in pairs),
         locks=tuple({lock.path: lock for lock in locks}.values()),
     )
+
+
+def _is_relevant(place: NamedDirectory, seen: DirectoryResult) -> bool:
+    """Whether the job may use it: a cache that does not exist is created on demand, unless that is not possible."""
+    is_absent = place.role == "cache" and seen.record.get("exists") is False
+    return not is_absent or bool(place.source) or not seen.record.get("writable")
 
 
 def directories_of(machine: Machine) -> set[tuple[str, str]]:
@@ -97,6 +98,7 @@ def _caches(machine: Machine) -> Iterator[NamedDirectory]:
         ("TORCHINDUCTOR_CACHE_DIR", None, "", "inductor"),
         ("TRITON_CACHE_DIR", environ.get("TRITON_HOME") or home, ".triton/cache", "triton"),
         ("HF_HOME", cache, "huggingface", "hub"),
+        ("CUDA_CACHE_PATH", None, "", None),
     )
     for variable, base, default, kind in candidates:
         if named := environ.get(variable):
@@ -118,5 +120,6 @@ def _directory(place: NamedDirectory, seen: DirectoryResult) -> Directory:
         free_inodes=record.get("free_inodes"),
         filesystem=mount.kind if mount else None,
         shared=mount.shared if mount else None,
+        noexec=record.get("noexec"),
         error=record.get("error"),
     )

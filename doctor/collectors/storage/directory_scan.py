@@ -27,8 +27,8 @@ DirectoryRecord = dict[str, Any]
 def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
     """Return the state of ``path`` without writing.
 
-    ``exists`` (``None`` if unknown), ``writable`` by this user, ``total``, ``free`` and ``free_inodes`` of its file
-    system (these four of the nearest existing parent if it is missing), ``error``; ``locks`` with ``scan``.
+    ``exists`` (``None`` if unknown), ``writable`` by this user, ``total``, ``free``, ``free_inodes`` and ``noexec`` of
+    its file system (these five of the nearest existing parent if it is missing), ``error``; ``locks`` with ``scan``.
     """
     record: DirectoryRecord = {"exists": None, "writable": None}
     folder = Path(path)
@@ -44,6 +44,7 @@ def scan_directory(path: str, *, scan: bool = False) -> DirectoryRecord:
         record["free"] = sizes.f_bavail * sizes.f_frsize
         # Some file systems count no inodes.
         record["free_inodes"] = sizes.f_favail if sizes.f_files else None
+        record["noexec"] = bool(sizes.f_flag & os.ST_NOEXEC)
         if scan and record["exists"]:
             record["locks"] = list(_locks(folder))
     except OSError as error:

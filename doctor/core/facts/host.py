@@ -91,7 +91,8 @@ class HostFacts(Section, frozen=True, kw_only=True):
 
 class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A directory that the job will write to. ``role``: ``flight-recorder``, ``nccl-debug``, ``checkpoint``, ``cache``
-    or ``temporary``; ``source``: the variable or setting that names it. ``free``: bytes available to this user."""
+    or ``temporary``; ``source``: the variable or setting that names it. ``free``: bytes available to this user;
+    ``noexec``: no library can be loaded from it."""
 
     path: str
     role: str
@@ -103,6 +104,7 @@ class Directory(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     free_inodes: int | None = None
     filesystem: str | None = None
     shared: bool | None = None
+    noexec: bool | None = None
     error: str | None = None
 
 

@@ -1,0 +1,134 @@
+"""Findings about temporary directories and caches, to which compilers, launchers and data workers write.
+
+Sources: tempfile of Python (candidates of gettempdir), c10/util/tempfile.cpp (TMPDIR without a fallback if it is set),
+torch/lib/libshm/manager.cpp (``torch-shm-dir-XXXXXX/manager.sock``), torch/_inductor/runtime/cache_dir_utils.py,
+triton/runtime/cache.py, torch/utils/cpp_extension.py; Linux mmap(2): EPERM for PROT_EXEC on a noexec mount.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.api import Finding, Job, LocalRanks, Severity, merge
+from doctor.facts import Directory, StorageFacts
+
+_LOADS_CODE = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+"""Variables of caches whose libraries are loaded into the process; a model cache is often read-only on purpose."""
+
+_SOCKET_SUFFIX = len("/torch-shm-dir-XXXXXX/manager.sock")
+_LONGEST_SOCKET = 107
+"""Characters of a Unix socket's path (sockaddr_un.sun_path without its final zero)."""
+
+
+class _ScratchFault(NamedTuple):
+    words: str
+    severity: Severity
+    effect: str
+    fix: str
+
+
+def scratch_findings(job: Job, least: float) -> Iterator[Finding]:
+    """Findings about the temporary directory and the caches of each host; ``least``: bytes that have to be free."""
+    yield from merge(
+        finding
+        for local in job.by_host()
+        if (storage := local.find(StorageFacts)) is not None
+        for finding in (*_of_named(local, storage, least), *_of_defaults(local, storage, least))
+    )
+
+
+def _of_named(local: LocalRanks, storage: StorageFacts, least: float) -> Iterator[Finding]:
+    for folder in storage.directories:
+        if folder.role == "temporary" or (folder.role == "cache" and folder.source):
+            name = f"{folder.source}={folder.path}" if folder.source else f"Temporary directory {folder.path}"
+            for fault in _faults(folder, least):
+                yield _finding(f"{name} {fault.words}", fault, [folder], local)
+
+
+def _of_defaults(local: LocalRanks, storage: StorageFacts, least: float) -> Iterator[Finding]:
+    """One finding a fault for all caches in their default places, which a job may not use."""
+    groups: dict[_ScratchFault, list[Directory]] = {}
+    for folder in storage.directories:
+        if folder.role == "cache" and not folder.source:
+            for fault in _faults(folder, least):
+                groups.setdefault(fault._replace(severity=Severity.INFO, fix=_ELSEWHERE), []).append(folder)
+    for fault, folders in groups.items():
+        more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
+        yield _finding(f"Default cache {folders[0].path}{more} {fault.words}", fault, folders, local)
+
+
+_ELSEWHERE = (
+    "export TRITON_CACHE_DIR=/tmp/triton-$USER TORCH_EXTENSIONS_DIR=/tmp/extensions-$USER HF_HOME=/data/huggingface"
+)
+
+
+def _finding(summary: str, fault: _ScratchFault, folders: list[Directory], local: LocalRanks) -> Finding:
+    first = folders[0]
+    return Finding(
+        summary,
+        ranks=local.ranks,
+        severity=fault.severity,
+        evidence={
+            "paths": [folder.path for folder in folders],
+            "named_by": first.source,
+            "filesystem": first.filesystem,
+            "free_bytes": first.free,
+            "free_inodes": first.free_inodes,
+            "error": first.error,
+        },
+        effect=fault.effect,
+        fix=fault.fix,
+    )
+
+
+def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
+    path = shlex.quote(folder.path) if folder.path.isprintable() else "PATH"
+    effect = _TEMPORARY_EFFECT if folder.role == "temporary" else _CACHE_EFFECT
+    severity = Severity.INFO if folder.source == "HF_HOME" else Severity.WARNING
+    if folder.exists is None or folder.error:
+        if folder.error:
+            yield _ScratchFault(
+                f"cannot be used: {folder.error}", severity, effect, f"ls -ld {path}; findmnt -T {path}"
+            )
+        return
+    if folder.role == "temporary" and not folder.exists:
+        yield _ScratchFault("does not exist", severity, effect, f"mkdir -p {path}")
+        return
+    if folder.writable is False:
+        words = "is not writable" if folder.exists else "cannot be created: no write permission"
+        yield _ScratchFault(words, severity, effect, _another(folder))
+    elif folder.free is not None and folder.free < least:
+        words = f"is full: less than {int(least) >> 20} MiB free"
+        yield _ScratchFault(words, severity, effect, f"df -h {path}\ndu -xsh {path}/* | sort -h | tail")
+    elif folder.free_inodes == 0:
+        yield _ScratchFault("is full: no inodes left", severity, effect, f"df -i {path}")
+    if folder.noexec and (folder.role == "temporary" or folder.source in _LOADS_CODE):
+        mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING
+        yield _ScratchFault("is mounted noexec", mild, _NOEXEC_EFFECT, _another(folder))
+    if folder.role == "temporary" and len(folder.path) + _SOCKET_SUFFIX > _LONGEST_SOCKET:
+        words = f"is too long for the sockets in it ({len(folder.path)} characters)"
+        yield _ScratchFault(words, Severity.INFO, "Data workers fail: `AF_UNIX path too long`.", "export TMPDIR=/tmp")
+
+
+_TEMPORARY_EFFECT = (
+    "Launchers, compilers and data workers write files there: `torch_shm_manager: could not generate a random "
+    "directory`, `No usable temporary directory found`, or Python falls back to another directory silently."
+)
+_CACHE_EFFECT = "torch.compile, Triton, or a download fails when it writes there."
+_NOEXEC_EFFECT = (
+    "Libraries that torch.compile, Triton and cpp_extension build there cannot be loaded: `failed to map segment from "
+    "shared object`."
+)
+
+
+def _another(folder: Directory) -> str:
+    if folder.role == "temporary":
+        return 'export TMPDIR="$HOME/tmp"; mkdir -p "$TMPDIR"' if folder.noexec else "export TMPDIR=/tmp"
+    name = folder.source or "TRITON_CACHE_DIR"
+    return (
+        f'export {name}="$HOME/.cache/{name.partition("_")[0].lower()}"'
+        if folder.noexec
+        else f"export {name}=/tmp/$USER"
+    )
