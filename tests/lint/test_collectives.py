@@ -4,8 +4,9 @@ import ast
 
 import pytest
 
-from doctor.lint.python.collectives import collectives_of, is_certain
+from doctor.lint.python.collectives import collectives_and_forwards, collectives_of
 from doctor.lint.python.matching_collectives import unmatched_condition
+from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import Script
 from tests.lab.cases import each_case
 
@@ -206,3 +207,45 @@ def test_nobody_joins(title):
     script = Script("a.py", TORCH + "rank = dist.get_rank()\n" + ALONE[title])
     conditions = [unmatched_condition(script, one) for one in collectives_of(script).all()]
     assert any(one is not None and "rank" in one.test for one in conditions)
+
+
+MODELS = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def evaluate(model, loader):
+    for x in loader:
+        model(x)
+
+def validate(net, loader):
+    return evaluate(net, loader)
+
+def save(model, path):
+    torch.save(model.state_dict(), path)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model = DDP(net)\nvalidate(model, x)", "forward of DDP"),
+        ("model = FSDP(net)\nevaluate(model, x)", "forward of FSDP"),
+        ("fully_shard(model)\nevaluate(model=model, loader=x)", "forward of FSDP"),
+        ("model = FSDP(net)\nsave(model, 'a.pt')", "state_dict of FSDP"),
+        ("model = DDP(net)\nsave(model, 'a.pt')", ""),
+        ("model = DDP(net)\nevaluate(model.module, x)", ""),
+        ("model = build()\nevaluate(model, x)\nmodel = DDP(model)", ""),
+        ("model = DDP(net, broadcast_buffers=False)\nevaluate(model, x)", ""),
+    ],
+)
+def test_models_that_functions_are_given(text, expected):
+    calls = collectives_and_forwards(Script("a.py", MODELS + text)).all()
+    assert [one.word for one in calls if one.call.col_offset == 0] == ([expected] if expected else [])
+
+
+def test_a_parameter_is_no_collective_of_its_function():
+    text = MODELS + "model = FSDP(net)\nevaluate(model, x)\nevaluate(model.module, x)\n"
+    through = [one.call.lineno for one in collectives_and_forwards(Script("a.py", text)).all() if one.through]
+    assert through == [MODELS.count("\n") + 2]

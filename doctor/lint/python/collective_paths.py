@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from doctor.lint.python.collectives import CollectiveCall, collectives_of
+from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.script import Script, last_name, per_script
 
 MOST_PATHS = 48
@@ -126,7 +126,7 @@ class _PathFinder:
         one = self._calls.get(call)
         words: tuple[str, ...] = ()
         if one is not None:
-            words = (one.word,) if one.through is None else (OF_THE_FILE, *sorted(one.reached))
+            words = (one.word,) if one.through is None else (OF_THE_FILE, *sorted({one.word, *one.reached}))
         elif self._script.definition(call.func) is not None:
             words = (OF_THE_FILE,)
         elif _is_returned_unknown(self._script, call):
@@ -166,7 +166,7 @@ def _distinct(paths: list[CollectivePath]) -> list[CollectivePath]:
 
 @per_script
 def _by_call(script: Script) -> dict[ast.Call, CollectiveCall]:
-    return {one.call: one for one in collectives_of(script).all()}
+    return {one.call: one for one in collectives_and_forwards(script).all()}
 
 
 @per_script

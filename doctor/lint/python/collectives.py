@@ -7,8 +7,20 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from doctor.lint.python.rank_branches import asks_for_one, is_of_the_job, rank_condition
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import Script, last_name, per_script
+from doctor.lint.python.wrapped_models import (
+    FORWARD_OF_DDP,
+    HandedModel,
+    forwards_in,
+    handed_models,
+    has_buffers,
+    parameter_of,
+    saves_shards,
+    wrapper_of,
+    wraps_models,
+)
 
 _BY_GROUP_POSITION = {
     0: "barrier monitored_barrier",
@@ -30,6 +42,8 @@ _STRATEGY = "barrier reduce broadcast all_gather reduce_boolean_decision"
 _SHARDED = "torch.distributed.fsdp.FullyShardedDataParallel"
 _STATE = "torch.distributed.checkpoint.state_dict"
 
+_OF_SHARDED_STATE = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"})
+
 COLLECTIVES: dict[str, str] = {
     **{f"torch.distributed.{name}": name for name in _TORCH},
     **{f"torch.distributed.nn.{name}": name for name in ("all_reduce", "all_gather", "broadcast", "reduce", "scatter")},
@@ -49,7 +63,7 @@ COLLECTIVES: dict[str, str] = {
         f"torch.distributed.checkpoint.{name}": "distributed checkpoint"
         for name in ("save", "load", "save_state_dict", "load_state_dict")
     },
-    **{f"{_STATE}.{name}": name for name in ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict")},
+    **{f"{_STATE}.{name}": name for name in sorted(_OF_SHARDED_STATE)},
     **{f"{_SHARDED}.{name}": name for name in ("optim_state_dict", "full_optim_state_dict", "summon_full_params")},
     **{
         f"horovod.torch.{name}": name
@@ -68,32 +82,46 @@ _OF_PROJECTS = (
 _PLAIN = frozenset(_OF_PROJECTS.split())
 """Names of collectives in projects' own modules, which are not read."""
 
-_LAST = _GATHERING | _OF_AN_ENGINE | _PLAIN | {"log", "log_dict"} | {one.rpartition(".")[2] for one in COLLECTIVES}
+_LAST = (
+    _GATHERING
+    | _OF_AN_ENGINE
+    | _PLAIN
+    | {"log", "log_dict", "save_model"}
+    | {one.rpartition(".")[2] for one in COLLECTIVES}
+)
 """Last parts of the names of collectives; other calls are not resolved."""
 
 
 class CollectiveCall(NamedTuple):
     """A call that synchronizes: ``word`` is the collective, ``through`` the function of this file that calls it
     (``None``: the call itself). ``grouped``: it runs in a given group, whose ranks may be exactly those that call
-    it. ``reached``: all collectives that the function may run."""
+    it. ``reached``: all collectives that the function may run. ``parameter``: the parameter whose value decides whether
+    it synchronizes. ``certain``: whether the code that was read shows that it does."""
 
     call: ast.Call
     word: str
     through: str | None = None
     grouped: bool = False
     reached: frozenset[str] = frozenset()
+    parameter: str = ""
+    certain: bool = True
 
 
 class CollectiveCalls:
     """The collectives of one script."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, with_forwards: bool) -> None:
         self._script = script
-        self._direct = tuple(
-            CollectiveCall(call, word, grouped=_is_grouped(script, call))
-            for call in script.all(ast.Call)
-            if (word := self.word(call))
-        )
+        found = {call: word for call in script.all(ast.Call) if (word := self.word(call))}
+        if with_forwards:
+            found = forwards_in(script) | found
+        direct = [self._described(call, word) for call, word in found.items()]
+        handed = [
+            CollectiveCall(one.call, one.word, one.function, parameter=one.parameter, certain=self._is_known(one))
+            for one in handed_models(script)
+            if one.call not in found and (with_forwards or not one.word.startswith("forward"))
+        ]
+        self._direct = (*direct, *handed)
 
     def word(self, call: ast.Call) -> str:
         """The collective that a call is itself; empty if unknown. ``self.log(…, sync_dist=True)`` reduces."""
@@ -106,7 +134,22 @@ class CollectiveCalls:
             return COLLECTIVES[name]
         if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:
             return "sync_dist"
+        if bare == "save_model" and saves_shards(script, call):
+            return "save_model"
         return _of_a_project(name, bare) or _of_a_wrapper(script, call, bare)
+
+    def _described(self, call: ast.Call, word: str) -> CollectiveCall:
+        model = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        return CollectiveCall(
+            call,
+            word,
+            grouped=_is_grouped(self._script, call),
+            parameter=parameter_of(self._script, model) if " of " in word else "",
+            certain=_is_known_to_wait(self._script, call, word),
+        )
+
+    def _is_known(self, one: HandedModel) -> bool:
+        return _is_known_to_wait(self._script, one.call, one.word)
 
     def all(self) -> Iterator[CollectiveCall]:
         """Every call that synchronizes, those through functions of this file included, in the order of the text."""
@@ -120,15 +163,16 @@ class CollectiveCalls:
         for call in self._script.all(ast.Call) if through else ():
             function = self._script.definition(call.func)
             if function is not None and function in through:
-                found.setdefault(call, CollectiveCall(call, through[function], function.name, reached=may[function]))
+                one = through[function]._replace(call=call, through=function.name, reached=may[function])
+                found.setdefault(call, one)
         return sorted(found.values(), key=lambda one: (one.call.lineno, one.call.col_offset))
 
-    def _reaching(self) -> dict[ast.AST, str]:
+    def _reaching(self) -> dict[ast.AST, CollectiveCall]:
         """The functions that run a collective of all ranks whenever a job of several ranks calls them."""
-        found: dict[ast.AST, str] = {}
+        found: dict[ast.AST, CollectiveCall] = {}
         for one in self._direct:
-            if not one.grouped:
-                self._note(found, one.call, one.word)
+            if not one.grouped and not one.parameter:
+                self._note(found, one.call, one)
         calls = [(call, self._script.definition(call.func)) for call in self._script.all(ast.Call)] if found else []
         known = [(call, function) for call, function in calls if function is not None]
         before = -1
@@ -160,12 +204,12 @@ class CollectiveCalls:
                     waiting.append(calling)
         return {function: frozenset(found) for function, found in words.items() if function is not None}
 
-    def _note(self, found: dict[ast.AST, str], call: ast.Call, word: str) -> None:
+    def _note(self, found: dict[ast.AST, CollectiveCall], call: ast.Call, one: CollectiveCall) -> None:
         function = self._script.function_of(call)
         if function is None or function in found or rank_condition(self._script, call) is not None:
             return
         if is_certain(self._script, call):
-            found[function] = word
+            found[function] = one
 
     def in_body(self, node: ast.AST) -> Iterator[CollectiveCall]:
         """Those below ``node``, nested functions left out."""
@@ -197,74 +241,32 @@ def _of_a_project(name: str, bare: str) -> str:
 def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
     if not isinstance(call.func, ast.Attribute) or bare not in _GATHERING | _OF_AN_ENGINE:
         return ""
-    values = script.values_of(call.func.value)
-    calls = (one.value if isinstance(one, ast.Starred) else one for one in values)
-    made = {script.name(one.func) for one in calls if isinstance(one, ast.Call)}
-    if bare in _GATHERING and _SHARDED in made:
+    wrapper = wrapper_of(script, call.func.value)
+    if bare in _GATHERING and wrapper == "FSDP":
         return f"{bare} of FSDP"
-    if bare in _OF_AN_ENGINE and "deepspeed.initialize" in made:
+    if bare in _OF_AN_ENGINE and wrapper == "DeepSpeed":
         return f"{bare} of DeepSpeed"
     return ""
 
 
-def is_certain(script: Script, node: ast.AST) -> bool:
-    """Whether a node runs whenever its function is called in a job of several ranks: unconditionally, or under
-    conditions on there being several ranks."""
-    inner = node
-    for outer in script.around(node):
-        if _is_optional(script, outer, inner) or _may_leave(script, getattr(outer, "body", None), inner):
-            return False
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return True
-        inner = outer
+def _is_known_to_wait(script: Script, call: ast.Call, word: str) -> bool:
+    """Whether the file shows that a collective which depends on the model exchanges anything."""
+    if word == FORWARD_OF_DDP:
+        return has_buffers(script)
+    if word in _OF_SHARDED_STATE:
+        model = script.argument(call, "model", 0)
+        return model is not None and wrapper_of(script, model) == "FSDP"
     return True
-
-
-def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
-    if isinstance(outer, ast.If):
-        several = _is_for_several(script, outer.test)
-        taken = [] if several is None else outer.body if several else outer.orelse
-        return inner is not outer.test and inner not in taken
-    if isinstance(outer, ast.BoolOp):
-        return inner is not outer.values[0]
-    if isinstance(outer, ast.While):
-        return inner is not outer.test and not isinstance(outer.test, ast.Constant)
-    if isinstance(outer, ast.IfExp):
-        return inner is not outer.test
-    return isinstance(outer, (ast.ExceptHandler, ast.Lambda, ast.ClassDef))
-
-
-def _may_leave(script: Script, block: object, inner: ast.AST) -> bool:
-    """Whether the statements before ``inner`` in a block may return for another reason than a single rank."""
-    if not isinstance(block, list) or inner not in block:
-        return False
-    for statement in block[: block.index(inner)]:
-        leaves = not isinstance(statement, ast.FunctionDef) and any(True for _ in script.inside(statement, ast.Return))
-        if leaves and not (isinstance(statement, ast.If) and _is_for_several(script, statement.test) is False):
-            return True
-    return False
-
-
-def _is_for_several(script: Script, test: ast.expr) -> bool | None:
-    """Whether a test holds in every job of several ranks (true), in none of them (false), or in some (``None``)."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        holds = _is_for_several(script, test.operand)
-        return None if holds is None else not holds
-    if isinstance(test, ast.BoolOp):
-        decisive = isinstance(test.op, ast.Or)
-        held = [_is_for_several(script, one) for one in test.values]
-        if decisive in held:
-            return decisive
-        return None if None in held else not decisive
-    if not is_of_the_job(script, test):
-        return None
-    if asks_for_one(test):
-        return False
-    is_equal = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.Is, ast.In))
-    return None if is_equal else True
 
 
 @per_script
 def collectives_of(script: Script) -> CollectiveCalls:
     """The collectives of a script."""
-    return CollectiveCalls(script)
+    return CollectiveCalls(script, with_forwards=False)
+
+
+@per_script
+def collectives_and_forwards(script: Script) -> CollectiveCalls:
+    """The collectives of a script, and the forward passes of wrapped models: FSDP gathers parameters in them, and DDP
+    broadcasts buffers."""
+    return CollectiveCalls(script, with_forwards=True) if wraps_models(script) else collectives_of(script)

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Sequence
 
 from doctor.lint.python.collective_paths import FOCUS, UNKNOWN_CALLS, CollectivePath, paths_through
-from doctor.lint.python.collectives import CollectiveCall, collectives_of
+from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
+from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions
 from doctor.lint.python.script import UNKNOWN, Script, last_name
 
@@ -17,7 +18,7 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
     """The rank condition that keeps other ranks of the job out of a collective; ``None`` if there is none, or if they
     make the same call elsewhere: in the other branch, or under a condition of their own in the same function. Calls in
     a given group are not judged."""
-    if collective.grouped:
+    if collective.grouped or runs_alone(script, collective.call):
         return None
     for condition in rank_conditions(script, collective.call):
         joined = _is_joined_in_branch(script, collective, condition) or _is_joined_apart(script, collective, condition)
@@ -117,7 +118,7 @@ def _is_joined(collective: CollectiveCall, here: CollectivePath, others: list[Co
 def _is_joined_apart(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
     """The same collective under a different condition, in a statement that does not hold this one."""
     function = script.function_of(collective.call)
-    for other in collectives_of(script).all():
+    for other in collectives_and_forwards(script).all():
         is_same = other.call is collective.call
         if is_same or other.word != collective.word or script.function_of(other.call) is not function:
             continue

@@ -1,10 +1,10 @@
-"""Functions of a script that every rank runs."""
+"""Functions of a script that every rank runs, and what they run whenever they are called."""
 
 from __future__ import annotations
 
 import ast
 
-from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.rank_branches import asks_for_one, is_of_the_job, rank_condition
 from doctor.lint.python.script import Script, per_script
 from doctor.lint.python.training import CALLBACK, DATA_MODULE, MODULE, constructor_of
 
@@ -69,3 +69,60 @@ def _reached(script: Script, roots: set[ast.AST | None]) -> set[ast.AST | None]:
                 reached.add(function)
                 waiting.append(function)
     return reached
+
+
+def is_certain(script: Script, node: ast.AST) -> bool:
+    """Whether a node runs whenever its function is called in a job of several ranks: unconditionally, or under
+    conditions on there being several ranks."""
+    inner = node
+    for outer in script.around(node):
+        if _is_optional(script, outer, inner) or _may_leave(script, getattr(outer, "body", None), inner):
+            return False
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return True
+        inner = outer
+    return True
+
+
+def _is_optional(script: Script, outer: ast.AST, inner: ast.AST) -> bool:
+    if isinstance(outer, ast.If):
+        several = _is_for_several(script, outer.test)
+        taken = [] if several is None else outer.body if several else outer.orelse
+        return inner is not outer.test and inner not in taken
+    if isinstance(outer, ast.BoolOp):
+        return inner is not outer.values[0]
+    if isinstance(outer, ast.While):
+        return inner is not outer.test and not isinstance(outer.test, ast.Constant)
+    if isinstance(outer, ast.IfExp):
+        return inner is not outer.test
+    return isinstance(outer, (ast.ExceptHandler, ast.Lambda, ast.ClassDef))
+
+
+def _may_leave(script: Script, block: object, inner: ast.AST) -> bool:
+    """Whether the statements before ``inner`` in a block may return for another reason than a single rank."""
+    if not isinstance(block, list) or inner not in block:
+        return False
+    for statement in block[: block.index(inner)]:
+        leaves = not isinstance(statement, ast.FunctionDef) and any(True for _ in script.inside(statement, ast.Return))
+        if leaves and not (isinstance(statement, ast.If) and _is_for_several(script, statement.test) is False):
+            return True
+    return False
+
+
+def _is_for_several(script: Script, test: ast.expr) -> bool | None:
+    """Whether a test holds in every job of several ranks (true), in none of them (false), or in some (``None``)."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        holds = _is_for_several(script, test.operand)
+        return None if holds is None else not holds
+    if isinstance(test, ast.BoolOp):
+        decisive = isinstance(test.op, ast.Or)
+        held = [_is_for_several(script, one) for one in test.values]
+        if decisive in held:
+            return decisive
+        return None if None in held else not decisive
+    if not is_of_the_job(script, test):
+        return None
+    if asks_for_one(test):
+        return False
+    is_equal = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.Is, ast.In))
+    return None if is_equal else True

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.collectives import CollectiveCall, collectives_of
+from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import unmatched_condition
 from doctor.lint.python.rank_branches import main_first, rank_condition
 from doctor.lint.python.training import trains_on_several
+from doctor.lint.python.wrapped_models import is_wrapped_later
 from doctor.testing.script_cases import fails, passes
 
 
@@ -27,6 +28,12 @@ from doctor.testing.script_cases import fails, passes
         fails("the state of a sharded model", _SHARDED),
         fails("Accelerate: the others wait for the main process, and it for them", _ACCELERATE),
         fails("two ranks, two collectives", _DIFFERENT),
+        fails("the forward pass of a wrapped model, in a function that rank 0 calls", _FORWARD),
+        fails("the state of a sharded model that a caller hands in", _HANDED),
+        fails("the shards of a Trainer, or of DeepSpeed under Accelerate", _SAVED),
+        passes("the inner model on rank 0, or all ranks", _INNER),
+        passes("one rank saves a replica", _REPLICA),
+        passes("a model that is sharded afterwards", _SHARDED_LATER),
         passes("all reduce, one prints", _REDUCED_BY_ALL),
         passes("both branches broadcast", _BRANCHES),
         passes("the others wait, rank 0 works, rank 0 joins", _FIRST),
@@ -49,8 +56,8 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     collective: the job hangs until a time-out ends it, or pairs calls that do not belong together.
     Fix: make the call on all ranks, and put only what is done with its result under the condition.
     """
-    for one in collectives_of(script).all():
-        if one.word in _BY_SOME or _is_of_one_device(script, one.call):
+    for one in collectives_and_forwards(script).all():
+        if _may_be_alone(script, one) or _is_of_one_device(script, one.call):
             continue
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
@@ -67,14 +74,27 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
                 summary,
                 fix=_fix(script, one),
                 evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
-                confidence=0.95 if one.through is None else 0.9,
+                severity=None if one.certain else Severity.WARNING,
+                confidence=(0.95 if one.through is None else 0.9) if one.certain else 0.7,
             )
         elif first is not None and not one.grouped and rank_condition(script, one.call) is None:
             yield _waited_for(script, one, first)
 
 
-_BY_SOME = frozenset({"save_state", "load_state", "init_process_group"})
-"""With DDP one rank may save; and joining a job does not depend on its members."""
+def _may_be_alone(script: Script, one: CollectiveCall) -> bool:
+    """Joining a job does not depend on its members; with DDP one rank may save; and a model that is sharded only below
+    exchanges nothing yet."""
+    if one.word in ("save_state", "load_state"):
+        return not _saves_together(script, one.call)
+    return one.word == "init_process_group" or (not one.certain and is_wrapped_later(script, one.call))
+
+
+def _saves_together(script: Script, call: ast.Call) -> bool:
+    """Whether the Accelerator of a ``save_state`` shards its model, or numbers checkpoints behind a barrier."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    made = [one for one in script.values_of(owner) if isinstance(one, ast.Call)]
+    given = (script.argument(one, name) for one in made for name in ("deepspeed_plugin", "fsdp_plugin"))
+    return any(one is not None and any(isinstance(value, ast.Call) for value in script.values_of(one)) for one in given)
 
 
 def _is_of_one_device(script: Script, call: ast.Call) -> bool:
@@ -99,6 +119,8 @@ def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violati
 
 
 def _words(script: Script, one: CollectiveCall) -> str:
+    if one.word.startswith("forward of ") and one.through is None:
+        return f"{script.text_of(one.call.func, 40)}(), the {one.word.replace('forward', 'forward pass')},"
     if one.word == "sync_dist":
         return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
     name = script.text_of(one.call.func, 40)
@@ -126,6 +148,12 @@ _FIXES = {
     "`Trainer(devices=1)`.",
     "new_group": "Make the group on all ranks, also on those that are not in it: `group = dist.new_group(ranks)` "
     "outside of the condition.",
+    "forward of DDP": "Run the forward pass on all ranks, or that of the inner model (`model.module`) on one rank: DDP "
+    "broadcasts buffers in the forward pass of the wrapper.",
+    "forward of FSDP": "Run the forward pass on all ranks: FSDP gathers the parameters of each layer from all of them.",
+    "save_model": "Call `trainer.save_model(path)` on all ranks: under FSDP it gathers the shards, and writes on "
+    "rank 0 alone.",
+    "save_state": "Call `accelerator.save_state(path)` on all ranks: each one writes its own shard.",
     "state_dict of FSDP": "Take the state on all ranks (`state = model.state_dict()`), and save it on rank 0: `if rank "
     "== 0: torch.save(state, path)`.",
 }
@@ -133,6 +161,8 @@ _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 
 def _fix(script: Script, one: CollectiveCall) -> str:
+    if one.through and one.word == "forward of DDP":
+        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, or give it the inner model: `model.module`."
     if one.through:
         return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use what it returns on rank 0."
     return _FIXES.get(one.word, "")
@@ -211,6 +241,95 @@ def main(build, path):
     train(model)
     if rank == 0:
         torch.save(model.state_dict(), path)  # !
+"""
+_FORWARD = """\
+import torch
+import torchvision
+
+def evaluate(net, loader):
+    net.eval()
+    with torch.no_grad():
+        return sum(net(x).argmax(dim=1).eq(y).sum().item() for x, y in loader)
+
+def main(loader, rank):
+    dist.init_process_group("nccl")
+    model = DDP(torchvision.models.resnet18().cuda())
+    for epoch in range(10):
+        if rank == 0:
+            print(evaluate(model, loader))  # !
+            print(model(torch.zeros(1, 3, 32, 32)))  # !
+"""
+_INNER = """\
+import torch
+import torchvision
+
+def evaluate(net, loader):
+    return [net(x) for x in loader]
+
+def main(loader, rank):
+    model = torchvision.models.resnet18().cuda()
+    if rank == 0:
+        print(model(torch.zeros(1, 3, 32, 32)))
+    model = DDP(model)
+    scores = evaluate(model, loader)
+    if rank == 0:
+        print(scores, evaluate(model.module, loader))
+"""
+_HANDED = """\
+import torch
+
+def save(model, rank, path):
+    if rank == 0:
+        with FSDP.state_dict_type(model, FULL):
+            state = model.state_dict()  # !
+        torch.save(state, path)
+
+def step(model, loss, optimizer, rank):
+    loss.backward()
+    if rank == 0:
+        print(model.clip_grad_norm_(1.0))  # !
+    optimizer.step()
+
+def main(build, rank):
+    model = FSDP(build().cuda())
+    step(model, model(batch()), make(model), rank)
+    save(model, rank, "a.pt")
+"""
+_SAVED = """\
+from accelerate import DeepSpeedPlugin
+from transformers import Trainer, TrainingArguments
+
+args = TrainingArguments(output_dir="out", fsdp="full_shard auto_wrap")
+trainer = Trainer(model=model, args=args)
+trainer.train()
+if trainer.is_world_process_zero():
+    trainer.save_model("out/final")  # !
+
+plugin = DeepSpeedPlugin(zero_stage=2)
+accelerator = Accelerator(deepspeed_plugin=plugin)
+if accelerator.is_main_process:
+    accelerator.save_state("out/state")  # !
+"""
+_REPLICA = """\
+from transformers import Trainer, TrainingArguments
+
+trainer = Trainer(model=model, args=TrainingArguments(output_dir="out"))
+if trainer.is_world_process_zero():
+    trainer.save_model("out/final")
+accelerator = Accelerator()
+if accelerator.is_main_process:
+    accelerator.save_state("out/state")
+"""
+_SHARDED_LATER = """\
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from project.parallel import apply_fully_shard, load_everywhere
+
+def prepare(model, settings):
+    state = {}
+    if dist.get_rank() == 0:
+        state = get_model_state_dict(model, options=settings.options)
+    apply_fully_shard(model, settings)
+    load_everywhere(model, state)
 """
 _ACCELERATE = """\
 accelerator = Accelerator()

@@ -1,0 +1,198 @@
+"""Which wrapper a model has at a place in a script (DDP, FSDP, DeepSpeed), and calls that need it on all ranks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.reachable_functions import is_certain
+from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, per_script
+from doctor.lint.python.training import DDP, FSDP
+from doctor.lint.python.value_flow import handed_in
+
+_KINDS = {DDP: "DDP", FSDP[0]: "FSDP", "deepspeed.initialize": "DeepSpeed"}
+_SHARDS = "torch.distributed.fsdp.fully_shard"
+_NORMALIZED = re.compile(
+    r"^torchvision\.models\.(?:\w+\.)?\w*(?:resnet|resnext|densenet|mobilenet|efficientnet|regnet|inception|googlenet|"
+    r"shufflenet|mnasnet|_bn$)|^torch\.nn\.(?:Lazy|Sync)?BatchNorm",
+    re.IGNORECASE,
+)
+"""Models and layers with running statistics, which are buffers."""
+_DEPTH = 3
+FORWARD_OF_DDP = "forward of DDP"
+_EXCHANGED_BY = {
+    "forward": {"DDP": FORWARD_OF_DDP, "FSDP": "forward of FSDP"},
+    "state_dict": {"FSDP": "state_dict of FSDP"},
+    "clip_grad_norm_": {"FSDP": "clip_grad_norm_ of FSDP"},
+}
+"""The collectives of a method by the wrapper of its model."""
+_TRAINERS = re.compile(r"^(?:transformers|trl)\.\w*Trainer\(\)\.save_model$")
+_OFF = ("", False, None, ())
+
+
+class HandedModel(NamedTuple):
+    """A call that gives a wrapped model to a function of the file which runs the collective ``word`` of it.
+    ``parameter``: of the calling function, if the model is one of its parameters."""
+
+    call: ast.Call
+    word: str
+    function: str
+    parameter: str
+
+
+@per_script
+def wraps_models(script: Script) -> bool:
+    """Whether anything in the file wraps a model."""
+    return next(script.calls(*_KINDS, _SHARDS), None) is not None
+
+
+@per_script
+def has_buffers(script: Script) -> bool:
+    """Whether a model of the file has running statistics, which DDP broadcasts in the forward pass."""
+    return any(_NORMALIZED.match(script.name(call.func)) for call in script.all(ast.Call))
+
+
+def wrapper_of(script: Script, node: ast.expr, depth: int = _DEPTH) -> str:
+    """``DDP``, ``FSDP``, ``DeepSpeed``, or empty: what the model that a name holds at this place is wrapped in; of a
+    parameter, what any caller in the file gives."""
+    if not wraps_models(script) or not isinstance(node, (ast.Name, ast.Attribute)):
+        return ""
+    if _is_sharded_before(script, node):
+        return "FSDP"
+    made = {_KINDS.get(script.name(one.func), "") for one in _calls_behind(script, node)} - {""}
+    if made:
+        return min(made)
+    if depth and parameter_of(script, node):
+        handed = (wrapper_of(script, given, depth - 1) for given in handed_in(script, node))
+        return next(filter(None, handed), "")
+    return ""
+
+
+def parameter_of(script: Script, node: ast.expr) -> str:
+    """The name, if it is a parameter of the function around it that is not assigned anew; else empty."""
+    scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+    bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else []
+    is_parameter = len(bound) == 1 and isinstance(bound[0], ast.arg)
+    return node.id if is_parameter and isinstance(node, ast.Name) else ""
+
+
+def _calls_behind(script: Script, node: ast.expr) -> Iterator[ast.Call]:
+    """The calls whose results a name may hold: of a local variable, the one assigned last before the place."""
+    values = [one.value if isinstance(one, ast.Starred) else one for one in script.values_of(node)]
+    scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+    if scope is not None and scope.node is (script.function_of(node) or script.tree):
+        values = [one for one in values if one.lineno <= node.lineno][-1:]
+    yield from (one for one in values if isinstance(one, ast.Call))
+
+
+def _is_sharded_before(script: Script, node: ast.expr) -> bool:
+    """``fully_shard(model)`` above it, in its function or in the module."""
+    text, function = ast.unparse(node), script.function_of(node)
+    for call in script.calls(_SHARDS):
+        if call.args and ast.unparse(call.args[0]) == text and script.function_of(call) in (None, function):
+            if call.lineno < node.lineno or script.function_of(call) is not function:
+                return True
+    return False
+
+
+def forwards_in(script: Script) -> dict[ast.Call, str]:
+    """The forward passes of wrapped models: ``model(x)``, ``self.model(x)``."""
+    called = (call for call in script.all(ast.Call) if _is_model_called(script, call))
+    words = {call: _EXCHANGED_BY["forward"].get(wrapper_of(script, call.func), "") for call in called}
+    return {call: word for call, word in words.items() if word and not _is_apart(script, call.func)}
+
+
+def _is_model_called(script: Script, call: ast.Call) -> bool:
+    made = call.func
+    if isinstance(made, ast.Attribute):
+        return isinstance(made.value, ast.Name) and made.value.id == "self"
+    return isinstance(made, ast.Name) and script.definition(made) is None
+
+
+def _is_apart(script: Script, model: ast.expr) -> bool:
+    """Whether the forward pass does not concern all ranks: ``DDP(model, broadcast_buffers=False)``, or in a group."""
+    made = [call for call in _calls_behind(script, model) if script.name(call.func) in _KINDS]
+    return any(
+        script.value(script.argument(call, "broadcast_buffers")) is False
+        or script.argument(call, "process_group") is not None
+        for call in made
+    )
+
+
+@per_script
+def handed_models(script: Script) -> tuple[HandedModel, ...]:
+    """Calls that give wrapped models to functions of the file whose parameters must be used by all ranks."""
+    wanted = _gathering_parameters(script) if wraps_models(script) else {}
+    found = []
+    for call in script.all(ast.Call) if wanted else ():
+        function = script.definition(call.func)
+        if function is None:
+            continue
+        for name, method in wanted.get(function, {}).items():
+            given = _given_for(script, call, function, name)
+            word = _EXCHANGED_BY[method].get(wrapper_of(script, given), "") if given is not None else ""
+            if word and given is not None and not _is_apart(script, given):
+                found.append(HandedModel(call, word, function.name, parameter_of(script, given)))
+    return tuple(found)
+
+
+def _gathering_parameters(script: Script) -> dict[FunctionNode, dict[str, str]]:
+    """By function, its parameters that it uses for sure, on all ranks, in a method that exchanges data if the model is
+    wrapped; also through other functions of the file."""
+    found: dict[FunctionNode, dict[str, str]] = {}
+    for call in script.all(ast.Call):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _EXCHANGED_BY:
+            _note(script, found, call, call.func.value, call.func.attr)
+        elif isinstance(call.func, ast.Name):
+            _note(script, found, call, call.func, "forward")
+    calls = [
+        (call, function) for call in script.all(ast.Call) if (function := script.definition(call.func)) is not None
+    ]
+    for _ in range(_DEPTH if found else 0):
+        for call, function in calls:
+            for name, method in tuple(found.get(function, {}).items()):
+                if (given := _given_for(script, call, function, name)) is not None:
+                    _note(script, found, call, given, method)
+    return found
+
+
+def _note(
+    script: Script, found: dict[FunctionNode, dict[str, str]], call: ast.Call, model: ast.expr, method: str
+) -> None:
+    name, function = parameter_of(script, model), script.function_of(call)
+    if name and function is not None and rank_condition(script, call) is None and is_certain(script, call):
+        found.setdefault(function, {}).setdefault(name, method)
+
+
+def _given_for(script: Script, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    place = names.index(name) - (names[0] in ("self", "cls")) if name in names else None
+    return script.argument(call, name, place)
+
+
+def is_wrapped_later(script: Script, call: ast.Call) -> bool:
+    """Whether the model that a call gets is sharded or wrapped below it, in its function."""
+    if not call.args:
+        return False
+    text = ast.unparse(call.args[0])
+    return any(
+        one.lineno > call.lineno
+        and re.search(r"shard|fsdp|parallel|wrap|prepare", last_name(one.func), re.IGNORECASE)
+        and any(ast.unparse(given) == text for given in one.args)
+        for one in script.inside(script.function_of(call) or script.tree, ast.Call)
+    )
+
+
+def saves_shards(script: Script, call: ast.Call) -> bool:
+    """Whether ``trainer.save_model()`` of a Hugging Face Trainer gathers shards: its arguments ask for FSDP."""
+    if not _TRAINERS.match(script.name(call.func)) or not isinstance(call.func, ast.Attribute):
+        return False
+    trainers = [one for one in script.values_of(call.func.value) if isinstance(one, ast.Call)]
+    given = [value for one in trainers if (value := script.argument(one, "args", 1)) is not None]
+    made = [one for value in given for one in script.values_of(value) if isinstance(one, ast.Call)]
+    asked = [value for one in made if (value := script.argument(one, "fsdp")) is not None]
+    values = (script.value(one) for one in asked)
+    return any(value is not UNKNOWN and value not in _OFF for value in values)
