@@ -36,7 +36,8 @@ def disagreement(script: Script, test: ast.expr) -> str:
     if any(isinstance(one, ast.Call) and script.name(one.func) in _CLOCKS for one in seen):
         return "time"
     asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
-    return "data" if any(_is_own(script, one) for one in seen) or _is_selected(script, asked) else ""
+    is_own = any(_is_read(script, one) or _is_counted(script, one) for one in seen)
+    return "data" if is_own or _is_selected(script, asked) else ""
 
 
 def _behind(script: Script, test: ast.expr) -> Iterator[ast.AST]:
@@ -97,15 +98,18 @@ def _exchanged(script: Script, function: ast.AST | None) -> dict[str, int]:
     return kept[function]
 
 
-def _is_own(script: Script, node: ast.AST) -> bool:
-    """A value read from a tensor of step data: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``, or the size of
-    what was selected by such values. Other sizes are the same on all ranks, and so are norms of reduced gradients."""
-    if not isinstance(node, ast.Call):
+def _is_counted(script: Script, node: ast.AST) -> bool:
+    """``len(hard)``: the size of what its own data selected. Other sizes are the same on all ranks."""
+    if not isinstance(node, ast.Call) or last_name(node.func) not in _COUNTS:
         return False
-    if last_name(node.func) in _COUNTS:
-        counted = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
-        return counted is not None and _is_selected(script, counted)
-    if last_name(node.func) not in _VALUES:
+    counted = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
+    return counted is not None and _is_selected(script, counted)
+
+
+def _is_read(script: Script, node: ast.AST) -> bool:
+    """A value read from a tensor of step data: ``loss.item()``, ``torch.isnan(loss)``, ``mask.any()``. Norms of
+    gradients are equal on all ranks once gradients are reduced."""
+    if not isinstance(node, ast.Call) or last_name(node.func) not in _VALUES:
         return False
     name = script.name(node.func)
     if isinstance(node.func, ast.Attribute) and not name.startswith(_OF_TENSORS):
@@ -148,7 +152,7 @@ def _selects(value: ast.AST | str) -> bool:
 def _is_added_by_data(script: Script, call: ast.Call) -> bool:
     branch = script.nearest(call, ast.If)
     inside = branch is not None and script.function_of(branch) is script.function_of(call)
-    return inside and branch is not None and any(_is_own(script, one) for one in _behind(script, branch.test))
+    return inside and branch is not None and any(_is_read(script, one) for one in _behind(script, branch.test))
 
 
 def _words(node: ast.AST) -> list[str]:

@@ -193,6 +193,8 @@ def collect(model, loader):
         loss = model(batch)
         if torch.isnan(loss):
             bad.append(index)
+        if len(bad) > 3:
+            bad.append(-1)
     if bad:
         dist.barrier()  # !
     if not bad:
