@@ -40,7 +40,6 @@ FAILED = {
     "an abort": "Aborted (core dumped)",
     "glibc": "*** Error in `python': double free or corruption (!prev): 0x000056383cda7e40 ***",
     "behind a bar": "Epoch 3:  20%|##| 11/56 [00:02<00:08,  5.02it/s]Segmentation fault (core dumped)",
-    "a worker": "ERROR: Unexpected segmentation fault encountered in worker.",
     "no file": "python: cannot open file train.py: [Errno 2] No such file or directory",
     "no command": "bash: line 1: torchrun: command not found",
     "no module": "/usr/bin/python: No module named torch",

@@ -20,7 +20,12 @@ _NAMED_ELSEWHERE = (
 )
 """Messages with the reason of a worker's death: memory, shared memory, open files, a device that does not survive a
 fork."""
+_CRASHED = "ERROR: Unexpected segmentation fault encountered in worker."
 _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
+_FIX_OF_CRASH = (
+    "Native code of the data set crashed (a decoder, OpenCV, a database): `python -X faulthandler`, `num_workers=0`, "
+    "`cv2.setNumThreads(0)`."
+)
 
 
 @check(
@@ -40,6 +45,7 @@ _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
             logged(_KILLED.format("Bus error") + "It is possible that dataloader's workers are out of shared memory."),
         ),
         Fails("a crash in native code", logged(_KILLED.format("Segmentation fault"))),
+        Fails("a crash that the signal handler of torch reports", logged(_CRASHED)),
         Fails("killed for an unknown reason", logged(_KILLED.format("Killed"))),
     ),
 )
@@ -61,12 +67,14 @@ def worker_died(job: Job) -> Iterator[Verdict]:
                 fix="`dmesg -T | grep -i 'killed process'` on that host tells whether it was the out-of-memory killer: "
                 "then fewer workers and a smaller `prefetch_factor`."
                 if by_somebody
-                else "Native code of the data set crashed (a decoder, OpenCV, a database): `python -X faulthandler`, "
-                "`num_workers=0`, `cv2.setNumThreads(0)`.",
+                else _FIX_OF_CRASH,
                 # SIGTERM comes from a launcher or scheduler that ends the whole process group.
                 severity=Severity.WARNING if signal == "Terminated" else None,
                 confidence={"Killed": 0.75, "Terminated": 0.5}.get(signal, 0.9),
             )
+    if not is_logged(job, "dl.killed"):
+        for group in event_groups(job, "dl.crashed", by=("what",)):
+            yield finding_from_logs(group, f"a data worker crashed: {group.value('what')}", fix=_FIX_OF_CRASH)
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in ("MemoryError", "OutOfMemoryError"):

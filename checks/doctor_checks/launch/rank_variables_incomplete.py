@@ -58,6 +58,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             fix="Start the script by one launcher that sets them all: `torchrun --nproc-per-node=<GPUs> train.py`. "
             "Where it is meant to run alone, `unset LOCAL_RANK RANK WORLD_SIZE`: what is left over makes libraries "
             "look for the others.",
+            explains=("RUN004",),
         )
 
 
@@ -100,6 +101,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ),
             ranks=(),
         ),
+        Fails("log of a script that reads a variable itself", logged("KeyError: 'LOCAL_RANK'")),
     ),
 )
 def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:

@@ -57,6 +57,18 @@ MEANINGS = (
             ),
         ),
         Fails(
+            "a call that NCCL only logs at the level INFO",
+            logged(
+                "node1:41:77 [0] NCCL INFO misc/socket.cc:564 -> 2",
+                "node1:41:77 [0] NCCL INFO bootstrap.cc:270 -> 2",
+                "node1:41:77 [0] NCCL INFO group.cc:64 -> 2 [Async thread]",
+            ),
+        ),
+        Passes(
+            "an inner call that fails where NCCL goes on",
+            logged("node1:41:77 [0] NCCL INFO transport/p2p.cc:310 -> 3", "step 1: loss 0.5"),
+        ),
+        Fails(
             "log of a system call that NCCL does not name",
             logged(
                 "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL "
@@ -75,6 +87,8 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
     if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):
         yield _finding(job, events)
+    elif not events and (returned := _returned_errors(job)):
+        yield _finding(job, returned)
 
 
 _GONE = ("nccl.peer_closed", "nccl.peer_closed.old", "nccl.recv_fail", "torch.store.recv0", "torch.store.op_failed")
@@ -85,10 +99,37 @@ def _is_of_a_peer(events: tuple[Event, ...]) -> bool:
     return all("remote" in event.text.lower() for event in events)
 
 
-def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
+_RESULTS = {"1": "cuda error", "2": "system error", "3": "internal error", "4": "invalid argument"}
+_RESULTS |= {"5": "invalid usage", "6": "remote process exited"}
+"""Values of ncclResult_t (src/nccl.h.in)."""
+_PUBLIC_CALLS = ("group.cc", "init.cc", "enqueue.cc")
+"""Files of the calls that return a result to the program. Inner functions also fail where NCCL goes on otherwise."""
+
+
+def _returned_errors(job: Job) -> tuple[Event, ...]:
+    """The lines of a failed call (``NCCL INFO group.cc:64 -> 2``, NCCLCHECK in src/include/checks.h): each function
+    that returns an error logs one, the innermost first. Only those of a call that reached the program count."""
+    lines = events_of_kinds(job, "nccl.abort_reason")
+    failed = {
+        (one.file, one.rank, one.host, one.value("code"))
+        for one in lines
+        if (one.value("file") or "").rpartition("/")[2] in _PUBLIC_CALLS and one.value("code") in _RESULTS
+    }
+    return tuple(one for one in lines if (one.file, one.rank, one.host, one.value("code")) in failed)
+
+
+def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
+    """What :data:`MEANINGS` has for the first result."""
     text = " ".join(event.text for event in events).lower()
+    name = _RESULTS.get(events[0].value("code") or "") if events[0].kind == "nccl.abort_reason" else None
     # torch names the constants: ncclUnhandledCudaError, ncclSystemError.
-    found = next((one for one in MEANINGS if one[0] in text or f"{one[0].replace(' ', '')}: " in text), None)
+    return next(
+        (one for one in MEANINGS if one[0] == name or one[0] in text or f"{one[0].replace(' ', '')}: " in text), None
+    )
+
+
+def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
+    found = _result_of(events)
     result, meaning = found or ("no result named", "the lines before it may tell")
     buffer = recorder_switch(job, 20_000)
     return finding_from_logs(

@@ -269,7 +269,11 @@ _FORMS: dict[str, tuple[_PrefixForm, ...]] = {
     "[": _BRACKETS,
     "(": _launcher_forms("("),
     "{": (_form(r'\{(?:\w{1,64}="[^"]{0,512}",? ?){1,40}\} ?', _labels),),
-    "<": (_form(r"<\d{1,3}>", _begins),),
+    "<": (
+        _form(r"<\d{1,3}>", _begins),
+        # Determined: level, time, container, and the rank if there are several.
+        _form(rf"<\w{{0,10}}> {{1,9}}\[({ISO})\] (?P<tag>[\w-]{{1,64}}) (?:\[rank=(?P<rank>{_N})\] )?\|\| ", _dated),
+    ),
     " ": (_form(r" {1,8}what\(\): +", soft=True),),
     "|": (_form(rf"\| *(?:{_LEVEL} *\| *)?(?:[\w.]+:[\w<>]+:\d+ - )?", _level, soft=True),),
     "-": (_form(rf"- (?:[\w.]+ - )?{_LEVEL} - (?:[\w./]+ - [\w<>]+ - \d+ - )?", _level, soft=True),),

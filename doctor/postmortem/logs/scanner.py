@@ -99,7 +99,7 @@ _GLUED = re.compile(r"\]Traceback \(most recent call last\)")
 _CODE = re.compile(
     r"\s*(?:\d+ +)?(?:raise [\w.]+\(|assert |print\(|(?:\+{1,3} )?(?:echo|printf) |-+> \d+ |>>> |//|"
     r"#(?!SBATCH|PBS|BSUB|\$| Out of bounds)|(?:[\w.]+\.)?(?:log|logger|logging|warnings)\.\w+\(|"
-    r"(?:el)?if .*:$|except .*:$|return (?:[\w.]+\(|f?[\"'])|[\w.]+ = r?f?[\"'])"
+    r"(?:el)?if .*:$|except .*:$|return (?:[\w.]+\(|f?[\"'])|[\w.]+ = r?f?[\"']|│ +(?:❱ +)?\d+ │)"
 )
 """Printed source code: messages in it were not logged."""
 _NUMBERS = re.compile(r"\d+")

@@ -48,6 +48,7 @@ CUES = (
     "IOError",
     "Exception:",
     "╭",
+    "❱",
     ": error: ",
 )
 """Every line that begins, continues or ends a traceback contains at least one of these."""
@@ -62,11 +63,13 @@ _NAMED_HEADER = re.compile(r"([A-Za-z_][\w.]{0,80})\s{2,}Traceback ")
 _MARGIN = re.compile(r"\s*(?:\+-?[+-]*(?: \d+ -+)?|\|) ?(?=\s|$|\S)")
 _FILE = re.compile(
     r"\s*(?:File|Cell) \"?(?P<file>[^\"\n]{1,1000}?)\"?,? line (?P<line>\d{1,9})"
-    r"(?:,? in (?P<function>.{1,200}?))?\s{0,20}$"
+    r"(?:,? in (?P<function>.{1,200}?)|,)?\s{0,20}$"
 )
 _BOXED = re.compile(
     r"│ +(?P<file>[^\s│].{0,400}?):(?P<line>\d{1,9}) in (?P<function>[^│\s]{1,200})\s{0,200}(?:│\s{0,9})?$"
 )
+_BOXED_SOURCE = re.compile(r"│ +❱ +\d{1,9} │")
+"""The line of source code in a box drawn by rich whose call failed; a log may begin within the box."""
 # Ray appends the type of the cause to its own: "ray.exceptions.RayTaskError(ValueError)".
 _TYPE = r"(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80}(?:\(\w{1,80}\))?"
 # Directly after a stack, any name counts that is not a plain word: zlib.error, queue.Empty, StopIteration.
@@ -96,6 +99,12 @@ _USAGE = re.compile(
     re.DOTALL,
 )
 """How argparse ends a process (``ArgumentParser.error`` in Lib/argparse.py), with exit code 2."""
+_RECORDED = re.compile(
+    rf"\s*(?:- )?message: ['\"](?P<type>(?:[A-Za-z_]\w{{0,80}}\.){{0,12}}(?:{_NAMED})): (?P<message>.*?)['\"]\s*$",
+    re.DOTALL,
+)
+"""The exception in the error file of torchrun, printed as YAML
+(torch/distributed/elastic/multiprocessing/errors/error_handler.py writes its type and message in one text)."""
 _LINK = re.compile(r"(?:another exception occurred|direct cause of the following exception):")
 _INNER = re.compile(
     r"Original Traceback|terminated with the following error|The above exception was raised|RemoteTraceback"
@@ -193,6 +202,11 @@ class Tracebacks:
             self._stream(origin).last = line
             return True
         stream = self._streams.get(origin)
+        if _BOXED_SOURCE.match(text) and (stream is None or stream.state != "box"):
+            self._stream(origin).begin("box")
+            self._stream(origin).last = line
+            self.waiting.add(origin)
+            return True
         if stream is not None:
             return self._continue(origin, stream, text, line, (record, mild))
         if not mild:
@@ -202,7 +216,8 @@ class Tracebacks:
     def close(self, line: int) -> None:
         """Report the tracebacks that the log, which ends after ``line``, does not contain to their end."""
         for origin, stream in list(self._streams.items()):
-            if stream.state in ("stack", "box") and line - stream.last <= _NEAR_END and (stream.frames or stream.type):
+            has_stack = stream.state == "box" or (stream.state == "stack" and (stream.frames or stream.type))
+            if has_stack and line - stream.last <= _NEAR_END:
                 frames = tuple(stream.frames)[::-1]
                 self._note(origin, ParsedException(UNFINISHED, stream.type, "", frames), stream.last)
 
@@ -257,11 +272,12 @@ class Tracebacks:
             return True
         if stream.state != "stack" or not stream.frames:
             return False
-        return (
-            text[:1] in (" ", "\t")
-            or text.startswith("[Previous line repeated ")
-            or (stream.framed and not _final_of(stream, record).match(text))
-        )
+        if text[:1] in (" ", "\t") or text.startswith("[Previous line repeated "):
+            return True
+        # Where the indentation was lost, one line of source code follows a frame.
+        is_source = stream.framed and not _final_of(stream, record).match(text)
+        stream.framed = stream.framed and not is_source
+        return is_source
 
     def _is_link(self, origin: LineOrigin, stream: _TracebackState, text: str) -> bool:
         """Process a line between two exceptions of which one led to the other; return whether it is."""
@@ -288,7 +304,7 @@ class Tracebacks:
             )
             self.waiting.discard(origin)
             return True
-        match = final.match(text)
+        match = final.match(text) or ("message: " in text and _RECORDED.match(text))
         if not match:
             return False
         stream = self._stream(origin)

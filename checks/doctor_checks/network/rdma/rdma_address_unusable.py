@@ -103,7 +103,7 @@ _NO_WAY_WORDS = ("Connection timed out", "No route to host", "Network is unreach
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    for group in event_groups(job, "nccl.modify_qp", by=("err",)):
+    for group in event_groups(job, "nccl.modify_qp", "verbs.modify_qp", by=("err",)):
         error = group.value("err") or ""
         if error.startswith(_NO_WAY_WORDS):
             yield finding_from_logs(

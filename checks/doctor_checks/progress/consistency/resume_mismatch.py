@@ -54,6 +54,13 @@ _FLAT = (
             ),
             silent=False,
         ),
+        Fails(
+            "a parameter that ZeRO stage 3 has not gathered",
+            logged(
+                "[rank1]:   size mismatch for head.weight: copying a param with shape torch.Size([1000, 512]) from "
+                "checkpoint, the shape in current model is torch.Size([0])."
+            ),
+        ),
         Fails("FSDP's flat parameters", logged(f"RuntimeError: Error(s) in loading state_dict: {_FLAT}")),
         Fails(
             "one rank resumes elsewhere",
@@ -121,12 +128,16 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 _SIZES = ("torch.state_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: another model, or another sharding."""
 _OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
+_EMPTY = re.compile(r"\[0\]")
 _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _is_of_shard(event: Event) -> bool:
-    """Whether a tensor is a shard: by its name, or because only one of the two shapes is flat."""
+    """Whether a tensor is a shard: by its name, or because only one of the two shapes is flat, or because it
+    is empty where the checkpoint has values, as ZeRO stage 3 leaves parameters that are not gathered."""
     name = event.value("key") or event.value("key2") or ""
+    if _EMPTY.search(event.value("now") or "") and not _EMPTY.search(event.value("was") or ""):
+        return True
     was, now = (len(re.findall(r"\d+", event.value(side) or "")) for side in ("was", "now"))
     return bool(_OF_SHARDS.search(name)) or (event.kind == "run.resume_sizes" and was != now)
 

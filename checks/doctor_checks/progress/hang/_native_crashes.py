@@ -36,8 +36,6 @@ def native_crashes(job: Job) -> NativeCrash | None:
     ends = [
         one for one in evidence.of(*_CAUSES, "end.signal", "end.not_started") if (one.file, one.line) not in reported
     ]
-    # A bus error has a check of its own: /dev/shm is full.
-    ends += [one for one in evidence.of("dl.bus") if one.value("what") != "bus error"]
     fatal = [one for one in ends if not _is_outlived(evidence, one) and not _is_consequence(evidence, one)]
     if not fatal:
         return None
@@ -78,8 +76,6 @@ def _whats(evidence: LogEvidence, end: Event) -> Iterator[Event]:
 def _claim(evidence: LogEvidence, end: Event) -> tuple[str, str]:
     if end.kind == "end.not_started":
         return f"never began: {end.text}", _FIX_OF_START
-    if end.kind == "dl.bus":
-        return f"lost a data loader worker: {end.value('what')}", _FIX_OF_CRASH
     if end.kind == "end.terminate":
         what = _what(evidence, end)
         thrown = end.value("type")

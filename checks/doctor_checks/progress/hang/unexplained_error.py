@@ -93,8 +93,9 @@ def _is_recorded(job: Job) -> bool:
 _LAUNCHER = "torch.distributed.elastic"
 _EXITS = ("elastic.failed", "elastic.entry", "elastic.child_line")
 """torchrun's reports of the exit of a process."""
-_TAKEDOWN = ("elastic.closing", "elastic.force", "elastic.sigkill_left")
-"""What torchrun prints while it ends the other processes (torch/distributed/elastic/multiprocessing/api.py)."""
+_TAKEDOWN = ("elastic.no_error_file", "elastic.closing", "elastic.force", "elastic.sigkill_left")
+"""What torchrun prints beside its report, and while it ends the other processes (errors and api.py of
+torch/distributed/elastic/multiprocessing)."""
 
 
 def _without_launcher(evidence: LogEvidence, errors: list[Event]) -> list[Event]:
@@ -105,12 +106,15 @@ def _without_launcher(evidence: LogEvidence, errors: list[Event]) -> list[Event]
     if not evidence.of(*_EXITS) and not reports:
         return errors
     consequences = [one for one in evidence.of("software.consequence") if one.value("component") == _LAUNCHER]
-    places = {(one.file, one.line) for one in (*evidence.of(*_EXITS, *_TAKEDOWN), *reports, *consequences)}
+    known = (*evidence.of(*_EXITS, *_TAKEDOWN), *reports, *consequences)
+    places, texts = {(one.file, one.line) for one in known}, {one.text.strip() for one in known}
     beginnings = {(one.value("message") or "").partition("%s")[0] for one in consequences} - {""}
     return [
         one
         for one in errors
-        if (one.file, one.line) not in places and not any(beginning in one.text for beginning in beginnings)
+        if (one.file, one.line) not in places
+        and one.text.strip() not in texts
+        and not any(beginning in one.text for beginning in beginnings)
     ]
 
 

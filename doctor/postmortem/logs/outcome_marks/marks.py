@@ -92,7 +92,10 @@ _HANDLED = re.compile(
 _MILD = re.compile(r"NCCL (?:INFO|TRACE)\b|NCCL WARN Failed to open libibverbs|\b[Ww]arning: |^WARNING\b|\bNon-fatal\b")
 """A message below the level of errors, which may quote the text of one: NCCL's search for optional plugins does. NCCL
 before 2.9 reports a missing libibverbs as a warning (src/misc/ibvwrap.cc) and uses sockets."""
-_NAN = re.compile(r"(?i)loss\w{0,20}[\"']?\s{0,4}[:=]?\s{0,4}(?:is )?[\"'(]{0,2}(?:tensor\()?[-+]?(?:nan|inf)\b")
+_NAN = re.compile(
+    r"(?i)(?:loss\w{0,20}|grad(?:ient)?[ _]?norm)[\"']?\s{0,4}[:=]?\s{0,4}(?:is )?[\"'(]{0,2}(?:tensor\()?[-+]?"
+    r"(?:nan|inf)\b"
+)
 
 _ENDED = re.compile(
     r"(?i)\b(?:training|fine-?tuning|pre-?training|the run|run|job|experiment) (?:loop )?(?:is |has |was |has been )?"
@@ -234,7 +237,7 @@ def _done(mark: _Mark) -> int:
 def _mark_of(text: str, mild: bool) -> tuple[str, dict[str, str]]:
     if _ANY.search(text) is None:
         return "", {}
-    if "oss" in text and _NAN.search(text):
+    if ("oss" in text or "norm" in text) and _NAN.search(text):
         return NAN, {"strong": "1"}
     strength = "" if mild else _strength(text)
     if strength != "strong" and _MAY_HAVE_ENDED.search(text) and (found := _ENDED.search(text)):
