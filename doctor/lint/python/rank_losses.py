@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.loader_calls import LOADERS
@@ -31,35 +31,30 @@ _MOVES = frozenset({"to", "cuda", "cpu", "item", "detach", "float", "numpy", "it
 _COMPOUND = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List)
 
 
-def is_own_loss(script: Script, test: ast.expr) -> bool:
-    """Whether a test depends on a loss or metric of this rank's share of a distributed dataset.
+def own_loops(script: Script, value: ast.expr, functions: int = _FUNCTIONS) -> frozenset[ast.AST]:
+    """The loops over this rank's share of a distributed dataset in which a value is computed; none if ranks exchange
+    it.
 
-    Followed are local names, the conditions under which counters and flags change, objects for early stopping, and
-    functions of the file. A value that takes part in a collective is no longer of one rank.
+    Followed are local names and attributes of ``self``, the conditions under which counters and flags change, objects
+    for early stopping, and functions of the file.
     """
-    return _is_own(script, test, _FUNCTIONS)
-
-
-def _is_own(script: Script, value: ast.expr, functions: int) -> bool:
-    walk = _Walk(script, script.function_of(value), functions)
-    walk.follow(value)
-    return walk.is_own and not walk.is_shared
+    walk = _Walk(script, value, functions)
+    return frozenset() if walk.is_shared else frozenset(walk.loops)
 
 
 class _Walk:
-    """Follows a value inside one function. ``is_own``: it comes from a loop over a distributed loader; ``is_shared``:
-    ranks exchanged it, or may have."""
+    """Follows a value inside one function and its class. ``loops``: those over a distributed loader; ``is_shared``:
+    ranks exchanged the value, or may have."""
 
-    def __init__(self, script: Script, function: FunctionNode | None, functions: int) -> None:
+    def __init__(self, script: Script, value: ast.expr, functions: int) -> None:
         self._script = script
-        self._function = function
+        self._function: ast.AST = script.function_of(value) or script.tree
+        self._class = script.class_of(value)
         self._functions = functions
         self._seen: set[str] = set()
-        self.is_own = False
+        self._called: dict[ast.ClassDef | None, list[ast.Call]] = {}
+        self.loops: set[ast.AST] = set()
         self.is_shared = False
-
-    def follow(self, value: ast.expr) -> None:
-        """Follow a value to the loops that it is computed in."""
         waiting: list[tuple[ast.AST, bool]] = [(value, False)]
         for _ in range(MOST_NODES):
             if not waiting or self.is_shared:
@@ -68,12 +63,13 @@ class _Walk:
             waiting.extend(self._parts(node, is_computed))
 
     def _parts(self, node: ast.AST, is_computed: bool) -> Iterator[tuple[ast.AST, bool]]:
+        """What a node is made of, and whether it is computed from that rather than handed on."""
         if isinstance(node, ast.Call):
             yield from self._of_call(node, is_computed)
-        elif isinstance(node, ast.Name):
+        elif isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_of_self(node)):
             yield from self._of_name(node, is_computed)
         elif isinstance(node, ast.Attribute) and _STOPS.search(ast.unparse(node)):
-            yield from ((one, is_computed) for one in self._told(node.value))
+            yield from ((one, True) for one in self._told(node.value))
         elif isinstance(node, (ast.Subscript, ast.Starred)) or (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call)
         ):
@@ -83,19 +79,19 @@ class _Walk:
 
     def _of_call(self, call: ast.Call, is_computed: bool) -> Iterator[tuple[ast.AST, bool]]:
         bare = last_name(call.func)
+        function = self._script.definition(call.func)
         if call in _exchanges(self._script):
             self.is_shared = True
-        elif bare not in _METADATA:
-            function = self._script.definition(call.func)
-            if function is not None and self._script.class_of(function) is None:
-                self._of_function(function)
-            else:
-                passes_on = bare in _MOVES and isinstance(call.func, ast.Attribute)
-                if passes_on and isinstance(call.func, ast.Attribute):
-                    yield call.func.value, is_computed
-                yield from ((one, is_computed or not passes_on) for one in call.args)
-                if isinstance(call.func, ast.Attribute) and _STOPS.search(ast.unparse(call.func.value)):
-                    yield from ((one, True) for one in self._told(call.func.value))
+        elif bare in _METADATA:
+            return
+        elif function is not None and self._script.class_of(function) in (None, self._class):
+            self._of_function(function)
+        else:
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            is_computed = is_computed or owner is None or bare not in _MOVES
+            yield from ((one, is_computed) for one in (*call.args, *([owner] if owner is not None else ())))
+            if owner is not None and _STOPS.search(ast.unparse(owner)):
+                yield from ((one, True) for one in self._told(owner))
 
     def _of_function(self, function: FunctionNode) -> None:
         """A function of the file that computes the value by itself."""
@@ -103,57 +99,74 @@ class _Walk:
         if self._functions == 0 or any(call in agreeing for call in self._script.inside(function, ast.Call)):
             self.is_shared = True
             return
-        returned = [one.value for one in self._script.inside(function, ast.Return) if one.value is not None]
-        if any(_is_own(self._script, one, self._functions - 1) for one in returned):
-            self.is_own = True
+        for one in self._script.inside(function, ast.Return):
+            if one.value is not None:
+                self.loops |= own_loops(self._script, one.value, self._functions - 1)
 
-    def _of_name(self, name: ast.Name, is_computed: bool) -> Iterator[tuple[ast.AST, bool]]:
-        scope = self._script.scope_of(name, name.id)
-        if scope is None or scope.node is not (self._function or self._script.tree):
-            return
-        if self._is_exchanged(name.id):
-            self.is_shared = True
-        for bound in scope.names[name.id]:
+    def _of_name(self, name: ast.Name | ast.Attribute, is_computed: bool) -> Iterator[tuple[ast.AST, bool]]:
+        own = ast.unparse(name)
+        for bound in self._bindings(name):
             if isinstance(bound, (ast.For, ast.AsyncFor)):
-                is_batch = is_computed and not _is_counter(bound, name.id)
-                self.is_own = self.is_own or (is_batch and is_distributed(self._script, bound))
-            elif name.id not in self._seen and isinstance(bound, (ast.expr, ast.AugAssign)):
+                if is_computed and not _is_counter(bound, own) and is_distributed(self._script, bound):
+                    self.loops.add(bound)
+            elif own not in self._seen:
                 yield from self._of_binding(bound, is_computed)
-        if name.id not in self._seen:
-            yield from ((one, is_computed) for one in self._appended(name.id))
-        self._seen.add(name.id)
+        if own not in self._seen:
+            self._seen.add(own)
+            calls = self._calls(own)
+            self.is_shared = self.is_shared or any(
+                _gets(call, own) for call in calls if call in _exchanges(self._script)
+            )
+            yield from ((call.args[0], is_computed) for call in calls if _appends_to(call, own))
 
-    def _appended(self, name: str) -> Iterator[ast.expr]:
-        for call in self._script.inside(self._function or self._script.tree, ast.Call):
-            if last_name(call.func) == "append" and isinstance(call.func, ast.Attribute):
-                if isinstance(call.func.value, ast.Name) and call.func.value.id == name:
-                    yield from call.args
+    def _bindings(self, name: ast.Name | ast.Attribute) -> Iterator[ast.AST]:
+        bound: Iterable[ast.AST | str] = ()
+        if isinstance(name, ast.Attribute):
+            bound = self._script.bindings.members(self._class).get(name.attr, ()) if self._class is not None else ()
+        elif (scope := self._script.scope_of(name, name.id)) is not None and scope.node is self._function:
+            bound = scope.names[name.id]
+        yield from (one for one in bound if isinstance(one, (ast.expr, ast.AugAssign, ast.For, ast.AsyncFor)))
 
-    def _of_binding(self, bound: ast.expr | ast.AugAssign, is_computed: bool) -> Iterator[tuple[ast.AST, bool]]:
+    def _of_binding(self, bound: ast.AST, is_computed: bool) -> Iterator[tuple[ast.AST, bool]]:
         value = bound.value if isinstance(bound, ast.AugAssign) else bound
         if isinstance(value, ast.Constant):  # a counter or a flag: when does it change?
-            branches = (one.test for one in self._script.around(value) if isinstance(one, ast.If))
-            yield from ((one, is_computed) for one in branches if self._script.function_of(one) is self._function)
+            branches = (one for one in self._script.around(value) if isinstance(one, ast.If))
+            around = self._script.function_of(value)
+            yield from ((one.test, is_computed) for one in branches if self._script.function_of(one) is around)
         else:
             yield value, is_computed or isinstance(bound, ast.AugAssign)
 
     def _told(self, keeper: ast.expr) -> Iterator[ast.expr]:
         """What an object for early stopping is called with: ``stopper(val_loss)``, ``stopper.step(val_loss)``."""
         own = ast.unparse(keeper)
-        if own in self._seen:
+        if f"{own}()" in self._seen:
             return
-        self._seen.add(own)
-        for call in self._script.inside(self._function or self._script.tree, ast.Call):
+        self._seen.add(f"{own}()")
+        for call in self._calls(own):
             if own in (ast.unparse(call.func), ast.unparse(getattr(call.func, "value", call.func))):
                 yield from call.args
 
-    def _is_exchanged(self, name: str) -> bool:
-        """Whether ranks exchange the value of a name in the function."""
-        agreeing = _exchanges(self._script)
-        return any(
-            call in agreeing and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(call))
-            for call in self._script.inside(self._function or self._script.tree, ast.Call)
-        )
+    def _calls(self, name: str) -> list[ast.Call]:
+        """The calls in the function, or in all methods of the class for an attribute of ``self``."""
+        owner = self._class if name.startswith("self.") else None
+        if owner not in self._called:
+            scopes = [self._function] if owner is None else owner.body
+            self._called[owner] = [call for one in scopes for call in self._script.inside(one, ast.Call)]
+        return self._called[owner]
+
+
+def _is_of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _gets(call: ast.Call, name: str) -> bool:
+    parts = (part for one in call.args for part in ast.walk(one))
+    return any(isinstance(part, (ast.Name, ast.Attribute)) and ast.unparse(part) == name for part in parts)
+
+
+def _appends_to(call: ast.Call, name: str) -> bool:
+    is_append = isinstance(call.func, ast.Attribute) and call.func.attr == "append" and bool(call.args)
+    return is_append and isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == name
 
 
 @per_script

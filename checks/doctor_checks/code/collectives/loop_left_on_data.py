@@ -10,13 +10,14 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
-from doctor.lint.python.rank_losses import is_own_loss
+from doctor.lint.python.rank_losses import own_loops
 from doctor.lint.python.script import last_name
 from doctor.lint.python.swallowed_errors import swallows_error
 from doctor.lint.python.training import gradients_reduced, hooks, lightning_modules, several_ranks, unwrapped
 from doctor.testing.script_cases import fails, passes
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_Leaving = ast.Continue | ast.Break | ast.Return
 
 
 @rule(
@@ -35,6 +36,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
         fails("early stopping on the rank's own loss", _STOPPER),
         fails("a counter of epochs without progress", _COUNTED),
         fails("a low loss of a part of the data", _LOW),
+        fails("in methods, with a return", _METHODS),
         passes("early stopping on the mean over ranks", _STOPPER_AGREED),
         passes("early stopping on data that all ranks have", _STOPPER_SHARED_DATA),
         passes("the number of steps", _STEPS_COUNTED),
@@ -56,7 +58,7 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
     """
     synchronizing = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
     synchronizing.update(dict.fromkeys(gradients_reduced(script), "backward"))
-    leaving: list[ast.Continue | ast.Break] = [*script.all(ast.Continue), *script.all(ast.Break)]
+    leaving: list[_Leaving] = [*script.all(ast.Continue), *script.all(ast.Break), *script.all(ast.Return)]
     for statement in leaving:
         if found := _left(script, statement, synchronizing):
             yield found
@@ -69,18 +71,23 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
 _NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})
 
 
-def _left(script: Script, statement: ast.Continue | ast.Break, calls: dict[ast.Call, str]) -> Violation | None:
-    loop = next((one for one in script.around(statement) if isinstance(one, _LOOPS)), None)
-    if rank_condition(script, statement) is not None:
+def _left(script: Script, statement: _Leaving, calls: dict[ast.Call, str]) -> Violation | None:
+    left = (*_LOOPS, ast.FunctionDef, ast.AsyncFunctionDef)
+    loop = next((one for one in script.around(statement) if isinstance(one, left)), None)
+    if not isinstance(loop, _LOOPS):
         return None
-    asked = _asked(script, statement, loop)
-    if loop is None or asked is None:
-        return None
-    test, why = asked
     after = statement.lineno if isinstance(statement, ast.Continue) else 0
     missed = [call for call in script.inside(loop, ast.Call) if call in calls and call.lineno > after]
+    if not missed or rank_condition(script, statement) is not None:
+        return None
+    asked = _asked(script, statement, loop)
+    if asked is None:
+        return None
+    test, why = asked
+    if isinstance(statement, ast.Return) and why != "loss":
+        return None
     branch = script.parent(test)
-    if not missed or any(one is branch for call in missed for one in script.around(call)):
+    if any(one is branch for call in missed for one in script.around(call)):
         return None  # A collective in the branch that leaves: ranks may agree there.
     word = "skips the rest of the step" if isinstance(statement, ast.Continue) else "ends the loop"
     return _hit(script, statement, f"`{script.text_of(test)}` (line {test.lineno})", word, missed[0], why)
@@ -94,7 +101,7 @@ def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[a
             return None
         if isinstance(outer, ast.If) and inner in outer.body:
             why = disagreement(script, outer.test) or _no_batch(loop, outer.test)
-            if not why and isinstance(statement, ast.Break) and is_own_loss(script, outer.test):
+            if not why and not isinstance(statement, ast.Continue) and own_loops(script, outer.test):
                 why = "loss"
             if why:
                 return outer.test, why
@@ -405,4 +412,32 @@ def train(net, data, most, optimizer):
             done += len(x)
             if step >= most or done > 10_000:
                 break
+"""
+_METHODS = """\
+class Trainer:
+    def __init__(self, net, data, val_data):
+        self.model = DDP(net)
+        self.loader = DataLoader(data, sampler=DistributedSampler(data))
+        self.val_loader = DataLoader(val_data, sampler=DistributedSampler(val_data))
+        self.best = 9.0
+        self.bad = 0
+
+    def evaluate(self):
+        right = count = 0
+        for x, y in self.val_loader:
+            right += (self.model(x).argmax(1) == y).sum().item()
+            count += len(y)
+        return right / count
+
+    def fit(self):
+        for epoch in range(100):
+            for x, y in self.loader:
+                criterion(self.model(x), y).backward()
+            score = self.evaluate()
+            if score < self.best:
+                self.best, self.bad = score, 0
+            else:
+                self.bad += 1
+            if self.bad == 5:
+                return  # !
 """

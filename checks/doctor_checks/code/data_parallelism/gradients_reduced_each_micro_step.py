@@ -82,6 +82,12 @@ _STEPS = frozenset({"step"})
                 "            optimizer.step()"
             ),
         ),
+        fails(
+            "the others go on with the next micro-step",
+            _script(
+                "loss.backward()  # !\n        if (step + 1) % 8 != 0:\n            continue\n        optimizer.step()"
+            ),
+        ),
         passes("a context manager of the project decides", _CONTEXT),
         passes("FSDP, where that would take memory", _SHARDED),
         passes(
@@ -165,7 +171,7 @@ def _accumulated(script: Script, loop: Loop) -> str | None:
     steps = [call for call in script.inside(loop.node, ast.Call) if _is_optimizer_step(call)]
     if not steps:
         return _after(script, loop)
-    tests = [_rounds(script, loop, call) for call in steps]
+    tests = [_rounds(script, loop, call) or _skipped(script, loop, call) for call in steps]
     return tests[0] if tests[0] is not None and None not in tests else None
 
 
@@ -185,6 +191,18 @@ def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
         if isinstance(outer, ast.If) and inner in outer.body and _is_every_nth(script, outer.test):
             return f"rounds with {script.text_of(outer.test, 45)} (line {outer.lineno})"
         inner = outer
+    return None
+
+
+def _skipped(script: Script, loop: Loop, call: ast.Call) -> str | None:
+    """The round that an earlier statement of the loop leaves to the step: ``if not last: continue``."""
+    for statement in loop.node.body:
+        if any(one is call for one in script.inside(statement, ast.Call)):
+            return None
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+            test = statement.test.operand if isinstance(statement.test, ast.UnaryOp) else statement.test
+            if _is_every_nth(script, test):
+                return f"rounds without {script.text_of(statement.test, 45)} (line {statement.lineno})"
     return None
 
 

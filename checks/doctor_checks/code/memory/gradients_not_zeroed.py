@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_test
+from doctor.lint.python.value_flow import handed_in, origins
 from doctor.testing.script_cases import fails, passes
 
 _ZEROES = re.compile(r"zero_?grad|reset_?grad|clear_?grad|grad\s*=|\.grad\b|set_to_none|optimizer_zero|functional_call")
@@ -36,6 +37,8 @@ _HARMLESS = frozenset(
             _script("scaler.scale(loss).backward()\n        scaler.step(optimizer)  # !\n        scaler.update()"),
         ),
         fails("in a function", _FUNCTION),
+        fails("in a function that gets the optimizer", _GIVEN),
+        passes("where another module gets the optimizer too", _GIVEN + "\nattach(optimizer)\n"),
         passes("set to zero", _script("optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()")),
         passes(
             "set to none",
@@ -89,9 +92,10 @@ def _optimizer(script: Script, call: ast.Call) -> ast.expr | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     for one in (call.func.value, *call.args[:1]):
-        made = script.name(one)
-        if isinstance(one, (ast.Name, ast.Attribute)) and made.startswith("torch.optim.") and made.endswith("()"):
-            return one if "lr_scheduler" not in made and "LBFGS" not in made else None
+        made = {script.name(given) for given in (one, *handed_in(script, one))} - {""}
+        is_optimizer = bool(made) and all(name.startswith("torch.optim.") and name.endswith("()") for name in made)
+        if isinstance(one, (ast.Name, ast.Attribute)) and is_optimizer:
+            return None if any("lr_scheduler" in name or "LBFGS" in name for name in made) else one
     return None
 
 
@@ -108,16 +112,16 @@ def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
 
 def _is_kept(script: Script, optimizer: ast.expr, loop: ast.AST) -> bool:
     """Whether it is made outside the loop, so that it keeps its gradients."""
-    made = [one for one in script.values_of(optimizer) if isinstance(one, ast.Call)]
+    made = [one for one in (*script.values_of(optimizer), *origins(script, optimizer)) if isinstance(one, ast.Call)]
     return bool(made) and not any(loop in script.around(one) for one in made)
 
 
 def _is_handed_on(script: Script, optimizer: ast.expr) -> bool:
     """Whether the optimizer, or the model that it was made of, goes to code that is not in the file."""
-    name = ast.unparse(optimizer)
+    names = {ast.unparse(one) for one in (optimizer, *handed_in(script, optimizer))}
     for call in script.all(ast.Call):
         given = [ast.unparse(one) for one in (*call.args, *(word.value for word in call.keywords))]
-        if name in given and last_name(call.func) not in _HARMLESS and script.definition(call.func) is None:
+        if names.intersection(given) and last_name(call.func) not in _HARMLESS and script.definition(call.func) is None:
             return True
     return False
 
@@ -145,6 +149,16 @@ def train(args, net, loader):
         net(batch).sum().backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         opt.step()  # !
+"""
+_GIVEN = """\
+def train_epoch(net, batches, opt):
+    for batch in batches:
+        net(batch).sum().backward()
+        opt.step()  # !
+
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(10):
+    train_epoch(model, loader, optimizer)
 """
 _ENGINE = """\
 import deepspeed
