@@ -9,8 +9,8 @@
 
 The expected ids were committed before the first run on a text. A text belongs to the half ``rules`` if the first hex
 digit of the SHA-256 of its address is even, otherwise to ``held``; texts of ``held`` are not read when rules are
-written, so ``--misses`` does not show them. The texts are excerpts of what programs printed, in which names of users and
-hosts, private addresses, process ids, pointers, dates and line numbers of users' programs are replaced.
+written, so ``--misses`` does not show them. The texts are excerpts of what programs printed, in which names of users
+and hosts, private addresses, process ids, pointers, dates and line numbers of users' programs are replaced.
 
 A primary finding is right if its id is in ``expected``, and weak if it is in ``also``. The first three are the primary
 finding, then the candidates of the report, then its other findings: unexplained ones first, by severity and
