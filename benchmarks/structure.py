@@ -56,7 +56,7 @@ ROOMS: dict[str, str] = {
     "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.membership "
     "cluster.rendezvous.process_identity cluster.transport monitor.telemetry",
     "doctor.monitor.sinks": "core report",
-    "doctor.cli": f"{EXAMINE} attach cluster postmortem lint estimate probes session report version",
+    "doctor.cli": f"{EXAMINE} knowledge.sites attach cluster postmortem lint estimate probes session report version",
     "doctor_checks": "",
     "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",

@@ -30,6 +30,7 @@ from doctor.cli.options import (
     with_common_options,
 )
 from doctor.cli.output import keep_capture, print_notice, write, write_report, write_reports
+from doctor.cli.site_profile import find_profile, print_profile, profile_option, with_profile
 from doctor.core.decoding import prepared
 from doctor.version import __version__
 
@@ -108,9 +109,16 @@ def app() -> None:
     "(implies --probe full).",
 )
 @click.option("--exclude-list", type=PATH, help="Write the hosts at fault here, as srun --exclude takes them.")
+@profile_option
 @with_common_options
 def check(
-    options: CommonOptions, probe: Probe | None, mesh: str, why: bool, exclude_list: Path | None, **gathering: Any
+    options: CommonOptions,
+    probe: Probe | None,
+    mesh: str,
+    why: bool,
+    exclude_list: Path | None,
+    profile: str | None,
+    **gathering: Any,
 ) -> None:
     """Tell what is wrong with this host, this environment and these GPUs, before the run; started by torchrun, srun,
     mpirun or on Ray, what is wrong with the job.
@@ -120,6 +128,7 @@ def check(
 
     if exclude_list is not None and options.redact:
         raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
+    chosen = find_profile(profile, options)
     started = time.time()
     settings = options.settings(commands=options.verbose)
     wanted, request = _gather_options(**gathering), _probe_request(probe, mesh, why=why)
@@ -131,12 +140,14 @@ def check(
     with _gathered(settings, wanted, request, discreet=options.redact, own_code=own_code) as session:
         if session.judges:
             print_notes(settings)
+            print_profile(chosen)
         with redirect_stdout(sys.stderr):  # plugins may print
             # The process that writes the report fails before it gathers if a plugin or the baseline is not valid.
             ready = (_checks(settings, options), _baseline(options)) if session.judges else None
             found = session.gather()
             registry, found.expected = ready or (_checks(settings, options), _baseline(options))
             job, ignored, _ = _redacted_job(found, settings, options)
+            job = with_profile(job, chosen)
             report = judge(job, registry, settings, strict=options.strict, started=started, ignore=ignored)
         _print_breakages(job)
         if exclude_list is not None:

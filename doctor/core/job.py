@@ -30,9 +30,15 @@ UNKNOWN_HOST = "host not told"
 
 NOT_ASKED = Missing(MissingReason.UNMEASURED, "not measured")
 NOT_WATCHED = Missing(MissingReason.UNMEASURED, "only a run that is watched shows it")
+NOT_CHOSEN = Missing(MissingReason.UNMEASURED, "no site profile was chosen")
 NOT_IN_CAPTURE = Missing(MissingReason.HIDDEN, "the facts do not hold it", "collect again with this release")
 
-_NOT_THERE: dict[Origin, Missing] = {"measured": NOT_ASKED, "watched": NOT_WATCHED, "collected": NOT_IN_CAPTURE}
+_NOT_THERE: dict[Origin, Missing] = {
+    "measured": NOT_ASKED,
+    "watched": NOT_WATCHED,
+    "chosen": NOT_CHOSEN,
+    "collected": NOT_IN_CAPTURE,
+}
 
 
 class Group(tuple[K, tuple[int, ...]]):

@@ -32,6 +32,10 @@ PREFIXES = (
     "RDMAV_",
     "IBV_",
     "MLX5_",
+    "SHARP_",
+    "CCL_",
+    "CXI_",
+    "MPICH_",
     "OMPI_MCA_btl_",
     "OMPI_MCA_oob_",
 )

@@ -121,6 +121,7 @@ __all__ = [
     "Service",
     "Setting",
     "SettingsFile",
+    "SiteProfileFacts",
     "SlurmFacts",
     "SnapshotDevice",
     "SoftwareFacts",

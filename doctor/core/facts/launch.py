@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from doctor.core.facts.section import Level, Section, Variable
+from doctor.core.facts.section import Level, Origin, Section, Variable
 
 UNLIMITED = -1
 """A resource limit that is not set."""
@@ -222,3 +222,12 @@ class SlurmFacts(Section, frozen=True, kw_only=True):
     gpu_binding: str | None = None
     time_limit: int | None = None
     batch: bool | None = None
+
+
+class SiteProfileFacts(Section, frozen=True, kw_only=True):
+    """The site profile that the user chose to compare the environment with. Missing if none was chosen."""
+
+    key: ClassVar[str] = "site_profile"
+    origin: ClassVar[Origin] = "chosen"
+
+    name: str

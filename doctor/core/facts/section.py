@@ -21,7 +21,7 @@ import msgspec
 from doctor.core.decoding import prepared
 
 Level = Literal["rank", "host"]
-Origin = Literal["collected", "measured", "watched"]
+Origin = Literal["collected", "measured", "watched", "chosen"]
 
 
 class HiddenField(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

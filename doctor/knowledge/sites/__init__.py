@@ -1,0 +1,1 @@
+"""Published recommendations of clouds and computing centers."""
