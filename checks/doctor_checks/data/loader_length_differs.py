@@ -413,6 +413,8 @@ _WORLD = re.compile(r"world|num_(?:processes|replicas|ranks)|size$", re.IGNORECA
             _sliced("indices[: len(data) // world_size * 2][rank::world_size]"),
         ),
         passes("a slice for something else", _sliced("data\nprint(indices[rank::world_size])")),
+        fails("of files, without a loader", _FILES),
+        passes("of files that all ranks read", _FILES.replace("[rank::size]", "")),
         passes(
             "joined",
             _sliced("indices[rank::world_size]").replace("    for batch", "    with model.join():\n     for batch"),
@@ -432,9 +434,12 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
     slices = [one for one in script.all(ast.Subscript) if _is_by_rank(script, one)]
     for loop in loops(script) if slices else ():
         for made in script.values_of(loop.source) if loop.trains else ():
-            data = script.argument(made, "dataset", 0) if isinstance(made, ast.Call) else None
-            if data is None or not isinstance(made, ast.Call) or script.name(made.func) != LOADER:
-                continue
+            data = made
+            if isinstance(made, ast.Call):
+                dataset = script.argument(made, "dataset", 0)
+                if dataset is None or script.name(made.func) != LOADER:
+                    continue
+                data = dataset
             behind = set(computed_from(script, data))
             for one in slices:
                 if one in behind:
@@ -451,6 +456,16 @@ def _is_by_rank(script: Script, node: ast.Subscript) -> bool:
     if not isinstance(part, ast.Slice) or part.lower is None or part.step is None or part.upper is not None:
         return False
     return is_rank(script, part.lower) and bool(_WORLD.search(last_name(part.step)))
+
+
+_FILES = """\
+rank, size = dist.get_rank(), dist.get_world_size()
+model = DDP(net())
+files = sorted(folder.glob("*.pt"))
+mine = files[rank::size]  # !
+for path in mine:
+    model(torch.load(path)).sum().backward()
+"""
 
 
 def _sliced(data: str) -> str:

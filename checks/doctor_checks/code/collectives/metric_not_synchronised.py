@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.rank_losses import is_distributed, own_loops
+from doctor.lint.python.script import last_name
 from doctor.lint.python.training import (
     ACCELERATOR,
     MODULE,
     TRAINER,
+    has_backward,
     hooks,
     is_test,
     lightning_modules,
@@ -31,6 +34,8 @@ _SYNCED = re.compile(
 )
 """Words of values that are equal on all ranks already, that ranks gathered, or that a metric object holds."""
 _METRICS = ("evaluate.load", "datasets.load_metric")
+_REPORTS = frozenset({"print", "log", "info", "write"})
+"""Functions and methods that report a number."""
 _GATHERS = re.compile(r"gather|reduce\(|pad_across_processes")
 _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/])")
 
@@ -39,7 +44,14 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
     id="CODE007",
     severity=Severity.WARNING,
     reads=Script,
-    mentions=("validation_step", "test_step", "on_validation_epoch_end", "on_test_epoch_end", "add_batch"),
+    mentions=(
+        "validation_step",
+        "test_step",
+        "on_validation_epoch_end",
+        "on_test_epoch_end",
+        "add_batch",
+        "Accelerator",
+    ),
     cases=lambda: (
         fails(
             "the loss of validation",
@@ -75,6 +87,12 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
             _model("output = self.net(x, y)\n        self.log('val_loss', output.loss, sync_dist=True)  # !"),
         ),
         fails("a metric of Evaluate that sees this rank's predictions", _ACCELERATE),
+        fails("an accuracy that is counted by hand", _COUNTED),
+        passes(
+            "counted over all ranks",
+            _COUNTED.replace("accelerator.print", "right = accelerator.reduce(right)\naccelerator.print"),
+        ),
+        passes("counted in training", _COUNTED.replace("right +=", "accelerator.backward(model(x))\n    right +=")),
         passes(
             "gathered by Accelerate",
             _ACCELERATE.replace("add_batch(", "add_batch(*accelerator.gather_for_metrics(").replace("y)  # !", "y))"),
@@ -107,6 +125,7 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     Fix: `self.log(name, value, sync_dist=True)`, or log an object of torchmetrics, which gathers by itself.
     """
     yield from _not_gathered(script)
+    yield from _counted_alone(script)
     if not _is_for_several(script):
         return
     for owner in lightning_modules(script):
@@ -128,13 +147,37 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
         known = [one for one in made if script.name(one.func) in _METRICS and not script.is_given(one, "process_id")]
         if not known or loop is None or rank_condition(script, call) is not None:
             continue
-        if ast.unparse(unwrapped(loop.iter)) in parted:
+        if ast.unparse(unwrapped(loop.iter)) in parted or is_distributed(script, loop):
             yield Violation(
                 call,
                 f"{script.text_of(call.func)} gets the predictions of this rank alone: Accelerate parts "
                 f"{script.text_of(unwrapped(loop.iter))} (line {loop.lineno}) among the ranks",
                 fix="`predictions, references = accelerator.gather_for_metrics((predictions, references))` before it",
             )
+
+
+def _counted_alone(script: Script) -> Iterator[Violation]:
+    """Numbers of an evaluation over a loader that Accelerate parts, reported by a script that gathers nothing."""
+    if is_test(script) or _GATHERS.search(script.text) or next(script.calls(ACCELERATOR), None) is None:
+        return
+    reported: set[ast.AST] = set()
+    reports = (call for call in script.all(ast.Call) if last_name(call.func) in _REPORTS)
+    for call in sorted(reports, key=lambda one: one.lineno):
+        names = [part for one in call.args for part in ast.walk(one) if isinstance(part, ast.Name)]
+        for name in names:
+            loops = [one for one in own_loops(script, name) - reported if not has_backward(script, one)]
+            if loops:
+                reported.update(loops)
+                line = min(getattr(one, "lineno", 0) for one in loops)
+                yield Violation(
+                    call,
+                    f"{name.id} is a number of this rank's share of the data: Accelerate divides the loader of line "
+                    f"{line} among the ranks, and nothing gathers the results",
+                    fix="`predictions, references = accelerator.gather_for_metrics((predictions, references))` in the "
+                    f"loop of line {line}",
+                    confidence=0.8,
+                )
+                break
 
 
 def _is_for_several(script: Script) -> bool:
@@ -258,6 +301,16 @@ metric = evaluate.load("accuracy")
 for x, y in eval_loader:
     metric.add_batch(predictions=model(x).argmax(-1), references=y)  # !
 print(metric.compute())
+"""
+_COUNTED = """\
+accelerator = Accelerator()
+model, loader = accelerator.prepare(build(), make_loader())
+right = seen = 0
+for x, y in loader:
+    right += (model(x).argmax(-1) == y).sum().item()
+    seen += len(y)
+accelerator.print(f"accuracy {right / seen:.3f}")  # !
+print(right)
 """
 _AT_THE_END = """\
 import pytorch_lightning as pl

@@ -18,7 +18,8 @@ from doctor.lint.python.loader_calls import (
     words_behind,
 )
 from doctor.lint.python.reachable_functions import run_by_all
-from doctor.lint.python.training import WRAPPERS, loops, shards_loaders_itself
+from doctor.lint.python.script import last_name
+from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself
 from doctor.testing.script_cases import fails, passes
 
 _MADE_UP = re.compile(
@@ -52,6 +53,13 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
         fails(
             "a sampler that knows no ranks",
             _script("order = RandomSampler(load_corpus())\nloader = DataLoader(load_corpus(), sampler=order)  # !"),
+        ),
+        fails(
+            "a sampler that no loader gets, of data from elsewhere",
+            _script(
+                "texts = load_corpus()\norder = DistributedSampler(texts)\norder.set_epoch(1)\n"
+                "loader = DataLoader(texts, batch_size=8)  # !"
+            ),
         ),
         passes(
             "a sampler for one process, another for several",
@@ -125,10 +133,28 @@ def _gives_all(script: Script, loader: LoaderCall) -> bool:
         return False
     if script.argument(call, "batch_sampler", 4) is not None or depends_on_ranks(script, call):
         return False
-    if is_iterable(script, call) is not False and not is_random:
+    is_map = is_iterable(script, call) is False or _has_unused_sampler(script, call)
+    if not is_map and not is_random:
         return False
     words = data_of(script, call)
     return not mentions_ranks(words) and not any(_MADE_UP.match(word) for word in words)
+
+
+def _has_unused_sampler(script: Script, loader: ast.Call) -> bool:
+    """Whether a DistributedSampler of the same data is made, and given to no loader."""
+    data = script.argument(loader, "dataset", 0)
+    for sampler in script.calls(SAMPLER):
+        statement, given = script.parent(sampler), script.argument(sampler, "dataset", 0)
+        if data is None or given is None or not isinstance(statement, ast.Assign):
+            continue
+        names = {ast.unparse(one) for one in statement.targets}
+        used: list[ast.Name | ast.Attribute] = [*script.all(ast.Name), *script.all(ast.Attribute)]
+        lasts = {last_name(one) for one in statement.targets}
+        loads = (one for one in used if isinstance(one.ctx, ast.Load) and last_name(one) in lasts)
+        read = (script.parent(one) for one in loads if ast.unparse(one) in names)
+        if ast.unparse(given) == ast.unparse(data) and all(last_name(one or data) == "set_epoch" for one in read):
+            return True
+    return False
 
 
 def _is_random(script: Script, sampler: ast.expr) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from doctor.api import InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
 from doctor.lint.python.script import UNKNOWN, last_name
-from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself
+from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
 from doctor.lint.python.value_flow import handed_in
 from doctor.testing.script_cases import fails, passes
 
@@ -32,6 +32,12 @@ from doctor.testing.script_cases import fails, passes
         fails("made in a branch, where no line fits all", _BRANCH),
         fails("a helper makes the loader", _HELPER),
         fails("several loaders in a list", _LIST),
+        fails("a helper makes both loaders", _BOTH),
+        fails("a generator that never ends", _ENDLESS),
+        passes(
+            "a helper that shuffles the second one alone",
+            _BOTH.replace("(tests)", "(tests, shuffle=True)").replace("(data)  # !", "(data, shuffle=False)"),
+        ),
         passes("a helper that makes it for the validation", _HELPER.replace('make("train")', 'make("val")')),
         passes("set", _PLAIN.replace("range(10):", "range(10):\n    loader.sampler.set_epoch(epoch)")),
         passes("not shuffled", _PLAIN.replace("(dataset)", "(dataset, shuffle=False)")),
@@ -53,6 +59,7 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
         return
     trained = [loop for loop in loops(script) if loop.trains]
+    trained += _endless(script) if trained else ()
     for call in script.calls(SAMPLER):
         given = script.argument(call, "shuffle", 3)
         known = given is None or script.value(given) is True
@@ -97,6 +104,15 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
             return
 
 
+def _endless(script: Script) -> Iterator[Loop]:
+    """Generators that go over a loader again and again: ``while True: for batch in loader: yield batch``."""
+    for one in script.all(ast.Yield):
+        loop = script.nearest(one, ast.For)
+        around = script.parent(loop) if loop is not None else None
+        if loop is not None and isinstance(around, ast.While):
+            yield Loop(loop, unwrapped(loop.iter), around, trains=True)
+
+
 def _repeats(script: Script, epochs: ast.For | ast.While) -> bool:
     """Whether a loop may run more than one epoch over the same data."""
     if not isinstance(epochs, ast.For):
@@ -111,12 +127,28 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     """The loader of a loop that has the sampler; empty if another one may have it."""
     sources = [loop.source, *_handed(script, loop)]
     for source in sources:
-        for made in script.values_of(source):
+        for value in script.values_of(source):
+            made = _part(script, source, value) if isinstance(value, ast.Starred) else value
             if isinstance(made, ast.Call) and any(_uses(script, one, sampler) for one in _made_by(script, made)):
                 return script.text_of(source)
     visited = _visiting(script, loop)
     kept = [] if visited is None else _kept_in(script, visited)
     return script.text_of(loop.source) if any(_uses(script, one, sampler) for one in kept) else ""
+
+
+def _part(script: Script, name: ast.expr, unpacked: ast.Starred) -> ast.expr | None:
+    """The loader that a name gets of several that a function of the file returns."""
+    function = script.definition(unpacked.value.func) if isinstance(unpacked.value, ast.Call) else None
+    statement = script.parent(unpacked.value)
+    targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if function is None or not isinstance(targets, (ast.Tuple, ast.List)):
+        return None
+    for returned in script.inside(function, ast.Return):
+        parts = returned.value.elts if isinstance(returned.value, ast.Tuple) else []
+        for target, part in zip(targets.elts, parts, strict=False):
+            if ast.unparse(target) == ast.unparse(name) and len(parts) == len(targets.elts):
+                return next(iter(script.values_of(part)), None)
+    return None
 
 
 def _made_by(script: Script, made: ast.Call) -> Iterator[ast.Call]:
@@ -252,6 +284,33 @@ def main(model):
     for epoch in range(10):
         for batch in loader:
             model(batch).backward()
+"""
+_BOTH = """\
+import torch
+
+def make(data, tests):
+    sampler = DistributedSampler(data)  # !
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    return loader, DataLoader(tests, sampler=DistributedSampler(tests))
+
+def main(model):
+    train_loader, val_loader = make(load("train"), load("test"))
+    for epoch in range(10):
+        for batch in train_loader:
+            model(batch).backward()
+"""
+_ENDLESS = """\
+import torch
+
+def cycle(batches):
+    while True:
+        for batch in batches:
+            yield batch
+
+sampler = DistributedSampler(data)  # !
+batches = cycle(DataLoader(data, sampler=sampler))
+for step in range(100_000):
+    model(next(batches)).backward()
 """
 _LIST = """\
 import torch
