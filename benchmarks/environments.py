@@ -6,9 +6,11 @@
 
 ``environments/recommended.json`` holds the variables that clouds, computing centers and launchers recommend or export,
 ``environments/faults.json`` environments that public threads report as faulty with the ids that count as found, and
-``environments/machines.json`` the machines of both. All of it was committed before the first run. Every environment is
-a process in network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded
-sysfs tree), the plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
+``environments/machines.json`` the machines of both. A recommended environment with a ``profile`` has the source and the
+variables of that site profile (``doctor check --profile``), and its own ones beside them. All of it was committed before
+the first run, except for 18 environments that came later with the site profiles. Every environment is a process in
+network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded sysfs tree), the
+plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
 ``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
 it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library.
 
@@ -34,6 +36,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
+from doctor.knowledge.sites.profiles import site_profiles  # noqa: E402 - the path
 from tests.faults.stage import LOUD, Host, Outcome, Play, Process, own_alarms, perform  # noqa: E402 - the path
 from tests.lab.needs import CannotPlay  # noqa: E402
 
@@ -76,10 +79,22 @@ def read(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
 
 
+def read_entries(name: str) -> list[dict[str, Any]]:
+    """The entries of ``recommended`` or ``faults``; those of a site profile have its source and its variables."""
+    return [_with_profile(entry) if "profile" in entry else entry for entry in read(name)]
+
+
+def _with_profile(entry: Mapping[str, Any]) -> dict[str, Any]:
+    profile = site_profiles()[entry["profile"]]
+    # The machines are single hosts with H100s, for which the conditions of recommendations do not hold.
+    published = {name: one.value for name, one in profile.recommendations() if not (one.gpus or one.multi_host)}
+    return {"source": profile.source, **entry, "variables": {**published, **entry["variables"]}}
+
+
 def read_rows(name: str) -> list[Row]:
     """The rows of ``recommended`` or ``faults``."""
     machines = read("machines")
-    return [_row(entry, machines) for entry in read(name)]
+    return [_row(entry, machines) for entry in read_entries(name)]
 
 
 def _row(entry: Mapping[str, Any], machines: Mapping[str, Any]) -> Row:

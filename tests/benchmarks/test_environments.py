@@ -9,8 +9,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import environments
-from environments import read, read_rows
+from environments import read, read_entries, read_rows
 
+from doctor.knowledge.sites.profiles import site_profiles
 from tests.faults.stage import Outcome
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -29,12 +30,22 @@ def test_sizes_and_unique_names():
 @pytest.mark.parametrize("file", ["recommended", "faults"])
 def test_every_entry_has_a_source_a_machine_and_variables(file: str):
     machines = read("machines")
-    for entry in read(file):
+    for entry in read_entries(file):
         assert entry["source"], entry["name"]
         assert entry["machine"] in machines, entry["name"]
         assert all(VARIABLE.fullmatch(name) for name in entry["variables"]), entry["name"]
         assert all(isinstance(value, str) for value in entry["variables"].values()), entry["name"]
         assert file == "faults" or entry["variables"], entry["name"]
+
+
+def test_every_site_profile_is_a_healthy_environment():
+    assert {entry.get("profile") for entry in read("recommended")} - {None} == set(site_profiles())
+
+
+def test_an_entry_of_a_profile_adds_to_its_variables():
+    row = next(entry for entry in read_entries("recommended") if entry["name"] == "gcp-a3high-slurm-nemo")
+    variables = {name: one.value for name, one in site_profiles()["gcp-tcpx-slurm"].recommendations()}
+    assert row["variables"] == {**variables, "LD_LIBRARY_PATH": "/usr/local/tcpx/lib64"}
 
 
 def test_every_fault_names_ids_and_how_it_is_caused():

@@ -230,4 +230,4 @@ class SiteProfileFacts(Section, frozen=True, kw_only=True):
     key: ClassVar[str] = "site_profile"
     origin: ClassVar[Origin] = "chosen"
 
-    name: str
+    name: str = ""
