@@ -7,10 +7,10 @@
 ``environments/recommended.json`` holds the variables that clouds, computing centers and launchers recommend or export,
 ``environments/faults.json`` environments that public threads report as faulty with the ids that count as found, and
 ``environments/machines.json`` the machines of both. A recommended environment with a ``profile`` has the source and the
-variables of that site profile (``doctor check --profile``), and its own ones beside them. All of it was committed before
-the first run, except for 18 environments that came later with the site profiles. Every environment is a process in
-network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded sysfs tree), the
-plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
+variables of that site profile (``doctor check --profile``), and its own ones beside them. All of it was committed
+before the first run, except for 18 environments that came later with the site profiles. Every environment is a process
+in network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded sysfs tree),
+the plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
 ``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
 it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from doctor.cli.output import print_notice, write
 from doctor.core.errors import UnusableError
-from doctor.core.facts import SiteProfileFacts
 
 if TYPE_CHECKING:
     from doctor.cli.options import CommonOptions
+    from doctor.core.facts import SiteProfileFacts
     from doctor.core.job import Job
 
 profile_option = click.option(
@@ -31,6 +30,7 @@ def find_profile(name: str | None, options: CommonOptions) -> SiteProfileFacts |
     """
     if name is None:
         return None
+    from doctor.core.facts import SiteProfileFacts
     from doctor.core.settings import suggestion
     from doctor.knowledge.sites.profiles import site_profiles
 
@@ -60,12 +60,14 @@ def with_profile(job: Job, chosen: SiteProfileFacts | None) -> Job:
         return job
     compared = job.apart()
     for rank in compared.ranks:
-        rank.sections = {**rank.sections, SiteProfileFacts.key: chosen}
+        rank.sections = {**rank.sections, chosen.key: chosen}
     return compared
 
 
 def _listing(form: str) -> str:
     """All profiles: as JSON (schema 1) with sources and variables, otherwise one line each."""
+    import msgspec
+
     from doctor.knowledge.sites.profiles import site_profiles
     from doctor.report.formatting import as_json
 
