@@ -8,6 +8,9 @@ those of each PATH, a folder of NNN.json, a file of one case a line, or a JSON l
 that its text or title shows, by log events or by the words of :data:`WORDS`. Its cause is the first one that reports an
 id that is accepted as right (``accepted_ids``; or ``expected``, then ``also``). Cases of unknown cause do not count.
 Never give cases that measure the candidates.
+
+A symptom without log events is the finding that nothing explains an error: of it those failure texts are counted on
+which it was the first answer (benchmarks/first_answers.json), by the ids that are right.
 """
 
 from __future__ import annotations
@@ -25,9 +28,13 @@ from doctor.core.errors import UnusableError
 from doctor.knowledge.candidate_causes import Symptom, known_causes, known_symptoms
 from doctor.postmortem.run_reader import read_runs
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from answer_counts import first_answers
+
 ROOT = Path(__file__).resolve().parent.parent
 REPORTED = ROOT / "tests" / "data" / "reported_failures.jsonl"
-RULES = ROOT / "benchmarks" / "failure_texts" / "rules.json"
+TEXTS = ROOT / "benchmarks" / "failure_texts"
+RULES = TEXTS / "rules.json"
 COUNTS = ROOT / "doctor" / "knowledge" / "causes" / "case_counts.json"
 WORDS = {
     "collective-timeout": re.compile(r"\bhang|\bstuck\b|\bfreez|deadlock|collective operation timeout", re.IGNORECASE),
@@ -99,11 +106,28 @@ def count(cases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     return {name: dict(sorted(counts[name].items())) for name in sorted(counts)}
 
 
+def count_of_answers() -> dict[str, dict[str, int]]:
+    """The numbers of texts by symptom and cause, of the symptoms without log events."""
+    texts = {case["address"]: case for path in TEXTS.glob("*.json") for case in read_cases(path)}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for symptom in known_symptoms():
+        for answer in () if symptom.kinds else first_answers():
+            causes = _causes_of_answer(symptom, texts[answer.address]["expected"])
+            counts[symptom.name].update(causes if answer.primary in symptom.checks else ())
+    return {name: dict(sorted(found.items())) for name, found in sorted(counts.items()) if found}
+
+
+def _causes_of_answer(symptom: Symptom, expected: Sequence[str]) -> list[str]:
+    """The first cause of the symptom that reports a right id, if any."""
+    return [name for one in expected for name in symptom.causes if one in known_causes()[name].checks][:1]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the counts, or write them."""
     paths = [REPORTED, RULES, *(Path(one) for one in arguments if not one.startswith("-"))]
     counts = count(case for path in paths for case in read_cases(path))
-    text = json.dumps(counts, indent=2) + "\n"
+    counts |= count_of_answers()
+    text = json.dumps(dict(sorted(counts.items())), indent=2) + "\n"
     if "--write" in arguments:
         COUNTS.write_text(text)
     print(text, end="")
