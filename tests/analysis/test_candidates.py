@@ -109,7 +109,9 @@ def test_a_part_of_a_word_is_no_observation():
 def test_an_unknown_error_has_only_candidates_with_support():
     line = "node1:41:77 [0] transport/x.cc:12 NCCL WARN Net : the state is inconsistent"
     assert report_on(line).primary == "RUN019"
-    assert report_on(line).candidates == ()
+    counted = report_on(line).candidates
+    assert counted[0].cause == "program-error"
+    assert all("public cases" in text for one in counted for text in one.supports)
     found = report_on(f"{line}: No space left on device").candidates
     assert {"HOST004", "MEM010"} <= {one.id for one in found}
     assert all(one.supports for one in found)
