@@ -92,6 +92,7 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
             "counted over all ranks",
             _COUNTED.replace("accelerator.print", "right = accelerator.reduce(right)\naccelerator.print"),
         ),
+        passes("pictures that the main process draws, under a name of its own", _PICTURES),
         passes("counted in training", _COUNTED.replace("right +=", "accelerator.backward(model(x))\n    right +=")),
         passes(
             "gathered by Accelerate",
@@ -165,7 +166,7 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
     for call in sorted(reports, key=lambda one: one.lineno):
         names = [part for one in call.args for part in ast.walk(one) if isinstance(part, ast.Name)]
         for name in names:
-            loops = [one for one in own_loops(script, name) - reported if not has_backward(script, one)]
+            loops = [one for one in own_loops(script, name) - reported if _counts(script, one, name)]
             if loops:
                 reported.update(loops)
                 line = min(getattr(one, "lineno", 0) for one in loops)
@@ -178,6 +179,16 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
                     confidence=0.8,
                 )
                 break
+
+
+def _counts(script: Script, loop: ast.AST, name: ast.Name) -> bool:
+    """Whether an evaluation loop before the report counts what a name holds, or is computed from."""
+    behind = {
+        one.id for value in (name, *script.values_of(name)) for one in ast.walk(value) if isinstance(one, ast.Name)
+    }
+    sums = (one.target for one in script.inside(loop, ast.AugAssign) if isinstance(one.op, ast.Add))
+    is_before = (getattr(loop, "end_lineno", 0) or 0) < name.lineno
+    return is_before and any(last_name(one) in behind for one in sums) and not has_backward(script, loop)
 
 
 def _is_for_several(script: Script) -> bool:
@@ -311,6 +322,16 @@ for x, y in loader:
     seen += len(y)
 accelerator.print(f"accuracy {right / seen:.3f}")  # !
 print(right)
+"""
+_PICTURES = """\
+accelerator = Accelerator()
+prompts = accelerator.prepare(make_prompts())
+for prompt in prompts:
+    images = draw(prompt)
+    save(images)
+if accelerator.is_main_process:
+    images = draw(validation_prompt)
+    tracker.log({"pictures": images})
 """
 _AT_THE_END = """\
 import pytorch_lightning as pl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -32,6 +33,11 @@ _SUBSETS = (
     "torch.utils.data.sampler.SubsetRandomSampler",
 )
 _SEEDS = re.compile(r"seed|deterministic|fix_random|reproduc", re.IGNORECASE)
+_PREPARES = re.compile(
+    r"_?(?:set_?up|init|config|prepare|launch|start|bootstrap)(?![a-z]*_?(?:log|wandb))", re.IGNORECASE
+)
+"""Names of functions that prepare a process."""
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "lightning", "accelerate", "deepspeed", "horovod", "wandb"})
 _COPIED = ("spawn", "fork", "notebook")
 
 
@@ -108,6 +114,7 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
                     call,
                     f"{script.text_of(call.func)} is drawn {why}: each rank has another split, and trains on what "
                     "others validate on",
+                    severity=Severity.WARNING if own is None and _may_be_seeded(script, call) else None,
                 )
 
 
@@ -163,6 +170,17 @@ def _is_seeding(called: str) -> bool:
 
 def _comes_first(script: Script, seed: ast.Call, draw: ast.Call) -> bool:
     return script.function_of(seed) is not script.function_of(draw) or seed.lineno <= draw.lineno
+
+
+def _may_be_seeded(script: Script, draw: ast.Call) -> bool:
+    """Whether a function of another module of the project, which may set the seed, prepares the process before."""
+    prepares = (one for one in script.all(ast.Call) if _PREPARES.match(last_name(one.func)))
+    return any(
+        _comes_first(script, one, draw)
+        and script.definition(one.func) is None
+        and script.name(one.func).partition(".")[0] not in _LIBRARIES
+        for one in prepares
+    )
 
 
 def _own_seed(script: Script, seeds: list[ast.Call]) -> ast.Call | None:
