@@ -23,7 +23,10 @@ CHECKS = "doctor_checks"
 MOST_MODULES_IN_A_FOLDER = 20
 
 EXAMINE = "core core.check core.check_registry core.check_runner"
-CHECK = "api facts testing analysis.interface_choice analysis.logs analysis.stats analysis.visible_devices"
+CHECK = (
+    "api facts testing analysis.interface_choice analysis.logs analysis.missing_sections analysis.stats"
+    " analysis.visible_devices"
+)
 ROOMS: dict[str, str] = {
     "doctor": "core core.check monitor monitor.sinks session version",
     "doctor.__main__": "cli core report version",

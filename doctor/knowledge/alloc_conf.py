@@ -36,13 +36,14 @@ class OptionInfo(msgspec.Struct, frozen=True):
 class AllocConfFault(NamedTuple):
     """The fault of a value. ``text`` completes ``NAME …``; ``option``: the option, empty if it is unknown; ``fix``: a
     replacement for the option; ``value``: or for the whole value; ``harmless``: torch accepts it, with a warning or
-    without effect."""
+    without effect; ``ignored``: without effect, and without a warning."""
 
     text: str
     option: str = ""
     fix: str = ""
     value: str = ""
     harmless: bool = False
+    ignored: bool = False
 
 
 class Option(NamedTuple):
@@ -207,6 +208,15 @@ def _conflicts(options: dict[str, str]) -> Iterator[AllocConfFault]:
             f"has backend:{options['backend']} and {', '.join(native)}: this backend ignores options of the native one",
             value=kept,
             harmless=options.get("expandable_segments") != "True",
+        )
+    if options.get("expandable_segments") == "True" and "max_split_size_mb" in options:
+        # pytorch/pytorch#120022; get_free_block of CUDACachingAllocator.cpp applies it to free blocks all the same.
+        yield AllocConfFault(
+            "has expandable_segments:True and max_split_size_mb: expandable segments are split regardless of it, and "
+            "free blocks above it are not reused",
+            value=",".join(f"{key}:{value}" for key, value in options.items() if key != "max_split_size_mb"),
+            harmless=True,
+            ignored=True,
         )
     segment, split = _whole(options.get("large_segment_size_mb", "")), _whole(options.get("max_split_size_mb", ""))
     if segment is not None and split is not None and split < segment:

@@ -148,7 +148,8 @@ def test_a_topology_file_that_is_missing_or_no_xml(cluster: Cluster) -> None:
 
 def test_a_sound_topology_file(cluster: Cluster) -> None:
     sound = cluster.root / "sound.xml"
-    sound.write_text("<system version='1'><cpu numaid='0'><pci busid='0000:07:00.0' class='0x030200'/></cpu></system>")
+    cpu = "<cpu numaid='0' arch='x86_64' vendor='GenuineIntel'><pci busid='0000:07:00.0' class='0x030200'/></cpu>"
+    sound.write_text(f"<system version='1'>{cpu}</system>")
     cluster.rank("node0", NCCL_TOPO_FILE=str(sound))
     cluster.rank("node1", NCCL_TOPO_FILE=str(sound))
     assert cluster.judge() == {}

@@ -11,7 +11,7 @@ import pytest
 
 from doctor.collectors.base import Machine
 from doctor.collectors.nccl import config_files
-from doctor.collectors.nccl.config_files import ConfEntry, parse_conf, parse_topology
+from doctor.collectors.nccl.config_files import ConfEntry, parse_conf, parse_graphs, parse_topology
 from doctor.collectors.nccl.configuration import collect_nccl
 from doctor.collectors.nccl.plugins import library_names
 from doctor.core.facts import NcclPlugin, ReferencedFile, Setting, SettingsFile
@@ -188,6 +188,29 @@ def test_topology_that_a_virtual_machine_provides(place: Machine) -> None:
 )
 def test_documents_that_are_no_topology(data: bytes, words: str) -> None:
     assert words in (parse_topology(data).error or "")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"<system version='2'/>", "version 2"),
+        (b"<system/>", "version none"),
+        (b"<graphs version='1'/>", "<graphs>, not <system>"),
+        (b"<system version='1'><cpu numaid='0' affinity='ffff'/></system>", "a <cpu> has no attribute arch"),
+        (b"<system version='1'><cpu numaid='0' arch='x86_64'/></system>", "no attribute vendor"),
+        (b"<system version='1'><cpu arch='arm64'/></system>", "no attribute numaid"),
+    ],
+)
+def test_topologies_that_nccl_refuses(data: bytes, words: str) -> None:
+    assert words in (parse_topology(data).error or "")
+
+
+def test_graphs() -> None:
+    graph = "<graph id='0' pattern='4' crossnic='0' nchannels='1' speedintra='20' speedinter='20' samechannels='1'>"
+    data = f"<graphs version='1'>{graph}<channel><gpu dev='0'/><gpu dev='a'/></channel></graph></graphs>".encode()
+    assert (parse_graphs(data).error, parse_graphs(data).gpus) == (None, ["0", "10"])
+    assert parse_graphs(data.replace(b"crossnic", b"x")).error == "a <graph> has no attribute crossnic"
+    assert "<system>, not <graphs>" in (parse_graphs(b"<system version='1'/>").error or "")
 
 
 def test_what_was_read_before_the_break_is_kept() -> None:

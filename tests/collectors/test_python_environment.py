@@ -469,3 +469,9 @@ def test_collector_as_the_runner_calls_it() -> None:
     assert isinstance(facts, SoftwareFacts)
     assert Package("nvidia-ml-py", facts.version("nvidia-ml-py") or "") in facts.packages
     assert hash(facts) is not None
+
+
+def test_preloads_that_are_not_there(tree: Tree) -> None:
+    there = tree.nccl("preload", "2.27.3")
+    tree.environ["LD_PRELOAD"] = f"{there} /nowhere/libnccl.so:libabsent.so.1 /usr/$LIB/libjemalloc.so.2"
+    assert tree.search().loader.preloads_missing == ("/nowhere/libnccl.so", "libabsent.so.1")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.effective_settings import group_by_value
 from doctor.api import FileFails, FilePasses, Finding, Job, Severity, Verdict, Violation, check, rule
 from doctor.facts import EnvironmentFacts, SoftwareFacts, TorchBuild
+from doctor.knowledge.alloc_conf import AllocConfFault
 from doctor.knowledge.alloc_conf import alloc_conf_faults as allocator_complaints
 from doctor.knowledge.alloc_conf import split_options as allocator_options
 from doctor.knowledge.releases import within
@@ -18,7 +19,7 @@ _CUDA = "PYTORCH_CUDA_ALLOC_CONF"
 _GENERAL = "PYTORCH_ALLOC_CONF"
 _SOUND = (
     "max_split_size_mb:512, garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:8],"
-    "expandable_segments:True,pinned_use_background_threads:False"
+    "expandable_segments:False,pinned_use_background_threads:False"
 )
 _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
 
@@ -40,6 +41,12 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             ),
         ),
         Passes("the other backend alone", healthy().environ(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")),
+        Fails(
+            "a limit that expandable segments ignore",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,max_split_size_mb:512"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Fails(
             "an unknown option",
             healthy(2, 2).environ(ranks=(1,), PYTORCH_CUDA_ALLOC_CONF="max_split_size:512"),
@@ -156,8 +163,14 @@ def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...])
             fix=f"`export {name}={complaint.value}`"
             if complaint.value
             else _fix(name, text, complaint.option, complaint.fix),
-            severity=Severity.WARNING if complaint.harmless else None,
+            severity=_severity(complaint),
         )
+
+
+def _severity(complaint: AllocConfFault) -> Severity | None:
+    if complaint.ignored:
+        return Severity.INFO
+    return Severity.WARNING if complaint.harmless else None
 
 
 def _fix(name: str, text: str, option: str, better: str) -> str:
@@ -235,6 +248,8 @@ def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Viol
     for setting in file.settings:
         if setting.name in (_CUDA, _GENERAL) and setting.is_exported and setting.known_value:
             for complaint in allocator_complaints(setting.known_value):
+                if complaint.ignored:
+                    continue
                 yield Violation(
                     setting.place,
                     f"{setting.name} {complaint.text}",

@@ -18,7 +18,7 @@ from doctor.api import (
     source_of,
 )
 from doctor.facts import GpuFacts, NcclFacts, ReferencedFile
-from doctor.testing import Fails, Passes, healthy, logged
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 _PATH = "/opt/topology/ndv5.xml"
 _OWN = ("0000:10:00.0", "0000:11:00.0")
@@ -31,6 +31,13 @@ def _file(**changes: object) -> tuple[ReferencedFile, ...]:
 
 
 _SET = healthy(2, 2).environ(NCCL_TOPO_FILE=_PATH)
+
+_GRAPHS = "NCCL_GRAPH_FILE"
+
+
+def _graphs(*gpus: str, error: str | None = None) -> JobBuilder:
+    file = ReferencedFile(_GRAPHS, "/opt/graphs.xml", exists=True, readable=True, error=error, gpus=gpus)
+    return healthy(1, 2).environ(NCCL_GRAPH_FILE=file.path).alter(NcclFacts, references=(file,))
 
 
 _DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"
@@ -75,6 +82,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(0, 1, 2, 3),
         ),
         Fails("no XML", _SET.alter(NcclFacts, references=_file(error="not well-formed", gpus=())), ranks=(0, 1, 2, 3)),
+        Fails(
+            "a file that NCCL reads and refuses",
+            _SET.alter(NcclFacts, references=_file(error="a <cpu> has no attribute arch")),
+            ranks=(0, 1, 2, 3),
+        ),
+        Fails("a graph of this machine", _graphs("0", "1"), ranks=(0, 1), severity=Severity.INFO),
+        Fails("a graph of a machine with four GPUs", _graphs("0", "1", "2", "3"), ranks=(0, 1)),
+        Fails("a topology in the place of a graph", _graphs(error="its first element is <system>"), ranks=(0, 1)),
         Fails("of another machine", _SET.alter(NcclFacts, references=_file(gpus=_FOREIGN)), ranks=(0, 1, 2, 3)),
         Passes(
             "a default file that most machines do not have",
@@ -106,14 +121,23 @@ def _files(nccl: NcclFacts) -> Iterator[ReferencedFile]:
 def _findings(job: Job) -> Iterator[Finding]:
     for nccl, identical in job.each(NcclFacts, also=(GpuFacts,)):
         for file in _files(nccl):
-            wrong = _wrong(file, identical.find(GpuFacts))
+            wrong, setting = _wrong(file, identical.find(GpuFacts)), nccl.setting(file.variable)
             if wrong:
-                setting = nccl.setting(file.variable)
                 yield Finding(
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
                     fix=f"unset {file.variable}, or name this machine's own file",
+                    source=source_of(setting),
+                )
+            elif file.variable == _GRAPHS and file.exists:
+                yield Finding(
+                    f"{_GRAPHS}={file.path} replaces NCCL's search for rings and trees",
+                    ranks=identical.ranks,
+                    evidence={"path": file.path, "gpus_in_file": list(file.gpus)},
+                    effect="The file fits one machine, one set of visible GPUs and one NCCL release.",
+                    fix=f"unset {_GRAPHS}, unless a file for exactly this machine is being tested",
+                    severity=Severity.INFO,
                     source=source_of(setting),
                 )
 
@@ -124,7 +148,12 @@ def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
     if file.readable is False:
         return "can't be read" + (f" ({file.error})" if file.error else "")
     if file.error:
-        return f"can't be understood: {file.error}"
+        return f"is not valid: {file.error}"
+    if file.variable == _GRAPHS:
+        beyond = [number for number in map(int, file.gpus) if gpus and gpus.gpus and number >= len(gpus.gpus)]
+        if not beyond:
+            return None
+        return f"names GPU {max(beyond)}, and this host has {len(gpus.gpus) if gpus else 0} GPUs"
     here = {bus_key(gpu.bus_id) for gpu in gpus.gpus} if gpus else set()
     named = {bus_key(bus_id) for bus_id in file.gpus}
     if here and named and not here & named:

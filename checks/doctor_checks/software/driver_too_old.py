@@ -1,12 +1,14 @@
-"""VER002: the driver is too old for the CUDA runtime."""
+"""VER002: the driver and its libraries do not fit the CUDA runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.analysis.missing_sections import lacking_verdicts
 from doctor.api import (
     Finding,
+    IdenticalRanks,
     Job,
     Scope,
     Severity,
@@ -17,8 +19,10 @@ from doctor.api import (
     event_groups,
     finding_from_logs,
     is_older,
+    merge,
 )
-from doctor.facts import DriverFacts, GpuFacts, SoftwareFacts, TorchBuild
+from doctor.facts import DriverFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
+from doctor.knowledge.nvidia import DRIVER_MISMATCH
 from doctor.knowledge.releases import minimum_driver
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
@@ -55,7 +59,7 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     severity=Severity.ERROR,
     scope=Scope.RANK,
     when="PM",
-    needs=(SoftwareFacts, GpuFacts),
+    needs=(SoftwareFacts,),
     from_logs=_from_logs,
     cases=lambda: (
         Passes("newer than needed", healthy(hosts=2)),
@@ -70,6 +74,18 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
             ),
             ranks=(2, 3),
         ),
+        Fails(
+            "a compatibility package of CUDA 11.7 under a driver for 12.8",
+            _drivers("570.124.06", "12.8", "12.8", "515.65.01"),
+            ranks=(2, 3),
+        ),
+        Fails(
+            "a driver that was updated and not loaded again",
+            healthy(hosts=2).drop(
+                GpuFacts, MissingReason.HIDDEN, f"{DRIVER_MISMATCH} (NVML code 18)", hosts=("node1",)
+            ),
+            ranks=(2, 3),
+        ),
         Fails("CUDA 12 under a driver for 11", _drivers("470.57.02", "11.4"), ranks=(2, 3)),
         Fails("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
         Fails("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
@@ -81,22 +97,29 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     ),
 )
 def driver_too_old(job: Job) -> Iterator[Verdict]:
-    """Ask whether the driver is new enough for the CUDA that torch is built with.
+    """Ask whether the driver is new enough for the CUDA of torch, and its libraries belong to it.
 
     Why it hurts: torch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel ends with
     "CUDA driver version is insufficient for CUDA runtime version"; frameworks may then go on on the CPU.
     Fix: update the driver, or install a torch built for the CUDA that the driver supports:
     `pip install --force-reinstall torch` with the index that https://pytorch.org/get-started/locally names for it.
     """
+    mismatched = tuple(_mismatched(job))
+    yield from merge(mismatched)
     built = [software.torch.cuda for software, _ in job.facts(SoftwareFacts) if software.torch]
     if not any(built):
         yield Skip("torch is built without CUDA" if built else "torch is not installed")
         return
+    if not mismatched:
+        yield from lacking_verdicts(job, GpuFacts)
     old: dict[_DriverRequirement, list[int]] = {}
     for software, gpus, identical in job.each(SoftwareFacts, GpuFacts, also=(DriverFacts,)):
         if software.torch is None or software.torch.cuda is None:
             continue
         need = _need(software.torch.cuda, gpus, identical.find(DriverFacts))
+        if older := _older_libcuda(need.driver, identical):
+            yield older
+            continue
         if need.driver is None:
             yield Unknown("the driver's version could not be read", identical.ranks, "cat /proc/driver/nvidia/version")
         elif need.minimum is None:
@@ -118,6 +141,36 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
             fix=f"update the driver to {need.minimum} or newer, or install a torch built for an older CUDA"
             + (f" ({need.supports} at most)" if need.supports else ""),
         )
+
+
+def _mismatched(job: Job) -> Iterator[Finding]:
+    """Hosts whose NVML refuses the kernel driver: it was updated and not loaded again."""
+    for _, identical in job.each(SoftwareFacts, also=(GpuFacts, DriverFacts)):
+        missing, drivers = identical.missing(GpuFacts), identical.find(DriverFacts)
+        if missing is not None and missing.reason.startswith(DRIVER_MISMATCH):
+            yield Finding(
+                "Driver/library version mismatch: the NVIDIA libraries are of another release than the kernel driver",
+                ranks=identical.ranks,
+                evidence={"nvml": missing.reason, "kernel_driver": drivers.kernel_driver if drivers else None},
+                effect="CUDA and nvidia-smi fail on this host until the kernel modules are loaded again.",
+                fix="sudo reboot  # or unload the nvidia modules and load them again",
+                explains=("GPU019", "GPU021"),
+            )
+
+
+def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | None:
+    """A forward-compatibility package that is older than the kernel driver, which CUDA refuses (error 803)."""
+    drivers = identical.find(DriverFacts)
+    package = drivers.forward_compatibility if drivers else None
+    if not package or not driver or not is_older(package, driver):
+        return None
+    return Finding(
+        f"the loader finds libcuda {package} of a CUDA compat package, older than driver {driver}",
+        ranks=identical.ranks,
+        evidence={"driver": driver, "forward_compatibility": package},
+        effect="CUDA fails: `Error 803: system has unsupported display driver / cuda driver combination`.",
+        fix="remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d",
+    )
 
 
 class _DriverRequirement(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 
 from doctor.collectors.base import Machine, NotPresent, NotVisible
 from doctor.core.facts import HiddenField
+from doctor.knowledge.nvidia import DRIVER_MISMATCH
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -108,7 +109,7 @@ def start_nvml() -> Nvml:
         raise NotPresent(f"no NVIDIA driver: {nvml.words(code)}")
     if code == LIB_RM_VERSION_MISMATCH:
         raise NotVisible(
-            f"the NVIDIA libraries and the loaded kernel driver are of different releases: {nvml.words(code)}",
+            f"{DRIVER_MISMATCH}: {nvml.words(code)}",
             "the driver was updated without a restart: reboot the host, or unload and load the nvidia modules",
         )
     unhide = "give this process access to /dev/nvidiactl and /dev/nvidia*" if code == NO_PERMISSION else ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, TypeVar
 from xml.parsers import expat
 
 from doctor.collectors.base import Machine
@@ -122,31 +124,89 @@ def read_reference(variable: str, path: Path) -> ReferencedFile:
         return ReferencedFile(variable, str(path), exists=False, readable=False)
     except OSError as error:
         return ReferencedFile(variable, str(path), exists=True, readable=False, error=error.strerror or str(error))
-    if not variable.startswith("NCCL_TOPO_FILE"):
+    if variable == "NCCL_TUNER_CONFIG_FILE":
         return ReferencedFile(variable, str(path), exists=True, readable=True)
-    topology = parse_topology(data)
+    content = parse_graphs(data) if variable == "NCCL_GRAPH_FILE" else parse_topology(data)
     return ReferencedFile(
         variable,
         str(path),
         exists=True,
         readable=True,
-        error=topology.error,
-        gpus=tuple(dict.fromkeys(topology.gpus)),
-        devices=tuple(dict.fromkeys(topology.devices)),
+        error=content.error,
+        gpus=tuple(dict.fromkeys(content.gpus)),
+        devices=tuple(dict.fromkeys(content.devices)),
     )
 
 
 @dataclass
-class Topology:
-    """Bus ids of GPUs and network devices in a topology file; and why it could not be read to its end."""
+class NcclXml:
+    """GPUs and network devices in a file; ``error``: what NCCL refuses in it, or why it could not be read to its end.
+
+    ``root``: the element that NCCL reads, and ``required``: attributes of its elements (src/graph/xml.cc, topo.cc
+    ncclTopoAddCpu, search.cc ncclTopoGetGraphFromXmlSub). NCCL adds those of a CPU only if the communicator uses a GPU
+    below it (NVIDIA/nccl#379, aws/aws-ofi-nccl#785)."""
+
+    root: ClassVar[str]
+    required: ClassVar[dict[str, tuple[str, ...]]]
 
     gpus: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
     error: str | None = None
-    _bus_ids: list[str] = field(default_factory=list)
+    _depth: int = 0
 
     def opened(self, tag: str, attributes: dict[str, str]) -> None:
-        """Handle the start of an element. A GPU is a PCI device of a display class or one with a ``gpu`` element."""
+        """Handle the start of an element."""
+        if self._depth == 0 and tag != self.root:
+            self._fail(f"its first element is <{tag}>, not <{self.root}>: NCCL ignores the file")
+        elif self._depth == 0 and attributes.get("version", "").strip() != "1":
+            self._fail(f"<{self.root}> has version {attributes.get('version', 'none')}, and NCCL reads version 1")
+        self._depth += 1
+        for name in self.required.get(tag, ()):
+            if name not in attributes:
+                self._fail(f"a <{tag}> has no attribute {name}")
+        self.found(tag, attributes)
+
+    def found(self, tag: str, attributes: dict[str, str]) -> None:
+        """Collect the GPU or network device of an element."""
+
+    def closed(self, tag: str) -> None:
+        """Handle the end of an element."""
+        self._depth -= 1
+
+    def _fail(self, error: str) -> None:
+        self.error = self.error or error
+
+
+@dataclass
+class Graphs(NcclXml):
+    """A graph file: ``gpus`` are device numbers as NVML counts them."""
+
+    root: ClassVar[str] = "graphs"
+    required: ClassVar[dict[str, tuple[str, ...]]] = {
+        "graph": ("id", "crossnic", "pattern", "nchannels", "speedintra", "speedinter", "samechannels"),
+        "gpu": ("dev",),
+        "net": ("dev",),
+    }
+
+    def found(self, tag: str, attributes: dict[str, str]) -> None:
+        """Collect the number of a GPU, which NCCL parses as hexadecimal."""
+        if tag == "gpu" and re.fullmatch(r"(0x)?[0-9a-fA-F]{1,4}", attributes.get("dev", "")):
+            self.gpus.append(str(int(attributes["dev"], 16)))
+
+
+@dataclass
+class Topology(NcclXml):
+    """A topology file: ``gpus`` are bus ids."""
+
+    root: ClassVar[str] = "system"
+    required: ClassVar[dict[str, tuple[str, ...]]] = {"cpu": ("numaid", "arch"), "pci": ("busid",)}
+
+    _bus_ids: list[str] = field(default_factory=list)
+
+    def found(self, tag: str, attributes: dict[str, str]) -> None:
+        """Collect a GPU, which is a PCI device of a display class or one with a ``gpu`` element, or a net device."""
+        if tag == "cpu" and attributes.get("arch") == "x86_64" and "vendor" not in attributes:
+            self._fail("a <cpu> of x86_64 has no attribute vendor")
         if tag == "pci":
             bus_id = attributes.get("busid", "").lower()
             self._bus_ids.append(bus_id)
@@ -159,6 +219,7 @@ class Topology:
 
     def closed(self, tag: str) -> None:
         """Handle the end of an element."""
+        super().closed(tag)
         if tag == "pci" and self._bus_ids:
             self._bus_ids.pop()
 
@@ -168,22 +229,33 @@ class _RefusedXml(Exception):
 
 
 def parse_topology(data: bytes) -> Topology:
-    """Return the GPUs and network devices of a topology file (NCCL src/graph/xml.cc)."""
-    topology = Topology()
+    """Return the content of a topology file."""
+    return _parse(data, Topology())
+
+
+def parse_graphs(data: bytes) -> Graphs:
+    """Return the content of a graph file."""
+    return _parse(data, Graphs())
+
+
+X = TypeVar("X", bound=NcclXml)
+
+
+def _parse(data: bytes, content: X) -> X:
     if len(data) > XML_LIMIT:
-        topology.error = f"larger than {XML_LIMIT} bytes: no topology file"
-        return topology
+        content.error = f"larger than {XML_LIMIT} bytes"
+        return content
     parser = expat.ParserCreate()
-    parser.StartElementHandler = topology.opened
-    parser.EndElementHandler = topology.closed
+    parser.StartElementHandler = content.opened
+    parser.EndElementHandler = content.closed
     parser.StartDoctypeDeclHandler = _refuse
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
-        topology.error = f"not well-formed: {error}"
+        content.error = f"not well-formed: {error}"
     except _RefusedXml as refusal:
-        topology.error = str(refusal)
-    return topology
+        content.error = str(refusal)
+    return content
 
 
 def _refuse(*_: object) -> None:

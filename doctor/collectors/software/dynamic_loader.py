@@ -55,9 +55,17 @@ class DynamicLoader:
     @cached_property
     def preloads(self) -> tuple[Path, ...]:
         """Libraries of LD_PRELOAD that would be found."""
-        names = re.split("[ :]", self.environ.get("LD_PRELOAD", ""))
-        found = (self.find(name) for name in names if name)
+        found = (self.find(name) for name in self._preloaded)
         return tuple(path for path in found if path is not None)
+
+    @cached_property
+    def preloads_missing(self) -> tuple[str, ...]:
+        """Entries of LD_PRELOAD that would not be found; those with a token such as $LIB are not judged."""
+        return tuple(name for name in self._preloaded if "$" not in name and self.find(name) is None)
+
+    @cached_property
+    def _preloaded(self) -> tuple[str, ...]:
+        return tuple(name for name in re.split("[ :]", self.environ.get("LD_PRELOAD", "")) if name)
 
     @cached_property
     def cache(self) -> dict[str, tuple[Path, ...]]:

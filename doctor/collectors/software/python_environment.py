@@ -30,8 +30,9 @@ def collect_software(machine: Machine) -> SoftwareFacts:
     paths = list(sys.path)
     distributions = find_distributions(paths)
     torch = find_torch(paths)
+    loader = DynamicLoader(machine.environ, machine.etc)
     search = NcclSearch(
-        loader=DynamicLoader(machine.environ, machine.etc),
+        loader=loader,
         torch=torch,
         paths=paths,
         distributions=distributions,
@@ -49,4 +50,5 @@ def collect_software(machine: Machine) -> SoftwareFacts:
         requirements=tuple(requirements),
         torch=read_torch_build(torch, distributions.get("torch")) if torch else None,
         nccl_libraries=search.libraries(),
+        preloads_missing=loader.preloads_missing,
     )

@@ -49,7 +49,8 @@ class NcclLibrary(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class SoftwareFacts(Section, frozen=True, kw_only=True):
     """The Python environment of this process. ``torch`` is ``None`` if it is not installed. ``packages``: the relevant
-    ones (torch, CUDA wheels, Lightning under both names, DeepSpeed, Transformers, Accelerate, Ray …)."""
+    ones (torch, CUDA wheels, Lightning under both names, DeepSpeed, Transformers, Accelerate, Ray …).
+    ``preloads_missing``: entries of LD_PRELOAD that the loader does not find."""
 
     key: ClassVar[str] = "software"
 
@@ -60,6 +61,7 @@ class SoftwareFacts(Section, frozen=True, kw_only=True):
     requirements: tuple[Requirement, ...] = ()
     torch: TorchBuild | None = None
     nccl_libraries: tuple[NcclLibrary, ...] = ()
+    preloads_missing: tuple[str, ...] = ()
 
     def version(self, name: str) -> str | None:
         """The installed version of the distribution ``name`` (normalized: lower case, ``-``)."""
@@ -98,7 +100,8 @@ class SettingsFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class ReferencedFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A file that a setting names (NCCL_TOPO_FILE, NCCL_GRAPH_FILE …). ``gpus`` and ``devices``: PCI bus ids of GPUs
-    and names of network devices in a topology file."""
+    and names of network devices in a topology file, numbers of GPUs in a graph file. ``error``: why it cannot be read,
+    or what NCCL refuses in it."""
 
     variable: str
     path: str

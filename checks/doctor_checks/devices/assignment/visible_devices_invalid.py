@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.visible_devices import VisibleListFault, parse_visible_devices, visible_to
-from doctor.api import Finding, Job, Severity, Unknown, Verdict, Violation, check, rule
-from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason
+from doctor.api import (
+    Finding,
+    IdenticalRanks,
+    Job,
+    Severity,
+    Unknown,
+    Verdict,
+    Violation,
+    check,
+    merge,
+    rule,
+)
+from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
 from doctor.lint.launch.launch_file import EnvironmentSource
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
+
+
+def _amd() -> JobBuilder:
+    return healthy(per_host=2, gpus=0).alter(SoftwareFacts, torch=TorchBuild("2.8.0", hip="6.4"))
 
 
 @check(
@@ -24,6 +39,27 @@ from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
         Passes("a SLURM task without GPUs", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="NoDevFiles")),
         Passes("indices on a machine without GPU", healthy(per_host=2, gpus=0).environ(CUDA_VISIBLE_DEVICES="0,1")),
         Passes("the beginning of a UUID", healthy(per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000")),
+        Passes("AMD devices by both levels", _amd().environ(ROCR_VISIBLE_DEVICES="2,3", HIP_VISIBLE_DEVICES="0,1")),
+        Passes(
+            "SLURM's variables on NVIDIA GPUs",
+            healthy(per_host=4).environ(ROCR_VISIBLE_DEVICES="2,3", CUDA_VISIBLE_DEVICES="2,3"),
+        ),
+        Fails(
+            "a device that ROCr hides",
+            _amd().environ(ROCR_VISIBLE_DEVICES="1", CUDA_VISIBLE_DEVICES="0,1"),
+            ranks=(0, 1),
+        ),
+        Fails(
+            "one list at both levels, which counts from 0 at the second",
+            _amd().environ(ROCR_VISIBLE_DEVICES="2,3", HIP_VISIBLE_DEVICES="2,3"),
+            ranks=(0, 1),
+        ),
+        Fails(
+            "two names with two lists",
+            _amd().environ(HIP_VISIBLE_DEVICES="0,1", CUDA_VISIBLE_DEVICES="2,3"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
         Fails(
             "a device twice, without a driver",
             healthy(per_host=2, gpus=0).environ(ranks=(1,), CUDA_VISIBLE_DEVICES="0,0"),
@@ -49,6 +85,12 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
     Fix: name each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
     variable to show all.
     """
+    yield from merge(
+        finding
+        for environment, identical in job.each(EnvironmentFacts, also=(GpuFacts, SoftwareFacts))
+        if _may_run_rocm(identical)
+        for finding in _of_rocm(environment, identical)
+    )
     for environment, identical in job.each(EnvironmentFacts, also=(GpuFacts,)):
         text = environment.get("CUDA_VISIBLE_DEVICES")
         listed, gpus, seen = parse_visible_devices(text), identical.find(GpuFacts), visible_to(identical)
@@ -67,6 +109,42 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
             reason = f"whether the devices of CUDA_VISIBLE_DEVICES={text} are there is not known: {missing.reason}"
             yield Unknown(reason, identical.ranks, missing.unhide)
+
+
+def _may_run_rocm(identical: IdenticalRanks) -> bool:
+    """Whether the host has no NVIDIA driver and torch is not built for CUDA; SLURM sets ROCR_VISIBLE_DEVICES on all."""
+    missing, software = identical.missing(GpuFacts), identical.find(SoftwareFacts)
+    built_for_cuda = software is not None and software.torch is not None and software.torch.cuda is not None
+    return missing is not None and missing.lack is MissingReason.ABSENT and not built_for_cuda
+
+
+def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterator[Finding]:
+    """ROCr applies ROCR_VISIBLE_DEVICES first and renumbers what is left; HIP selects from that by HIP_VISIBLE_DEVICES,
+    or by CUDA_VISIBLE_DEVICES if that is empty (clr rocclr/device/rocm/rocdevice.cpp)."""
+    rocr, hip, cuda = (environment.get(f"{name}_VISIBLE_DEVICES") or "" for name in ("ROCR", "HIP", "CUDA"))
+    name, text = ("HIP_VISIBLE_DEVICES", hip) if hip else ("CUDA_VISIBLE_DEVICES", cuda)
+    listed = [entry.strip() for entry in text.split(",")]
+    left = len([entry for entry in rocr.split(",") if entry.strip()])
+    beyond = [entry for entry in listed if rocr and entry.isdigit() and int(entry) >= left]
+    evidence = {"ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": hip, "CUDA_VISIBLE_DEVICES": cuda}
+    if beyond:
+        yield Finding(
+            f"{name}={text} names device {beyond[0]}, and ROCR_VISIBLE_DEVICES={rocr} leaves {left} (from 0 on)",
+            ranks=identical.ranks,
+            evidence=evidence,
+            effect="HIP shows fewer GPUs than listed, or none: `invalid device ordinal`, `No HIP GPUs are available`.",
+            fix=f"unset {name}",
+            explains=("GPU002", "GPU004"),
+        )
+    elif hip and cuda and hip != cuda:
+        yield Finding(
+            f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: HIP uses the first",
+            ranks=identical.ranks,
+            evidence=evidence,
+            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, count other GPUs than HIP shows.",
+            fix=f"export CUDA_VISIBLE_DEVICES={hip}",
+            severity=Severity.WARNING,
+        )
 
 
 def fault_text(fault: VisibleListFault, there: int) -> str:

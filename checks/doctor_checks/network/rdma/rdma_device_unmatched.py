@@ -12,13 +12,12 @@ from doctor.analysis.interface_choice import (
     what_forces_sockets,
 )
 from doctor.analysis.logs.event_timeline import set_up_after
+from doctor.analysis.missing_sections import lacking_verdicts
 from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
     Severity,
-    Skip,
-    Unknown,
     Verdict,
     Violation,
     check,
@@ -192,7 +191,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     Fix: `unset NCCL_IB_HCA`, or name devices that `ibv_devinfo` shows PORT_ACTIVE: `export NCCL_IB_HCA='=mlx5_0'`
     (`=` whole names, `^` all but these, otherwise prefixes: `mlx5_1` is mlx5_10 too).
     """
-    yield from _unjudged(job)
+    yield from lacking_verdicts(job, RdmaFacts)
     found: list[Finding] = []
     for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, GpuFacts)):
         setting = nccl.setting("NCCL_IB_HCA")
@@ -219,20 +218,6 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
             continue  # One host without a cable needs no RDMA.
         found.append(_finding(setting, named, [one.name for one in active], identical))
     yield from merge(found)
-
-
-def _unjudged(job: Job) -> Iterator[Verdict]:
-    """Ranks whose RDMA devices are unknown, or a job without any."""
-    lacks = [
-        (identical, missing)
-        for _, identical in job.each(NcclFacts, also=(RdmaFacts,))
-        if (missing := identical.missing(RdmaFacts))
-    ]
-    for identical, missing in lacks:
-        if missing.lack is not MissingReason.ABSENT:
-            yield Unknown(missing.reason, identical.ranks, missing.unhide)
-    if len(lacks) == len(job.ranks):
-        yield Skip("no RDMA device")
 
 
 def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:

@@ -1,0 +1,47 @@
+"""VER007: LD_PRELOAD names a library that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.api import Finding, Job, Severity, Verdict, check, merge
+from doctor.facts import SoftwareFacts
+from doctor.testing import Fails, Passes, healthy
+
+_ABSENT = ("/usr/local/cuda-12.8/lib/libnccl.so",)
+
+
+@check(
+    id="VER007",
+    severity=Severity.WARNING,
+    needs=(SoftwareFacts,),
+    cases=lambda: (
+        Passes("nothing is preloaded, or all of it exists", healthy(2, 2)),
+        Fails(
+            "a library of another image",
+            healthy(2, 2).alter(SoftwareFacts, ranks=(2, 3), preloads_missing=_ABSENT),
+            ranks=(2, 3),
+        ),
+        Fails(
+            "two libraries",
+            healthy(1, 2).alter(SoftwareFacts, preloads_missing=(*_ABSENT, "libjemalloc.so.2")),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def preload_missing(job: Job) -> Iterator[Verdict]:
+    """Ask whether the dynamic loader finds every library that LD_PRELOAD names.
+
+    Why it hurts: the loader prints `object '…' from LD_PRELOAD cannot be preloaded: ignored` and the program starts
+    without the library: with another NCCL, allocator or profiler than intended.
+    Fix: correct the path in LD_PRELOAD, or unset it.
+    """
+    yield from merge(
+        Finding(
+            f"LD_PRELOAD names {missing}, which the loader does not find",
+            ranks=identical.ranks,
+            evidence={"missing": list(software.preloads_missing)},
+        )
+        for software, identical in job.each(SoftwareFacts)
+        if (missing := ", ".join(software.preloads_missing[:3]))
+    )
