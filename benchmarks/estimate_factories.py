@@ -20,6 +20,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import nn
 
+from doctor.estimate.data_model import LoraAdapters, Quantization
+from doctor.estimate.tracing.lora_adapters import add_adapters
+from doctor.estimate.tracing.quantized_layers import quantize
+
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -35,24 +39,6 @@ def __getattr__(name: str) -> Callable[[], Any]:
 # --- Transformers, with LoRA as peft adds it ---
 
 
-class LoraLinear(nn.Module):
-    """peft's LoRA layer (``peft/tuners/lora/layer.py``, ``Linear.forward``): adapters in float32 cast the input."""
-
-    def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
-        self.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add the adapters' product to the base layer's."""
-        result = self.base_layer(x)
-        dtype = result.dtype
-        result = result + self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype)))) * 2.0
-        return result.to(dtype)
-
-
 def causal_lm(
     kind: str,
     config: dict[str, Any],
@@ -62,28 +48,26 @@ def causal_lm(
     dtype: str = "fp32",
     lora: int = 0,
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+    quantization: Quantization | None = None,
     checkpointing: bool = False,
     expands: bool = False,
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A causal language model of Transformers by its public configuration, whose labels are its inputs.
 
-    ``expands``: keys and values of grouped queries are repeated before ``scaled_dot_product_attention``."""
+    ``quantization``: of frozen weights, the others of which are cast to float32. ``expands``: keys and values of grouped queries are repeated before ``scaled_dot_product_attention``."""
     import transformers
 
     made = getattr(transformers, f"{kind}Config")(**config)
     made._attn_implementation = attention
     model = getattr(transformers, f"{kind}ForCausalLM")(made).to(_DTYPES[dtype])
     model.config.use_cache = False
+    if quantization is not None:
+        quantize(model, quantization, _DTYPES[dtype], _DTYPES[dtype], double=False)
+        model = model.float()
     if lora:
-        model.requires_grad_(False)
-        for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, nn.Linear) and name in targets:
-                    setattr(module, name, LoraLinear(child, lora, 0.0))
+        add_adapters(model, "", LoraAdapters(rank=lora, targets=targets))
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if lora:
-            model.enable_input_require_grads()
     if expands:
         _expand_groups()
     ids = torch.zeros(batch, tokens, dtype=torch.long)

@@ -20,6 +20,10 @@ LoopOutputs = Literal["held", "step", "released"]
 StepPhase = Literal["forward", "backward", "optimizer step", "between steps"]
 """The phase of a step in which the peak occurs."""
 
+Quantization = Literal["4bit", "8bit"]
+"""How bitsandbytes stores frozen weights of linear layers: NF4 in blocks, or LLM.int8()."""
+Dtype = Literal["float32", "float16", "bfloat16"]
+
 MOST_SAMPLES = 1 << 20
 """Samples of a micro-batch that are searched at most: memory is not the limit beyond."""
 
@@ -29,8 +33,9 @@ MOST_RANKS = 1 << 20
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a job will train. ``None``: the optimizer of the factory or Trainer, or else AdamW; the factory's batch.
 
-    ``optimizer``: the name of a class of ``torch.optim``, in any case (``adamw``). ``batch_size``: samples of one rank
-    and micro-batch. ``accumulate``: micro-batches of one optimizer step. ``checkpointing``: repeated blocks of the
+    ``optimizer``: the name of a class of ``torch.optim``, in any case (``adamw``), of an optimizer of bitsandbytes
+    (``adamw8bit``), or what Transformers calls one (``paged_adamw_8bit``). ``batch_size``: samples of one rank and
+    micro-batch. ``accumulate``: micro-batches of one optimizer step. ``checkpointing``: repeated blocks of the
     model run again in the backward pass. ``zero_grad`` and ``outputs``: what the user's loop does; ``None``: ``early``
     and ``held``, or as the Trainer of the factory does it."""
 
@@ -50,6 +55,35 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     def world_size(self) -> int:
         """Ranks of the job."""
         return self.devices * self.nodes * self.ranks_per_device
+
+
+class LoraAdapters(msgspec.Struct, frozen=True, kw_only=True):
+    """Adapters as peft adds them. ``targets``: names of layers, or ``all-linear``; empty for peft's default."""
+
+    rank: int
+    targets: tuple[str, ...] = ()
+    dropout: float = 0.0
+
+
+class ModelRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of Transformers without weights, and the shape of its batch.
+
+    ``name``: as the user named it. ``config``: the content of its ``config.json``. ``sequence_length``: tokens of a
+    sample, ``None`` for a default. ``dtype``: of its weights, and ``compute_dtype`` of dequantized ones.
+    ``double_quantization``: of the blocks' scales. ``upcasts``: frozen weights that are not quantized are cast to
+    float32, as peft's ``prepare_model_for_kbit_training`` does. ``outside``: parts of the training configuration that
+    the trace leaves out."""
+
+    name: str
+    config: dict[str, Any]
+    sequence_length: int | None = None
+    dtype: Dtype = "float32"
+    compute_dtype: Dtype = "bfloat16"
+    lora: LoraAdapters | None = None
+    quantization: Quantization | None = None
+    double_quantization: bool = True
+    upcasts: bool = True
+    outside: tuple[str, ...] = ()
 
 
 def plan_of(options: Mapping[str, Any], trainer: TrainingPlan | None) -> TrainingPlan:
@@ -133,12 +167,15 @@ class LoaderUse(msgspec.Struct, frozen=True, kw_only=True):
     dataset_bytes: int | None = None
     checkpoint_bytes: int | None = None
     pinned: bool | None = None
+    parameter_count: int = 0
+    parameter_bytes: int = 0
     asked: TrainingPlan | None = None
     """The plan of the Trainer: strategy, devices, precision, accumulation."""
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that would help. ``peak_bytes`` and ``largest_batch``: with it."""
+    """A change that would help. ``peak_bytes`` and ``largest_batch``: with it. ``searched``: whether the search for the
+    largest batch was completed."""
 
     name: str
     words: str
@@ -146,6 +183,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     saved_bytes: int
     largest_batch: int | None = None
+    searched: bool = True
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Traces training steps of a factory's model in a child process, which can be killed."""
+"""Traces training steps of a model in a child process, which can be killed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.data_model import LoaderUse, TracedStep, TrainingPlan
+from doctor.core.text import byte_size
+from doctor.estimate.data_model import LoaderUse, ModelRecipe, TracedStep, TrainingPlan
 from doctor.estimate.memory.non_torch import WORKSPACE
-from doctor.estimate.tracer_main import LoadFactory, TracePlan, TracerReply, TracerRequest
+from doctor.estimate.tracer_main import LoadFactory, LoadModel, TracePlan, TracerReply, TracerRequest
 from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
 
 _ENVIRON = {
@@ -18,52 +19,76 @@ _ENVIRON = {
     "CUDA_VISIBLE_DEVICES": "",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""Of a model that is built from a configuration: Transformers asks no hub."""
 
 
 class TracerClient(AbstractContextManager["TracerClient"]):
-    """A process that holds the factory's output, and traces one plan after another.
+    """A process that holds a model and its batch, and traces one plan after another.
 
-    ``factory``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``. ``loading``: what its loader
-    uses. ``seconds``: for all requests; then the process is killed. ``workspace``: bytes of cuBLAS's workspace, which
-    is allocated twice; 0 to leave it out. ``capability``: compute capability of the GPU, which decides on kernels.
+    ``source``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``; or the recipe of a model.
+    ``loading``: what its loader uses. ``seconds``: for all requests; then the process is killed. ``workspace``: bytes of
+    cuBLAS's workspace, which is allocated twice; 0 to leave it out. ``capability``: compute capability of the GPU, which
+    decides on kernels. ``loading_seconds``: how long it took to load the model.
 
     Raises:
         UnusableError: the factory, or what it returns, is not usable, torch is missing, or the time is up.
     """
 
     def __init__(
-        self, factory: str, *, directory: Path, seconds: float, workspace: int = WORKSPACE, capability: str = ""
+        self,
+        source: str | ModelRecipe,
+        *,
+        directory: Path,
+        seconds: float,
+        workspace: int = WORKSPACE,
+        capability: str = "",
     ) -> None:
-        self._until = time.monotonic() + seconds
+        self._began = time.monotonic()
         self._seconds = seconds
         self._workspace, self._capability = workspace, capability
-        self._factory = factory
-        self._child = TorchChild(os.environ, _ENVIRON)
+        self._name = source if isinstance(source, str) else source.name
+        self.loading = LoaderUse()
+        self.loading_seconds = 0.0
+        self._child = TorchChild(os.environ, _ENVIRON if isinstance(source, str) else {**_ENVIRON, **_OFFLINE})
         try:
-            reply = self._ask(LoadFactory(factory, str(directory)))
+            request = LoadFactory(source, str(directory)) if isinstance(source, str) else LoadModel(source)
+            self.loading = self._ask(request).loading or LoaderUse()
         except UnusableError:
             self.close()
             raise
-        self.loading = reply.loading or LoaderUse()
+        self.loading_seconds = time.monotonic() - self._began
 
     def run(self, plan: TrainingPlan) -> TracedStep:
         """Trace a training step under ``plan``; the errors are those of :class:`TracerClient`."""
         traced = self._ask(TracePlan(plan, self._workspace, self._capability)).traced
         if traced is None:
-            raise UnusableError(f"{self._factory}: no step was traced")
+            raise UnusableError(f"{self._name}: no step was traced")
         return traced
 
     def _ask(self, request: TracerRequest) -> TracerReply:
-        left = self._until - time.monotonic()
+        left = self._began + self._seconds - time.monotonic()
         if left <= 0:
-            raise UnusableError(f"{self._factory}: not done within {self._seconds:.0f} s")
+            raise UnusableError(self._late())
         try:
             reply = self._child.ask("estimate", request, TracerReply, left)
         except (ChildLost, WorkRefused) as error:
-            raise UnusableError(f"{self._factory}: {error}") from None
+            is_late = time.monotonic() >= self._began + self._seconds
+            raise UnusableError(self._late() if is_late else f"{self._name}: {error}") from None
         if reply.unusable:
             raise UnusableError(reply.unusable)
         return reply
+
+    def _late(self) -> str:
+        """Say what the time was spent on, and what is known."""
+        if not self.loading_seconds:
+            return f"{self._name}: the model was not loaded within {self._seconds:.0f} s (--timeout)"
+        tracing = time.monotonic() - self._began - self.loading_seconds
+        weights = f"{self.loading.parameter_count / 1e6:,.0f} M parameters, {byte_size(self.loading.parameter_bytes)}"
+        return (
+            f"{self._name}: not done within {self._seconds:.0f} s (--timeout): {self.loading_seconds:.0f} s for loading "
+            f"the model ({weights}), {tracing:.0f} s for tracing a step"
+        )
 
     def close(self) -> None:
         """Kill the process."""

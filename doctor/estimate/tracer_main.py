@@ -3,13 +3,15 @@ traces plans with its output."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
-from doctor.estimate.data_model import LoaderUse, TracedStep, TrainingPlan
+from doctor.estimate.data_model import LoaderUse, ModelRecipe, TracedStep, TrainingPlan
 from doctor.estimate.memory.non_torch import WORKSPACE
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ class LoadFactory(msgspec.Struct, frozen=True, tag="Begin"):
     directory: str
 
 
+class LoadModel(msgspec.Struct, frozen=True, tag="Model"):
+    """Build a model from a configuration."""
+
+    recipe: ModelRecipe
+
+
 class TracePlan(msgspec.Struct, frozen=True, tag="Step"):
     """Trace one plan with the factory's output. ``capability``: compute capability of the GPU, empty if unknown."""
 
@@ -31,11 +39,11 @@ class TracePlan(msgspec.Struct, frozen=True, tag="Step"):
     capability: str = ""
 
 
-TracerRequest = LoadFactory | TracePlan
+TracerRequest = LoadFactory | LoadModel | TracePlan
 
 
 class TracerReply(msgspec.Struct, frozen=True):
-    """The reply to a :class:`LoadFactory` or :class:`TracePlan`; ``unusable``: what is wrong with it."""
+    """The reply to a :data:`TracerRequest`; ``unusable``: what is wrong with it."""
 
     loading: LoaderUse | None = None
     traced: TracedStep | None = None
@@ -46,20 +54,28 @@ _tracers: list[StepTracer] = []
 
 
 def work(argument: bytes) -> TracerReply:
-    """Run the :class:`TracerRequest` in ``argument``; the first one is a :class:`LoadFactory`."""
+    """Run the :class:`TracerRequest` in ``argument``; the first one is not a :class:`TracePlan`."""
     request: TracerRequest = msgspec.json.decode(argument, type=prepared(TracerRequest))
     try:
         import torch  # noqa: F401 - so that this failure is not taken for one of the factory
     except ImportError as error:
         return TracerReply(unusable=f"torch can't be imported, and an estimate runs on it: {error}")
     try:
-        from doctor.estimate.tracing.step_tracer import StepTracer
-    except (ImportError, AttributeError) as error:  # torch's private names, which change between releases
-        return TracerReply(unusable=f"this torch lacks what an estimate runs on: {error}")
-    try:
-        if isinstance(request, LoadFactory):
-            _tracers[:] = [StepTracer(request.factory, request.directory)]
-            return TracerReply(loading=_tracers[0].loading)
-        return TracerReply(traced=_tracers[0].run(request.plan, request.workspace, request.capability))
+        if isinstance(request, TracePlan):
+            return TracerReply(traced=_tracers[0].run(request.plan, request.workspace, request.capability))
+        _tracers[:] = [_loaded(request)]
+        return TracerReply(loading=_tracers[0].loading)
     except UnusableError as error:
         return TracerReply(unusable=str(error))
+
+
+def _loaded(request: LoadFactory | LoadModel) -> StepTracer:
+    try:
+        from doctor.estimate.tracing.configured_model import ConfiguredModel
+        from doctor.estimate.tracing.factory import find_factory
+        from doctor.estimate.tracing.step_tracer import StepTracer
+    except (ImportError, AttributeError) as error:  # torch's private names, which change between releases
+        raise UnusableError(f"this torch lacks what an estimate runs on: {error}") from None
+    if isinstance(request, LoadModel):
+        return StepTracer(request.recipe.name, partial(ConfiguredModel, request.recipe))
+    return StepTracer(request.factory, partial(find_factory, request.factory, Path(request.directory)))

@@ -142,11 +142,15 @@ def main():
 
     from doctor.estimate.data_model import TrainingPlan
     from doctor.estimate.tracing import fake_mode
+    from doctor.estimate.tracing.factory import find_factory
     from doctor.estimate.tracing.step_tracer import StepTracer
+
+    def tracer_of(factory):
+        return StepTracer(factory, lambda: find_factory(factory, ROOT))
 
     ours = {}
     for name in CASES:
-        bench = StepTracer(f"tests.estimate.test_trace:{name}", str(ROOT))
+        bench = tracer_of(f"tests.estimate.test_trace:{name}")
         without_dropout(bench._made.module)
         ours[name] = bench.run(TrainingPlan(outputs="released"), 0).parts.total
         if name == "layers":
@@ -155,7 +159,7 @@ def main():
             ).parts.total
     fake_mode._try_out = refuse
     ours["on a CPU"] = (
-        StepTracer("tests.estimate.test_trace:layers", str(ROOT)).run(TrainingPlan(outputs="released"), 0).parts.total
+        tracer_of("tests.estimate.test_trace:layers").run(TrainingPlan(outputs="released"), 0).parts.total
     )
     found["layers, without fake GPUs"] = ["on a CPU", *found["layers, MemTracker"][1:]]
     sys.stdout.write(json.dumps({name: [ours[case], *rest] for name, (case, *rest) in found.items()}) + "\n")

@@ -87,7 +87,7 @@ class FullyShardedV2(SingleDevice):
         ]
 
     def _shard(self, like: torch.Tensor, shape: Sequence[int]) -> Parameter:
-        dtype = self._master if self._master is not None and like.is_floating_point() else like.dtype
+        dtype = getattr(like, "original_dtype", self._master) if self._master is not None else like.dtype
         return Parameter(torch.empty(shape, dtype=dtype, device=self.recorder.device), like.requires_grad)
 
     def before_forward(self) -> None:

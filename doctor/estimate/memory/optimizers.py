@@ -11,9 +11,12 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from doctor.core.errors import UnusableError
+from doctor.estimate.memory import bitsandbytes_optimizers
 from doctor.estimate.tracing.loss import is_lightning
 
 DEFAULT = "AdamW"
+_SYNONYMS = {"adamwtorch": "adamw", "adamwhf": "adamw"}
+"""What Transformers calls optimizers of torch (``OptimizerNames``), without underscores."""
 
 
 def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimizer]:
@@ -26,7 +29,8 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
         own = list(_in_tree(module.configure_optimizers()))  # type: ignore[operator]
         if own:
             return _checked(own)
-    fused = name is None and "fused" in str(getattr(getattr(trainer, "args", None), "optim", "")).lower()
+    optim = str(getattr(getattr(trainer, "args", None), "optim", ""))
+    fused = "fused" in (name or optim).lower()
     kind = _named(name or DEFAULT)
     parameters = [each for each in module.parameters() if each.requires_grad]
     if not parameters:
@@ -35,7 +39,7 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
     try:
         optimizer = kind(parameters, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UnusableError(f"{kind.__name__} can't be made for this model: {error}") from None
+        raise UnusableError(f"{name or DEFAULT} can't be made for this model: {error}") from None
     for group in optimizer.param_groups if fused else ():
         group["fused"] = True
     return _checked([optimizer])
@@ -47,16 +51,20 @@ def _checked(optimizers: list[Optimizer]) -> list[Optimizer]:
     return optimizers
 
 
-def _named(name: str) -> type[Optimizer]:
+def _named(name: str) -> Callable[..., Optimizer]:
     kinds = {
         each.lower(): kind
         for each, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
-    try:
-        return kinds[name.lower()]
-    except KeyError:
-        raise UnusableError(f"{name}: no optimizer of torch.optim; there are {', '.join(sorted(kinds))}") from None
+    short = name.lower().replace("_", "").replace("-", "").removesuffix("fused")
+    found = kinds.get(_SYNONYMS.get(short, short)) or bitsandbytes_optimizers.named(short)
+    if found is None:
+        raise UnusableError(
+            f"{name}: no optimizer of torch.optim or bitsandbytes; there are {', '.join(sorted(kinds))}, and adamw8bit, "
+            f"paged_adamw8bit, lion8bit, …"
+        )
+    return found
 
 
 def _in_tree(tree: Any) -> Iterable[Optimizer]:

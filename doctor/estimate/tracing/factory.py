@@ -20,12 +20,14 @@ from doctor.version import PACKAGE
 
 @dataclass(frozen=True, slots=True)
 class FactoryOutput:
-    """The output of a factory: a module and one batch of one rank, and the Trainer and loader, if any."""
+    """The output of a factory: a module and one batch of one rank, and the Trainer and loader, if any. ``notes``: of a
+    model that was built from a configuration."""
 
     module: Module
     batch: Any
     trainer: Any = None
     loader: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def find_factory(factory: str, directory: Path) -> Callable[[], object]:
@@ -82,7 +84,8 @@ def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
         UnusableError: it raised, or it returned something else.
     """
     try:
-        return unpack_output(factory(), name)
+        returned = factory()
+        return returned if isinstance(returned, FactoryOutput) else unpack_output(returned, name)
     except UnusableError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's factory raises

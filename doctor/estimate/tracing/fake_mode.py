@@ -199,9 +199,17 @@ def _once(parameter: Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> P
     _, new = _moved.get(id(parameter), (None, None))
     if new is None:
         with torch.no_grad():
-            new = Parameter(fn(parameter), parameter.requires_grad)
+            new = with_attributes(Parameter(fn(parameter), parameter.requires_grad), parameter)
         _moved[id(parameter)] = (parameter, new)
     return new  # type: ignore[no-any-return]
+
+
+def with_attributes(new: Parameter, parameter: torch.Tensor) -> Parameter:
+    """Return ``new`` with the attributes that code of a model has set on ``parameter``."""
+    for name, value in vars(parameter).items():
+        if not name.startswith("_") and name not in vars(new):
+            setattr(new, name, value)
+    return new
 
 
 def refresh(module: Module) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from doctor.estimate.data_model import LoaderUse, Precision, Strategy, TrainingPlan
 from doctor.estimate.tracing.factory import FactoryOutput
+from doctor.estimate.tracing.quantized_layers import element_count
 
 LOOKED_AT = 1000
 """Entries of a list that are measured; the total is extrapolated."""
@@ -27,6 +28,8 @@ def loading_of(made: FactoryOutput) -> LoaderUse:
         # With AdamW's two states of each trained parameter.
         checkpoint_bytes=sum(each.nbytes * (3 if each.requires_grad else 1) for each in tensors),
         pinned=getattr(loader, "pin_memory", None),
+        parameter_count=sum(map(element_count, made.module.parameters())),
+        parameter_bytes=sum(each.nbytes for each in made.module.parameters()),
         asked=_asked(made.trainer),
     )
 

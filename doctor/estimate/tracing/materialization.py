@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parameter import UninitializedParameter
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.tracing.fake_mode import FakeDeviceMode, refresh
+from doctor.estimate.tracing.fake_mode import FakeDeviceMode, refresh, with_attributes
 from doctor.estimate.tracing.pytree import map_tensors
 
 
@@ -53,10 +53,8 @@ def _once(tensor: torch.Tensor | None, made: dict[int, Any], fakes: FakeDeviceMo
         raise UnusableError("the model has lazy layers without sizes: let the factory run it once before it returns it")
     new = made[id(tensor)] = fakes.on_device(tensor, dtype)
     if isinstance(tensor, Parameter):
-        new = made[id(tensor)] = Parameter(new, tensor.requires_grad)
-        for name, value in vars(tensor).items():
-            if not name.startswith("_") and name not in vars(new):
-                setattr(new, name, value)
+        new = made[id(tensor)] = with_attributes(Parameter(new, tensor.requires_grad), tensor)
+        new.original_dtype = tensor.dtype
     return new
 
 

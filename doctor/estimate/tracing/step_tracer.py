@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from doctor.estimate.memory.fsdp import FullyShardedV1, FullyShardedV2
 from doctor.estimate.memory.strategies import DataParallel, SingleDevice, compute_dtype
 from doctor.estimate.memory.zero import ZeroPartitioned
 from doctor.estimate.tracing.autocast import install as install_autocast
-from doctor.estimate.tracing.factory import FactoryOutput, call_factory, find_factory, in_words
+from doctor.estimate.tracing.factory import FactoryOutput, call_factory, in_words
 from doctor.estimate.tracing.fake_mode import FakeDeviceMode, is_fake
 from doctor.estimate.tracing.fake_ops import FakeOps
 from doctor.estimate.tracing.kernel_choice import KernelSelection
@@ -27,6 +26,7 @@ from doctor.estimate.tracing.kernel_choice import install as install_kernels
 from doctor.estimate.tracing.loader_memory import loading_of
 from doctor.estimate.tracing.materialization import materialized
 from doctor.estimate.tracing.pytree import resized, samples_in, tensors_in
+from doctor.estimate.tracing.quantized_layers import QuantizedLinear, element_count
 from doctor.estimate.tracing.scope import left_out
 from doctor.estimate.tracing.storage_recorder import StorageRecorder
 from doctor.estimate.tracing.train_step import TracedTraining
@@ -43,19 +43,26 @@ def _by_cudnn(recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[str]:
         yield "recurrent layers are counted step by step; what cuDNN keeps of them instead depends on the GPU"
 
 
+SHARDING = ("fsdp", "fsdp2", "deepspeed-3")
+"""Strategies that shard parameters. Of bitsandbytes' layers they do so only if these store weights as 16-bit numbers
+(``bnb_4bit_quant_storage``)."""
+
+
 class _OtherBranch(Exception):
     """The step may work with the other value of conditions on data."""
 
 
 class StepTracer:
-    """A factory, called once (:func:`doctor.estimate.tracing.factory.call_factory`) and traced under several plans."""
+    """A factory, called once (:func:`doctor.estimate.tracing.factory.call_factory`) and traced under several plans.
 
-    def __init__(self, factory: str, directory: str) -> None:
-        self._name = factory
+    ``name``: as the user named it. ``find``: imports it."""
+
+    def __init__(self, name: str, find: Callable[[], Callable[[], object]]) -> None:
+        self._name = name
         install_kernels()
         install_autocast()
         torch._dynamo.config.disable = True  # its compiler needs data; a note says that its savings are not counted
-        make = find_factory(factory, Path(directory))
+        make = find()
         self._fakes = FakeDeviceMode()
         recorder = StorageRecorder(self._fakes.device, FakeOps())
         recorder.is_building = True
@@ -70,6 +77,7 @@ class StepTracer:
     def _notes_on_made(self) -> Iterator[str]:
         if self._fakes.note:
             yield self._fakes.note
+        yield from self._made.notes
         words = left_out(self._made)
         if words:
             yield words
@@ -86,6 +94,8 @@ class StepTracer:
             UnusableError: the model fails on this batch, or can't run on fake tensors at all.
         """
         began = time.monotonic()
+        if plan.strategy in SHARDING and any(isinstance(each, QuantizedLinear) for each in self._made.module.modules()):
+            raise UnusableError(f"{self._name}: {plan.strategy} with quantized weights is outside of this estimate")
         try:
             traced = self._attempt(plan, workspace, capability, truth=False)
         except _OtherBranch:
@@ -149,7 +159,7 @@ class StepTracer:
         return TracedStep(
             plan=plan,
             batch_size=samples_in(batch),
-            parameter_count=sum(each.numel() for each in parameters),
+            parameter_count=sum(map(element_count, parameters)),
             parameter_bytes=sum(each.nbytes for each in parameters),
             trainable_count=sum(each.numel() for each in parameters if each.requires_grad),
             batch_bytes=sum(each.nbytes for each in tensors_in(batch)),

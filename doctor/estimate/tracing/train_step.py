@@ -10,6 +10,7 @@ import torch
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import LoopOutputs, TrainingPlan, ZeroGrad
+from doctor.estimate.memory.bitsandbytes_optimizers import PAGED
 from doctor.estimate.memory.optimizers import as_on_gpu, optimizers_of, replace_parameters, states_of
 from doctor.estimate.memory.strategies import SingleDevice, autocast_dtype, low_dtype, true_dtype
 from doctor.estimate.tracing.blocks import checkpointed, in_words, repeated_blocks
@@ -88,6 +89,8 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             replace_parameters(optimizer, self.strategy.held_by_optimizer)
             as_on_gpu(optimizer)
             self._recorder.mark(states_of(optimizer), "optimizer")
+            if getattr(optimizer, "is_paged", False):
+                self.notes = (*self.notes, PAGED)
             self._stack.callback(optimizer.register_step_pre_hook(self._before_optimizer).remove)
             self._stack.callback(optimizer.register_step_post_hook(self._after_optimizer).remove)
         if is_lightning(self._module):
