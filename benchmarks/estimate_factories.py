@@ -54,7 +54,8 @@ def causal_lm(
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A causal language model of Transformers by its public configuration, whose labels are its inputs.
 
-    ``quantization``: of frozen weights, the others of which are cast to float32. ``expands``: keys and values of grouped queries are repeated before ``scaled_dot_product_attention``."""
+    ``quantization``: of frozen weights, the others of which are cast to float32. ``expands``: keys and values of
+    grouped queries are repeated before ``scaled_dot_product_attention``."""
     import transformers
 
     made = getattr(transformers, f"{kind}Config")(**config)

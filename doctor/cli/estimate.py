@@ -1,11 +1,9 @@
-"""``doctor estimate``: traces training steps of a factory's model and reports their memory."""
+"""``doctor estimate``: traces training steps of a model and reports their memory."""
 
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +26,12 @@ from doctor.cli.options import (
     with_common_options,
 )
 from doctor.cli.output import print_notice, rendered, write, write_drawn
+from doctor.cli.progress import progress_line
 from doctor.core.errors import UnusableError
 
 if TYPE_CHECKING:
     from doctor.core.report_document import Report
+    from doctor.estimate.configuration.job import JobSource
     from doctor.estimate.data_model import Estimate, MeasuredThroughput, TrainingPlan
     from doctor.estimate.device_budget import DeviceBudget
 
@@ -39,6 +39,7 @@ STRATEGIES = ("none", "ddp", "fsdp", "fsdp2", "deepspeed-1", "deepspeed-2", "dee
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 ZERO_GRADS = ("early", "late", "in-place")
 OUTPUTS = ("held", "step", "released")
+QUANTIZATIONS = ("4bit", "8bit")
 COUNT = click.IntRange(1, 1 << 20)
 SECONDS = 90.0
 """Default time for all traces, and again for ``--measure``."""
@@ -48,12 +49,16 @@ BEGINNING = 0.8
 
 
 @click.command("estimate")
-@click.argument("factory", metavar="MODULE:FACTORY")
+@click.argument("model", metavar="MODULE:FACTORY|CONFIG|FOLDER|hf:ORG/NAME")
 @click.option("--devices", type=COUNT, metavar="N", help="Devices of a node (default: as the Trainer says, else 1).")
 @click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: as the Trainer says, else 1).")
 @click.option("--strategy", type=click.Choice(STRATEGIES), help="How ranks train together (several: ddp).")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Of weights and of the computation (32-true).")
-@click.option("--optimizer", metavar="NAME", help="A class of torch.optim (default: the factory's, else AdamW).")
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="A class of torch.optim, or one of bitsandbytes: adamw8bit, paged_adamw8bit, … (the factory's, else AdamW).",
+)
 @click.option("--batch-size", type=COUNT, metavar="N", help="Samples of one rank and micro-batch (the factory's).")
 @click.option("--accumulate", type=COUNT, metavar="N", help="Micro-batches of one optimizer step.")
 @click.option(
@@ -62,6 +67,22 @@ BEGINNING = 0.8
 @click.option("--outputs", type=click.Choice(OUTPUTS), help="How long the loop refers to the model's outputs (held).")
 @click.option(
     "--checkpointing", is_flag=True, default=None, help="Run each block that repeats again in the backward pass."
+)
+@click.option("--seq-len", type=COUNT, metavar="N", help="Tokens of a sample, of a model's configuration (2048).")
+@click.option("--lora", type=COUNT, metavar="RANK", help="Train LoRA adapters of this rank; the weights are frozen.")
+@click.option(
+    "--lora-targets", metavar="NAMES", default="", help="Layers with adapters: q_proj,v_proj or all-linear (as peft)."
+)
+@click.option("--quantize", type=click.Choice(QUANTIZATIONS), help="Store frozen weights as bitsandbytes does.")
+@click.option(
+    "--training-config",
+    type=PATH,
+    metavar="FILE",
+    help="Configuration of Accelerate, LLaMA-Factory, Axolotl, TRL or Lightning's command line, for all that no option "
+    "says.",
+)
+@click.option(
+    "--peak-only", is_flag=True, help="Trace the job itself alone: no largest batch, nothing that would help."
 )
 @click.option("--device-memory", metavar="SIZE", help="Of one device, such as 80GiB.")
 @click.option("--device", metavar="NAME", help='A device by name, such as "H100 80GB".')
@@ -89,19 +110,25 @@ BEGINNING = 0.8
 @with_common_options
 def command(
     options: CommonOptions,
-    factory: str,
+    model: str,
     device_memory: str | None,
     device: str | None,
     like: Path | None,
     host_memory: str | None,
     measure: bool,
     seconds: float,
+    peak_only: bool,
+    training_config: Path | None,
     **plan_options: Any,
 ) -> None:
     """Tell the peak memory of a rank before the run, whether it fits, the largest batch that does, and what would help.
 
     MODULE may be a file: train.py:make. The factory returns a module (or a LightningModule) and a batch, or a Trainer
     with them. It is called in a child process on tensors without data: no GPU is needed, no weights are allocated.
+
+    Without a factory: a config.json of Transformers, its FOLDER, or a model in the local cache of the hub; or the YAML
+    file of LLaMA-Factory, Axolotl, TRL or Lightning's command line that names one. Nothing is downloaded, and no code
+    beside the configuration is run.
     """
     import msgspec
 
@@ -112,70 +139,81 @@ def command(
     from doctor.session import load_checks
 
     started = time.time()
-    if not re.fullmatch(r"[^:]+:\w+", factory):
-        raise click.BadParameter("it is written as train:make or train.py:make", param_hint="MODULE:FACTORY")
+    job = _job_source(model, training_config, plan_options)
+    if measure and not isinstance(job.source, str):
+        raise click.UsageError("--measure runs real steps: give MODULE:FACTORY")
     settings = options.settings()
     print_notes(settings)
-    job = read_capture(like).job() if like is not None else None
-    if job is not None and options.redact:
-        job = from_document(redact(to_document(job)))
-    budget = device_budget_of(device_memory, device, job, devices=plan_options["devices"] or 1)
+    captured = read_capture(like).job() if like is not None else None
+    if captured is not None and options.redact:
+        captured = from_document(redact(to_document(captured)))
+    budget = device_budget_of(device_memory, device, captured, devices=job.plan.get("devices", 1))
     if host_memory:
         budget = with_host_memory(budget, host_memory)
     registry = load_checks(settings)
-    estimate = _estimate(factory, plan_options, budget, seconds)
+    estimate = _estimate(job, budget, seconds, peak_only=peak_only)
     if measure:
-        estimate = msgspec.structs.replace(estimate, measured=_measured(factory, estimate.plan, seconds))
+        estimate = msgspec.structs.replace(estimate, measured=_measured(model, estimate.plan, seconds))
     report = report_of(estimate, budget, registry, settings, started=started)
     _write_report(report, estimate, options)
     raise SystemExit(report.exit_code)
 
 
-def _estimate(factory: str, plan_options: dict[str, Any], budget: DeviceBudget, seconds: float) -> Estimate:
+def _job_source(model: str, training: Path | None, options: dict[str, Any]) -> JobSource:
+    from doctor.estimate.configuration.job import ModelOptions, job_source
+    from doctor.estimate.configuration.model import HUB
+
+    is_known = model.startswith(HUB) or model.endswith((".json", ".yaml", ".yml")) or (here() / model).is_dir()
+    if not is_known and not re.fullmatch(r"[^:]+:\w+", model):
+        raise click.BadParameter(
+            "it is written as train:make or train.py:make, as config.json, FOLDER or hf:ORG/NAME",
+            param_hint="MODULE:FACTORY",
+        )
+    of_model = ModelOptions(
+        sequence_length=options.pop("seq_len"),
+        lora=options.pop("lora"),
+        lora_targets=tuple(filter(None, options.pop("lora_targets").split(","))),
+        quantization=options.pop("quantize"),
+    )
+    return job_source(model, training, of_model, options, here())
+
+
+def _estimate(job: JobSource, budget: DeviceBudget, seconds: float, *, peak_only: bool) -> Estimate:
     from doctor.estimate.data_model import plan_of
     from doctor.estimate.estimator import estimate_of
     from doctor.estimate.memory.non_torch import workspace
     from doctor.estimate.tracer_client import TracerClient
 
-    tell, done = _progress()
-    tell(f"loading {factory}")
     last = time.monotonic() + seconds * BEGINNING
-    try:
+    with progress_line() as progress:
+        progress.tell(f"loading {job.name}")
         size = workspace(budget.capability)
         with TracerClient(
-            factory, directory=here(), seconds=seconds, workspace=size, capability=budget.capability
+            job.source, directory=here(), seconds=seconds, workspace=size, capability=budget.capability
         ) as tracer:
-            plan = plan_of(plan_options, tracer.loading.asked)
-            left = last - time.monotonic()
-            return estimate_of(tracer.run, tracer.loading, plan, budget, seconds=left, tell=tell)
-    finally:
-        done()
+            return estimate_of(
+                tracer.run,
+                tracer.loading,
+                plan_of(job.plan, tracer.loading.asked),
+                budget,
+                seconds=last - time.monotonic(),
+                loading_seconds=tracer.loading_seconds,
+                peak_only=peak_only,
+                notes=job.notes,
+                tell=progress.tell,
+            )
 
 
 def _measured(factory: str, plan: TrainingPlan, seconds: float) -> tuple[MeasuredThroughput, ...]:
     from doctor.estimate.measure.throughput import measure
 
-    tell, done = _progress()
-    try:
-        tell("measuring")
-        return measure(factory, plan, directory=here(), seconds=seconds)
-    except UnusableError as error:
-        print_notice(str(error))
-        return ()
-    finally:
-        done()
-
-
-def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Return two functions that show and clear a progress line, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        return lambda _: None, lambda: None
-
-    def line(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{text}")
-        sys.stderr.flush()
-
-    return lambda words: line(f"doctor: {words} …"[:78]), lambda: line("")
+    with progress_line() as progress:
+        progress.tell("measuring")
+        try:
+            return measure(factory, plan, directory=here(), seconds=seconds)
+        except UnusableError as error:
+            print_notice(str(error))
+            return ()
 
 
 def _write_report(report: Report, estimate: Estimate, options: CommonOptions) -> None:

@@ -68,14 +68,13 @@ class LoraAdapters(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """A model of Transformers without weights, and the shape of its batch.
 
-    ``name``: as the user named it. ``config``: the content of its ``config.json``. ``sequence_length``: tokens of a
+    ``name``: as the user named it. ``config``: the JSON of its ``config.json``. ``sequence_length``: tokens of a
     sample, ``None`` for a default. ``dtype``: of its weights, and ``compute_dtype`` of dequantized ones.
     ``double_quantization``: of the blocks' scales. ``upcasts``: frozen weights that are not quantized are cast to
-    float32, as peft's ``prepare_model_for_kbit_training`` does. ``outside``: parts of the training configuration that
-    the trace leaves out."""
+    float32, as peft's ``prepare_model_for_kbit_training`` does."""
 
     name: str
-    config: dict[str, Any]
+    config: str
     sequence_length: int | None = None
     dtype: Dtype = "float32"
     compute_dtype: Dtype = "bfloat16"
@@ -83,7 +82,6 @@ class ModelRecipe(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
     double_quantization: bool = True
     upcasts: bool = True
-    outside: tuple[str, ...] = ()
 
 
 def plan_of(options: Mapping[str, Any], trainer: TrainingPlan | None) -> TrainingPlan:
@@ -227,7 +225,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     ``device_name``: as the user named it. ``when``: the phase of the peak. ``largest_batch``: samples of a micro-batch
     that fit at the upper end of their range, ``None`` if unknown or none fits (see ``fits``). ``searched``: whether the
-    search for it was completed. ``sample_bytes``: memory of one more sample.
+    search for it was completed, ``None`` without one. ``sample_bytes``: memory of one more sample.
     ``ways``: changes that would help. ``measured``: variants that were timed on this machine."""
 
     plan: TrainingPlan
@@ -241,7 +239,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     low_bytes: int = 0
     high_bytes: int = 0
     largest_batch: int | None = None
-    searched: bool = True
+    searched: bool | None = True
     sample_bytes: int | None = None
     fits: bool | None = None
     device_memory: int | None = None

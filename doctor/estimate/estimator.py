@@ -6,7 +6,7 @@ Everything is traced, within limits on the number of traces and on time; notes s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -43,10 +43,20 @@ class TraceCache:
         self._known: dict[TrainingPlan, TracedStep] = {}
         self.refused: list[str] = []
         self.ran_out = False
+        self.purpose = "the job itself"
+        self.spent: dict[str, list[float]] = {}
+        """The seconds of each trace, by purpose."""
+
+    def _timed(self, plan: TrainingPlan) -> TracedStep:
+        began = self._now()
+        try:
+            return self._trace(plan)
+        finally:
+            self.spent.setdefault(self.purpose, []).append(self._now() - began)
 
     def first(self, plan: TrainingPlan) -> TracedStep:
         """Trace the job itself, whatever the time and the errors."""
-        traced = self._known[plan] = self._trace(plan)
+        traced = self._known[plan] = self._timed(plan)
         if traced.batch_size and not plan.batch_size:
             self._known[replace(plan, batch_size=traced.batch_size)] = traced
         return traced
@@ -59,7 +69,7 @@ class TraceCache:
                 return None
             self._tell(_words_of(plan))
             try:
-                self._known[plan] = self._trace(plan)
+                self._known[plan] = self._timed(plan)
             except UnusableError as error:
                 if self._is_up():
                     self.ran_out = True
@@ -85,10 +95,16 @@ def estimate_of(
     budget: DeviceBudget,
     *,
     seconds: float,
+    loading_seconds: float = 0.0,
+    peak_only: bool = False,
+    notes: tuple[str, ...] = (),
     now: Callable[[], float] = time.monotonic,
     tell: ProgressReport = lambda _: None,
 ) -> Estimate:
     """Return the estimate for ``plan`` on the device, with further traces begun for ``seconds``.
+
+    ``loading_seconds``: how long it took to load the model. ``peak_only``: trace the job itself alone. ``notes``: of
+    what was read.
 
     Raises:
         UnusableError: the job itself can't be traced.
@@ -98,8 +114,20 @@ def estimate_of(
     first = tracing.first(plan)
     if not plan.batch_size and first.batch_size:
         plan = replace(plan, batch_size=first.batch_size)
-    estimate = _EstimateRun(tracing, budget, first, plan).estimate(loading)
-    return replace(estimate, seconds=round(now() - tracing.started, 1))
+    run = _EstimateRun(tracing, budget, first, plan)
+    estimate = run.peak_estimate(loading) if peak_only else run.estimate(loading)
+    spent = (_spent(tracing.spent, loading_seconds),) if tracing.ran_out else ()
+    return replace(
+        estimate, notes=(*notes, *estimate.notes, *spent), seconds=round(loading_seconds + now() - tracing.started, 1)
+    )
+
+
+def _spent(traces: Mapping[str, list[float]], loading_seconds: float) -> str:
+    parts = [f"loading the model {loading_seconds:.0f} s"]
+    for purpose, seconds in traces.items():
+        count = f", {len(seconds)} traces" if len(seconds) > 1 else ""
+        parts.append(f"{purpose} {sum(seconds):.0f} s{count}")
+    return f"the time (--timeout) was spent on: {'; '.join(parts)}"
 
 
 class _EstimateRun:
@@ -113,10 +141,23 @@ class _EstimateRun:
 
     def estimate(self, loading: LoaderUse) -> Estimate:
         """Return the estimate, but for its time."""
-        plan, first, budget = self.plan, self.first, self.budget
-        found = self.largest() if plan.batch_size else BatchSearchResult(0, exact=False, points={})
+        self.tracing.purpose = "its largest batch"
+        found = self.largest() if self.plan.batch_size else BatchSearchResult(0, exact=False, points={})
+        self.tracing.purpose = "what would help"
         suggestions, untried = self.suggestions(found.batch or None)
-        notes = (*first.notes, *budget.notes, *self._notes(found, untried))
+        estimate = self.peak_estimate(loading)
+        return replace(
+            estimate,
+            largest_batch=found.batch or None,
+            searched=found.settled,
+            sample_bytes=bytes_a_sample(found.points),
+            ways=suggestions,
+            notes=tuple(dict.fromkeys((*estimate.notes, *self._notes(found, untried)))),
+        )
+
+    def peak_estimate(self, loading: LoaderUse) -> Estimate:
+        """Return what the trace of the job itself shows."""
+        plan, first, budget = self.plan, self.first, self.budget
         return Estimate(
             plan=plan,
             allocated_bytes=first.parts.allocated,
@@ -133,16 +174,13 @@ class _EstimateRun:
             when=_WHEN[first.moment],
             batch_size=plan.batch_size or 0,
             parameter_count=first.parameter_count,
-            largest_batch=found.batch or None,
-            searched=found.settled,
-            sample_bytes=bytes_a_sample(found.points),
+            searched=None,
             fits=self.fits,
             device_memory=budget.memory,
             device_name=budget.name,
-            ways=suggestions,
             host=host_memory(plan, first, loading),
             bound=first.bound,
-            notes=tuple(dict.fromkeys(notes)),
+            notes=(*first.notes, *budget.notes),
         )
 
     @property
@@ -205,7 +243,7 @@ class _EstimateRun:
         found = self.search(one.plan, known, limit, traces=SUGGESTION_TRACES, slack=SUGGESTION_SLACK)
         if not found.settled:
             self.unsettled.append(one.name)
-        return replace(one, largest_batch=found.batch or None)
+        return replace(one, largest_batch=found.batch or None, searched=found.settled)
 
     def _notes(self, found: BatchSearchResult, untried: tuple[str, ...]) -> Iterator[str]:
         plan, batch = self.plan, self.plan.batch_size

@@ -27,9 +27,9 @@ class TracerClient(AbstractContextManager["TracerClient"]):
     """A process that holds a model and its batch, and traces one plan after another.
 
     ``source``: ``MODULE:FACTORY``, importable from ``directory``, or ``FILE.py:FACTORY``; or the recipe of a model.
-    ``loading``: what its loader uses. ``seconds``: for all requests; then the process is killed. ``workspace``: bytes of
-    cuBLAS's workspace, which is allocated twice; 0 to leave it out. ``capability``: compute capability of the GPU, which
-    decides on kernels. ``loading_seconds``: how long it took to load the model.
+    ``loading``: what its loader uses. ``seconds``: for all requests; then the process is killed. ``workspace``: bytes
+    of cuBLAS's workspace, which is allocated twice; 0 to leave it out. ``capability``: compute capability of the GPU,
+    which decides on kernels. ``loading_seconds``: how long it took to load the model.
 
     Raises:
         UnusableError: the factory, or what it returns, is not usable, torch is missing, or the time is up.
@@ -86,8 +86,8 @@ class TracerClient(AbstractContextManager["TracerClient"]):
         tracing = time.monotonic() - self._began - self.loading_seconds
         weights = f"{self.loading.parameter_count / 1e6:,.0f} M parameters, {byte_size(self.loading.parameter_bytes)}"
         return (
-            f"{self._name}: not done within {self._seconds:.0f} s (--timeout): {self.loading_seconds:.0f} s for loading "
-            f"the model ({weights}), {tracing:.0f} s for tracing a step"
+            f"{self._name}: not done within {self._seconds:.0f} s (--timeout), which were spent on loading the model, "
+            f"{self.loading_seconds:.0f} s ({weights}), and tracing a step, {tracing:.0f} s"
         )
 
     def close(self) -> None:

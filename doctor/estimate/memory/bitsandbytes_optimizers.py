@@ -19,7 +19,7 @@ BLOCK = 256
 LEAST_8BIT = 4096
 """Elements of a parameter from which on its states have 8 bits (``min_8bit_size``)."""
 LEAST_PAGED = 100_000
-"""Elements of a parameter from which on the states of a paged optimizer are in unified memory (``get_state_buffer``)."""
+"""Elements of a parameter from which on a paged optimizer keeps its states in unified memory (``get_state_buffer``)."""
 MAP = 256
 """Values of an 8-bit state, in a float32 table that all parameters share."""
 STATES = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 1}

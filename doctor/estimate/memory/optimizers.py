@@ -61,8 +61,8 @@ def _named(name: str) -> Callable[..., Optimizer]:
     found = kinds.get(_SYNONYMS.get(short, short)) or bitsandbytes_optimizers.named(short)
     if found is None:
         raise UnusableError(
-            f"{name}: no optimizer of torch.optim or bitsandbytes; there are {', '.join(sorted(kinds))}, and adamw8bit, "
-            f"paged_adamw8bit, lion8bit, …"
+            f"{name}: no optimizer of torch.optim or bitsandbytes; there are {', '.join(sorted(kinds))}, and "
+            f"adamw8bit, paged_adamw8bit, lion8bit, …"
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,21 +30,22 @@ class ConfiguredModel:
 
     def __init__(self, recipe: ModelRecipe) -> None:
         self._recipe = recipe
+        self._given: dict[str, Any] = json.loads(recipe.config)
         try:
             import transformers
         except ImportError:
             raise UnusableError(
                 f"{recipe.name}: a configuration is read with Transformers: pip install 'rankdoctor[transformers]'"
             ) from None
-        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         self._config = self._configuration(transformers)
         self._task, self._auto = self._task_of(transformers)
 
     def _configuration(self, transformers: Any) -> Any:
-        given = {name: value for name, value in self._recipe.config.items() if name not in _REMOVED}
+        given = {name: value for name, value in self._given.items() if name not in _REMOVED}
         kind = given.pop("model_type", None)
         if kind not in transformers.CONFIG_MAPPING:
-            code = "; code beside it is never run" if "auto_map" in self._recipe.config else ""
+            code = "; code beside it is never run" if "auto_map" in self._given else ""
             raise UnusableError(
                 f"{self._recipe.name}: Transformers {transformers.__version__} has no model {kind!r}{code}"
             )
@@ -57,7 +59,7 @@ class ConfiguredModel:
 
     def _task_of(self, transformers: Any) -> tuple[_Task, Any]:
         """Return the task whose class is the first of the configuration's architectures, or else one that there is."""
-        named = (self._recipe.config.get("architectures") or [""])[0]
+        named = (self._given.get("architectures") or [""])[0]
         found = []
         for task in _TASKS:
             auto = getattr(transformers, task.auto, None)
@@ -83,7 +85,7 @@ class ConfiguredModel:
             batch = self._task.batch(self._config.get_text_config(), self._tokens)
         except Exception as error:  # noqa: BLE001 - as above
             raise self._unusable(error) from None
-        notes = [*recipe.outside, *self._notes()]
+        notes = self._notes()
         if recipe.quantization is not None:
             dtype, compute = _DTYPES[recipe.dtype], _DTYPES[recipe.compute_dtype]
             notes += quantize(model, recipe.quantization, dtype, compute, double=recipe.double_quantization)

@@ -57,7 +57,8 @@ class LoraLayer(Module):
         if not (is_quantized and torch.is_autocast_enabled(x.device.type)):
             x = x.to(self.lora_A.weight.dtype)
         added = self.lora_B(self.lora_A(self.lora_dropout(x))) * SCALING
-        return (result + (added.to(dtype) if is_quantized else added)).to(dtype)
+        total: torch.Tensor = result + (added.to(dtype) if is_quantized else added)
+        return total.to(dtype)
 
 
 def add_adapters(model: Any, model_type: str, adapters: LoraAdapters) -> tuple[str, ...]:

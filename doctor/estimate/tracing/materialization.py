@@ -54,7 +54,7 @@ def _once(tensor: torch.Tensor | None, made: dict[int, Any], fakes: FakeDeviceMo
     new = made[id(tensor)] = fakes.on_device(tensor, dtype)
     if isinstance(tensor, Parameter):
         new = made[id(tensor)] = with_attributes(Parameter(new, tensor.requires_grad), tensor)
-        new.original_dtype = tensor.dtype
+        new.original_dtype = tensor.dtype  # type: ignore[attr-defined]
     return new
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from doctor.core.report_document import Report
 from doctor.core.text import byte_size
-from doctor.estimate.data_model import MOST_SAMPLES, Estimate, HostMemory, MeasuredThroughput
+from doctor.estimate.data_model import MOST_SAMPLES, Estimate, HostMemory, MeasuredThroughput, Suggestion
 from doctor.report.formatting import spelt_out
 
 LABELS = {
@@ -115,10 +115,12 @@ def batch_words(estimate: Estimate) -> str:
     if estimate.largest_batch == MOST_SAMPLES:
         parts.append(f"The memory does not limit the batch: {MOST_SAMPLES} samples a rank fit.")
     elif estimate.largest_batch and not estimate.searched:
-        parts.append(f"A batch of {estimate.largest_batch} samples a rank fits, and a larger one may.")
+        parts.append(
+            f"The largest batch that fits is >= {estimate.largest_batch} samples a rank: the search was cut short."
+        )
     elif estimate.largest_batch:
         parts.append(f"The largest batch that fits is {estimate.largest_batch} samples a rank.")
-    elif estimate.fits is False and estimate.batch_size:
+    elif estimate.fits is False and estimate.batch_size and estimate.searched is not None:
         parts.append("No batch fits, not even one of 1 sample." if estimate.searched else "No batch was found to fit.")
     if estimate.sample_bytes:
         parts.append(f"A further sample takes {byte_size(estimate.sample_bytes)}.")
@@ -149,12 +151,19 @@ def tables(estimate: Estimate) -> Iterator[EstimateTable]:
         for one in estimate.ways:
             saved = byte_size(one.saved_bytes) if one.saved_bytes > 0 else "-"
             peak = byte_size(one.peak_bytes * one.plan.ranks_per_device)
-            rows.append((one.words, peak, saved, str(one.largest_batch or "-")))
+            rows.append((one.words, peak, saved, _largest_cell(one)))
         yield EstimateTable(("what would help", "peak", "saves", "largest batch"), rows)
     if estimate.measured:
         device = next((one.device for one in estimate.measured if one.device), "this machine")
         head = (f"measured here, on {device}", "samples/s", "ratio", "memory")
         yield EstimateTable(head, list(map(_measured_cells, estimate.measured)), conclusion(estimate.measured))
+
+
+def _largest_cell(one: Suggestion) -> str:
+    """Return the largest batch, marked if the search for it was not completed."""
+    if not one.largest_batch:
+        return "-"
+    return str(one.largest_batch) if one.searched else f">= {one.largest_batch}"
 
 
 def host_words(host: HostMemory) -> str:
