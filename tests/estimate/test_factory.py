@@ -232,7 +232,9 @@ def test_a_step_that_can_not_be_traced(factory, said, step):
 
 
 def test_an_optimizer_that_is_none(step):
-    assert "no optimizer of torch.optim; there are" in step("plain:pair", TrainingPlan(optimizer="adamx"))
+    assert "no optimizer of torch.optim or bitsandbytes; there are" in step(
+        "plain:pair", TrainingPlan(optimizer="adamx")
+    )
 
 
 def test_the_whole_way(directory):

@@ -58,11 +58,12 @@ def job_source(
     Raises:
         UnusableError: it is none of them, can't be read, or an option does not apply to it.
     """
-    found = read_training(directory / training) if training is not None else TrainingConfiguration(tool="")
     is_factory = not named.startswith(HUB) and bool(_FACTORY.fullmatch(named)) and not (directory / named).exists()
-    if not is_factory and named.endswith(_YAML):
-        if training is not None:
-            raise UnusableError(f"{named} and --training-config are both configurations of a trainer: give one of them")
+    names_trainer = not is_factory and named.endswith(_YAML)
+    if names_trainer and training is not None:
+        raise UnusableError(f"{named} and --training-config are both configurations of a trainer: give one of them")
+    found = read_training(directory / training) if training is not None else TrainingConfiguration(tool="")
+    if names_trainer:
         found = read_training(directory / named)
         named = _model_of(named, found, directory)
     outside = (_outside(found),) if found.outside else ()

@@ -48,7 +48,7 @@ def read_training(path: Path) -> TrainingConfiguration:
     Raises:
         UnusableError: it can't be read, or is the configuration of none of these trainers.
     """
-    found = _Reader(path, read_mapping(path))
+    found = _Settings(path, read_mapping(path))
     for fits, read in _FORMATS:
         if fits(found.values):
             return read(found)
@@ -57,16 +57,16 @@ def read_training(path: Path) -> TrainingConfiguration:
     )
 
 
-class _Reader:
+class _Settings:
     """Values of a mapping by name, if they have the expected type. ``path``: of its file."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path, self.values = path, values
 
-    def part(self, name: str) -> _Reader:
+    def part(self, name: str) -> _Settings:
         """Return the mapping under a name, empty if there is none."""
         value = self.values.get(name)
-        return _Reader(self.path, value if isinstance(value, dict) else {})
+        return _Settings(self.path, value if isinstance(value, dict) else {})
 
     def text(self, *names: str) -> str | None:
         """Return the first text under these names."""
@@ -92,7 +92,7 @@ class _Reader:
         return (words for name, words in names.items() if self.is_set(name))
 
 
-def _accelerate(given: _Reader) -> TrainingConfiguration:
+def _accelerate(given: _Settings) -> TrainingConfiguration:
     nodes = given.count("num_machines") or 1
     ranks = given.count("num_processes") or nodes
     strategy, offloads = _accelerate_strategy(given)
@@ -110,7 +110,7 @@ def _accelerate(given: _Reader) -> TrainingConfiguration:
     )
 
 
-def _accelerate_strategy(given: _Reader) -> tuple[Strategy, list[str]]:
+def _accelerate_strategy(given: _Settings) -> tuple[Strategy, list[str]]:
     kind = (given.text("distributed_type") or "NO").upper()
     if kind == "FSDP":
         options = given.part("fsdp_config")
@@ -132,13 +132,13 @@ def _accelerate_strategy(given: _Reader) -> tuple[Strategy, list[str]]:
     return "ddp", [f"distributed_type {kind[:40]}"]
 
 
-def _deepspeed(given: _Reader, file: str) -> tuple[Strategy, list[str]]:
+def _deepspeed(given: _Settings, file: str) -> tuple[Strategy, list[str]]:
     """Return the stage of ZeRO in DeepSpeed's own file, and what it offloads."""
     places = [Path(file), given.path.parent / file]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise UnusableError(f"{given.path}: DeepSpeed's configuration {file} is not there")
-    zero = _Reader(path, read_mapping(path)).part("zero_optimization")
+    zero = _Settings(path, read_mapping(path)).part("zero_optimization")
     devices = (zero.part(name).text("device") for name in ("offload_optimizer", "offload_param"))
     offloads = any(device not in (None, "none") for device in devices)
     return _stage(zero.values.get("stage", 0)), ["offload to host memory"] if offloads else []
@@ -161,7 +161,7 @@ _ARGUMENTS_OUTSIDE = {
 }
 
 
-def _arguments_plan(given: _Reader) -> tuple[dict[str, Any], list[str]]:
+def _arguments_plan(given: _Settings) -> tuple[dict[str, Any], list[str]]:
     """Return the plan in arguments of Transformers' Trainer, which LLaMA-Factory and TRL extend."""
     precision: Precision = "bf16-mixed" if given.is_set("bf16") else "16-mixed" if given.is_set("fp16") else "32-true"
     strategy, offloads = _arguments_strategy(given)
@@ -175,7 +175,7 @@ def _arguments_plan(given: _Reader) -> tuple[dict[str, Any], list[str]]:
     return _known(plan), [*offloads, *given.named(_ARGUMENTS_OUTSIDE)]
 
 
-def _arguments_strategy(given: _Reader) -> tuple[Strategy | None, list[str]]:
+def _arguments_strategy(given: _Settings) -> tuple[Strategy | None, list[str]]:
     zero = given.values.get("deepspeed")
     if isinstance(zero, str) and zero:
         return _deepspeed(given, zero)
@@ -190,7 +190,7 @@ def _arguments_strategy(given: _Reader) -> tuple[Strategy | None, list[str]]:
     return ("fsdp2" if version == 2 else "fsdp"), ["offload to host memory"] if "offload" in text else []
 
 
-def _llama_factory(given: _Reader) -> TrainingConfiguration:
+def _llama_factory(given: _Settings) -> TrainingConfiguration:
     plan, outside = _arguments_plan(given)
     plan["checkpointing"] = not given.is_set("disable_gradient_checkpointing")
     kind = given.text("finetuning_type") or "lora"
@@ -215,7 +215,7 @@ def _llama_factory(given: _Reader) -> TrainingConfiguration:
     )
 
 
-def _trl(given: _Reader) -> TrainingConfiguration:
+def _trl(given: _Settings) -> TrainingConfiguration:
     plan, outside = _arguments_plan(given)
     plan["checkpointing"] = given.is_set("gradient_checkpointing")
     uses_lora = given.is_set("use_peft")
@@ -244,7 +244,7 @@ _AXOLOTL_OUTSIDE = {
 }
 
 
-def _axolotl(given: _Reader) -> TrainingConfiguration:
+def _axolotl(given: _Settings) -> TrainingConfiguration:
     half = given.is_set("bf16", "bfloat16")
     precision: Precision = "bf16-mixed" if half else "16-mixed" if given.is_set("fp16", "float16") else "32-true"
     strategy, offloads = _arguments_strategy(given)
@@ -288,7 +288,7 @@ _LIGHTNING_NAMES = (
 )
 
 
-def _lightning(given: _Reader) -> TrainingConfiguration:
+def _lightning(given: _Settings) -> TrainingConfiguration:
     trainer, model, data = given.part("trainer"), given.part("model"), given.part("data")
     strategy, offloads = _lightning_strategy(trainer)
     devices = trainer.values.get("devices")
@@ -318,7 +318,7 @@ def _lightning_precision(name: str) -> Precision | None:
     return known.get(name) or next((each for each in names if each == name), None)
 
 
-def _lightning_strategy(trainer: _Reader) -> tuple[Strategy | None, list[str]]:
+def _lightning_strategy(trainer: _Settings) -> tuple[Strategy | None, list[str]]:
     given = trainer.text("strategy") or trainer.part("strategy").text("class_path") or ""
     options = trainer.part("strategy").part("init_args")
     name = given.rpartition(".")[2].lower()
@@ -333,7 +333,7 @@ def _lightning_strategy(trainer: _Reader) -> tuple[Strategy | None, list[str]]:
     return ("ddp" if "ddp" in name else None), offloads
 
 
-def _adapters(given: _Reader, name: str, default: int, targets: tuple[str, ...]) -> LoraAdapters:
+def _adapters(given: _Settings, name: str, default: int, targets: tuple[str, ...]) -> LoraAdapters:
     return LoraAdapters(rank=given.count(name) or default, targets=targets, dropout=given.number("lora_dropout"))
 
 
@@ -346,7 +346,7 @@ def _bits(bits: int | None) -> Quantization | None:
     return "4bit" if bits == 4 else "8bit" if bits == 8 else None
 
 
-def _loaded_in(given: _Reader) -> Quantization | None:
+def _loaded_in(given: _Settings) -> Quantization | None:
     return "4bit" if given.is_set("load_in_4bit") else "8bit" if given.is_set("load_in_8bit") else None
 
 
@@ -359,7 +359,7 @@ def _known(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plan.items() if value is not None}
 
 
-_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[_Reader], TrainingConfiguration]], ...] = (
+_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[_Settings], TrainingConfiguration]], ...] = (
     (lambda values: "base_model" in values, _axolotl),
     (
         lambda values: (

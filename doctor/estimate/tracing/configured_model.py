@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -83,18 +83,24 @@ class ConfiguredModel:
             model = self._auto.from_config(self._config)
             model = model.to(_DTYPES[recipe.dtype])
             batch = self._task.batch(self._config.get_text_config(), self._tokens)
+            notes = (*self._notes(), *self._changed(model))
+        except UnusableError as error:
+            raise UnusableError(f"{recipe.name}: {error}") from None
         except Exception as error:  # noqa: BLE001 - as above
             raise self._unusable(error) from None
-        notes = self._notes()
+        return FactoryOutput(model, batch, notes=notes)
+
+    def _changed(self, model: Any) -> Iterator[str]:
+        """Quantize the weights and add adapters, and return notes."""
+        recipe = self._recipe
         if recipe.quantization is not None:
             dtype, compute = _DTYPES[recipe.dtype], _DTYPES[recipe.compute_dtype]
-            notes += quantize(model, recipe.quantization, dtype, compute, double=recipe.double_quantization)
+            yield from quantize(model, recipe.quantization, dtype, compute, double=recipe.double_quantization)
             if recipe.upcasts:
-                model = model.float()
-                notes.append("weights that are not quantized are cast to float32 (prepare_model_for_kbit_training)")
+                model.float()
+                yield "weights that are not quantized are cast to float32 (prepare_model_for_kbit_training)"
         if recipe.lora is not None:
-            notes += add_adapters(model, self._config.model_type, recipe.lora)
-        return FactoryOutput(model, batch, notes=tuple(notes))
+            yield from add_adapters(model, self._config.model_type, recipe.lora)
 
     @property
     def _tokens(self) -> int:
