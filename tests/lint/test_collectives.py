@@ -175,6 +175,9 @@ JOINED = {
     ),
     "as often in both branches": f"if rank == 0:\n    {WAIT}\n    {WAIT}\nelse:\n    {WAIT}\n    {WAIT}\n",
     "for another reason on all": f"def f(sharded):\n    if rank == 0 or sharded:\n        {WAIT}\n",
+    "the others make it in a function, under a condition of their own": (
+        f"def other(x):\n    if x:\n        {WAIT}\ndef f(x):\n    if rank == 0:\n        return other(x)\n    {WAIT}\n"
+    ),
     "the others are gone": f"if rank == 0:\n    {WAIT}\nelse:\n    sys.exit(1)\n",
     "a group": "if rank in ranks:\n    dist.barrier(group)\n",
     "no condition": f"{WAIT}\n",

@@ -124,11 +124,13 @@ class _PathFinder:
 
     def _word(self, call: ast.Call) -> tuple[str, ...]:
         one = self._calls.get(call)
+        function = self._script.definition(call.func)
         words: tuple[str, ...] = ()
         if one is not None:
             words = (one.word,) if one.through is None else (OF_THE_FILE, *sorted({one.word, *one.reached}))
-        elif self._script.definition(call.func) is not None:
-            words = (OF_THE_FILE,)
+        elif function is not None:
+            reached = collectives_and_forwards(self._script).reached_words
+            words = (OF_THE_FILE, *sorted(reached.get(function, ())))
         elif _is_returned_unknown(self._script, call):
             words = (UNKNOWN_CALLS,)
         return (*words, FOCUS) if call is self._focus else words

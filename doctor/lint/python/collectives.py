@@ -159,11 +159,10 @@ class CollectiveCalls:
     def _all(self) -> list[CollectiveCall]:
         found = {one.call: one for one in self._direct}
         through = self._reaching()
-        may = self._words_reached() if through else {}
         for call in self._script.all(ast.Call) if through else ():
             function = self._script.definition(call.func)
             if function is not None and function in through:
-                one = through[function]._replace(call=call, through=function.name, reached=may[function])
+                one = through[function]._replace(call=call, through=function.name, reached=self.reached_words[function])
                 found.setdefault(call, one)
         return sorted(found.values(), key=lambda one: (one.call.lineno, one.call.col_offset))
 
@@ -183,7 +182,8 @@ class CollectiveCalls:
                     self._note(found, call, found[function])
         return found
 
-    def _words_reached(self) -> dict[ast.AST, frozenset[str]]:
+    @cached_property
+    def reached_words(self) -> dict[ast.AST, frozenset[str]]:
         """The collectives that each function may run, under any condition."""
         script = self._script
         words: dict[ast.AST | None, set[str]] = {}
