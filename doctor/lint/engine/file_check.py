@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 from doctor.core.check_registry import sentence_of
 from doctor.core.report_document import Ignored
 from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, UnreadableFile, read_text
+from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.releases import Releases
 from doctor.lint.engine.rule import SourceLocation, Violation
@@ -82,13 +84,23 @@ class FileResult:
 
 class FileChecker:
     """Applies the rules of ``book`` to files. ``releases``: of distributions; ``processors``: of the machine that
-    runs the scripts; ``known``: every id that a comment may name, with its family."""
+    runs the scripts; ``known``: every id that a comment may name, with its family; ``project``: the files that imports
+    are followed to."""
 
-    def __init__(self, book: Rulebook, *, releases: Releases, processors: int | None, known: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        book: Rulebook,
+        *,
+        releases: Releases,
+        processors: int | None,
+        known: Mapping[str, str],
+        project: Iterable[LintTarget] = (),
+    ) -> None:
         self._rules = list(enumerate(book.rules))
         self._releases = releases
         self._processors = processors
         self._known = known
+        self._modules = ProjectFiles(project)
         self._until = time.monotonic() + TOGETHER
         self._vain = next((number for number, rule in self._rules if rule is UNUSED_SUPPRESSION), None)
 
@@ -142,7 +154,14 @@ class FileChecker:
         def script() -> Script:
             releases = self._releases.of_project(target.path, target.root)
             return _parsed(
-                lambda: Script(target.shown, source, releases=releases, processors=self._processors),
+                lambda: Script(
+                    target.shown,
+                    source,
+                    releases=releases,
+                    processors=self._processors,
+                    modules=self._modules,
+                    location=os.path.abspath(target.path),  # noqa: PTH100 - Path.absolute keeps ".."
+                ),
                 "it is no Python that can be parsed",
             )
 

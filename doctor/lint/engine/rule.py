@@ -69,6 +69,15 @@ class ReplaceExpression(NamedTuple):
     expression: str
 
 
+class FlowStep(NamedTuple):
+    """A step of the control flow that leads to a finding: the ``code`` at a line, and the ``note`` on it."""
+
+    file: str
+    line: int
+    code: str
+    note: str = ""
+
+
 Edit = SetArgument | DropArgument | RenameArgument | InsertStatement | ReplaceExpression
 """One step of a fix. Rules offer it only if the result is certainly correct."""
 
@@ -78,7 +87,8 @@ class Violation:
     """One fault in a file. ``at``: a node of the tree, or a place in a file that is not Python.
 
     ``summary``: one line, the claim first. ``fix``: replaces the rule's own words. ``severity`` overrides the declared
-    one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing.
+    one. ``confidence``: 0 to 1. ``edits``: what ``--fix`` does, all of it or nothing. ``flow``: the steps that lead to
+    it, which ``--explain-flow`` shows.
     """
 
     at: ast.AST | SourceLocation
@@ -88,6 +98,7 @@ class Violation:
     confidence: float = 1.0
     edits: tuple[Edit, ...] = ()
     evidence: tuple[tuple[str, object], ...] = ()
+    flow: tuple[FlowStep, ...] = ()
 
     @property
     def place(self) -> SourceLocation:

@@ -55,9 +55,18 @@ def lint_paths(paths: Sequence[Path], asked: LintRequest) -> list[FileResult]:
     return verdicts
 
 
-def lint_targets(targets: Sequence[LintTarget], asked: LintRequest) -> list[FileResult]:
-    """The results of these files, computed on all cores."""
-    judge = FileChecker(asked.book, releases=asked.releases, processors=asked.processors, known=asked.known)
+def lint_targets(
+    targets: Sequence[LintTarget], asked: LintRequest, project: Sequence[LintTarget] | None = None
+) -> list[FileResult]:
+    """The results of these files, computed on all cores. ``project``: the files that imports are followed to; without
+    it, the same ones."""
+    judge = FileChecker(
+        asked.book,
+        releases=asked.releases,
+        processors=asked.processors,
+        known=asked.known,
+        project=targets if project is None else project,
+    )
     return map_in_workers(
         targets,
         judge.judge,

@@ -59,7 +59,8 @@ def apply_fixes(verdicts: Sequence[FileResult], asked: LintRequest) -> tuple[lis
         written = _round(current, asked, mended)
         if not written:
             break
-        again = lint_targets([current[place].target for place in written], asked)
+        project = [one.target for one in current]
+        again = lint_targets([current[place].target for place in written], asked, project)
         for place, verdict in zip(written, again, strict=True):
             current[place] = verdict
     return current, mended

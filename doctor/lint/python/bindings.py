@@ -45,7 +45,7 @@ class Bindings:
                 self.methods[owner.name, one.name] = one
             else:
                 self.functions[one.name] = one
-        self._scope(tree)
+        self.of_the_module = self._scope(tree)
         self._bind_all(kinds)
 
     def _bind_all(self, kinds: Mapping[type, list[Any]]) -> None:

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
+from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.script import Script, last_name, per_script
 
 MOST_PATHS = 48
@@ -17,8 +18,8 @@ LONGEST_PATH = 40
 """Collectives on one path that are listed."""
 FOCUS = "<focus>"
 """Follows the call in question on a path."""
-OF_THE_FILE = "<function of the file>"
-"""Stands for a call of a function of this file."""
+OF_THE_PROJECT = "<function of the project>"
+"""Stands for a call of a function of this file, or of another one of its project."""
 UNKNOWN_CALLS = "<unknown calls>"
 """Stands for a returned call of unknown code, which may have any collectives."""
 _PLAIN = ("torch.", "numpy.", "math.", "os.")
@@ -127,13 +128,19 @@ class _PathFinder:
         function = self._script.definition(call.func)
         words: tuple[str, ...] = ()
         if one is not None:
-            words = (one.word,) if one.through is None else (OF_THE_FILE, *sorted({one.word, *one.reached}))
+            words = (one.word,) if one.through is None else (OF_THE_PROJECT, *sorted({one.word, *one.reached}))
         elif function is not None:
             reached = collectives_and_forwards(self._script).reached_words
-            words = (OF_THE_FILE, *sorted(reached.get(function, ())))
+            words = (OF_THE_PROJECT, *sorted(reached.get(function, ())))
+        elif (imported := imported_function(self._script, call.func)) is not None:
+            words = (OF_THE_PROJECT, *sorted(imported.function.reached))
         elif _is_returned_unknown(self._script, call):
             words = (UNKNOWN_CALLS,)
         return (*words, FOCUS) if call is self._focus else words
+
+
+def _is_of_project(script: Script, function: ast.expr) -> bool:
+    return script.definition(function) is not None or imported_function(script, function) is not None
 
 
 def _joined(one: CollectivePath, then: CollectivePath) -> CollectivePath:
@@ -175,7 +182,7 @@ def _by_call(script: Script) -> dict[ast.Call, CollectiveCall]:
 def _statements_with_effect(script: Script) -> frozenset[ast.AST]:
     """The statements with a collective, a call of a function of the file, or an exit."""
     collectives = _by_call(script)
-    calls = (one for one in script.all(ast.Call) if one in collectives or script.definition(one.func) is not None)
+    calls = (one for one in script.all(ast.Call) if one in collectives or _is_of_project(script, one.func))
     exits = (one for kind in (ast.Return, ast.Continue, ast.Break, ast.Raise) for one in script.all(kind))
     ends = (one for one in script.all(ast.Expr) if ends_process(one))
     found: set[ast.AST] = set()

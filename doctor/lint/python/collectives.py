@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+from doctor.lint.engine.rule import FlowStep
+from doctor.lint.python.project.imported_functions import collective_of, imported_function, imports_project
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_certain
-from doctor.lint.python.script import Script, last_name, per_script
+from doctor.lint.python.script import Script, last_name, per_script, step_at
 from doctor.lint.python.wrapped_models import (
     FORWARD_OF_DDP,
     HandedModel,
@@ -80,7 +82,7 @@ _OF_PROJECTS = (
     "synchronize_between_processes reduce_dict reduce_tensor"
 )
 _PLAIN = frozenset(_OF_PROJECTS.split())
-"""Names of collectives in projects' own modules, which are not read."""
+"""Names of collectives in projects' own modules that can't be read."""
 
 _LAST = (
     _GATHERING
@@ -96,7 +98,8 @@ class CollectiveCall(NamedTuple):
     """A call that synchronizes: ``word`` is the collective, ``through`` the function of this file that calls it
     (``None``: the call itself). ``grouped``: it runs in a given group, whose ranks may be exactly those that call
     it. ``reached``: all collectives that the function may run. ``parameter``: the parameter whose value decides whether
-    it synchronizes. ``certain``: whether the code that was read shows that it does."""
+    it synchronizes. ``certain``: whether the code that was read shows that it does. ``steps``: the calls from the
+    function down to the collective."""
 
     call: ast.Call
     word: str
@@ -105,6 +108,7 @@ class CollectiveCall(NamedTuple):
     reached: frozenset[str] = frozenset()
     parameter: str = ""
     certain: bool = True
+    steps: tuple[FlowStep, ...] = ()
 
 
 class CollectiveCalls:
@@ -121,7 +125,23 @@ class CollectiveCalls:
             for one in handed_models(script)
             if one.call not in found and (with_forwards or not one.word.startswith("forward"))
         ]
-        self._direct = (*direct, *handed)
+        self._direct = (*direct, *handed, *self._imported({*found, *(one.call for one in handed)}))
+
+    def _imported(self, known: set[ast.Call]) -> Iterator[CollectiveCall]:
+        """Calls of functions of other modules of the project that run a collective."""
+        script = self._script
+        for call in script.all(ast.Call) if imports_project(script) else ():
+            one = imported_function(script, call.func) if call not in known else None
+            reached = collective_of(script.modules, one) if one is not None and script.modules is not None else None
+            if one is not None and reached is not None:
+                yield CollectiveCall(
+                    call,
+                    reached.word,
+                    one.function.name,
+                    reached=one.function.reached,
+                    certain=reached.certain,
+                    steps=reached.steps,
+                )
 
     def word(self, call: ast.Call) -> str:
         """The collective that a call is itself; empty if unknown. ``self.log(…, sync_dist=True)`` reduces."""
@@ -136,7 +156,8 @@ class CollectiveCalls:
             return "sync_dist"
         if bare == "save_model" and saves_shards(script, call):
             return "save_model"
-        return _of_a_project(name, bare) or _of_a_wrapper(script, call, bare)
+        is_read = bare in _PLAIN and imported_function(script, call.func) is not None
+        return ("" if is_read else _of_a_project(name, bare)) or _of_a_wrapper(script, call, bare)
 
     def _described(self, call: ast.Call, word: str) -> CollectiveCall:
         model = call.func.value if isinstance(call.func, ast.Attribute) else call.func
@@ -158,7 +179,7 @@ class CollectiveCalls:
     @cached_property
     def _all(self) -> list[CollectiveCall]:
         found = {one.call: one for one in self._direct}
-        through = self._reaching()
+        through = self._run
         for call in self._script.all(ast.Call) if through else ():
             function = self._script.definition(call.func)
             if function is not None and function in through:
@@ -166,7 +187,12 @@ class CollectiveCalls:
                 found.setdefault(call, one)
         return sorted(found.values(), key=lambda one: (one.call.lineno, one.call.col_offset))
 
-    def _reaching(self) -> dict[ast.AST, CollectiveCall]:
+    def run_by(self, function: ast.AST) -> CollectiveCall | None:
+        """The collective of all ranks that a function runs whenever it is called, with the calls down to it."""
+        return self._run.get(function)
+
+    @cached_property
+    def _run(self) -> dict[ast.AST, CollectiveCall]:
         """The functions that run a collective of all ranks whenever a job of several ranks calls them."""
         found: dict[ast.AST, CollectiveCall] = {}
         for one in self._direct:
@@ -209,7 +235,7 @@ class CollectiveCalls:
         if function is None or function in found or rank_condition(self._script, call) is not None:
             return
         if is_certain(self._script, call):
-            found[function] = one
+            found[function] = one._replace(steps=(step_at(self._script, call), *one.steps))
 
     def in_body(self, node: ast.AST) -> Iterator[CollectiveCall]:
         """Those below ``node``, nested functions left out."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.script import FunctionNode, Script, last_name
 
 RANK_NAMES = re.compile(
@@ -163,6 +164,8 @@ def _is_asked_main(script: Script, call: ast.Call, depth: int) -> bool:
     if called == "bool" and len(call.args) == 1:
         return is_rank_test(script, call.args[0], depth)
     function = script.definition(call.func)
+    if function is None and (imported := imported_function(script, call.func)) is not None:
+        return imported.function.tests_rank
     returned = [one.value for one in script.inside(function, ast.Return)] if function is not None else []
     return len(returned) == 1 and returned[0] is not None and is_rank_test(script, returned[0], depth - 1)
 

@@ -10,9 +10,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from doctor.lint.engine.rule import location_of
+from doctor.lint.engine.rule import FlowStep, location_of
 from doctor.lint.launch.launch_file import EnvironmentSetting, EnvironmentSource
 from doctor.lint.launch.partial_text import OUTPUT, unknown_mark
 from doctor.lint.python.aliases import canonical
@@ -44,9 +44,22 @@ class UnknownValue:
 UNKNOWN: Final = UnknownValue()
 
 
+class ProjectModules(Protocol):
+    """The other modules of a project. ``memo``: what was found in them, for all scripts."""
+
+    memo: dict[tuple[str, ...], Any]
+
+    def has(self, importer: str, module: str) -> bool:
+        """Whether the project has a module of that dotted name, as a file at ``importer`` imports it."""
+
+    def find(self, importer: str, module: str) -> Any:
+        """Its summary; ``None`` if there is none, or it cannot be read."""
+
+
 class Script(EnvironmentSource):
     """``path`` as shown; ``text`` of the file; ``releases``: of distributions, installed or given; ``processors``: of
-    the machine that will run it, if known. Raises as :func:`parsed`."""
+    the machine that will run it, if known; ``modules``: of its project, and ``location``: its absolute path there.
+    Raises as :func:`parsed`."""
 
     def __init__(
         self,
@@ -55,8 +68,12 @@ class Script(EnvironmentSource):
         *,
         releases: Mapping[str, str] | None = None,
         processors: int | None = None,
+        modules: ProjectModules | None = None,
+        location: str = "",
     ) -> None:
         self.path = path
+        self.modules = modules
+        self.location = location
         self.text = text
         self.releases: Mapping[str, str] = {} if releases is None else releases
         self.processors = processors
@@ -407,6 +424,15 @@ def per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:
         return found
 
     return kept
+
+
+def step_at(script: Script, node: ast.AST, note: str = "") -> FlowStep:
+    """A step of the flow at a node: branches by their first line."""
+    if isinstance(node, (ast.If, ast.While)):
+        code = f"{'if' if isinstance(node, ast.If) else 'while'} {script.text_of(node.test, 90)}:"
+    else:
+        code = script.text_of(node, 90)
+    return FlowStep(script.path, getattr(node, "lineno", 1), code, note)
 
 
 def last_name(node: ast.AST) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import UNKNOWN, FunctionNode, Script, last_name, per_script
@@ -124,22 +125,27 @@ def _is_apart(script: Script, model: ast.expr) -> bool:
 
 @per_script
 def handed_models(script: Script) -> tuple[HandedModel, ...]:
-    """Calls that give wrapped models to functions of the file whose parameters must be used by all ranks."""
-    wanted = _gathering_parameters(script) if wraps_models(script) else {}
+    """Calls that give wrapped models to functions of the file, or of its project, whose parameters must be used by all
+    ranks."""
+    wanted = gathering_parameters(script) if wraps_models(script) else {}
     found = []
-    for call in script.all(ast.Call) if wanted else ():
+    for call in script.all(ast.Call) if wraps_models(script) else ():
         function = script.definition(call.func)
-        if function is None:
+        if function is not None:
+            called, names, methods = function.name, parameter_names(function), wanted.get(function, {})
+        elif (imported := imported_function(script, call.func)) is not None:
+            called, names, methods = imported.function.name, imported.function.parameters, imported.function.gathering
+        else:
             continue
-        for name, method in wanted.get(function, {}).items():
-            given = _given_for(script, call, function, name)
+        for name, method in methods.items():
+            given = _given_for(script, call, names, name)
             word = _EXCHANGED_BY[method].get(wrapper_of(script, given), "") if given is not None else ""
             if word and given is not None and not _is_apart(script, given):
-                found.append(HandedModel(call, word, function.name, parameter_of(script, given)))
+                found.append(HandedModel(call, word, called, parameter_of(script, given)))
     return tuple(found)
 
 
-def _gathering_parameters(script: Script) -> dict[FunctionNode, dict[str, str]]:
+def gathering_parameters(script: Script) -> dict[FunctionNode, dict[str, str]]:
     """By function, its parameters that it uses for sure, on all ranks, in a method that exchanges data if the model is
     wrapped; also through other functions of the file."""
     found: dict[FunctionNode, dict[str, str]] = {}
@@ -154,7 +160,7 @@ def _gathering_parameters(script: Script) -> dict[FunctionNode, dict[str, str]]:
     for _ in range(_DEPTH if found else 0):
         for call, function in calls:
             for name, method in tuple(found.get(function, {}).items()):
-                if (given := _given_for(script, call, function, name)) is not None:
+                if (given := _given_for(script, call, parameter_names(function), name)) is not None:
                     _note(script, found, call, given, method)
     return found
 
@@ -167,8 +173,12 @@ def _note(
         found.setdefault(function, {}).setdefault(name, method)
 
 
-def _given_for(script: Script, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+def parameter_names(function: FunctionNode) -> tuple[str, ...]:
+    """The names of its positional parameters."""
+    return tuple(one.arg for one in (*function.args.posonlyargs, *function.args.args))
+
+
+def _given_for(script: Script, call: ast.Call, names: Sequence[str], name: str) -> ast.expr | None:
     place = names.index(name) - (names[0] in ("self", "cls")) if name in names else None
     return script.argument(call, name, place)
 

@@ -1,0 +1,1 @@
+"""Functions that a script imports from other files of its project."""

@@ -1,0 +1,143 @@
+"""Finds functions that a script imports from its project, and the collectives that they run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from doctor.lint.engine.rule import FlowStep
+from doctor.lint.python.script import ProjectModules, Script, per_script
+
+MOST_IMPORTS = 4
+"""Imports in a row that a name or a call is followed through."""
+MOST_FUNCTIONS = 60
+"""Functions that are looked at for one call."""
+
+
+class FunctionSummary(NamedTuple):
+    """A function or method. ``word``: the collective that it runs whenever it is called, ``steps``: the calls down to
+    it; ``reached``: all collectives that it may run; ``gathering``: its parameters that must be used by all ranks if
+    they are wrapped models, with the method; ``calls``: functions that it calls on all ranks whenever it is called;
+    ``tests_rank``: it returns whether this is a certain rank; ``starts_nccl``: it joins a job over NCCL."""
+
+    name: str
+    line: int
+    parameters: tuple[str, ...]
+    word: str
+    certain: bool
+    steps: tuple[FlowStep, ...]
+    reached: frozenset[str]
+    gathering: Mapping[str, str]
+    calls: tuple[tuple[str, FlowStep], ...]
+    tests_rank: bool
+    starts_nccl: bool
+
+
+class ModuleSummary(NamedTuple):
+    """A module: its ``location`` (the absolute path), its ``functions`` by name (``Class().method``), what it
+    ``imports``, and whether it ties processes to their GPUs."""
+
+    location: str
+    functions: Mapping[str, FunctionSummary]
+    imports: Mapping[str, str]
+    binds_device: bool
+
+
+class ImportedFunction(NamedTuple):
+    """A function and its module."""
+
+    function: FunctionSummary
+    module: ModuleSummary
+
+
+class ReachedCollective(NamedTuple):
+    """A collective that a function runs whenever it is called, and the calls down to it."""
+
+    word: str
+    certain: bool
+    steps: tuple[FlowStep, ...]
+
+
+@per_script
+def imports_project(script: Script) -> bool:
+    """Whether a script imports a module of its project."""
+    modules = script.modules
+    names = [one.name for node in script.all(ast.Import) for one in node.names]
+    for node in script.all(ast.ImportFrom):
+        package = "." * node.level + (node.module or "")
+        names += [package] if node.module else []
+        names += [f"{package}{'.' if node.module else ''}{one.name}" for one in node.names]
+    return modules is not None and any(modules.has(script.location, name) for name in names)
+
+
+def imported_function(script: Script, node: ast.expr) -> ImportedFunction | None:
+    """The function of another module of the project that an expression names."""
+    if script.modules is None or not imports_project(script) or script.definition(node) is not None:
+        return None
+    name = script.name(node)
+    return _resolved(script.modules, script.location, name) if name else None
+
+
+def _resolved(modules: ProjectModules, importer: str, name: str) -> ImportedFunction | None:
+    key = ("function", importer.rpartition("/")[0] if not name.startswith(".") else importer, name)
+    if key not in modules.memo:
+        modules.memo[key] = _found(modules, importer, name)
+    found: ImportedFunction | None = modules.memo[key]
+    return found
+
+
+def _found(modules: ProjectModules, importer: str, name: str, depth: int = MOST_IMPORTS) -> ImportedFunction | None:
+    dots = len(name) - len(name.lstrip("."))
+    parts = name[dots:].split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        module = "." * dots + ".".join(parts[:count])
+        if "(" in module or not modules.has(importer, module):
+            continue
+        summary: ModuleSummary | None = modules.find(importer, module)
+        if summary is None:
+            return None
+        inner = ".".join(parts[count:])
+        if inner in summary.functions:
+            return ImportedFunction(summary.functions[inner], summary)
+        if f"{inner}().__init__" in summary.functions:
+            return ImportedFunction(summary.functions[f"{inner}().__init__"], summary)
+        head, separator, rest = inner.replace("()", "\0").partition(".")
+        imported = summary.imports.get(head.rstrip("\0"))
+        if imported is None or depth == 0:
+            return None
+        ending = "()" if head.endswith("\0") else ""
+        return _found(modules, summary.location, f"{imported}{ending}{separator}{rest}".replace("\0", "()"), depth - 1)
+    return None
+
+
+def collective_of(modules: ProjectModules, one: ImportedFunction) -> ReachedCollective | None:
+    """The collective that an imported function runs whenever it is called, also through other modules."""
+    key = ("collective", one.module.location, one.function.name, str(one.function.line))
+    if key not in modules.memo:
+        modules.memo[key] = _searched(modules, one)
+    found: ReachedCollective | None = modules.memo[key]
+    return found
+
+
+def _searched(modules: ProjectModules, first: ImportedFunction) -> ReachedCollective | None:
+    """Breadth first, so that the shortest chain of calls is shown."""
+    waiting: list[tuple[ImportedFunction, tuple[FlowStep, ...]]] = [(first, ())]
+    seen = {(first.module.location, first.function.line)}
+    for _ in range(MOST_FUNCTIONS):
+        if not waiting:
+            return None
+        (function, module), steps = waiting.pop(0)
+        if function.word:
+            return ReachedCollective(function.word, function.certain, (*steps, *function.steps))
+        for name, step in function.calls if len(steps) < MOST_IMPORTS else ():
+            called = _called(modules, module, name)
+            if called is not None and (called.module.location, called.function.line) not in seen:
+                seen.add((called.module.location, called.function.line))
+                waiting.append((called, (*steps, step)))
+    return None
+
+
+def _called(modules: ProjectModules, module: ModuleSummary, name: str) -> ImportedFunction | None:
+    own = module.functions.get(name[1:]) if name.startswith(".") else None
+    return ImportedFunction(own, module) if own is not None else _resolved(modules, module.location, name)
