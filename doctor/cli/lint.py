@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +57,17 @@ if TYPE_CHECKING:
     help="The Lightning that scripts will meet (default: as the project requires, else installed).",
 )
 @click.option("--cores", type=click.IntRange(1, 100_000), help="Cores of the machine on which scripts will run.")
+@click.option("--explain-flow", is_flag=True, help="Show the branches and calls that lead to findings on collectives.")
 @detail_options
 @with_common_options
 def command(
-    options: CommonOptions, paths: tuple[Path, ...], fix: bool, diff: bool, lightning: str | None, cores: int | None
+    options: CommonOptions,
+    paths: tuple[Path, ...],
+    fix: bool,
+    diff: bool,
+    lightning: str | None,
+    cores: int | None,
+    explain_flow: bool,
 ) -> None:
     """Tell what in training scripts and launch files hangs, diverges or wastes memory on several ranks.
 
@@ -95,7 +103,7 @@ def command(
     if diff:
         write("".join(patches.patches), options.output)
     else:
-        _write_report(_redacted(report) if options.redact else report, options, request, fixes)
+        _write_report(_redacted(report) if options.redact else report, options, request, fixes, flow=explain_flow)
     raise SystemExit(report.exit_code)
 
 
@@ -119,11 +127,11 @@ def _redacted(report: Report) -> Report:
     return msgspec.convert(redact(document, paths=True), prepared(type(report)))
 
 
-def _write_report(report: Report, options: CommonOptions, request: LintRequest, fixes: Fixes) -> None:
+def _write_report(report: Report, options: CommonOptions, request: LintRequest, fixes: Fixes, *, flow: bool) -> None:
     if options.form == "text":
         from doctor.report.lint.terminal import draw_lint
 
-        write_drawn(draw_lint, report, options)
+        write_drawn(partial(draw_lint, flow=flow), report, options)
     elif options.form == "sarif":
         from doctor.report.lint.sarif import render_sarif
 

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from doctor.lint.engine.discovery import LINE_END, LintTarget, SourceText, Unrea
 from doctor.lint.engine.project_files import ProjectFiles
 from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.releases import Releases
-from doctor.lint.engine.rule import SourceLocation, Violation
+from doctor.lint.engine.rule import FlowStep, SourceLocation, Violation
 from doctor.lint.engine.suppressions import UNUSED_SUPPRESSION, SuppressionComment, Suppressions, comments_in
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.python.notebooks import Notebook, read_notebook
@@ -250,7 +250,13 @@ class _LintedText:
         line, cell = self._told(place.line)
         if cell is not None:
             place = SourceLocation(line, place.column)
-        return LocatedViolation(number, place, portable(violation), code, reason, cell)
+        flow = tuple(self._step(one) for one in violation.flow)
+        return LocatedViolation(number, place, portable(replace(violation, flow=flow)), code, reason, cell)
+
+    def _step(self, step: FlowStep) -> FlowStep:
+        """A step of this file by the line in the file, as text without a tree."""
+        line = self._told(step.line)[0] if step.file == self._path else step.line
+        return FlowStep(str(step.file), line, str(step.code)[:LONGEST_LINE], str(step.note))
 
     def _told(self, line: int) -> tuple[int, tuple[int, int] | None]:
         """The line in the file, and the cell and the line in it."""
@@ -286,6 +292,7 @@ def portable(violation: Violation) -> Violation:
         float(violation.confidence),
         tuple(violation.edits),
         evidence,
+        tuple(violation.flow),
     )
 
 

@@ -130,7 +130,8 @@ def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: I
 
 
 def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
-    """``column`` counts characters from 1; ``end_column`` is exclusive; ``fixable``: ``--fix`` can fix it."""
+    """``column`` counts characters from 1; ``end_column`` is exclusive; ``fixable``: ``--fix`` can fix it;
+    ``flow``: the steps that lead to it."""
     place = found.place
     evidence: dict[str, object] = {"code": found.code, "column": place.column + 1}
     if place.end_line is not None and place.end_column is not None:
@@ -141,6 +142,8 @@ def _evidence(rule: Rule, found: LocatedViolation) -> dict[str, object]:
         evidence["foreshadows"] = list(rule.foreshadows)
     if found.violation.edits and found.cell is None:
         evidence["fixable"] = True
+    if found.violation.flow:
+        evidence["flow"] = [one._asdict() for one in found.violation.flow]
     return evidence | dict(found.violation.evidence)
 
 

@@ -17,7 +17,6 @@ from doctor.lint.python.wrapped_models import (
     HandedModel,
     forwards_in,
     handed_models,
-    has_buffers,
     parameter_of,
     saves_shards,
     wrapper_of,
@@ -278,7 +277,7 @@ def _of_a_wrapper(script: Script, call: ast.Call, bare: str) -> str:
 def _is_known_to_wait(script: Script, call: ast.Call, word: str) -> bool:
     """Whether the file shows that a collective which depends on the model exchanges anything."""
     if word == FORWARD_OF_DDP:
-        return has_buffers(script)
+        return False  # without buffers in the model it does not
     if word in _OF_SHARDED_STATE:
         model = script.argument(call, "model", 0)
         return model is not None and wrapper_of(script, model) == "FSDP"

@@ -51,7 +51,7 @@ def asks_for_several(test: ast.expr) -> bool | None:
         return next((asks for one in test.values if (asks := asks_for_several(one)) is not None), None)
     words = ast.unparse(test).lower()
     if isinstance(test, ast.Compare):
-        asks_nothing = isinstance(test.comparators[-1], ast.Constant) and test.comparators[-1].value in (None, -1)
+        asks_nothing = ast.unparse(test.comparators[-1]) in ("None", "-1")
         if asks_nothing and re.search(r"\b(?:gpu|(?:local_)?rank|device)\b", words):
             return not isinstance(test.ops[0], (ast.Is, ast.Eq))
         if _ASKS_FOR_RANKS.search(words):

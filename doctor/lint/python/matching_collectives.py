@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from doctor.lint.engine.rule import FlowStep
 from doctor.lint.python.collective_paths import FOCUS, UNKNOWN_CALLS, CollectivePath, paths_through
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions
-from doctor.lint.python.script import UNKNOWN, Script, last_name
+from doctor.lint.python.script import UNKNOWN, Script, last_name, step_at
 
 _OWN_RANK = frozenset({"RANK", "LOCAL_RANK", "GLOBAL_RANK", "WORLD_RANK", "NODE_RANK"})
 
@@ -25,6 +26,17 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
         if not joined and not _asks_a_constant(script, condition) and not _is_for_all(script, collective, condition):
             return condition
     return None
+
+
+def flow_of(script: Script, collective: CollectiveCall, condition: RankCondition) -> tuple[FlowStep, ...]:
+    """The steps to a collective that some ranks do not make: the condition, the call, and the calls down to the
+    collective."""
+    some = f"only ranks for which `{condition.test}` go on to line {collective.call.lineno}"
+    if condition.test.startswith("@"):
+        some = f"only one rank runs the function with line {collective.call.lineno}"
+    calls = [step_at(script, collective.call), *collective.steps]
+    last = calls.pop()._replace(note=f"{collective.word}: waits for all ranks")
+    return (step_at(script, condition.where, some), *calls, last)
 
 
 def _asks_a_constant(script: Script, condition: RankCondition) -> bool:

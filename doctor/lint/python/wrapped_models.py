@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.lint.python.project.imported_functions import imported_function
@@ -16,12 +16,6 @@ from doctor.lint.python.value_flow import handed_in
 
 _KINDS = {DDP: "DDP", FSDP[0]: "FSDP", "deepspeed.initialize": "DeepSpeed"}
 _SHARDS = "torch.distributed.fsdp.fully_shard"
-_NORMALIZED = re.compile(
-    r"^torchvision\.models\.(?:\w+\.)?\w*(?:resnet|resnext|densenet|mobilenet|efficientnet|regnet|inception|googlenet|"
-    r"shufflenet|mnasnet|_bn$)|^torch\.nn\.(?:Lazy|Sync)?BatchNorm",
-    re.IGNORECASE,
-)
-"""Models and layers with running statistics, which are buffers."""
 _DEPTH = 3
 FORWARD_OF_DDP = "forward of DDP"
 _EXCHANGED_BY = {
@@ -31,6 +25,7 @@ _EXCHANGED_BY = {
 }
 """The collectives of a method by the wrapper of its model."""
 _TRAINERS = re.compile(r"^(?:transformers|trl)\.\w*Trainer\(\)\.save_model$")
+_NONE: Mapping[str, str] = {}
 _OFF = ("", False, None, ())
 
 
@@ -48,12 +43,6 @@ class HandedModel(NamedTuple):
 def wraps_models(script: Script) -> bool:
     """Whether anything in the file wraps a model."""
     return next(script.calls(*_KINDS, _SHARDS), None) is not None
-
-
-@per_script
-def has_buffers(script: Script) -> bool:
-    """Whether a model of the file has running statistics, which DDP broadcasts in the forward pass."""
-    return any(_NORMALIZED.match(script.name(call.func)) for call in script.all(ast.Call))
 
 
 def wrapper_of(script: Script, node: ast.expr, depth: int = _DEPTH) -> str:
@@ -86,6 +75,8 @@ def _calls_behind(script: Script, node: ast.expr) -> Iterator[ast.Call]:
     scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
     if scope is not None and scope.node is (script.function_of(node) or script.tree):
         values = [one for one in values if one.lineno <= node.lineno][-1:]
+    elif scope is not None and len(values) > 2:
+        values = []  # another function assigns it several times: which one holds here is unknown
     yield from (one for one in values if isinstance(one, ast.Call))
 
 
@@ -132,7 +123,7 @@ def handed_models(script: Script) -> tuple[HandedModel, ...]:
     for call in script.all(ast.Call) if wraps_models(script) else ():
         function = script.definition(call.func)
         if function is not None:
-            called, names, methods = function.name, parameter_names(function), wanted.get(function, {})
+            called, names, methods = function.name, parameter_names(function), wanted.get(function, _NONE)
         elif (imported := imported_function(script, call.func)) is not None:
             called, names, methods = imported.function.name, imported.function.parameters, imported.function.gathering
         else:

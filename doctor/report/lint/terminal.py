@@ -10,7 +10,7 @@ from doctor.report.formatting import crash_of, evidence_lines, explaining, print
 from doctor.report.rich_names import Console, Padding, Text
 from doctor.report.terminal import STATE_STYLES, verdict_text
 
-_SHOWN_ELSEWHERE = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable")
+_SHOWN_ELSEWHERE = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable", "flow")
 """Evidence that is not listed, because it is shown in another form."""
 _MOST_SKIPPED = 10
 """Skipped files that make the report inconclusive and are named, except with ``verbose``."""
@@ -31,16 +31,20 @@ class _FileFinding(NamedTuple):
         return value if isinstance(value, int) else 0
 
 
-def draw_lint(report: Report, console: Console, *, verbose: bool = False, quiet: bool = False) -> str:
+def draw_lint(
+    report: Report, console: Console, *, verbose: bool = False, quiet: bool = False, flow: bool = False
+) -> str:
     """Return the report as ``console`` shows it.
 
     ``quiet``: a line per finding, and the verdict; ``verbose``: ignored findings, too, with all evidence, and every
-    rule on its own line."""
+    rule on its own line; ``flow``: the steps of the control flow that lead to each finding."""
     report = printable(report)
     with console.capture() as paper:
         shown: set[tuple[str, str]] = set()
         for hit in _in_order(report, ignored_too=verbose):
             _draw_hit(hit, console, brief=quiet, shown=set() if verbose else shown, verbose=verbose)
+            if flow:
+                _draw_flow(hit, console)
             shown |= {(hit.result.id, ""), (hit.result.id, hit.finding.fix)}
         if verbose:
             for result in report.results:
@@ -79,6 +83,20 @@ def _draw_hit(hit: _FileFinding, console: Console, *, brief: bool, shown: set[tu
         console.print(excerpt, soft_wrap=True)
     for label, text in _parts(hit, shown, verbose=verbose):
         console.print(Padding(Text.assemble((f"{label}: ", "dim"), _plain(text)), (0, 0, 0, 4)))
+    console.print()
+
+
+def _draw_flow(hit: _FileFinding, console: Console) -> None:
+    """Draw each step with its place, the code and the note on it."""
+    steps = hit.finding.evidence.get("flow")
+    if not isinstance(steps, (list, tuple)) or not steps:
+        return
+    console.print(Text("    flow:", style="dim"))
+    for number, step in enumerate(steps, 1):
+        line = Text.assemble(f"    {number}. ", (f"{step['file']}:{step['line']}", "bold"), f"  {step['code']}")
+        console.print(line, soft_wrap=True)
+        if step["note"]:
+            console.print(Padding(Text(_plain(step["note"]), style="dim"), (0, 0, 0, 7)))
     console.print()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
-from doctor.lint.python.matching_collectives import unmatched_condition
-from doctor.lint.python.rank_branches import main_first, rank_condition
+from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
+from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
 from doctor.lint.python.training import trains_on_several
-from doctor.lint.python.wrapped_models import is_wrapped_later
+from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later
 from doctor.testing.script_cases import fails, passes
 
 
@@ -18,7 +18,10 @@ from doctor.testing.script_cases import fails, passes
     id="CODE005",
     severity=Severity.ERROR,
     reads=Script,
-    mentions=("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
+    mentions=(
+        *("distributed", "accelerate", "lightning", "deepspeed", "horovod", "Trainer", "all_reduce", "all_gather"),
+        *("DataParallel", "fully_shard", "rank", "is_main"),
+    ),
     foreshadows=("RUN006",),
     cases=lambda: (
         fails("a loss is reduced on rank 0 alone", _REDUCED),
@@ -62,23 +65,30 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
         if condition is not None:
-            line = getattr(condition.where, "lineno", one.call.lineno)
-            what = _words(script, one)
-            at = f"{what} at line {one.call.lineno}"
-            if condition.test.startswith("@"):
-                summary = f"{at} runs on one rank alone ({condition.test}, line {line}): the other ranks never join it"
-            else:
-                summary = f"{at} runs only if {_plain(condition.test)} (line {line}): the other ranks never join it"
-            yield Violation(
-                one.call,
-                summary,
-                fix=_fix(script, one),
-                evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
-                severity=None if one.certain else Severity.WARNING,
-                confidence=(0.95 if one.through is None else 0.9) if one.certain else 0.7,
-            )
+            yield _run_by_some(script, one, condition)
         elif first is not None and not one.grouped and rank_condition(script, one.call) is None:
             yield _waited_for(script, one, first)
+
+
+def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) -> Violation:
+    line = getattr(condition.where, "lineno", one.call.lineno)
+    at = f"{_words(script, one)} at line {one.call.lineno}"
+    if condition.test.startswith("@"):
+        where = f"on one rank alone ({condition.test}, line {line})"
+    else:
+        where = f"only if {_plain(condition.test)} (line {line})"
+    effect = "the other ranks never join it"
+    if one.word == FORWARD_OF_DDP:
+        effect = "DDP broadcasts the buffers of the model in it, and the other ranks are elsewhere"
+    return Violation(
+        one.call,
+        f"{at} runs {where}: {effect}",
+        fix=_fix(script, one),
+        severity=None if one.certain else Severity.WARNING,
+        evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
+        confidence=(0.95 if one.through is None else 0.9) if one.certain else 0.7,
+        flow=flow_of(script, one, condition),
+    )
 
 
 def _may_be_alone(script: Script, one: CollectiveCall) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Edit, InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
+from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.training import is_test
 from doctor.testing.script_cases import fails, passes
 
@@ -15,7 +16,7 @@ from doctor.testing.script_cases import fails, passes
     id="CODE003",
     severity=Severity.ERROR,
     reads=Script,
-    mentions=("nccl",),
+    mentions=("nccl", "cuda"),
     foreshadows=("GPU001", "MEM001"),
     cases=lambda: (
         fails("a script for torchrun", _TORCHRUN, {"    dist.init": f"{_SET_DEVICE}    dist.init"}),
@@ -42,8 +43,11 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
     with "Duplicate GPU detected", or GPU 0 holds what was meant for all of them and runs out of memory.
     Fix: right before init_process_group: local_rank = int(os.environ["LOCAL_RANK"]); torch.cuda.set_device(local_rank).
     """
+    if binds_device(script) or is_test(script):
+        return
     calls = [call for call in joins(script) if is_nccl(script, call)]
-    if not calls or binds_device(script) or is_test(script):
+    if not calls:
+        yield from _started_by_helper(script)
         return
     used = on_current_device(script) or next(script.calls(*_OBJECTS_TRAVEL), None)
     if used is None or not shows_whole_process(script, calls[0], used):
@@ -57,6 +61,26 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
         evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
         confidence=0.9,
     )
+
+
+def _started_by_helper(script: Script) -> Iterator[Violation]:
+    """A function of another module of the project starts NCCL, and neither that module nor this one sets the device."""
+    called = [(call, imported_function(script, call.func)) for call in script.all(ast.Call)]
+    helpers = [(call, helper) for call, helper in called if helper is not None]
+    start = next((call for call, helper in helpers if helper.function.starts_nccl), None)
+    used = on_current_device(script)
+    if start is None or used is None or any(helper.module.binds_device for _, helper in helpers):
+        return
+    if shows_whole_process(script, start, used):
+        yield Violation(
+            used,
+            f"`{script.text_of(used, 40)}` works on the current GPU, which is GPU 0 in every rank of a host: "
+            f"{script.text_of(start.func)} (line {start.lineno}) starts NCCL, and no rank sets its GPU",
+            severity=Severity.WARNING,
+            fix=f"torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before line {start.lineno}",
+            evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
+            confidence=0.8,
+        )
 
 
 _OBJECTS_TRAVEL = tuple(
