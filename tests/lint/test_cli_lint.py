@@ -58,8 +58,10 @@ def test_parts_that_are_not_read_are_told(tmp_path):
 
 
 def test_text(faulty):
-    shown = lint("train.py", cwd=faulty, code=1).stdout
+    shown = lint("--explain-flow", "train.py", cwd=faulty, code=1).stdout
     assert "train.py:11:5: error CODE005 " in shown
+    assert "1. train.py:10  if dist.get_rank() == 0:\n" in shown
+    assert "2. train.py:11  dist.barrier()\n       barrier: waits for all ranks\n" in shown
     assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
     assert "doctor explain CODE005" in shown
     assert "--fix does it" in shown
@@ -67,7 +69,7 @@ def test_text(faulty):
 
 
 def test_quiet_is_a_line_a_finding(faulty):
-    first, second, *rest = lint("-q", "train.py", cwd=faulty, code=1).stdout.splitlines()
+    first, second, *rest = lint("-q", "--explain-flow", "train.py", cwd=faulty, code=1).stdout.splitlines()
     assert first.startswith("train.py:5:")
     assert second.startswith("train.py:11:5: error CODE005")
     assert len(rest) == 1

@@ -61,6 +61,14 @@ def test_a_result_says_where_and_which_rule(tmp_path):
     assert found["level"] == "error"
 
 
+def test_the_flow_of_a_finding(tmp_path):
+    (flow,) = of_rule(sarif(tmp_path), "CODE005")["codeFlows"]
+    steps = [one["location"] for one in flow["threadFlows"][0]["locations"]]
+    lines = [one["physicalLocation"]["region"]["startLine"] for one in steps]
+    assert lines == [TEXT[: TEXT.index(code)].count("\n") + 1 for code in ("if dist.get_rank", "dist.barrier")]
+    assert steps[1]["message"]["text"] == "barrier: waits for all ranks"
+
+
 def test_every_rule_is_described(tmp_path):
     rules = sarif(tmp_path)["tool"]["driver"]["rules"]
     assert {rule["id"] for rule in rules} == set(load_rules().ids())

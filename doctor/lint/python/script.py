@@ -427,9 +427,11 @@ def per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:
 
 
 def step_at(script: Script, node: ast.AST, note: str = "") -> FlowStep:
-    """A step of the flow at a node: branches by their first line."""
+    """A step of the flow at a node; statements with a body by their first line."""
     if isinstance(node, (ast.If, ast.While)):
         code = f"{'if' if isinstance(node, ast.If) else 'while'} {script.text_of(node.test, 90)}:"
+    elif isinstance(node, ast.ExceptHandler):
+        code = f"except {script.text_of(node.type, 90)}:" if node.type is not None else "except:"
     else:
         code = script.text_of(node, 90)
     return FlowStep(script.path, getattr(node, "lineno", 1), code, note)

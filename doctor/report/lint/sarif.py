@@ -121,6 +121,8 @@ def _result(
         key = (result.id, finding.source.file, finding.source.line or 0)
         if key in fixes:
             entry["fixes"] = [_fix(finding, fixes[key])]
+    if flow := finding.evidence.get("flow"):
+        entry["codeFlows"] = [_code_flow(flow)]
     if finding.ignored is not None:
         kind = "inSource" if finding.ignored.by.rpartition(":")[0] == _file(finding) else "external"
         entry["suppressions"] = [{"kind": kind, "status": "accepted", "justification": finding.ignored.reason}]
@@ -145,6 +147,16 @@ def _region_of(finding: ReportFinding) -> dict[str, Any]:
     place = _where(finding.source.file)
     place["physicalLocation"]["region"] = region
     return place
+
+
+def _code_flow(steps: Any) -> dict[str, Any]:
+    """Return the steps that lead to a finding, with their notes."""
+    locations = []
+    for one in steps:
+        place = _where(one["file"])
+        place["physicalLocation"]["region"] = {"startLine": one["line"], "snippet": {"text": one["code"]}}
+        locations.append({"location": place | {"message": {"text": one["note"] or one["code"]}}})
+    return {"threadFlows": [{"locations": locations}]}
 
 
 def _fix(finding: ReportFinding, replacements: Sequence[Replacement]) -> dict[str, Any]:

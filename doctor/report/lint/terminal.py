@@ -43,7 +43,7 @@ def draw_lint(
         shown: set[tuple[str, str]] = set()
         for hit in _in_order(report, ignored_too=verbose):
             _draw_hit(hit, console, brief=quiet, shown=set() if verbose else shown, verbose=verbose)
-            if flow:
+            if flow and not quiet:
                 _draw_flow(hit, console)
             shown |= {(hit.result.id, ""), (hit.result.id, hit.finding.fix)}
         if verbose:

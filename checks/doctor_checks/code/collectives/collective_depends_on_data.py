@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.script import step_at
 from doctor.lint.python.training import gradients_reduced
 from doctor.testing.script_cases import fails, passes
 
@@ -108,6 +109,10 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         f"{whose}: ranks that differ wait for each other",
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,
+        flow=(
+            step_at(script, statement, f"each rank answers from {whose}: line {call.lineno} {how} it holds"),
+            step_at(script, call, f"{word}: waits for all ranks"),
+        ),
     )
 
 

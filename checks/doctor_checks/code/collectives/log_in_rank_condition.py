@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.rank_branches import RankCondition, rank_condition
+from doctor.lint.python.script import step_at
 from doctor.testing.script_cases import fails, passes
 
 
@@ -70,6 +71,10 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
         edits=_edits(script, call, condition),
         evidence=(("condition", condition.test), ("line_of_condition", line)),
         confidence=0.9,
+        flow=(
+            step_at(script, condition.where, f"only ranks for which `{condition.test}` go on to line {call.lineno}"),
+            step_at(script, call, "the metric exists on these ranks alone"),
+        ),
     )
 
 

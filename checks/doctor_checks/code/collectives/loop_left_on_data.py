@@ -11,7 +11,7 @@ from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.rank_losses import own_loops
-from doctor.lint.python.script import last_name
+from doctor.lint.python.script import last_name, step_at
 from doctor.lint.python.swallowed_errors import swallows_error
 from doctor.lint.python.training import gradients_reduced, hooks, lightning_modules, several_ranks, unwrapped
 from doctor.testing.script_cases import fails, passes
@@ -170,6 +170,7 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
         fix=_REDUCE_LOSS if why == "loss" else "",
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
         confidence=0.85,
+        flow=(step_at(script, at, f"{cause}: a rank {does} for {own}"), step_at(script, missed, "waits for all ranks")),
     )
 
 
