@@ -409,7 +409,10 @@ class Script(EnvironmentSource):
 def is_test(script: Script) -> bool:
     """Whether a file is a unit test, whose faults may be intended."""
     named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
-    return named is not None and any(one.name.startswith("test_") for one in script.functions)
+    tests = any(one.name.startswith("test_") for one in script.functions)
+    return named is not None and (
+        tests or any(one.name == "pytest" for node in script.all(ast.Import) for one in node.names)
+    )
 
 
 def per_script(function: Callable[[Script], T]) -> Callable[[Script], T]:

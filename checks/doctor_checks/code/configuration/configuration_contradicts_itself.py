@@ -136,6 +136,17 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
             lines("distributed_type: MULTI_GPU", "num_machines: 1", "num_processes: 1", "gpu_ids: '3'  # !"),
             name="accelerate.yaml",
         ),
+        FilePasses(
+            "one process, with a section of another job",
+            lines(
+                "compute_environment: LOCAL_MACHINE",
+                "distributed_type: 'NO'",
+                "num_processes: 1",
+                "fsdp_config:",
+                "  fsdp_sharding_strategy: NO_SHARD",
+            ),
+            name="accelerate.yaml",
+        ),
         _accelerate(
             "empty sections of other types",
             "distributed_type: MULTI_GPU",

@@ -90,6 +90,7 @@ _STEPS = frozenset({"step"})
         ),
         passes("a context manager of the project decides", _CONTEXT),
         passes("FSDP, where that would take memory", _SHARDED),
+        passes("FSDP with accelerate", _ACCELERATE.replace("Accelerator()", "Accelerator(fsdp_plugin=plugin)")),
         passes(
             "one process",
             _script("loss.backward()\n        if (step + 1) % 4 == 0:\n            optimizer.step()").replace(
@@ -129,7 +130,10 @@ _FIXES = {
 
 
 def _shards(script: Script, wrapper: ast.Call) -> bool:
-    """A Fabric with FSDP, where ``no_backward_sync`` would keep the whole gradients on every rank."""
+    """A Fabric or an Accelerator with FSDP, where skipping the reduction keeps the whole gradients on every rank."""
+    is_accelerator = script.name(wrapper.func) == ACCELERATOR
+    if is_accelerator and script.argument(wrapper, "fsdp_plugin") is not None:
+        return True
     strategy = script.argument(wrapper, "strategy") if script.name(wrapper.func) == FABRIC else None
     values = script.values_of(strategy) if strategy is not None else ()
     return any("fsdp" in ast.unparse(one).lower() for one in values)

@@ -50,7 +50,9 @@ def contradictions(root: YamlNode) -> Iterator[Contradiction]:
 
 
 def _sections(root: YamlNode, kind: str) -> Iterator[Contradiction]:
-    """commands/launch.py takes the kind of training from distributed_type alone."""
+    """commands/launch.py takes the kind of training from distributed_type alone. A job of one process needs none."""
+    if kind == "NO" and root.word("num_processes") == "1":
+        return
     for name, owner in _SECTIONS.items():
         place, section = root.key(name), root.get(name)
         if kind == owner or place is None or section is None:
