@@ -8,11 +8,12 @@
     python benchmarks/attach.py killed --merge   keeps the figures of these scenes beside those of the others
     python benchmarks/attach.py --check          plays nothing: are the kept figures of these scenes, and good?
 
-Every play starts a job over Gloo on this machine without the doctor in it, and reads it once from outside. Right: the
-check, exactly the ranks, the severity and the exit code are as expected, there is no other alarm, and the processes of
-the job are there afterwards, none stopped or traced that was not before. A hang is right in at least 95 % of its plays;
-a job that makes progress is no alarm in any. Each of these goes on to train afterwards, and is repeated without the
-doctor: it ends with the same numbers.
+Every play starts a job over Gloo on this machine without the doctor in it, and reads it once from outside; the plays
+under SLURM and Ray share a few jobs. Right: the check, exactly the ranks, the severity and the exit code are as
+expected, there is no other alarm, and the processes of the job are there afterwards, none stopped or traced that was
+not before. Where the kernel refuses access, the reason and one command that reads all ranks are right. A hang is right
+in at least 95 % of its plays; a job that makes progress is no alarm in any. Each of these goes on to train afterwards,
+and is repeated without the doctor: it ends with the same numbers.
 Ends with 1 if an aim is missed.
 """
 
@@ -27,11 +28,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,7 +42,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
 from attach_times import TIMED, Timing, timing  # noqa: E402 - the path comes first
 
-from tests.attach.jobs import HANGS, HEALTHY, AttachScene, play  # noqa: E402 - the path comes first
+from tests.attach.places import SHARED  # noqa: E402 - the path comes first
+from tests.attach.plays import HEALTHY, SCENES, AttachScene, play_shared  # noqa: E402
 from tests.attach.repeated import differences  # noqa: E402
 from tests.lab.needs import CannotPlay  # noqa: E402
 
@@ -48,6 +51,8 @@ FILE = ROOT / "benchmarks" / "attach_results.json"
 LEAST_RIGHT = 0.95
 LEAST_TIMES, LEAST_HEALTHY = 20, 40
 """Plays of each scene that hangs, and of all others together, from which the figures may be kept."""
+JOBS_SHARED = 2
+"""Jobs that the plays of a scene share if its launcher takes long to start."""
 REPEATED = {
     "default": ((),),
     "with native frames": (("--native",),),
@@ -60,8 +65,9 @@ PACE = 0.01
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One scene, or a way to attach to a training run that is repeated. ``finding``: what is right; ``commit``: that it
-    was played at, if that is not the one of all results."""
+    """One scene, or a way to attach to a training run that is repeated. ``finding``: what is right; ``is_alarm``: it is
+    a problem or a refusal; ``commit``: that it was played at, if that is not the one of all results; ``jobs``: that
+    were started, if the plays share them."""
 
     title: str
     finding: str
@@ -69,6 +75,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     played: int
     right: int
     commit: str = ""
+    jobs: int | None = None
 
     @property
     def is_good(self) -> bool:
@@ -95,15 +102,9 @@ class AttachResults(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.is_good for row in rows) and all(one.is_good for one in self.timings)
 
 
-def finding_of(scene: AttachScene) -> str:
-    """What attaching to a scene finds, in words."""
-    ranks = ", ".join(map(str, scene.ranks))
-    return f"{scene.check} {scene.severity}, rank {ranks}" if scene.check else "no alarm"
-
-
 def is_alarm(scene: AttachScene) -> bool:
-    """Whether a scene hangs."""
-    return bool(scene.check) and scene.severity != "info"
+    """Whether attaching to a scene does not end with 0."""
+    return scene.code != 0
 
 
 def reason_to_skip(scene: AttachScene) -> str:
@@ -112,46 +113,61 @@ def reason_to_skip(scene: AttachScene) -> str:
     return f"{scene.title}: {', '.join(missing)} is not installed" if missing else ""
 
 
-def attempt(title: str, number: int, call: Callable[[Path], list[str]]) -> list[str]:
-    """Call with a folder of its own; return and print what is wrong."""
+def attempt(title: str, number: int, call: Callable[[Path], Sequence[list[str]]]) -> int:
+    """Call with a folder of its own; print what is wrong, and return how many of the plays were right."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            wrong = call(Path(folder))
+            plays = call(Path(folder))
         except CannotPlay:
             raise
         except (AssertionError, OSError, subprocess.SubprocessError) as error:
-            wrong = [f"{type(error).__name__}: {error}"]
-    for line in wrong:
+            plays = [[f"{type(error).__name__}: {error}"]]
+    for line in (line for wrong in plays for line in wrong):
         print(f"{title}, play {number + 1}: {line}", file=sys.stderr, flush=True)
-    return wrong
+    return sum(not wrong for wrong in plays)
 
 
 def rows_of(scenes: Sequence[AttachScene], times: int, pool: ThreadPoolExecutor) -> Iterable[Row]:
     """Play every scene, all of them in turn."""
-    plays = [
-        [pool.submit(attempt, scene.title, number, partial(play, scene)) for scene in scenes] for number in range(times)
-    ]
-    for scene, *results in zip(scenes, *plays, strict=True):
-        right = sum(not result.result() for result in results)
-        yield Row(scene.title, finding_of(scene), is_alarm(scene), times, right)
+    plays = [(scene, _attaches(scene, times)) for scene in scenes]
+    results: dict[str, list[Future[int]]] = {scene.title: [] for scene in scenes}
+    for number in range(times):
+        for scene, attaches in plays:
+            if number < len(attaches):
+                call = partial(play_shared, scene, times=attaches[number])
+                results[scene.title].append(pool.submit(attempt, scene.title, number, call))
+    for scene, attaches in plays:
+        right = sum(result.result() for result in results[scene.title])
+        jobs = len(attaches) if len(attaches) < times else None
+        yield Row(scene.title, scene.finding, is_alarm(scene), times, right, jobs=jobs)
+
+
+def _attaches(scene: AttachScene, times: int) -> list[int]:
+    """How often each job of a scene is attached to."""
+    jobs = min(times, JOBS_SHARED) if scene.place in SHARED else times
+    return [times // jobs + (number < times % jobs) for number in range(jobs)]
+
+
+def compare(folder: Path, **options: Any) -> list[list[str]]:
+    """Train with the doctor attached and without; return what differs."""
+    return [differences(folder, **options)]
 
 
 def repeated_rows(times: int, pool: ThreadPoolExecutor) -> Iterable[Row]:
     """Train with the doctor attached and without, in every way."""
     for title, attaches in REPEATED.items():
-        call = partial(differences, attaches=attaches, pace=PACE)
+        call = partial(compare, attaches=attaches, pace=PACE)
         jobs = [pool.submit(attempt, title, number, call) for number in range(times)]
-        yield Row(f"repeated: {title}", "the same numbers", False, times, sum(not job.result() for job in jobs))
+        yield Row(f"repeated: {title}", "the same numbers", False, times, sum(job.result() for job in jobs))
 
 
 def compared_rows(scenes: Sequence[AttachScene], pool: ThreadPoolExecutor) -> Iterable[Row]:
     """Train in every scene that makes progress with the doctor attached and without, once."""
     jobs = [
-        pool.submit(attempt, title_compared(scene), 0, partial(differences, attaches=[()], scene=scene))
-        for scene in scenes
+        pool.submit(attempt, title_compared(scene), 0, partial(compare, attaches=[()], scene=scene)) for scene in scenes
     ]
     for scene, job in zip(scenes, jobs, strict=True):
-        yield Row(title_compared(scene), "the same numbers", False, 1, int(not job.result()))
+        yield Row(title_compared(scene), "the same numbers", False, 1, job.result())
 
 
 def title_compared(scene: AttachScene) -> str:
@@ -163,7 +179,8 @@ def table(results: AttachResults) -> str:
     """Every row as Markdown."""
     lines = ["| scene | right is | plays | right |", "| --- | --- | --- | --- |"]
     for row in (*results.rows, *results.repeated):
-        lines.append(f"| {row.title} | {row.finding} | {row.played} | {row.right} |")
+        played = f"{row.played} to {row.jobs} jobs" if row.jobs else f"{row.played}"
+        lines.append(f"| {row.title} | {row.finding} | {played} | {row.right} |")
     lines += ["", "| time | seconds | aim | cores | load |", "| --- | --- | --- | --- | --- |"]
     for one in results.timings:
         lines.append(f"| {one.title} | {one.seconds:.1f} | {one.limit:.0f} | {one.cores} | {one.load} |")
@@ -177,19 +194,20 @@ def summary(results: AttachResults) -> str:
     worst = min((row.right / row.played for row in hangs), default=1.0)
     alarms = sum(row.played - row.right for row in healthy)
     return (
-        f"{len(hangs)} scenes that hang: {sum(row.right for row in hangs)} of {sum(row.played for row in hangs)} plays "
-        f"right, the worst scene {worst:.0%}; {alarms} alarms over {sum(row.played for row in healthy)} attaches to "
-        f"{len(healthy)} jobs that make progress; {sum(row.right for row in results.repeated)} of "
-        f"{sum(row.played for row in results.repeated)} training runs end with the same numbers"
+        f"{len(hangs)} scenes that hang or refuse: {sum(row.right for row in hangs)} of "
+        f"{sum(row.played for row in hangs)} plays right, the worst scene {worst:.0%}; {alarms} alarms over "
+        f"{sum(row.played for row in healthy)} attaches to {len(healthy)} jobs that make progress; "
+        f"{sum(row.right for row in results.repeated)} of {sum(row.played for row in results.repeated)} training runs "
+        "end with the same numbers"
     )
 
 
 def complaints_about(kept: AttachResults) -> list[str]:
     """What is wrong about figures that are kept: other scenes, too few plays, a missed aim."""
-    scenes = {scene.title: finding_of(scene) for scene in (*HANGS, *HEALTHY)}
+    scenes = {scene.title: scene.finding for scene in SCENES}
     rows = {row.title: row.finding for row in kept.rows}
     wrong = [
-        f"{title}: not as in tests/attach/jobs.py"
+        f"{title}: not as in tests/attach/plays.py"
         for title in scenes.keys() | rows
         if scenes.get(title) != rows.get(title)
     ]
@@ -211,7 +229,7 @@ def merged(kept: AttachResults, found: AttachResults) -> AttachResults:
     """Replace the rows of the scenes that were played, or add them, in the order of the scenes."""
     rows = {row.title: row for row in kept.rows}
     rows |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.rows}
-    titles = (scene.title for scene in (*HANGS, *HEALTHY))
+    titles = (scene.title for scene in SCENES)
     repeated = {row.title: row for row in kept.repeated}
     repeated |= {row.title: msgspec.structs.replace(row, commit=found.commit) for row in found.repeated}
     timings = {one.title: one for one in (*kept.timings, *found.timings)}
@@ -267,7 +285,7 @@ def main() -> int:
 def played(words: Sequence[str], times: int, healthy: int, jobs: int) -> AttachResults:
     """Play the scenes whose title begins with one of ``words``, or all, and the training runs."""
     begins = tuple(words) or ("",)
-    scenes = [scene for scene in (*HANGS, *HEALTHY) if scene.title.startswith(begins)]
+    scenes = [scene for scene in SCENES if scene.title.startswith(begins)]
     compared = [scene for scene in HEALTHY if title_compared(scene).startswith(begins)]
     skipped = [reason for scene in {*scenes, *compared} if (reason := reason_to_skip(scene))]
     possible = [scene for scene in scenes if not reason_to_skip(scene)]

@@ -6,10 +6,7 @@ hangs over Gloo, and what is found must be right. Used by attach.py.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +14,10 @@ from typing import Any
 
 import msgspec
 
-from tests.attach.jobs import TrainingJob, running
-from tests.lab.needs import clean_environ
+from tests.attach.jobs import running
+from tests.attach.places import PLACES
 
 RANKS, HOSTS = 8, 64
-LONGEST = 300.0
-"""Seconds after which a host is given up."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -53,30 +48,13 @@ def attach_to_ranks(folder: Path) -> float:
 
 def attach_to_hosts(folder: Path) -> float:
     """Attach to all hosts at the same moment over a folder; return the seconds until the last process has ended."""
-    with running("sleeps", folder, HOSTS, own_hosts=True) as job:
+    with PLACES["hosts over --share"]("sleeps", folder, HOSTS) as job:
         begun = time.monotonic()
-        commands = [_attach_inside(job, number) for number in range(HOSTS)]
-        outputs = [command.communicate(timeout=LONGEST) for command in commands]
+        attached = job.attach()
         seconds = time.monotonic() - begun
-    codes = [command.returncode for command in commands]
-    assert codes == [1] * HOSTS, (codes, outputs)
-    (report,) = [json.loads(stdout) for stdout, _ in outputs if stdout]
-    _require_right(report, HOSTS)
+    assert attached.code == 1, attached
+    _require_right(attached.report, HOSTS)
     return seconds
-
-
-def _attach_inside(job: TrainingJob, number: int) -> subprocess.Popen[str]:
-    (rank,) = job.processes[number].children()
-    enter = ["nsenter", "--target", str(rank.pid), "--pid", "--uts", "--mount", "--"]
-    command = [sys.executable, "-m", "doctor", "attach", "--isolated", "--format", "json"]
-    options = ["--share", str(job.folder / "share"), "--timeout", str(LONGEST)]
-    return subprocess.Popen(
-        [*enter, *command, *options],
-        env=clean_environ(job.folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def _require_right(report: dict[str, Any], world: int) -> None:

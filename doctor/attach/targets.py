@@ -188,15 +188,22 @@ class _Assembly:
             yield [self._ranks[pid] for pid in pids]
 
     def _named(self, joined: _Groups) -> Iterator[list[int]]:
-        """Return the ranks of one program that only the user's request shows, with the job that it was named with."""
+        """Return the ranks of one program that only the user's request shows to belong together, with the job that it
+        was named with."""
         by_program: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         for pid, rank in self._ranks.items():
             if pid in self._search.asked:
                 by_program[rank.process.user, program_of(rank.process, self._table)].append(pid)
         for pids in by_program.values():
-            shown = [pid for pid in pids if self._ranks[pid].found_by != "request"]
+            shown = [pid for pid in pids if self._shows_its_job(self._ranks[pid])]
             groups = [group for group in joined.groups() if not set(shown).isdisjoint(group)]
             yield pids if len(groups) < 2 else [pid for pid in pids if pid not in shown]
+
+    @staticmethod
+    def _shows_its_job(rank: RankProcess) -> bool:
+        """Return whether a process that the user named shows which job it belongs to. Its threads and libraries do not
+        if its variables cannot be read, because its connections cannot be read then either."""
+        return rank.found_by in ("variables", "parent") or (bool(rank.process.environ) and rank.found_by != "request")
 
     def _linked(self) -> Iterator[tuple[int, int]]:
         """Return the pairs of ranks without claims that run one program and are connected with each other."""

@@ -23,81 +23,8 @@ from tests.lab.speed import patience
 
 PROGRAM = Path(__file__).with_name("scenes.py")
 SPAWNING = Path(__file__).with_name("spawned_scenes.py")
+ATTACH = (sys.executable, "-m", "doctor", "attach")
 _LONGEST_ENVIRON = 4096
-
-
-class AttachScene(NamedTuple):
-    """A job, and what ``doctor attach`` has to find in it.
-
-    ``check``: the id of the only finding above ``info``; with ``severity`` ``info`` one that is not an alarm; empty:
-    any remarks. ``launch``: the program that starts the ranks; empty: each is started with the plain variables.
-    ``needs``: modules of the program."""
-
-    name: str
-    check: str = ""
-    ranks: tuple[int, ...] = ()
-    severity: str = "error"
-    launch: str = ""
-    world: int = 3
-    needs: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The name with the launcher."""
-        return f"{self.name} under {self.launch}" if self.launch else self.name
-
-
-HANGS = (
-    AttachScene("sleeps", "RUN001", (2,)),
-    AttachScene("ddp-sleeps", "RUN001", (2,)),
-    AttachScene("gathers", "RUN006", (2,)),
-    AttachScene("waits-for-a-lock", "RUN001", (2,)),
-    AttachScene("holds-the-interpreter", "RUN016", (2,)),
-    AttachScene("is-stopped", "RUN001", (2,)),
-    AttachScene("leaves", "RUN001", (2,)),
-    AttachScene("ddp-uneven", "DATA010", (2,)),
-    AttachScene("fsdp-uneven", "DATA010", (2,)),
-    AttachScene("stops-at-a-breakpoint", "RUN010", (2,)),
-    AttachScene("differs", "RUN002", (0, 1), world=2),
-    AttachScene("crosses", "RUN015", (0, 1)),
-    AttachScene("row-never-comes", "RUN010", (2,)),
-    AttachScene("pool-loses-a-child", "RUN010", (0,)),
-    AttachScene("pool-deadlocks", "RUN001", (0,)),
-    AttachScene("killed", "RUN004", (2,)),
-    AttachScene("killed-at-start", "RUN004", (2,)),
-    AttachScene("joins-late", "RUN001", (1,), world=2),
-    AttachScene("receives", "RUN001", (2,)),
-    AttachScene("fsdp-sleeps", "RUN001", (2,)),
-    AttachScene("accelerate-sleeps", "RUN001", (2,), needs=("accelerate",)),
-    AttachScene("lightning-sleeps", "RUN001", (1,), launch="Lightning", world=2, needs=("lightning.pytorch",)),
-    AttachScene("sleeps", "RUN001", (1,), launch="torchrun", world=2),
-    AttachScene("sleeps", "RUN001", (1,), launch="mpirun", world=2),
-    AttachScene("sleeps", "RUN001", (1,), launch="torch.multiprocessing", world=2),
-)
-"""Jobs that hang."""
-HEALTHY = (
-    AttachScene("moves"),
-    AttachScene("ddp-moves"),
-    AttachScene("fsdp-moves"),
-    AttachScene("fsdp-even"),
-    AttachScene("passes-breakpoints"),
-    AttachScene("accelerate-moves", needs=("accelerate",)),
-    AttachScene("lightning-moves", launch="Lightning", world=2, needs=("lightning.pytorch",)),
-    AttachScene("row-moves"),
-    AttachScene("slow-steps"),
-    AttachScene("computes"),
-    AttachScene("saves"),
-    AttachScene("row-is-long"),
-    AttachScene("validates"),
-    AttachScene("loads-first", "RUN001", (2,), "info"),
-    AttachScene("exchanges-much"),
-    AttachScene("tokenizes", "RUN010", (0,), "info"),
-    AttachScene("tokenizes-in-pool", "RUN010", (0,), "info"),
-    AttachScene("tokenizes-in-threads", "RUN010", (0,), "info"),
-    AttachScene("packs", "RUN010", (0,), "info"),
-    AttachScene("downloads", "RUN010", (0,), "info"),
-)
-"""Jobs that make progress, on one rank at least."""
 
 
 class Attached(NamedTuple):
@@ -117,9 +44,9 @@ class Attached(NamedTuple):
         ]
 
 
-def doctor_attach(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "doctor", "attach", *map(str, arguments)]
+def doctor_attach(*arguments: object, before: Sequence[str] = (), **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; ``before``: what its command line begins with."""
+    command = [*before, *ATTACH, *map(str, arguments)]
     return subprocess.run(
         command,
         env=clean_environ(Path("/nonexistent")) | environ,
@@ -140,9 +67,13 @@ class TrainingJob:
         self._world = world
 
     def attach(self, *arguments: object) -> Attached:
-        """Attach to it by its id."""
-        done = doctor_attach("--isolated", "--format", "json", "--job", self.name, *arguments)
+        """Attach to it once."""
+        done = self.run_doctor("--isolated", "--format", "json", *arguments)
         return Attached(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
+
+    def run_doctor(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run the command, which finds the job by its id."""
+        return doctor_attach("--job", self.name, *arguments)
 
     def wait_for_scene(self) -> None:
         """Wait until every rank has come to what the scene does."""
@@ -162,25 +93,6 @@ class TrainingJob:
                     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
                     found[one] = (fields["State"][0] in "Tt", fields["TracerPid"])
         return found
-
-
-def play(scene: AttachScene, folder: Path, *arguments: object) -> list[str]:
-    """Start the job of a scene, attach to it, and return what is wrong about the result or the job afterwards."""
-    with running(scene.name, folder, scene.world, scene.launch, scene.needs) as job:
-        before = job.states()
-        attached = job.attach(*arguments)
-        after = job.states()
-    expected = (scene.check, [*scene.ranks], scene.severity)
-    alarms = [finding for finding in attached.findings if finding[2] != "info"]
-    is_alarm = bool(scene.check) and scene.severity != "info"
-    wrong = []
-    if alarms != [expected] * is_alarm or (scene.check and expected not in attached.findings):
-        wrong.append(f"found {attached.findings}, expected {expected if scene.check else 'no alarm'}")
-    if attached.code != int(is_alarm):
-        wrong.append(f"exit code {attached.code}: {attached.report.get('outcome')} {attached.stderr.strip()}")
-    if before != after:
-        wrong.append(f"the processes of the job were {before} and are {after}")
-    return wrong
 
 
 class _WarmProgram:
@@ -217,10 +129,16 @@ warm_program = functools.cache(_WarmProgram)
 
 @contextlib.contextmanager
 def running(
-    scene: str, folder: Path, world: int = 3, launch: str = "", needs: tuple[str, ...] = (), own_hosts: bool = False
+    scene: str,
+    folder: Path,
+    world: int = 3,
+    launch: str = "",
+    needs: tuple[str, ...] = (),
+    own_hosts: bool = False,
+    **variables: str,
 ) -> Iterator[TrainingJob]:
-    """A job of ``world`` ranks that plays ``scene``; see :class:`AttachScene`. With ``own_hosts``, each has PID, UTS
-    and mount namespaces of its own, and the processes of the job are their parents."""
+    """A job of ``world`` ranks that plays ``scene``; see :class:`tests.attach.plays.AttachScene`. With ``own_hosts``,
+    each has PID, UTS and mount namespaces of its own, and the processes of the job are their parents."""
     port = free_port()
     name = f"{os.getpid()}-{port}"
     environ = {
@@ -231,6 +149,7 @@ def running(
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        **variables,
     }
     (folder / "log").touch()
     processes: list[psutil.Process] = []

@@ -35,6 +35,24 @@ outer()
 FORBIDS_TRACING = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
 """PR_SET_DUMPABLE of prctl(2)."""
 
+FILTER = """
+import ctypes, os, platform, struct, sys
+# ptrace, process_vm_readv, process_vm_writev: asm/unistd_64.h and asm-generic/unistd.h
+refused = {"x86_64": (101, 310, 311), "aarch64": (117, 270, 271)}[platform.machine()]
+rules = [struct.pack("HBBI", 0x20, 0, 0, 0)]
+for number in refused:
+    rules += [struct.pack("HBBI", 0x15, 0, 1, number), struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 1)]
+rules.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(rules))
+program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program, 0, 0) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a program under a seccomp filter that refuses ptrace and process_vm_readv/writev with EPERM (seccomp(2))."""
+FILTERED = [sys.executable, "-S", "-c", FILTER]
+
 _SAMPLE = """
 import sys
 import msgspec

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.attach.jobs import AttachScene, TrainingJob, running
+from tests.attach.jobs import TrainingJob
+from tests.attach.plays import AttachScene, job_of
 from tests.lab.speed import patience
 
 REPEATS = AttachScene("repeats", world=2)
@@ -26,14 +26,14 @@ def differences(
     for part in (attached, alone):
         part.mkdir()
     (attached / "pace").write_text(str(pace))
-    with _running(scene, attached) as job:
+    with job_of(scene, attached) as job:
         results = [job.attach(*arguments) for arguments in attaches]
         assert all(process.is_running() for process in job.processes), (attached / "log").read_text()
         (attached / "enough").touch()
         first = _digests(job, scene.world)
     (alone / "steps").write_text(str(first[0]["steps"]))
     (alone / "enough").touch()
-    with _running(scene, alone) as job:
+    with job_of(scene, alone) as job:
         second = _digests(job, scene.world)
     wrong = [
         f"rank {rank}: {name} differ after {one['steps']} steps"
@@ -46,10 +46,6 @@ def differences(
         for one in results
         if one.code != 0
     ]
-
-
-def _running(scene: AttachScene, folder: Path) -> AbstractContextManager[TrainingJob]:
-    return running(scene.name, folder, scene.world, scene.launch, scene.needs)
 
 
 def _digests(job: TrainingJob, world: int) -> list[dict[str, Any]]:

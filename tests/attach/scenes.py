@@ -59,7 +59,18 @@ def become_rank(scene, folder, environ):
     os.environ.clear()
     show_environ(environ)
     os.environ.update(environ)
+    if "RUN_AS" in environ:
+        become_user(int(environ["RUN_AS"]), may_be_traced="NOT_DUMPABLE" not in environ)
     return scene, Path(folder)
+
+
+def become_user(user, may_be_traced):
+    """Be a process of another user. The kernel forbids to trace it until it executes a program, or says otherwise."""
+    os.setgid(user)
+    os.setgroups([])
+    os.setuid(user)
+    pr_set_dumpable = 4
+    ctypes.CDLL(None).prctl(pr_set_dumpable, int(may_be_traced), 0, 0, 0)
 
 
 def enter_namespaces(host):

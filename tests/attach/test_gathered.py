@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.attach.jobs import PROGRAM
+from tests.attach.places import ON_HOSTS, TRAINS_WITH_RAY
 from tests.lab.hosts import LabHost, together
 from tests.lab.needs import CannotPlay
 from tests.lab.openmpi import mpirun
@@ -27,13 +28,6 @@ from tests.lab.speed import patience
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(300)]
 ATTACH = [sys.executable, "-m", "doctor", "attach", "--isolated", "--format", "json", "--timeout", str(patience(30))]
-JOB = {
-    "PYTHONPATH": "",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-    "GLOO_SOCKET_IFNAME": "eth0",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 def findings(report: dict[str, Any]) -> list[tuple[str, list[int], list[str], str]]:
@@ -64,7 +58,7 @@ def in_background(start: Callable[[], object]) -> Iterator[None]:
 def test_srun_overlap_attaches_to_the_step_of_a_job(slurm_cluster: Callable[..., SlurmCluster], tmp_path: Path) -> None:
     cluster = slurm_cluster(2)
     job = cluster.hosts[0].start(
-        ["srun", "-N", "2", "--ntasks-per-node", "2", sys.executable, PROGRAM, "gathers", tmp_path], env=JOB
+        ["srun", "-N", "2", "--ntasks-per-node", "2", sys.executable, PROGRAM, "gathers", tmp_path], env=ON_HOSTS
     )
     try:
         wait_for_ranks(tmp_path, 4)
@@ -85,7 +79,7 @@ def test_mpirun_attaches_to_a_job_of_mpirun(lab_hosts: Callable[..., tuple[LabHo
     first, second = lab_hosts(2)
     slots = [(first, 1), (second, 1)]
     job = [sys.executable, PROGRAM, "sleeps", tmp_path]
-    with in_background(lambda: mpirun(slots, job, JOB, timeout=200)):
+    with in_background(lambda: mpirun(slots, job, ON_HOSTS, timeout=200)):
         wait_for_ranks(tmp_path, 2)
         done = mpirun(slots, ATTACH, timeout=90)
         report = json.loads(done.stdout)
@@ -136,7 +130,7 @@ def started_by_hand(hosts: Sequence[LabHost], scene: str, folder: Path) -> Itera
                 "LOCAL_WORLD_SIZE": 2,
                 "GROUP_RANK": node,
             }
-            environ = JOB | {name: str(number) for name, number in numbers.items()}
+            environ = ON_HOSTS | {name: str(number) for name, number in numbers.items()}
             ranks.append(host.start([sys.executable, PROGRAM, scene, folder], env=environ))
     wait_for_ranks(folder, len(ranks))
     yield
@@ -166,31 +160,6 @@ ray.get([one.train.remote(rank, 2, "tcp://node0:29511", sys.argv[1]) for rank, o
 """
 
 
-_TRAINS_WITH_RAY_TRAIN = """
-import sys, time, ray, ray.train, torch, torch.distributed as dist
-from ray.train import RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
-
-ray.init(address="auto", log_to_driver=False, runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "eth0"}})
-
-def train(config):
-    rank = ray.train.get_context().get_world_rank()
-    dist.all_reduce(torch.ones(3))
-    open(f"{config['folder']}/rank-{rank}", "w").close()
-    while rank == 1:
-        time.sleep(3600)
-    dist.all_reduce(torch.ones(3))
-
-TorchTrainer(
-    train,
-    train_loop_config={"folder": sys.argv[1]},
-    torch_config=TorchConfig(backend="gloo"),
-    scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(storage_path=sys.argv[1]),
-).fit()
-"""
-
-
 def test_ray_train_trains_in_a_thread_of_its_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     with contextlib.ExitStack() as stack:
@@ -198,7 +167,7 @@ def test_ray_train_trains_in_a_thread_of_its_workers(tmp_path: Path) -> None:
             cluster = stack.enter_context(ray_nodes(1))
         except CannotPlay as why:
             pytest.skip(str(why))
-        driver = [sys.executable, "-c", _TRAINS_WITH_RAY_TRAIN, tmp_path]
+        driver = [sys.executable, "-c", TRAINS_WITH_RAY, tmp_path]
         log = stack.enter_context((tmp_path / "log").open("wb"))
         cluster.hosts[0].start(driver, env={**cluster.environ, "PYTHONPATH": ""}, stdout=log, stderr=log)
         wait_for_ranks(tmp_path, 2)

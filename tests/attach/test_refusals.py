@@ -10,7 +10,7 @@ import pytest
 from doctor.attach.py_spy import DumpOutput
 from doctor.attach.refusals import explain_denial, explain_failure
 from doctor.core.process import ChildOwner
-from tests.attach.readable import FORBIDS_TRACING, SLEEPER, functions_of, read_from, started
+from tests.attach.readable import FILTERED, FORBIDS_TRACING, SLEEPER, functions_of, read_from, started
 from tests.lab.cases import each_case
 from tests.lab.needs import clean_environ
 from tests.lab.speed import patience
@@ -126,25 +126,6 @@ def test_words_of_py_spy(message, reason):
 @each_case("limit, reason", [("size", "larger"), ("deadline", "deadline"), ("pause", "deadline")])
 def test_limits(limit, reason):
     assert reason in explain_failure(DumpOutput(b"", DENIED, None, stopped_by=limit), 1).reason
-
-
-FILTER = """
-import ctypes, os, platform, struct, sys
-# ptrace, process_vm_readv, process_vm_writev: asm/unistd_64.h and asm-generic/unistd.h
-refused = {"x86_64": (101, 310, 311), "aarch64": (117, 270, 271)}[platform.machine()]
-rules = [struct.pack("HBBI", 0x20, 0, 0, 0)]
-for number in refused:
-    rules += [struct.pack("HBBI", 0x15, 0, 1, number), struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 1)]
-rules.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))
-code = ctypes.create_string_buffer(b"".join(rules))
-program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, program, 0, 0) == 0
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-"""Runs a program under a seccomp filter that refuses ptrace and process_vm_readv/writev with EPERM (seccomp(2))."""
-FILTERED = [sys.executable, "-S", "-c", FILTER]
 
 
 def attached_from(before, target, *options):

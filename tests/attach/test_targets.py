@@ -521,11 +521,12 @@ def test_an_unreadable_environment_is_numbered_by_what_is_left(tmp_path):
     assert unreadable == 1
 
 
-def test_named_processes_with_unreadable_environments_are_one_job():
-    """Nothing but the request shows that they are ranks, and of one job."""
+@pytest.mark.parametrize("threads", ["", MEMBER], ids=["without threads", "with threads of torch"])
+def test_named_processes_with_unreadable_environments_are_one_job(threads):
+    """Nothing but the request shows that they are ranks of one job."""
     require_root()
     python = [*run_as(ALICE), sys.executable, "-S", "-c"]
-    undumpable = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n" + BRIEF
+    undumpable = f"import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n{threads}{BRIEF}"
     command = [*python, undumpable]
     with running(command=command) as one, running(command=command) as other, as_user(ALICE):
         listed = found(TargetRequest(pids=(one.pid, other.pid)))
