@@ -266,6 +266,13 @@ def test_a_rank_that_refused_is_not_the_cause() -> None:
     assert report.outcome.collect == ("Run it as root",)
 
 
+def test_a_stopped_rank_is_named_without_any_stack() -> None:
+    refused = {"stack_source": "", "refused": "ptrace is not permitted"}
+    found = members(*(process(rank, state="T" if rank == 3 else "S", **refused) for rank in range(4)))
+    assert findings(found) == [("RUN001", (3,), Severity.ERROR)]
+    assert judged(found).exit_code == 1
+
+
 def test_one_command_a_host_reads_all_its_ranks_that_refused() -> None:
     def refusing(rank: int) -> AttachedProcess:
         remedy = f"sudo doctor attach --pid {1000 + rank}, or: sudo sysctl kernel.yama.ptrace_scope=0"
