@@ -34,6 +34,13 @@ from doctor.testing.script_cases import fails, passes
         fails("several loaders in a list", _LIST),
         fails("a helper makes both loaders", _BOTH),
         fails("a generator that never ends", _ENDLESS),
+        fails("an iterator in each epoch", _ITERATOR),
+        passes(
+            "an iterator of one epoch",
+            _ITERATOR.replace("for state", "batches = iter(loader)\nfor state").replace(
+                "    batches = iter(loader)\n", ""
+            ),
+        ),
         passes(
             "a helper that shuffles the second one alone",
             _BOTH.replace("(tests)", "(tests, shuffle=True)").replace("(data)  # !", "(data, shuffle=False)"),
@@ -59,7 +66,7 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
     if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
         return
     trained = [loop for loop in loops(script) if loop.trains]
-    trained += _endless(script) if trained else ()
+    trained += [*_endless(script), *_by_iterators(script, trained)] if trained else ()
     for call in script.calls(SAMPLER):
         given = script.argument(call, "shuffle", 3)
         known = given is None or script.value(given) is True
@@ -111,6 +118,16 @@ def _endless(script: Script) -> Iterator[Loop]:
         around = script.parent(loop) if loop is not None else None
         if loop is not None and isinstance(around, ast.While):
             yield Loop(loop, unwrapped(loop.iter), around, trains=True)
+
+
+def _by_iterators(script: Script, trained: list[Loop]) -> Iterator[Loop]:
+    """Loops over steps that take ``next(batches)`` of ``batches = iter(loader)``, which each epoch makes anew."""
+    for loop in trained:
+        taken = (one for one in script.inside(loop.node, ast.Call) if last_name(one) == "next" and one.args)
+        for value in (value for one in taken for value in script.values_of(one.args[0])):
+            made = isinstance(value, ast.Call) and last_name(value) == "iter" and value.args
+            if made and isinstance(value, ast.Call) and any(one is loop.epochs for one in script.around(value)):
+                yield loop._replace(source=value.args[0])
 
 
 def _repeats(script: Script, epochs: ast.For | ast.While) -> bool:
@@ -311,6 +328,14 @@ sampler = DistributedSampler(data)  # !
 batches = cycle(DataLoader(data, sampler=sampler))
 for step in range(100_000):
     model(next(batches)).backward()
+"""
+_ITERATOR = """\
+loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))  # !
+state = {"epoch": 0}
+for state["epoch"] in range(10):
+    batches = iter(loader)
+    for step in range(len(loader)):
+        model(next(batches)).sum().backward()
 """
 _LIST = """\
 import torch
