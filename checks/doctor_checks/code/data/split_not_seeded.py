@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -37,7 +36,8 @@ _PREPARES = re.compile(
     r"_?(?:set_?up|init|config|prepare|launch|start|bootstrap)(?![a-z]*_?(?:log|wandb))", re.IGNORECASE
 )
 """Names of functions that prepare a process."""
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "lightning", "accelerate", "deepspeed", "horovod", "wandb"})
+_LIBRARIES = frozenset({"torch", "lightning", "accelerate", "deepspeed", "horovod", "wandb", "logging", "threading"})
+"""Packages whose functions of such names set no seed."""
 _COPIED = ("spawn", "fork", "notebook")
 
 
