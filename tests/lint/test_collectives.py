@@ -178,6 +178,18 @@ JOINED = {
     "the others make it in a function, under a condition of their own": (
         f"def other(x):\n    if x:\n        {WAIT}\ndef f(x):\n    if rank == 0:\n        return other(x)\n    {WAIT}\n"
     ),
+    "a loop that all leave for the same reason": (
+        f"while True:\n    if rank == 0 and done():\n        break\n    if rank != 0 and told():\n        break\n"
+        f"    {WAIT}\n"
+    ),
+    "one process leaves inside its branch": (
+        "def f(world_size):\n    if rank == 0:\n        if world_size == 1:\n            return\n        write()\n"
+        f"    {WAIT}\n"
+    ),
+    "a loop inside its branch is left": (
+        "def f(names):\n    if rank == 0:\n        for name in names:\n            if not name:\n"
+        f"                continue\n            write(name)\n    {WAIT}\n"
+    ),
     "the others are gone": f"if rank == 0:\n    {WAIT}\nelse:\n    sys.exit(1)\n",
     "a group": "if rank in ranks:\n    dist.barrier(group)\n",
     "no condition": f"{WAIT}\n",
@@ -187,6 +199,20 @@ JOINED = {
 ALONE = {
     "one branch": f"if rank == 0:\n    {WAIT}\n",
     "another word in the other branch": f"if rank == 0:\n    {WAIT}\nelse:\n    dist.all_reduce(x)\n",
+    "the others leave in the other branch": (
+        f"def f():\n    if rank == 0:\n        work()\n    else:\n        return\n    {WAIT}\n"
+    ),
+    "one rank ends the loop": f"while True:\n    if rank == 0 and done():\n        break\n    {WAIT}\n",
+    "one rank may leave inside its branch": (
+        f"def f(found):\n    if rank == 0:\n        if not found:\n            return\n        write()\n    {WAIT}\n"
+    ),
+    "one rank may skip the rest of a step": (
+        f"for x in y:\n    if rank == 0:\n        if x:\n            continue\n        write()\n    {WAIT}\n"
+    ),
+    "one rank leaves after fewer calls": (
+        f"def f(found):\n    if rank == 0:\n        if not found:\n            {WAIT}\n            return\n"
+        f"        write()\n    {WAIT}\n    {WAIT}\n"
+    ),
     "twice in one branch": f"if rank == 0:\n    {WAIT}\n    {WAIT}\nelse:\n    {WAIT}\n",
     "once more before it leaves": (
         f"def f():\n    if rank == 0:\n        {WAIT}\n        {WAIT}\n        return\n    {WAIT}\n"
@@ -238,6 +264,7 @@ def save(model, path):
         ("fully_shard(model)\nevaluate(model=model, loader=x)", "forward of FSDP"),
         ("model = FSDP(net)\nsave(model, 'a.pt')", "state_dict of FSDP"),
         ("model = DDP(net)\nsave(model, 'a.pt')", ""),
+        ("class M:\n  def step(self, x):\n    return self(x)\nmodel = DDP(M())\nm = M()\nm.step(x)", ""),
         ("model = DDP(net)\nevaluate(model.module, x)", ""),
         ("model = build()\nevaluate(model, x)\nmodel = DDP(model)", ""),
         ("model = DDP(net, broadcast_buffers=False)\nevaluate(model, x)", ""),

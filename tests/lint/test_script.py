@@ -164,3 +164,8 @@ def test_strange_files():
     assert Script("a.py", "global x\nx = 1\nx").value(ast.Constant(1)) == 1
     with pytest.raises(SyntaxError):
         Script("a.py", "print 'hello'")
+
+
+def test_functions_with_one_name_are_told_by_their_scope():
+    script = Script("a.py", "def a():\n  def f(): ...\n  f()\ndef b():\n  def f(): ...\n  f()\n")
+    assert [script.definition(one.func).lineno for one in script.all(ast.Call)] == [2, 5]

@@ -37,15 +37,15 @@ class CollectivePath(NamedTuple):
 
 
 def paths_through(
-    script: Script, block: Sequence[ast.stmt], focus: ast.Call | None = None
+    script: Script, block: Sequence[ast.stmt], focus: ast.AST | None = None
 ) -> tuple[CollectivePath, ...]:
-    """The different paths through a block, at most :data:`MOST_PATHS`; with ``focus``, those that reach that call,
-    which :data:`FOCUS` follows. A loop runs once or not at all."""
+    """The different paths through a block, at most :data:`MOST_PATHS`; with ``focus``, those that reach that node;
+    :data:`FOCUS` follows it if it is a call. A loop runs once or not at all."""
     return tuple(_PathFinder(script, focus).block(block))
 
 
 class _PathFinder:
-    def __init__(self, script: Script, focus: ast.Call | None) -> None:
+    def __init__(self, script: Script, focus: ast.AST | None) -> None:
         self._script = script
         self._calls = _by_call(script)
         self._marked = frozenset() if focus is None else frozenset({focus, *script.around(focus)})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from doctor.lint.engine.rule import FlowStep
 from doctor.lint.python.collective_paths import FOCUS, UNKNOWN_CALLS, CollectivePath, paths_through
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.gpu_use import runs_alone
-from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions
+from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions, statements_before
 from doctor.lint.python.script import UNKNOWN, Script, last_name, step_at
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _OWN_RANK = frozenset({"RANK", "LOCAL_RANK", "GLOBAL_RANK", "WORLD_RANK", "NODE_RANK"})
 
 
@@ -25,7 +26,42 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
         joined = _is_joined_in_branch(script, collective, condition) or _is_joined_apart(script, collective, condition)
         if not joined and not _asks_a_constant(script, condition) and not _is_for_all(script, collective, condition):
             return condition
-    return None
+    return next(_left_inside(script, collective), None)
+
+
+def _left_inside(script: Script, collective: CollectiveCall) -> Iterator[RankCondition]:
+    """Branches above it in which a rank may leave early: ``if rank == 0: if done: return``."""
+    inner: ast.AST = collective.call
+    for outer in script.around(collective.call):
+        for statement in statements_before(outer, inner):
+            if isinstance(statement, ast.If) and is_rank_test(script, statement.test):
+                yield from _leaving(script, collective, statement)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        inner = outer
+
+
+def _leaving(script: Script, collective: CollectiveCall, branch: ast.If) -> Iterator[RankCondition]:
+    rest = _below(script, branch)
+    for block, other in ((branch.body, branch.orelse), (branch.orelse, branch.body)):
+        here = paths_through(script, [*other, *rest], collective.call)
+        for leave in _exits(script, branch, block):
+            gone = list(paths_through(script, block, leave))
+            if here and gone and not any(_is_joined(collective, one, gone) for one in here):
+                asked = script.nearest(leave, ast.If)
+                inside = f" and {script.text_of(asked.test, 30)}" if asked is not None and asked is not branch else ""
+                test = script.text_of(branch.test, 40)
+                yield RankCondition(f"not ({test if block is branch.body else f'not ({test})'}{inside})", branch)
+
+
+def _exits(script: Script, branch: ast.If, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The returns in a block, and what skips the rest of the loop around it; not at its end, nor for one process."""
+    loop = script.nearest(branch, *_LOOPS)
+    kinds = (ast.Return, ast.Continue)
+    for leave in (one for statement in block for kind in kinds for one in script.inside(statement, kind)):
+        in_loop = isinstance(leave, ast.Return) or script.nearest(leave, *_LOOPS) is loop
+        if in_loop and leave is not block[-1] and not runs_alone(script, leave):
+            yield leave
 
 
 def flow_of(script: Script, collective: CollectiveCall, condition: RankCondition) -> tuple[FlowStep, ...]:
@@ -76,8 +112,9 @@ def _side_of(script: Script, collective: CollectiveCall, condition: RankConditio
     for block in (getattr(where, "body", None), getattr(where, "orelse", None)):
         if isinstance(block, list) and not marked.isdisjoint(block):
             return block
-    if isinstance(where, ast.stmt) and where not in marked:
-        return _below(script, where)
+    if isinstance(where, ast.If) and where not in marked:
+        kept = where.orelse if condition.other == tuple(where.body) else where.body
+        return [*kept, *_below(script, where)]
     return [script.statement_of(collective.call)]
 
 

@@ -202,19 +202,32 @@ def _short_circuited(script: Script, outer: ast.AST, inner: ast.AST) -> RankCond
 
 
 def _left_before(script: Script, outer: ast.AST, inner: ast.AST) -> RankCondition | None:
-    """``if rank != 0: return`` (or continue, in a loop) above it in the same block."""
-    for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
-        if not isinstance(block, list) or inner not in block:
+    """``if rank != 0: return`` (or continue or break, in a loop) above it in the same block, or in its ``else``."""
+    for statement in statements_before(outer, inner):
+        if not isinstance(statement, ast.If) or not is_rank_test(script, statement.test):
             continue
-        for statement in block[: block.index(inner)]:
-            if (
-                isinstance(statement, ast.If)
-                and not statement.orelse
-                and isinstance(statement.body[-1], (ast.Return, ast.Continue))
-                and is_rank_test(script, statement.test)
-            ):
-                return RankCondition(f"not ({script.text_of(statement.test)})", statement, tuple(statement.body))
+        leaves, others_leave = _leaves(script, statement.body), _leaves(script, statement.orelse)
+        if leaves and not others_leave:
+            return RankCondition(f"not ({script.text_of(statement.test)})", statement, tuple(statement.body))
+        if others_leave and not leaves:
+            return RankCondition(script.text_of(statement.test), statement, tuple(statement.orelse))
     return None
+
+
+def statements_before(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
+    """The statements above ``inner`` in the block of ``outer`` that holds it."""
+    for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
+        if isinstance(block, list) and inner in block:
+            return block[: block.index(inner)]
+    return []
+
+
+def _leaves(script: Script, block: list[ast.stmt]) -> bool:
+    if not block or not isinstance(block[-1], ast.Break):
+        return bool(block) and isinstance(block[-1], (ast.Return, ast.Continue))
+    loop = script.nearest(block[-1], ast.For, ast.While)
+    # With another break in the loop, the other ranks may leave it at the same step.
+    return loop is not None and sum(1 for _ in script.inside(loop, ast.Break)) == 1
 
 
 def _decorated(script: Script, function: FunctionNode) -> RankCondition | None:

@@ -391,6 +391,9 @@ class Script(EnvironmentSource):
         name = self.name(node)
         if not name.startswith("."):
             return None
+        bound = self._bound_to(node) if isinstance(node, ast.Name) else ()
+        if len(bound) == 1 and isinstance(bound[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return bound[0]  # of functions with the same name, the one in this scope
         if "()." not in name:
             return self.bindings.functions.get(name[1:])
         owner, _, method = name[1:].partition("().")

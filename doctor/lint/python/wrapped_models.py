@@ -171,7 +171,7 @@ def parameter_names(function: FunctionNode) -> tuple[str, ...]:
 
 def _given_for(script: Script, call: ast.Call, names: Sequence[str], name: str) -> ast.expr | None:
     place = names.index(name) - (names[0] in ("self", "cls")) if name in names else None
-    return script.argument(call, name, place)
+    return script.argument(call, name, place) if place is None or place >= 0 else None
 
 
 def is_wrapped_later(script: Script, call: ast.Call) -> bool:
