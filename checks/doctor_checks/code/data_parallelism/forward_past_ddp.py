@@ -31,6 +31,13 @@ _WITHOUT = ("no_grad", "inference_mode")
         passes("through the wrapper", _THROUGH_WRAPPER),
         passes("to evaluate, to save and to sample", _EVALUATION),
         passes("the same name, and a model in either form", _SAME_NAME),
+        passes(
+            "gradients that the script reduces itself",
+            _INNER_MODULE.replace(
+                "    optimizer.step()",
+                "    for p in model.parameters():\n        dist.all_reduce(p.grad)\n    optimizer.step()",
+            ),
+        ),
         passes("a teacher, and a wrapper that is used elsewhere", _TEACHER),
         passes("a unit test that compares both", _BARE_MODEL + "\ndef test_it(): pass\n", name="test_ddp.py"),
     ),
@@ -44,7 +51,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
     """
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
-    if is_test(script) or (not wraps and not accelerates):
+    if is_test(script) or (not wraps and not accelerates) or _averages_itself(script):
         return
     renamed = [one for one in wraps if _is_renamed(script, one)]
     for call in script.all(ast.Call):
@@ -58,6 +65,12 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(call.func)}(...) goes past {words}: the gradients of this step are not reduced",
             )
+
+
+def _averages_itself(script: Script) -> bool:
+    """Whether the file reduces gradients itself: ``dist.all_reduce(p.grad)``."""
+    calls = script.calls("torch.distributed.all_reduce", "torch.distributed.reduce_scatter_tensor")
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for call in calls for part in ast.walk(call))
 
 
 def _training(script: Script, call: ast.Call) -> ast.AST | None:
