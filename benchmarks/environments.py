@@ -12,7 +12,8 @@ before the first run, except for 18 environments that came later with the site p
 in network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded sysfs tree),
 the plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
 ``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
-it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library.
+it is caused for real in the namespaces, is only a setting, or comes from a recorded tree or a driver library;
+``wrapper`` starts the process with fewer capabilities. A fault with ``variant_of`` has the mechanism of another one.
 
 Every finding of severity error or warning in a recommended environment is an alarm. A fault is found if one of its ids
 has a finding of any severity with the words of ``says`` in it. Exits with 1 if fewer faults are found or more
@@ -47,6 +48,12 @@ TOPOLOGY = (
     '<system version="1"><cpu numaid="0" affinity="ffffffff" arch="x86_64" vendor="GenuineIntel" familyid="6"'
     ' modelid="143"><pci busid="0000:0a:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16"/></cpu>'
     "</system>"
+)
+
+GRAPHS = (
+    '<graphs version="1"><graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="20" speedinter="20"'
+    ' latencyinter="0" typeintra="SYS" typeinter="PIX" samechannels="1"><channel><gpu dev="0"/><gpu dev="1"/>'
+    '<gpu dev="2"/><gpu dev="3"/></channel></graph></graphs>'
 )
 
 
@@ -120,12 +127,13 @@ def _host(number: int, machine: Mapping[str, Any], entry: Mapping[str, Any], var
     limit = "ulimit -l unlimited 2>/dev/null || true"
     gpus = tuple(machine.get("gpus", ()))
     packages = tuple(machine.get("packages", CUDA if gpus else ()))
-    process = Process(shell="\n".join([limit, *exports, entry.get("shell", "")]), gpus=gpus, packages=packages)
+    shell = "\n".join([limit, *exports, entry.get("shell", "")])
+    process = Process(shell=shell, gpus=gpus, packages=packages, wrapper=entry.get("wrapper", ""))
     setup = [
         f"hostname node{number}",
         "printf '127.0.0.1 localhost\\n10.7.0.1 node0\\n10.7.0.2 node1\\n' > names; mount --bind names /etc/hosts",
         *_interfaces(machine, number),
-        *_rdma(machine.get("rdma", {})),
+        *_rdma(machine.get("rdma", {}), gpus),
         *_files(files),
         entry.get("setup", ""),
     ]
@@ -159,13 +167,22 @@ def _interfaces(machine: Mapping[str, Any], number: int) -> list[str]:
     return [*lines, *machine.get("network", ())]
 
 
-def _rdma(devices: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A copy of /sys/class with the RDMA devices in it."""
+def _rdma(devices: Mapping[str, Mapping[str, str]], gpus: Sequence[str]) -> list[str]:
+    """A copy of /sys/class with the RDMA devices in it, and a /dev with theirs and those of the GPUs."""
     if not devices:
         return []
     copy = "mkdir -p class; mount -t tmpfs class class; cp -a /sys/class/. class/ 2>/dev/null || true"
-    lines = [f"{copy}; mkdir -p class/infiniband"]
+    lines = [f"{copy}; mkdir -p class/infiniband dev; mount -t tmpfs dev dev; mkdir -p dev/infiniband dev/shm"]
+    lines.append(
+        "cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/fd dev/; mount --rbind /dev/shm dev/shm"
+    )
+    count = next((int(line.removeprefix("count=")) for line in gpus if line.startswith("count=")), 8)
+    nodes = ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(count))) if gpus else ()
+    lines += [f"cp -a /dev/null dev/{node}" for node in nodes]
     for place, (name, device) in enumerate(devices.items()):
+        verbs = f"class/infiniband_verbs/uverbs{place}"
+        lines.append(f"cp -a /dev/null dev/infiniband/uverbs{place}; mkdir -p {verbs}; echo {name} > {verbs}/ibdev")
+        lines.append(f"mkdir -p class/infiniband/{name}/device/infiniband_verbs/uverbs{place}")
         port = f"class/infiniband/{name}/ports/1"
         layer = {"roce": "Ethernet", "ib": "InfiniBand", "efa": "Unspecified"}[device["link"]]
         lines += [
@@ -178,7 +195,7 @@ def _rdma(devices: Mapping[str, Mapping[str, str]]) -> list[str]:
             lines.append(f"echo {address} > {port}/gids/{index}; echo '{kind}' > {port}/gid_attrs/types/{index}")
             if device.get("interface"):
                 lines.append(f"echo {device['interface']} > {port}/gid_attrs/ndevs/{index}")
-    return [*lines, "mount --move class /sys/class"]
+    return [*lines, "mount --move class /sys/class; mount --move dev /dev"]
 
 
 def _addresses(link: str, place: int) -> list[tuple[str, str]]:
@@ -197,7 +214,7 @@ def _files(files: Sequence[str]) -> list[str]:
         if ".so" in Path(path).name:
             lines.append(f"cp -L /lib/*/libdl.so.2 {shlex.quote(place)}")
         else:
-            content = TOPOLOGY if path.endswith(".xml") else ""
+            content = GRAPHS if path.endswith("graph.xml") else TOPOLOGY if path.endswith(".xml") else ""
             lines.append(f"echo {shlex.quote(content)} > {shlex.quote(place)}")
     return lines
 
