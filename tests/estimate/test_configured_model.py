@@ -145,6 +145,9 @@ T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 128
 T5 |= {"decoder_start_token_id": 0}
 
 
+WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
+
+
 @pytest.mark.parametrize(
     ("config", "batch_bytes"),
     [
@@ -167,6 +170,7 @@ def test_the_batch_is_that_of_the_task(step, config, batch_bytes):
         (LLAMA | {"num_attention_heads": 0}, {}, "can't build the model"),
         (LLAMA | {"hidden_size": -8}, {}, "can't build the model"),
         ({"model_type": "timesformer"}, {}, "give MODULE:FACTORY"),
+        (WHISPER, {}, "no batch can be made up for WhisperForConditionalGeneration"),
         (LLAMA, {"lora": LoraAdapters(rank=8, targets=("nothing",))}, "give --lora-targets"),
     ],
 )

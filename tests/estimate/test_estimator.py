@@ -142,6 +142,27 @@ def test_no_time_at_all_still_gives_the_peak():
     assert "cut short, there was no time" in " ".join(estimate.notes)
 
 
+def test_what_the_time_was_spent_on_is_said():
+    step = Step(seconds=10.0)
+    estimate = estimate_of(step, LoaderUse(), ONE, OFFER, seconds=45.0, loading_seconds=7.0, now=step.now)
+    spent = (
+        "loading the model 7 s; the job itself 10 s; its largest batch 20 s, 2 traces; what would help 20 s, 2 traces"
+    )
+    assert f"the time (--timeout) was spent on: {spent}" in estimate.notes
+    assert estimate.seconds == 57.0
+    assert not any(way.searched for way in estimate.ways if way.largest_batch)
+    assert "spent on" not in " ".join(asked().notes)
+
+
+def test_the_peak_alone_takes_one_trace():
+    step = Step()
+    estimate = estimate_of(step, LoaderUse(), ONE, OFFER, seconds=600.0, peak_only=True, notes=("read",), now=step.now)
+    assert len(step.plans) == 1
+    assert (estimate.peak_bytes, estimate.fits) == (BASE + 16 * SAMPLE, True)
+    assert (estimate.largest_batch, estimate.searched, estimate.ways) == (None, None, ())
+    assert estimate.notes[0] == "read"
+
+
 def test_a_variant_that_fails_is_said_and_the_rest_stands():
     estimate = asked(step=Step(fails=("bf16-mixed",)))
     assert "not tried, it can't be traced: bf16-mixed" in estimate.notes

@@ -52,6 +52,18 @@ def text_of(answer, width=100, **options):
     return draw_estimate(*answer, make_console(io.StringIO(), width=width), **options)
 
 
+def test_a_search_that_was_cut_short_gives_a_lower_bound():
+    report, estimate = answered()
+    ways = tuple(msgspec.structs.replace(way, searched=False) for way in estimate.ways)
+    cut = msgspec.structs.replace(estimate, ways=ways, searched=False, largest_batch=32)
+    text = " ".join(text_of((report, cut)).split())
+    assert f">= {ways[0].largest_batch}" in text
+    assert "The largest batch that fits is >= 32 samples a rank" in text
+    assert ">=" not in text_of((report, estimate))
+    alone = msgspec.structs.replace(estimate, searched=None, largest_batch=None, fits=False, sample_bytes=None)
+    assert "batch" not in " ".join(text_of((report, alone)).split("\n")[2:4])
+
+
 def test_the_first_lines_are_the_answer():
     text = text_of(answered())
     first = text.splitlines()[2]

@@ -55,11 +55,13 @@ class ConfiguredModel:
             raise self._unusable(error) from None
 
     def _unusable(self, error: Exception) -> UnusableError:
-        return UnusableError(f"{self._recipe.name}: Transformers can't build the model: {in_words(error)}")
+        words = in_words(error.__cause__ or error)
+        return UnusableError(f"{self._recipe.name}: Transformers can't build the model: {words}")
 
     def _task_of(self, transformers: Any) -> tuple[_Task, Any]:
         """Return the task whose class is the first of the configuration's architectures, or else one that there is."""
-        named = (self._given.get("architectures") or [""])[0]
+        given = self._given.get("architectures")
+        named = str(given[0]) if isinstance(given, list) and given else ""
         found = []
         for task in _TASKS:
             auto = getattr(transformers, task.auto, None)
@@ -68,12 +70,11 @@ class ConfiguredModel:
             made = auto._model_mapping[type(self._config)]
             if named in {each.__name__ for each in (made if isinstance(made, (list, tuple)) else (made,))}:
                 return task, auto
-            found.append((task, auto))
-        if not found:
-            raise UnusableError(
-                f"{self._recipe.name}: no task of {self._config.model_type!r} has a batch that can be made up: give "
-                f"MODULE:FACTORY"
-            )
+            found.append((task._replace(note=f"taken as a model of {task.auto}; {task.note}".rstrip("; ")), auto))
+        takes = getattr(getattr(transformers, named, None), "main_input_name", "input_ids")
+        if not found or (takes != "input_ids" and found[0][0].has_text):
+            kind = named or self._config.model_type
+            raise UnusableError(f"{self._recipe.name}: no batch can be made up for {kind}: give MODULE:FACTORY")
         return found[0]
 
     def __call__(self) -> FactoryOutput:
@@ -82,7 +83,7 @@ class ConfiguredModel:
         try:
             model = self._auto.from_config(self._config)
             model = model.to(_DTYPES[recipe.dtype])
-            batch = self._task.batch(self._config.get_text_config(), self._tokens)
+            batch = self._task.batch(self._batch_config, self._tokens)
             notes = (*self._notes(), *self._changed(model))
         except UnusableError as error:
             raise UnusableError(f"{recipe.name}: {error}") from None
@@ -101,6 +102,13 @@ class ConfiguredModel:
                 yield "weights that are not quantized are cast to float32 (prepare_model_for_kbit_training)"
         if recipe.lora is not None:
             yield from add_adapters(model, self._config.model_type, recipe.lora)
+
+    @property
+    def _batch_config(self) -> Any:
+        """The part of the configuration that describes the batch."""
+        if self._task.has_text:
+            return self._config.get_text_config()
+        return getattr(self._config, "vision_config", self._config)
 
     @property
     def _tokens(self) -> int:
@@ -166,10 +174,10 @@ class _Task(NamedTuple):
 
 
 _TASKS = (
-    _Task("AutoModelForCausalLM", _tokens),
     _Task("AutoModelForSeq2SeqLM", _tokens, note="source and target have the same number of tokens"),
-    _Task("AutoModelForImageTextToText", _tokens, note="outside of this estimate: images, as the batch is text alone"),
     _Task("AutoModelForMaskedLM", _tokens),
+    _Task("AutoModelForCausalLM", _tokens),
+    _Task("AutoModelForImageTextToText", _tokens, note="outside of this estimate: images, as the batch is text alone"),
     _Task("AutoModelForSequenceClassification", _classes),
     _Task("AutoModelForTokenClassification", _tokens),
     _Task("AutoModelForQuestionAnswering", _positions),

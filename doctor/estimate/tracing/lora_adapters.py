@@ -47,6 +47,16 @@ class LoraLayer(Module):
         self.lora_B = Linear(rank, outputs, bias=False)
         self.lora_dropout = Dropout(dropout) if dropout else Identity()
 
+    @property
+    def weight(self) -> Any:
+        """That of the base layer, which some models read (``BaseTunerLayer.weight`` of peft)."""
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Any:
+        """That of the base layer."""
+        return self.base_layer.bias
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add the product of the adapters to that of the base layer."""
         result: torch.Tensor = self.base_layer(x)

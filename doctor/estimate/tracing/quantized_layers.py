@@ -150,6 +150,10 @@ def linear_shape(layer: Any) -> tuple[int, int]:
     return (columns, rows) if type(layer).__name__ == "Conv1D" else (rows, columns)
 
 
+MOST_LEFT = 0.2
+"""Share of quantized weights below which there must be others than embeddings: stacked weights of experts."""
+
+
 def quantize(
     model: Any, kind: Quantization, dtype: torch.dtype, compute_dtype: torch.dtype, *, double: bool
 ) -> tuple[str, ...]:
@@ -178,7 +182,8 @@ def quantize(
     share = replaced / max(1, whole)
     how = "NF4 with double quantization" if double else "NF4"
     words = how if kind == "4bit" else "LLM.int8() without outliers"
-    return (f"bitsandbytes stores {share:.0%} of the weights as {words}; embeddings and the output layer are left",)
+    left = "experts that are one tensor, embeddings" if share < MOST_LEFT else "embeddings"
+    return (f"bitsandbytes stores {share:.0%} of the weights as {words}; it leaves {left} and the output layer",)
 
 
 def _last_module(model: Module) -> Module:
