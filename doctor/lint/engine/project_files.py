@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Any
@@ -16,7 +17,15 @@ LONGEST_MODULE = 300_000
 """Characters of a module that is followed; longer ones are generated, or data."""
 MOST_FOLDERS = 12
 """Folders above a file in which an absolute import is searched."""
+MOST_RELATED = 40
+"""Modules that are searched for the words of collectives, from one on."""
 _SOURCE_FOLDERS = ("", "src")
+_RELEVANT = re.compile(
+    r"distributed|\bdist\b|barrier|all_?reduce|all_?gather|broadcast|wait_for_everyone|[Aa]ccelerat|lightning|"
+    r"fsdp|FSDP|deepspeed|horovod|RANK|get_rank|_rank\b|is_main|is_master"
+)
+"""Words of modules with a collective or a test of the rank."""
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\w+)|import[ \t]+([.\w]+))", re.MULTILINE)
 _FRAMEWORKS = frozenset({"torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "numpy"})
 
 
@@ -28,6 +37,8 @@ class ProjectFiles:
         python = (one for one in targets if one.kind == "python" and one.skipped is None)
         self._targets = {os.path.abspath(one.path): one for one in python}  # noqa: PTH100 - Path.absolute keeps ".."
         self._summaries: dict[str, ModuleSummary | None] = {}
+        self._scans: dict[str, tuple[bool, tuple[str, ...]]] = {}
+        self._relevant: dict[str, bool] = {}
         self._located: dict[tuple[str, str], str | None] = {}
         self.memo: dict[tuple[str, ...], Any] = {}
 
@@ -35,10 +46,11 @@ class ProjectFiles:
         """Whether there is a module of that dotted name, as a file at ``importer`` imports it."""
         return self._locate(importer, module) is not None
 
-    def find(self, importer: str, module: str) -> ModuleSummary | None:
-        """Its summary; ``None`` if there is none, or it cannot be read."""
+    def find(self, importer: str, module: str, *, whole: bool) -> ModuleSummary | None:
+        """Its summary; ``None`` if there is none, or it cannot be read, or, unless ``whole``, if neither it nor what it
+        imports has a word of collectives."""
         location = self._locate(importer, module)
-        if location is None:
+        if location is None or not (whole or self._is_relevant(location)):
             return None
         if location not in self._summaries:
             self._summaries[location] = None  # while it is made, and if it fails
@@ -46,14 +58,44 @@ class ProjectFiles:
         return self._summaries[location]
 
     def _summarized(self, location: str) -> ModuleSummary | None:
-        target = self._targets[location]
         try:
-            text = read_text(target).text
-            if len(text) > LONGEST_MODULE:
-                return None
-            return summary_of(Script(target.shown, text, location=location))
-        except (UnreadableFile, SyntaxError, ValueError, RecursionError, MemoryError):
+            return summary_of(Script(self._targets[location].shown, self._text(location), location=location), self)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
+
+    def _text(self, location: str) -> str:
+        """The text of a module; empty if it is too long or cannot be read."""
+        try:
+            text = read_text(self._targets[location]).text
+        except UnreadableFile:
+            return ""
+        return text if len(text) <= LONGEST_MODULE else ""
+
+    def _is_relevant(self, location: str) -> bool:
+        if location not in self._relevant:
+            self._relevant[location] = any(map(self._has_words, self._related(location)))
+        return self._relevant[location]
+
+    def _has_words(self, location: str) -> bool:
+        return self._scanned(location)[0]
+
+    def _related(self, location: str) -> Iterator[str]:
+        """The module and those that it imports, the nearest first."""
+        waiting = [location]
+        for count, one in enumerate(waiting):
+            yield one
+            if count < MOST_RELATED:
+                waiting += [other for other in self._scanned(one)[1] if other not in waiting]
+
+    def _scanned(self, location: str) -> tuple[bool, tuple[str, ...]]:
+        """Whether a module has a word of collectives, and the modules of the project that it imports."""
+        if location not in self._scans:
+            text = self._text(location)
+            names = (_imported(*found.groups()) for found in _IMPORT.finditer(text))
+            located = (self._locate(location, name) for pair in names for name in pair)
+            imports = tuple(dict.fromkeys(one for one in located if one is not None))
+            self._scans[location] = (_RELEVANT.search(text) is not None, imports)
+        return self._scans[location]
 
     def _locate(self, importer: str, module: str) -> str | None:
         folder = os.path.dirname(importer)  # noqa: PTH120 - called for each import of each file
@@ -62,6 +104,13 @@ class ProjectFiles:
             found = (path for path in _candidates(folder, module) if path in self._targets)
             self._located[key] = next(found, None)
         return self._located[key]
+
+
+def _imported(package: str | None, name: str | None, module: str | None) -> tuple[str, ...]:
+    """The modules that an import may name: ``from a import b`` is of ``a`` or ``a.b``."""
+    if package is None:
+        return (module or "",)
+    return (f"{package}{'' if package.endswith('.') else '.'}{name}", package)
 
 
 def _candidates(folder: str, module: str) -> Iterator[str]:

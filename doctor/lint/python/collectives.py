@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from doctor.lint.engine.rule import FlowStep
 from doctor.lint.python.project.imported_functions import collective_of, imported_function, imports_project
-from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.rank_branches import has_rank_conditions, rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import Script, last_name, per_script, step_at
 from doctor.lint.python.wrapped_models import (
@@ -129,7 +129,7 @@ class CollectiveCalls:
     def _imported(self, known: set[ast.Call]) -> Iterator[CollectiveCall]:
         """Calls of functions of other modules of the project that run a collective."""
         script = self._script
-        for call in script.all(ast.Call) if imports_project(script) else ():
+        for call in script.all(ast.Call) if imports_project(script) and has_rank_conditions(script) else ():
             one = imported_function(script, call.func) if call not in known else None
             reached = collective_of(script.modules, one) if one is not None and script.modules is not None else None
             if one is not None and reached is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.project.imported_functions import imported_function
-from doctor.lint.python.script import FunctionNode, Script, last_name
+from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
 
 RANK_NAMES = re.compile(
     r"^(?!.*(?:lora|low|matrix|tensor|page|adapter|max|num)_rank$)(?:.*_)?"
@@ -238,6 +238,18 @@ def _decorated(script: Script, function: FunctionNode) -> RankCondition | None:
     return None
 
 
+@per_script
+def has_rank_conditions(script: Script) -> bool:
+    """Whether any part of a script runs on some ranks only."""
+    tests = [one.test for one in script.all(ast.If)] + [one.test for one in script.all(ast.IfExp)]
+    tests += [value for one in script.all(ast.BoolOp) for value in one.values]
+    return (
+        any(is_rank_test(script, one) for one in tests)
+        or any(_decorated(script, one) is not None for one in script.functions)
+        or any(_is_first(item.context_expr) for one in script.all(ast.With) for item in one.items)
+    )
+
+
 def rank_conditions(script: Script, node: ast.AST) -> Iterator[RankCondition]:
     """All rank conditions under which it runs, the nearest first, inside its function."""
     current: ast.AST = node
@@ -257,7 +269,11 @@ def main_first(script: Script, node: ast.AST) -> ast.Call | None:
             return None
         if isinstance(outer, ast.With) and inner in outer.body:
             for item in outer.items:
-                if isinstance(item.context_expr, ast.Call) and _FIRST.match(last_name(item.context_expr.func)):
+                if isinstance(item.context_expr, ast.Call) and _is_first(item.context_expr):
                     return item.context_expr
         inner = outer
     return None
+
+
+def _is_first(context: ast.expr) -> bool:
+    return isinstance(context, ast.Call) and bool(_FIRST.match(last_name(context.func)))

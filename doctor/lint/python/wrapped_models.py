@@ -124,7 +124,7 @@ def handed_models(script: Script) -> tuple[HandedModel, ...]:
         function = script.definition(call.func)
         if function is not None:
             called, names, methods = function.name, parameter_names(function), wanted.get(function, _NONE)
-        elif (imported := imported_function(script, call.func)) is not None:
+        elif _is_given_wrapped(script, call) and (imported := imported_function(script, call.func, whole=True)):
             called, names, methods = imported.function.name, imported.function.parameters, imported.function.gathering
         else:
             continue
@@ -134,6 +134,10 @@ def handed_models(script: Script) -> tuple[HandedModel, ...]:
             if word and given is not None and not _is_apart(script, given):
                 found.append(HandedModel(call, word, called, parameter_of(script, given)))
     return tuple(found)
+
+
+def _is_given_wrapped(script: Script, call: ast.Call) -> bool:
+    return any(wrapper_of(script, one) for one in (*call.args, *(word.value for word in call.keywords)))
 
 
 def gathering_parameters(script: Script) -> dict[FunctionNode, dict[str, str]]:

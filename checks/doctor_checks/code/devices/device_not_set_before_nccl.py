@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Edit, InsertStatement, Script, Severity, Violation, location_of, rule
 from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
-from doctor.lint.python.project.imported_functions import imported_function
+from doctor.lint.python.project.imported_functions import imported_function, imports_project
 from doctor.lint.python.training import is_test
 from doctor.testing.script_cases import fails, passes
 
@@ -65,13 +65,14 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
 
 def _started_by_helper(script: Script) -> Iterator[Violation]:
     """A function of another module of the project starts NCCL, and neither that module nor this one sets the device."""
-    called = [(call, imported_function(script, call.func)) for call in script.all(ast.Call)]
-    helpers = [(call, helper) for call, helper in called if helper is not None]
-    start = next((call for call, helper in helpers if helper.function.starts_nccl), None)
-    used = on_current_device(script)
-    if start is None or used is None or any(helper.module.binds_device for _, helper in helpers):
+    calls = script.all(ast.Call) if imports_project(script) else ()
+    starts = ((call, imported_function(script, call.func)) for call in calls)
+    start = next((call for call, helper in starts if helper is not None and helper.function.starts_nccl), None)
+    used = on_current_device(script) if start is not None else None
+    if start is None or used is None or not shows_whole_process(script, start, used):
         return
-    if shows_whole_process(script, start, used):
+    helpers = (imported_function(script, call.func, whole=True) for call in calls)
+    if not any(one is not None and one.module.binds_device for one in helpers):
         yield Violation(
             used,
             f"`{script.text_of(used, 40)}` works on the current GPU, which is GPU 0 in every rank of a host: "

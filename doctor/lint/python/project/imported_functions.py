@@ -71,30 +71,40 @@ def imports_project(script: Script) -> bool:
     return modules is not None and any(modules.has(script.location, name) for name in names)
 
 
-def imported_function(script: Script, node: ast.expr) -> ImportedFunction | None:
-    """The function of another module of the project that an expression names."""
+def imported_function(script: Script, node: ast.expr, *, whole: bool = False) -> ImportedFunction | None:
+    """The function of another module of the project that an expression names; of modules without a word of collectives
+    only if ``whole``."""
     if script.modules is None or not imports_project(script) or script.definition(node) is not None:
         return None
     name = script.name(node)
-    return _resolved(script.modules, script.location, name) if name else None
+    return _resolved(script.modules, script.location, name, whole=whole) if name else None
 
 
-def _resolved(modules: ProjectModules, importer: str, name: str) -> ImportedFunction | None:
-    key = ("function", importer.rpartition("/")[0] if not name.startswith(".") else importer, name)
+def may_be_of_project(modules: ProjectModules, importer: str, name: str) -> bool:
+    """Whether a dotted name begins with a module of the project, or is defined in the importing file."""
+    dots = len(name) - len(name.lstrip("."))
+    parts = name[dots:].split(".")
+    return dots > 0 or any(modules.has(importer, ".".join(parts[:count])) for count in range(len(parts) - 1, 0, -1))
+
+
+def _resolved(modules: ProjectModules, importer: str, name: str, *, whole: bool) -> ImportedFunction | None:
+    key = ("function", str(whole), importer.rpartition("/")[0] if not name.startswith(".") else importer, name)
     if key not in modules.memo:
-        modules.memo[key] = _found(modules, importer, name)
+        modules.memo[key] = _found(modules, importer, name, whole=whole)
     found: ImportedFunction | None = modules.memo[key]
     return found
 
 
-def _found(modules: ProjectModules, importer: str, name: str, depth: int = MOST_IMPORTS) -> ImportedFunction | None:
+def _found(
+    modules: ProjectModules, importer: str, name: str, *, whole: bool, depth: int = MOST_IMPORTS
+) -> ImportedFunction | None:
     dots = len(name) - len(name.lstrip("."))
     parts = name[dots:].split(".")
     for count in range(len(parts) - 1, 0, -1):
         module = "." * dots + ".".join(parts[:count])
         if "(" in module or not modules.has(importer, module):
             continue
-        summary: ModuleSummary | None = modules.find(importer, module)
+        summary: ModuleSummary | None = modules.find(importer, module, whole=whole)
         if summary is None:
             return None
         inner = ".".join(parts[count:])
@@ -107,7 +117,8 @@ def _found(modules: ProjectModules, importer: str, name: str, depth: int = MOST_
         if imported is None or depth == 0:
             return None
         ending = "()" if head.endswith("\0") else ""
-        return _found(modules, summary.location, f"{imported}{ending}{separator}{rest}".replace("\0", "()"), depth - 1)
+        name = f"{imported}{ending}{separator}{rest}".replace("\0", "()")
+        return _found(modules, summary.location, name, whole=whole, depth=depth - 1)
     return None
 
 
@@ -140,4 +151,4 @@ def _searched(modules: ProjectModules, first: ImportedFunction) -> ReachedCollec
 
 def _called(modules: ProjectModules, module: ModuleSummary, name: str) -> ImportedFunction | None:
     own = module.functions.get(name[1:]) if name.startswith(".") else None
-    return ImportedFunction(own, module) if own is not None else _resolved(modules, module.location, name)
+    return ImportedFunction(own, module) if own is not None else _resolved(modules, module.location, name, whole=False)
