@@ -278,14 +278,28 @@ def markdown(results: PublishedResults) -> str:
     )
 
 
+def _among(before: PublishedResults, new: PublishedResults) -> PublishedResults:
+    """Return the new results in the places of those that were kept, in the order of the table."""
+    places = {case.name: place for place, case in enumerate(read_table().cases)}
+    again = {one.name for one in new.errors} | set(new.failed)
+    errors = [*(one for one in before.errors if one.name not in again and one.name in places), *new.errors]
+    failed = {name: why for name, why in before.failed.items() if name not in again and name in places}
+    return PublishedResults(
+        torch=new.torch,
+        errors=tuple(sorted(errors, key=lambda one: places[one.name])),
+        failed=failed | new.failed,
+        first=before.first,
+    )
+
+
 def main(only: str, *, is_kept: bool = False, in_readme: bool = False) -> int:
-    """Run the table, or show what was kept, and print the error of each half; a run of all is kept."""
+    """Run the table, or show what was kept, and print each half's error. ``only``: keep the other cases' results."""
     before = msgspec.json.decode(RESULTS.read_bytes(), type=PublishedResults) if RESULTS.exists() else None
     results = before if is_kept and before else run(only)
     if before is not None and not is_kept:
-        results = msgspec.structs.replace(results, first=before.first)
+        results = _among(before, results)
     print(summary(results))
-    if not is_kept and not only:
+    if not is_kept:
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     if in_readme:
         write_between("estimate-published", markdown(results), page="docs/evidence.md")

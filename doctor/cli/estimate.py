@@ -66,7 +66,9 @@ BEGINNING = 0.8
 )
 @click.option("--outputs", type=click.Choice(OUTPUTS), help="How long the loop refers to the model's outputs (held).")
 @click.option(
-    "--checkpointing", is_flag=True, default=None, help="Run each block that repeats again in the backward pass."
+    "--checkpointing/--no-checkpointing",
+    default=None,
+    help="Run each block that repeats again in the backward pass.",
 )
 @click.option("--seq-len", type=COUNT, metavar="N", help="Tokens of a sample, of a model's configuration (2048).")
 @click.option("--lora", type=COUNT, metavar="RANK", help="Train LoRA adapters of this rank; the weights are frozen.")

@@ -259,8 +259,9 @@ optimizer: {class_path: torch.optim.SGD}
 
 def test_lightning_s_command_line(here):
     (here / "fit.yaml").write_text(LIGHTNING.replace("MODEL", "model_name: org/small"))
-    recipe, plan, _ = source(here, "fit.yaml")
+    recipe, plan, notes = source(here, "fit.yaml")
     assert recipe.name == "hf:org/small"
+    assert notes[0].endswith("code of the LightningModule around the model")
     assert (plan["strategy"], plan["devices"], plan["batch_size"]) == ("deepspeed-3", 2, 4)
     assert (plan["optimizer"], plan["zero_grad"], plan["outputs"]) == ("SGD", "late", "step")
     (here / "fit.yaml").write_text(LIGHTNING.replace("MODEL", "width: 3"))
@@ -274,6 +275,11 @@ def test_trl(here):
     recipe, plan, _ = source(here, "sft.yaml")
     assert (recipe.lora, recipe.quantization) == (LoraAdapters(rank=8), "8bit")
     assert (recipe.sequence_length, recipe.double_quantization, plan["checkpointing"]) == (256, False, False)
+
+
+def test_a_training_configuration_may_be_json(here):
+    (here / "train.json").write_text('{"model_name_or_path": "model", "template": "x", "lora_rank": 4}')
+    assert source(here, "train.json")[0].lora == LoraAdapters(rank=4, targets=("all-linear",))
 
 
 def test_two_training_configurations_contradict_each_other(here):

@@ -1,6 +1,7 @@
 """Models built from configurations: their weights, adapters and states by arithmetic, and what is refused."""
 
 import json
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -179,3 +180,13 @@ def test_what_can_t_be_built_is_one_sentence(load, config, recipe, words):
     assert words in said
     assert said.startswith("config.json: ")
     assert "\n" not in said
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    pytest.importorskip("torch")
+    from doctor.core.errors import UnusableError
+    from doctor.estimate.tracing.configured_model import ConfiguredModel
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UnusableError, match=r"pip install 'rankdoctor\[transformers\]'"):
+        ConfiguredModel(ModelRecipe(name="config.json", config=json.dumps(LLAMA)))

@@ -11,7 +11,7 @@ import msgspec
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.configuration.model import HUB, model_configuration
-from doctor.estimate.configuration.training import TrainingConfiguration, read_training
+from doctor.estimate.configuration.training import TrainingConfiguration, is_training, read_training
 from doctor.estimate.data_model import Dtype, LoraAdapters, ModelRecipe, Precision, Quantization
 
 _FACTORY = re.compile(r"[^:]+:\w+")
@@ -59,13 +59,15 @@ def job_source(
         UnusableError: it is none of them, can't be read, or an option does not apply to it.
     """
     is_factory = not named.startswith(HUB) and bool(_FACTORY.fullmatch(named)) and not (directory / named).exists()
-    names_trainer = not is_factory and named.endswith(_YAML)
+    is_json = not is_factory and named.endswith(".json") and (directory / named).is_file()
+    names_trainer = not is_factory and (named.endswith(_YAML) or (is_json and is_training(directory / named)))
     if names_trainer and training is not None:
         raise UnusableError(f"{named} and --training-config are both configurations of a trainer: give one of them")
     found = read_training(directory / training) if training is not None else TrainingConfiguration(tool="")
     if names_trainer:
         found = read_training(directory / named)
         named = _model_of(named, found, directory)
+        found = _without_module(found)
     outside = (_outside(found),) if found.outside else ()
     asked = {name: value for name, value in plan.items() if value is not None}
     if is_factory:
@@ -73,6 +75,13 @@ def job_source(
             raise UnusableError("--seq-len, --lora, --lora-targets and --quantize apply to a model's configuration")
         return JobSource(named, {**found.plan, **asked}, outside)
     return JobSource(*_recipe(named, found, options, asked, directory), outside)
+
+
+def _without_module(found: TrainingConfiguration) -> TrainingConfiguration:
+    """Say that the code of a LightningModule is not run where its configuration names the model."""
+    if found.tool != "Lightning":
+        return found
+    return msgspec.structs.replace(found, outside=(*found.outside, "code of the LightningModule around the model"))
 
 
 def _outside(found: TrainingConfiguration) -> str:

@@ -57,6 +57,12 @@ def read_training(path: Path) -> TrainingConfiguration:
     )
 
 
+def is_training(path: Path) -> bool:
+    """Whether the file is the configuration of one of these trainers, and not of a model."""
+    values = read_mapping(path)
+    return any(fits(values) for fits, _ in _FORMATS)
+
+
 class _Settings:
     """Values of a mapping by name, if they have the expected type. ``path``: of its file."""
 
