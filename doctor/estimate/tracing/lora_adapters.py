@@ -1,6 +1,6 @@
 """LoRA adapters as peft adds them: which layers, which dtypes, which operations.
 
-Operations follow peft 0.21: ``tuners/lora/layer.py`` (``Linear.forward``) and ``tuners/lora/bnb.py``
+Operations follow peft 0.20: ``tuners/lora/layer.py`` (``Linear.forward``) and ``tuners/lora/bnb.py``
 (``Linear8bitLt.forward``, ``Linear4bit.forward``). Adapters are in float32 (``autocast_adapter_dtype``).
 """
 
@@ -32,7 +32,7 @@ _BY_TARGETS = {
     "q_proj k_proj v_proj o_proj": "nemotron_h",
     "key value receptance output": "rwkv",
 }
-"""``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`` of ``peft/utils/constants.py``, peft 0.21."""
+"""``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`` of ``peft/utils/constants.py``, peft 0.20."""
 _TARGETS = {kind: tuple(names.split()) for names, kinds in _BY_TARGETS.items() for kind in kinds.split()}
 
 
