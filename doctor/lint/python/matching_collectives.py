@@ -51,16 +51,20 @@ def _leaving(script: Script, collective: CollectiveCall, branch: ast.If) -> Iter
                 asked = script.nearest(leave, ast.If)
                 inside = f" and {script.text_of(asked.test, 30)}" if asked is not None and asked is not branch else ""
                 test = script.text_of(branch.test, 40)
-                yield RankCondition(f"not ({test if block is branch.body else f'not ({test})'}{inside})", branch)
+                whole = f"not ({test if block is branch.body else f'not ({test})'}{inside})"
+                yield RankCondition(whole, branch, certain=False)
 
 
 def _exits(script: Script, branch: ast.If, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The returns in a block, and what skips the rest of the loop around it; not at its end, nor for one process."""
+    """The returns in a block, and what skips the rest of the loop around it; not at its end, nor for one process, nor
+    for a parameter without a gradient."""
     loop = script.nearest(branch, *_LOOPS)
-    kinds = (ast.Return, ast.Continue)
-    for leave in (one for statement in block for kind in kinds for one in script.inside(statement, kind)):
-        in_loop = isinstance(leave, ast.Return) or script.nearest(leave, *_LOOPS) is loop
-        if in_loop and leave is not block[-1] and not runs_alone(script, leave):
+    for leave in (*script.inside(branch, ast.Return), *script.inside(branch, ast.Continue)):
+        if leave in block or set(script.around(leave)).isdisjoint(block) or runs_alone(script, leave):
+            continue
+        asked = script.nearest(leave, ast.If)
+        is_gradient = asked is not None and "grad" in script.text_of(asked.test)
+        if not is_gradient and (isinstance(leave, ast.Return) or script.nearest(leave, *_LOOPS) is loop):
             yield leave
 
 

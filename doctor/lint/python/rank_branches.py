@@ -51,11 +51,12 @@ _FIRST = re.compile(r"^(?:\w+_)?(?:main_process|rank_zero|zero|process_zero|rank
 
 class RankCondition(NamedTuple):
     """Why a node runs on some ranks only: the ``test`` as written, and its statement or decorator ``where``. ``other``:
-    the branch of the other ranks."""
+    the branch of the other ranks. ``certain``: false if another condition, which may never hold, has a part in it."""
 
     test: str
     where: ast.AST
     other: tuple[ast.stmt, ...] = ()
+    certain: bool = True
 
 
 def is_rank(script: Script, node: ast.expr) -> bool:

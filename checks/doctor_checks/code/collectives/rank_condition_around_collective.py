@@ -43,6 +43,7 @@ from doctor.testing.script_cases import fails, passes
         passes("the others come to their call below", _BELOW),
         passes("one rank leaves after its wait, the others wait at the end", _LEAVES),
         fails("one rank waits twice before it leaves", _WAITS_TWICE),
+        fails("one rank may leave inside its branch", _LEAVES_INSIDE),
         passes("ranks without a part go on to the same call in the loop", _PARTS),
         passes("one rank, or all of them if the state is sharded", _OR_ALL),
         passes("ranks of two kinds", _KINDS),
@@ -77,6 +78,7 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         where = f"on one rank alone ({condition.test}, line {line})"
     else:
         where = f"only if {_plain(condition.test)} (line {line})"
+    is_certain = one.certain and condition.certain
     effect = "the other ranks never join it"
     if one.word == FORWARD_OF_DDP:
         effect = "DDP broadcasts the buffers of the model in it, and the other ranks are elsewhere"
@@ -84,9 +86,9 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         one.call,
         f"{at} runs {where}: {effect}",
         fix=_fix(script, one),
-        severity=None if one.certain else Severity.WARNING,
+        severity=None if is_certain else Severity.WARNING,
         evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
-        confidence=(0.95 if one.through is None else 0.9) if one.certain else 0.7,
+        confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
     )
 
@@ -451,6 +453,37 @@ def publish(folder, state):
     torch.save(state, folder / "published.pt")
     dist.barrier()
     dist.barrier()  # !
+"""
+_LEAVES_INSIDE = """\
+import shutil
+
+def publish(source, target):
+    if dist.get_rank() == 0:
+        if not source.exists():
+            return
+
+        def skipped(folder, names):
+            return [name for name in names if name.endswith(".tmp")]
+
+        shutil.copytree(source, target, ignore=skipped)
+    dist.barrier()  # !
+
+def copy(source, target):
+    if dist.get_rank() == 0:
+        def skipped(folder, names):
+            return []
+
+        shutil.copytree(source, target, ignore=skipped)
+    dist.barrier()
+
+def step(params, padded, rank, world_size):
+    for base in range(0, len(params), world_size):
+        if base + rank < len(params):
+            grad = params[base + rank].grad
+            if grad is None:
+                continue
+            update(params[base + rank], grad)
+        dist.all_gather(padded[base : base + world_size], padded[base + rank])
 """
 _PARTS = """\
 def step(params, padded, rank, world_size, state):
