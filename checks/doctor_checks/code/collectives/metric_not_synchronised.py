@@ -161,15 +161,17 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
     """Numbers of an evaluation over a loader that Accelerate parts, reported by a script that gathers nothing."""
     if is_test(script) or _GATHERS.search(script.text) or next(script.calls(ACCELERATOR), None) is None:
         return
-    reported: set[ast.AST] = set()
+    open_loops = {one for one in script.all(ast.For) if _sums(script, one) and is_distributed(script, one)}
+    if not open_loops:
+        return
     reports = (call for call in script.all(ast.Call) if last_name(call.func) in _REPORTS)
     for call in sorted(reports, key=lambda one: one.lineno):
         names = [part for one in call.args for part in ast.walk(one) if isinstance(part, ast.Name)]
         for name in names:
-            loops = [one for one in own_loops(script, name) - reported if _counts(script, one, name)]
-            if loops:
-                reported.update(loops)
-                line = min(getattr(one, "lineno", 0) for one in loops)
+            loops = {one for one in open_loops if _counts(script, one, name)}
+            if loops and not loops.isdisjoint(own_loops(script, name)):
+                open_loops -= loops
+                line = min(one.lineno for one in loops)
                 yield Violation(
                     call,
                     f"{name.id} is a number of this rank's share of the data: Accelerate divides the loader of line "
@@ -181,14 +183,17 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
                 break
 
 
-def _counts(script: Script, loop: ast.AST, name: ast.Name) -> bool:
+def _sums(script: Script, loop: ast.For) -> list[ast.AugAssign]:
+    return [one for one in script.inside(loop, ast.AugAssign) if isinstance(one.op, ast.Add)]
+
+
+def _counts(script: Script, loop: ast.For, name: ast.Name) -> bool:
     """Whether an evaluation loop before the report counts what a name holds, or is computed from."""
     behind = {
         one.id for value in (name, *script.values_of(name)) for one in ast.walk(value) if isinstance(one, ast.Name)
     }
-    sums = (one.target for one in script.inside(loop, ast.AugAssign) if isinstance(one.op, ast.Add))
-    is_before = (getattr(loop, "end_lineno", 0) or 0) < name.lineno
-    return is_before and any(last_name(one) in behind for one in sums) and not has_backward(script, loop)
+    counted = any(last_name(one.target) in behind for one in _sums(script, loop))
+    return counted and (loop.end_lineno or 0) < name.lineno and not has_backward(script, loop)
 
 
 def _is_for_several(script: Script) -> bool:
