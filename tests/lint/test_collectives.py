@@ -279,3 +279,10 @@ def test_a_parameter_is_no_collective_of_its_function():
     text = MODELS + "model = FSDP(net)\nevaluate(model, x)\nevaluate(model.module, x)\n"
     through = [one.call.lineno for one in collectives_and_forwards(Script("a.py", text)).all() if one.through]
     assert through == [MODELS.count("\n") + 2]
+
+
+def test_the_number_of_paths_is_bounded():
+    branches = "".join(f"    if x > {n}:\n        {WAIT}\n" for n in range(150))
+    script = Script("a.py", f"{TORCH}def f(rank, x):\n  if rank == 0:\n{branches}")
+    unmatched = [one for one in collectives_of(script).all() if unmatched_condition(script, one) is not None]
+    assert 0 < len(unmatched) < 150

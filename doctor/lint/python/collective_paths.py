@@ -14,6 +14,8 @@ from doctor.lint.python.script import Script, last_name, per_script
 
 MOST_PATHS = 48
 """Paths through one block that are followed; more are dropped."""
+MOST_STEPS = 400_000
+"""Steps of paths that are followed in one script; beyond that a path may do anything."""
 LONGEST_PATH = 40
 """Collectives on one path that are listed."""
 FOCUS = "<focus>"
@@ -41,7 +43,15 @@ def paths_through(
 ) -> tuple[CollectivePath, ...]:
     """The different paths through a block, at most :data:`MOST_PATHS`; with ``focus``, those that reach that node;
     :data:`FOCUS` follows it if it is a call. A loop runs once or not at all."""
+    if _steps(script)[0] > MOST_STEPS:
+        return (CollectivePath((UNKNOWN_CALLS,)),)
     return tuple(_PathFinder(script, focus).block(block))
+
+
+@per_script
+def _steps(script: Script) -> list[int]:
+    """The steps followed so far, in one element."""
+    return [0]
 
 
 class _PathFinder:
@@ -50,6 +60,7 @@ class _PathFinder:
         self._calls = _by_call(script)
         self._marked = frozenset() if focus is None else frozenset({focus, *script.around(focus)})
         self._focus = focus
+        self._steps = _steps(script)
 
     def block(self, statements: Sequence[ast.stmt]) -> list[CollectivePath]:
         """Paths that leave before the focus is reached are dropped."""
@@ -61,6 +72,7 @@ class _PathFinder:
             if not self._matters(statement):
                 continue
             ways = self._statement(statement)
+            self._steps[0] += len(ways) * len(going)
             both = [
                 CollectivePath((*one.words, *way.words)[:LONGEST_PATH], way.leaves) for one in going for way in ways
             ]

@@ -44,8 +44,9 @@ def _left_inside(script: Script, collective: CollectiveCall) -> Iterator[RankCon
 def _leaving(script: Script, collective: CollectiveCall, branch: ast.If) -> Iterator[RankCondition]:
     rest = _below(script, branch)
     for block, other in ((branch.body, branch.orelse), (branch.orelse, branch.body)):
-        here = paths_through(script, [*other, *rest], collective.call)
-        for leave in _exits(script, branch, block):
+        exits = list(_exits(script, branch, block))
+        here = paths_through(script, [*other, *rest], collective.call) if exits else ()
+        for leave in exits:
             gone = list(paths_through(script, block, leave))
             if here and gone and not any(_is_joined(collective, one, gone) for one in here):
                 asked = script.nearest(leave, ast.If)
