@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from doctor.analysis.logs.root_event import LaterEvents
+from doctor.analysis.logs.root_event import EXCEPTION, LaterEvents
 from doctor.api import EventGroup, Finding, Job, Severity, event_groups, finding_from_logs, is_logged
+from doctor.facts import Event, LogEvidence
 from doctor_checks.host._storage_trials import WRITE_ERRORS
 
 _READ_ERRORS = {
@@ -31,6 +32,8 @@ def storage_messages(job: Job) -> Iterator[Finding]:
     aftermath = LaterEvents(job.evidence)
     for kind in _KINDS[1:] if not is_logged(job, _KINDS[0]) else _KINDS[:1]:
         for group in event_groups(job, kind):
+            if all(_is_of_parent(job.evidence, one) for one in group.events):
+                continue
             survived = aftermath.outlived(group.events[-1])
             path = _first(group, "path", 7)
             yield finding_from_logs(
@@ -42,6 +45,12 @@ def storage_messages(job: Job) -> Iterator[Finding]:
                 confidence=_confidence(group, path),
                 symptoms=not survived,
             )
+
+
+def _is_of_parent(evidence: LogEvidence, event: Event) -> bool:
+    """Whether a spawned process could not read what its parent sends, because the parent had ended."""
+    same = (one for one in evidence.of(EXCEPTION) if (one.file, one.line) == (event.file, event.line))
+    return any(frame.function == "spawn_main" for one in same for frame in one.frames)
 
 
 def _claim(group: EventGroup, path: str | None) -> str:

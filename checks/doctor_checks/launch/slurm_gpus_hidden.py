@@ -74,16 +74,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
         asked, present = _numbers(group.value("wanted")), _numbers(seen)
         slurm = is_logged(job, "slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit", "slurm.cancel")
-        if present != (0,) or len(asked) < 2 or not (slurm or len(asked) >= WHOLE_HOST):
+        # A log may end before the line with the GPUs that are there.
+        if (seen and present != (0,)) or len(asked) < 2 or not (slurm or (seen and len(asked) >= WHOLE_HOST)):
             continue
         yield finding_from_logs(
             group,
-            f"{len(asked)} GPUs are asked for and each task sees one: "
+            f"{len(asked)} GPUs are asked for and each task sees {'one' if seen else 'fewer'}: "
             + ("SLURM shows it no more" if slurm else "the scheduler or CUDA_VISIBLE_DEVICES hides the others"),
-            evidence={"asked": group.value("wanted"), "seen": seen},
+            evidence={"asked": group.value("wanted"), "seen": seen or "unknown"},
             severity=Severity.ERROR,
-            confidence=0.75 if slurm else 0.5,
-            explains=("GPU002",),
+            confidence=0.75 if slurm and seen else 0.5,
+            explains=("GPU002", "RUN004"),
         )
 
 
@@ -271,7 +272,7 @@ def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",
         fix=f"`#SBATCH --gpus-per-node={max(fault.tasks, 1)}` in place of --gpus-per-task, and `srun --gpu-bind=none "
         "...`; or let every task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning).",
-        explains=("GPU002",),
+        explains=("GPU002", "RUN004"),
     )
 
 

@@ -57,6 +57,13 @@ MEANINGS = (
             ),
         ),
         Fails(
+            "a result in a message of XLA",
+            logged(
+                "2026-01-02 03:04:05.678901: E external/xla/xla/service/gpu/nccl_utils.cc:191] Aborting communicator: "
+                "0x57d4ac74802c due to async NCCL error: unhandled system error"
+            ),
+        ),
+        Fails(
             "a call that NCCL only logs at the level INFO",
             logged(
                 "node1:41:77 [0] NCCL INFO misc/socket.cc:564 -> 2",
@@ -87,7 +94,7 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
     if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):
         yield _finding(job, events)
-    elif not events and (returned := _returned_errors(job)):
+    elif not events and (returned := _results_of_others(job) or _returned_errors(job)):
         yield _finding(job, returned)
 
 
@@ -104,6 +111,11 @@ _RESULTS |= {"5": "invalid usage", "6": "remote process exited"}
 """Values of ncclResult_t (src/nccl.h.in)."""
 _PUBLIC_CALLS = ("group.cc", "init.cc", "enqueue.cc")
 """Files of the calls that return a result to the program. Inner functions also fail where NCCL goes on otherwise."""
+
+
+def _results_of_others(job: Job) -> tuple[Event, ...]:
+    """Results that other programs than torch print; RUN012 reports the end of a peer."""
+    return tuple(one for one in events_of_kinds(job, "nccl.result") if "remote" not in one.text)
 
 
 def _returned_errors(job: Job) -> tuple[Event, ...]:

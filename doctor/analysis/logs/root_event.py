@@ -156,7 +156,8 @@ def lost_peers(evidence: LogEvidence) -> tuple[Event, ...]:
     """The messages of ranks that lost a peer or its store. A message that is known as a consequence only counts if its
     line is no message of a more specific kind."""
     known = {(one.file, one.line) for one in evidence.events if not one.kind.startswith(("software.", "python."))}
-    lost = evidence.of(*LOST_PEERS)
+    remote = (one for one in evidence.of("nccl.result") if _REMOTE in one.text)
+    lost = (*evidence.of(*LOST_PEERS), *remote)
     return tuple(one for one in lost if one.kind != _CONSEQUENCE or (one.file, one.line) not in known)
 
 

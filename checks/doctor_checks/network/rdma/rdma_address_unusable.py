@@ -98,7 +98,13 @@ class _ChosenGid(NamedTuple):
         return (self.gid.kind or "" if self.gid else "", self.gid is not None and is_routable_gid(self.gid))
 
 
-_NO_WAY_WORDS = ("Connection timed out", "No route to host", "Network is unreachable", "Invalid argument")
+_NO_WAY_WORDS = (
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+    "Invalid argument",
+    "No such device",
+)
 """Errors of ibv_modify_qp by which a queue pair finds no way to the peer's address: with RoCE, the wrong GID."""
 
 

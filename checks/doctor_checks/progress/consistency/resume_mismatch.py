@@ -128,18 +128,25 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 _SIZES = ("torch.state_mismatch", "run.resume_sizes")
 """Messages about one tensor of a checkpoint: another model, or another sharding."""
 _OF_SHARDS = re.compile(r"flat_param|(?:^|[._])(?:dp_)?rank_?\d+\b")
-_EMPTY = re.compile(r"\[0\]")
+_EMPTY, _SINGLE = "[0]", "[1]"
+"""Shapes of a parameter that ZeRO stage 3 has not gathered (deepspeed/runtime/zero/partition_parameters.py): empty, in
+releases of 2021 one element."""
 _REFUSED = re.compile(r"\bbut\b|cannot|can't|\w(?:Error|Exception)\b")
 
 
 def _is_of_shard(event: Event) -> bool:
-    """Whether a tensor is a shard: by its name, or because only one of the two shapes is flat, or because it
-    is empty where the checkpoint has values, as ZeRO stage 3 leaves parameters that are not gathered."""
+    """Whether a tensor is a shard: by its name, or because only one of the two shapes is flat or a placeholder."""
     name = event.value("key") or event.value("key2") or ""
-    if _EMPTY.search(event.value("now") or "") and not _EMPTY.search(event.value("was") or ""):
+    if _is_placeholder(event.value("was") or "", event.value("now") or ""):
         return True
     was, now = (len(re.findall(r"\d+", event.value(side) or "")) for side in ("was", "now"))
     return bool(_OF_SHARDS.search(name)) or (event.kind == "run.resume_sizes" and was != now)
+
+
+def _is_placeholder(was: str, now: str) -> bool:
+    """Whether one of two shapes is a placeholder of the other: all values are in shards."""
+    pairs = ((was, now), (now, was))
+    return any((_EMPTY in one and _EMPTY not in other) or (_SINGLE in one and "," in other) for one, other in pairs)
 
 
 def _steps(job: Job) -> Iterator[Finding]:

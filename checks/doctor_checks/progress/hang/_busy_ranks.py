@@ -22,7 +22,6 @@ CLOSE = 15
 _TIMEOUTS = (
     *TIMED_OUT,
     "torch.nccl.storekey",
-    "run.storekey_misspelt",
     "torch.nccl.init_timeout",
     "torch.monitored_barrier.nonzero",
 )

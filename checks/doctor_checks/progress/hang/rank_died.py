@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from itertools import islice
 
@@ -11,6 +12,8 @@ from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.exits import RunEnd
 from doctor.analysis.logs.root_event import (
+    LOST_PEERS,
+    TIMED_OUT,
     UNFINISHED,
     LaterEvents,
     cause_in_chain,
@@ -33,7 +36,7 @@ from doctor.api import (
     line_of,
     ranks_in_words,
 )
-from doctor.facts import Event, Failure, Frame, ProgressFacts
+from doctor.facts import Event, Failure, Frame, LogEvidence, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
 from doctor_checks.progress.hang._native_crashes import native_crashes
@@ -89,7 +92,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             confidence=0.6,
             symptoms=False,
         )
-    elif signals := tuple(event for event in exits if _signal_of(event) in _CRASHES):
+    elif signals := tuple(event for event in exits if _signal_of(event) in _crashes(job.evidence)):
         yield _of_exits(signals)
     elif unfinished := tuple(job.evidence.of(UNFINISHED)):
         yield _of_unfinished(unfinished)
@@ -137,15 +140,21 @@ def _signal_of(event: Event) -> int:
 _CRASHES = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 
 
+def _crashes(evidence: LogEvidence) -> frozenset[int]:
+    """Signals that tell of a fault of the process: watchdogs abort theirs after a timeout or the loss of a peer."""
+    is_aborted = bool(evidence.of(*TIMED_OUT, *LOST_PEERS))
+    return frozenset(_CRASHES) - ({signal.SIGABRT} if is_aborted else set())
+
+
 def _of_exits(events: tuple[Event, ...]) -> Finding:
-    signal = _signal_of(events[0])
+    number = _signal_of(events[0])
     local = events[0].value("lr")
     who = f"the process of local rank {local}" if local is not None else "a process"
-    message = f"ended by signal {signal} ({_CRASHES[signal]})"
+    message = f"ended by signal {number} ({_CRASHES[number]})"
     return finding_from_logs(
         EventGroup(events[0].kind, events),
         f"{who} was {message}, and its own log says no more",
-        fix=_fix_of_message(Failure(_CRASHES[signal], message)),
+        fix=_fix_of_message(Failure(_CRASHES[number], message)),
         confidence=0.65,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
