@@ -276,6 +276,7 @@ TOGETHER = (
     {"ddp.unused", "ddp.unused.hint"},
     {"torch.mismatch", "torch.seq_mismatch"},
     {"torch.nccl.storekey", "torch.store.wait"},
+    {"torch.nccl.storekey", "torch.store.wait.old"},
     {"torch.nccl.using_device", "torch.use_device.harmless"},
 )
 """Kinds of one line: two sentences of it are known."""

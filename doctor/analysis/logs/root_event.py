@@ -33,6 +33,8 @@ LOST_PEERS = (
     "torch.rpc.peer_lost",
     "xla.rendezvous_lost",
     "horovod.shut_down",
+    "xla.task_lost",
+    "ray.node_died",
     "nccl.peer_closed",
     "nccl.peer_closed.old",
     "gloo.closed",

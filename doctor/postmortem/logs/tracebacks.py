@@ -49,6 +49,9 @@ CUES = (
     "Exception:",
     "╭",
     "❱",
+    ".exc.",
+    ".exceptions.",
+    ".errors.",
     ": error: ",
 )
 """Every line that begins, continues or ends a traceback contains at least one of these."""
@@ -87,6 +90,8 @@ _MARGIN_FINAL = re.compile(rf"(?P<type>{_OF_OTHERS}{_TYPE})(?:: (?P<message>.*)|
 _NAMED = (
     r"[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|ExceptionGroup|StopIteration|Expired|Terminated|OutOfMemory)"
     r"|Exception|OSError|IOError|KeyboardInterrupt|SystemExit|StopIteration|StopAsyncIteration|GeneratorExit|ExceptionGroup"
+    # A class of a module for exceptions: torch._dynamo.exc.BackendCompilerFailed, requests.exceptions.Timeout.
+    r"|(?:(?<=\bexc\.)|(?<=\berrors\.)|(?<=\bexceptions\.))[A-Z](?!\w{0,80}Warning\b)\w{2,80}"
 )
 _FINAL = re.compile(
     rf"(?:(?:Uncaught|Unhandled) (?:exception:? )?)?"
