@@ -277,6 +277,7 @@ TOGETHER = (
     {"torch.mismatch", "torch.seq_mismatch"},
     {"torch.nccl.storekey", "torch.store.wait"},
     {"torch.nccl.storekey", "torch.store.wait.old"},
+    {"torch.nccl.watchdog_timeout", "torch.nccl.pg_status.old"},
     {"torch.nccl.using_device", "torch.use_device.harmless"},
 )
 """Kinds of one line: two sentences of it are known."""

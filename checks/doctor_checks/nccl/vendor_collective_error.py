@@ -70,7 +70,7 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
 
 
 def _claim(group: EventGroup, meaning: str) -> str:
-    text = group.value("text", "text2", "text3", "text4", "text5", "text6") or ""
+    text = group.value("text", "text2", "text3", "text4", "text5", "text6", "text8") or ""
     if code := group.value("code"):
         return f"HCCL failed with {code}: {meaning or text}"
     if call := group.value("call"):

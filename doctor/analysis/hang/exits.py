@@ -26,7 +26,7 @@ _NATURES: tuple[tuple[Nature, re.Pattern[str]], ...] = (
         "timeout",
         re.compile(
             r"Timed out waiting \d+ ?ms for (?:recv|send) operation|[Cc]aught collective operation timeout"
-            r"|ncclTimeout|[Ww]ait timeout|Socket Timeout|Timeout waiting for key|monitoredBarrier"
+            r"|Timeout at NCCL work|ncclTimeout|[Ww]ait timeout|Socket Timeout|Timeout waiting for key|monitoredBarrier"
             r"|timed out in blocking wait|retr(?:ie|ei)ving ncclUniqueId from \[\d+\] via c10d"
             r"|NCCL timeout in communicator"
         ),

@@ -219,6 +219,7 @@ _BRACKETS = (
     _form(rf"\[(?P<task>{_N})\] ?", when="bracketed"),
     _form(rf"\[ ?(?:{_LEVEL}|{_LOWER}) *\]:? ?(?:- )?", _level, soft=True),
     _form(r"\[[\w./<>-]+:\d+(?::[\w<>]+)?\]:? ?", soft=True),
+    _form(r"\[std(?:out|err)\]:?", soft=True),
     _form(r"\[(?:c10d|__main__|root|titan|[a-z_]\w*(?:\.\w+)+)\]:? ?(?:- )?", soft=True),
 )
 _STREAMS = (
