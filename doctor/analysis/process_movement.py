@@ -193,16 +193,25 @@ def _computes(samples: Sequence[ProcessSample], main: StackThread) -> bool:
     first, last = samples[0].kernel, samples[-1].kernel
     span = _span(samples)
     own, all_threads = _difference(first.main_cpu, last.main_cpu), _difference(first.cpu, last.cpu)
-    share = _BUSY_SHARE if _waits_for_threads(main) else _BUSY_THREADS
+    for_threads = _waits_for_threads(main)
+    share = _BUSY_SHARE if for_threads else _BUSY_THREADS
     if (own or 0.0) >= _BUSY_SHARE * span or (all_threads or 0.0) >= share * span:
         return True
     if own is None and all_threads is None and all(_is_active(sample) for sample in samples):
         return True
     states = [sample.kernel.state for sample in samples]
+    runnable = sum(
+        state == "R" or (for_threads and _has_active_thread(one)) for one, state in zip(samples, states, strict=True)
+    )
     # On a host with more work than CPUs, a thread that computes is runnable and gets hardly any time.
-    if all(state == "D" for state in states) or 2 * states.count("R") >= len(states):
+    if all(state == "D" for state in states) or 2 * runnable >= len(states):
         return True
     return _transfers(samples) or _receives(samples, main) or all(_is_on_storage(sample) for sample in samples)
+
+
+def _has_active_thread(sample: ProcessSample) -> bool:
+    """Whether another thread than the main one ran or was runnable."""
+    return any(thread.active is True for thread in sample.threads if not thread.is_main)
 
 
 def _waits_for_threads(main: StackThread) -> bool:

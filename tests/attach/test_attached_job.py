@@ -95,6 +95,11 @@ def findings(found: Job) -> list[tuple[str, tuple[int, ...], Severity]]:
             "RUN010",
         ),
         ("waits for threads that do nothing", process(3, JOINS, threads_cpu=0.02), "RUN001"),
+        (
+            "waits for a thread that sleeps",
+            with_threads(process(3, JOINS), StackThread("pool", 101, active=False, frames=SLEEP)),
+            "RUN001",
+        ),
         ("asleep in its data", process(3, (at(12, "__getitem__"), *WORKER[1:2], MAIN)), "RUN010"),
     ],
 )
@@ -117,6 +122,10 @@ def test_the_rank_that_the_others_wait_for_is_found(kind: str, culprit: Attached
         ("rank 0 validates", [*others(0), process(0, (at(80, "validate"),), (at(82, "validate"),), cpu=0.5)]),
         ("threads compute for it", [*others(3), process(3, (at(40),), threads_cpu=3.0)]),
         ("its threads get a part of a CPU", [*others(3), process(3, JOINS, threads_cpu=0.3)]),
+        (
+            "its threads are runnable and get hardly any CPU time",
+            [*others(3), with_threads(process(3, JOINS), StackThread("pool", 101, active=True, frames=SLEEP))],
+        ),
         ("its worker reads", [*others(3), process(3, LOADER), worker(3, WORKER, transferred=20 << 20)]),
         ("its worker computes", [*others(3), process(3, LOADER), worker(3, WORKER, cpu=0.8)]),
         ("its worker moves", [*others(3), process(3, LOADER), worker(3, WORKER, IDLE_WORKER)]),
