@@ -60,13 +60,17 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
     collective: the job hangs until a time-out ends it, or pairs calls that do not belong together.
     Fix: make the call on all ranks, and put only what is done with its result under the condition.
     """
+    exits: set[tuple[ast.AST, str]] = set()
     for one in collectives_and_forwards(script).all():
         if _may_be_alone(script, one) or _is_of_one_device(script, one.call):
             continue
         condition = unmatched_condition(script, one)
         first = main_first(script, one.call) if condition is None else None
         if condition is not None:
-            yield _run_by_some(script, one, condition)
+            exit_of = (condition.where, condition.test)
+            if condition.certain or exit_of not in exits:  # an early exit is reported once, at the first call after it
+                yield _run_by_some(script, one, condition)
+            exits.add(exit_of)
         elif first is not None and not one.grouped and rank_condition(script, one.call) is None:
             yield _waited_for(script, one, first)
 
@@ -467,6 +471,7 @@ def publish(source, target):
 
         shutil.copytree(source, target, ignore=skipped)
     dist.barrier()  # !
+    dist.all_reduce(torch.ones(1))
 
 def copy(source, target):
     if dist.get_rank() == 0:
