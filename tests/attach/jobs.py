@@ -160,7 +160,7 @@ def running(
         yield job
     finally:
         for process in processes:
-            for one in (*_children(process), process):
+            for one in (process, *_children(process)):  # a pool replaces a child that ends
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
         psutil.wait_procs(processes, timeout=patience(10))
