@@ -46,6 +46,7 @@ FAILED = {
     "C++": "terminate called after throwing an instance of 'std::runtime_error'\n  what():  bad",
     "C": "python: ../src/pool.c:12: take: Assertion `count > 0' failed.",
     "an exception alone": "Epoch 0, step 3\nException: no more data",
+    "a name in capitals": "Epoch 0, step 3\nEOFError: Ran out of input",
     "an error in capitals": "OSError: [Errno 7] Argument list too long",
     "a class called Findings": f"{FRAME}mypkg.Findings: bad thing",
     "a dotted class": f"{FRAME}mypkg.errors.DataNotFound: bad thing",

@@ -64,7 +64,7 @@ class PatternIndex(NamedTuple):
 
 
 _TYPES = ("Error", "Exception")
-_PART_OF_NAME = bytes(chr(code).islower() or chr(code) in "_3" for code in range(128)) + bytes(128)
+_PART_OF_NAME = bytes(chr(code).isalnum() or chr(code) == "_" for code in range(128)) + bytes(128)
 _AFTER_NAME = (b"", b":", b"\n", b"\r", b'"', b"'", b"\\", b"G", b" ")
 """Names of exceptions are in camel case and nearly always end in these; a colon or the end of the line follows."""
 

@@ -43,9 +43,7 @@ CUES = (
     "SystemExit",
     "StopIteration",
     "TimeoutExpired",
-    # Names with capitals before "Error", and the name without a part before "Exception".
-    "OSError",
-    "IOError",
+    # The name without a part before "Exception".
     "Exception:",
     "╭",
     "❱",
