@@ -17,7 +17,7 @@ MOST = 5
 """Candidates of a report."""
 MOST_REASONS = 3
 """Observations that are named for a candidate, beside the number of cases, and as many against it."""
-LEAST = 0.02
+LEAST = 0.01
 """Confidence below which a cause is not a candidate."""
 CERTAIN = 0.7
 """Confidence from which a finding that is not a symptom carries the verdict."""
