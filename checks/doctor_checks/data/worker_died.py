@@ -58,8 +58,8 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     if is_logged(job, *_NAMED_ELSEWHERE):
         return
     for group in event_groups(job, "dl.killed", by=("sig",)):
-        if group.value("sig") != "Bus error":
-            signal = group.value("sig") or "a signal"
+        signal = group.value("sig") or "a signal"
+        if not signal.startswith("Bus"):
             by_somebody = signal in ("Killed", "Terminated")
             yield finding_from_logs(
                 group,

@@ -85,7 +85,9 @@ def _by_index(job: Job) -> Iterator[Finding]:
 
 def _by_slurm(job: Job) -> Iterator[Finding]:
     """A step that SLURM refuses, or that waits for CPUs which its own batch script holds."""
-    for group in event_groups(job, "slurm.refused", "slurm.step_waits", "mpi.slots", by=("why",)):
+    # Open MPI takes its slots from SLURM's allocation; without SLURM, from a list of hosts.
+    of_mpi = ("mpi.slots",) if is_logged(job, "slurm.") else ()
+    for group in event_groups(job, "slurm.refused", "slurm.step_waits", *of_mpi, by=("why",)):
         why = group.value("why", "why2", "why3") or "there are not enough slots"
         if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(

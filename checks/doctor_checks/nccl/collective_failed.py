@@ -94,7 +94,7 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
     if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):
         yield _finding(job, events)
-    elif not events and (returned := _results_of_others(job) or _returned_errors(job)):
+    elif not events and (returned := _results_of_others(job) or _returned_errors(job) or _cuda_warnings(job)):
         yield _finding(job, returned)
 
 
@@ -118,6 +118,11 @@ def _results_of_others(job: Job) -> tuple[Event, ...]:
     return tuple(one for one in events_of_kinds(job, "nccl.result") if "remote" not in one.text)
 
 
+def _cuda_warnings(job: Job) -> tuple[Event, ...]:
+    """Calls of CUDA that failed in NCCL (CUDACHECK in src/include/checks.h): each returns an unhandled CUDA error."""
+    return tuple(one for one in events_of_kinds(job, "nccl.cuda_fail") if "NCCL INFO" not in one.text)
+
+
 def _returned_errors(job: Job) -> tuple[Event, ...]:
     """The lines of a failed call (``NCCL INFO group.cc:64 -> 2``, NCCLCHECK in src/include/checks.h): each function
     that returns an error logs one, the innermost first. Only those of a call that reached the program count."""
@@ -134,6 +139,7 @@ def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
     """What :data:`MEANINGS` has for the first result."""
     text = " ".join(event.text for event in events).lower()
     name = _RESULTS.get(events[0].value("code") or "") if events[0].kind == "nccl.abort_reason" else None
+    name = "cuda error" if events[0].kind == "nccl.cuda_fail" else name
     # torch names the constants: ncclUnhandledCudaError, ncclSystemError.
     return next(
         (one for one in MEANINGS if one[0] == name or one[0] in text or f"{one[0].replace(' ', '')}: " in text), None

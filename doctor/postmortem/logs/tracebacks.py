@@ -108,6 +108,8 @@ _RECORDED = re.compile(
 )
 """The exception in the error file of torchrun, printed as YAML
 (torch/distributed/elastic/multiprocessing/errors/error_handler.py writes its type and message in one text)."""
+_DECORATED = re.compile(r"\s{0,40}(?:E {2,7}|[│*`\"'“>•\[-] ?){1,4}(?=[A-Za-z_])")
+"""Quotes, bullets, brackets, boxes and pytest's margin around an exception that somebody copied or a tool printed."""
 _LINK = re.compile(r"(?:another exception occurred|direct cause of the following exception):")
 _INNER = re.compile(
     r"Original Traceback|terminated with the following error|The above exception was raised|RemoteTraceback"
@@ -307,7 +309,7 @@ class Tracebacks:
             )
             self.waiting.discard(origin)
             return True
-        match = final.match(text) or ("message: " in text and _RECORDED.match(text))
+        match = final.match(text) or ("message: " in text and _RECORDED.match(text)) or self._decorated(origin, text)
         if not match:
             return False
         stream = self._stream(origin)
@@ -315,6 +317,14 @@ class Tracebacks:
         stream.begin("message")
         self._keep(origin, ParsedException("python.exception", match["type"], match["message"] or "", frames), line)
         return True
+
+    def _decorated(self, origin: LineOrigin, text: str) -> re.Match[str] | None:
+        """Match an exception with its message in quotes or the like; within another message, it is part of that."""
+        stream = self._streams.get(origin)
+        if (stream is not None and stream.state) or not (margin := _DECORATED.match(text)):
+            return None
+        found = _FINAL.match(text[margin.end() :].rstrip(" │*`\"'”]"))
+        return found if found and found["message"] else None
 
     def _keep(self, origin: LineOrigin, raised: ParsedException, line: int) -> None:
         stream = self._stream(origin)
