@@ -1,6 +1,7 @@
 """Finds checks: built-ins by walking ``doctor_checks``, plugins by entry points ``doctor.checks`` and by file.
 
-An exception of a plugin at import becomes a :class:`BrokenPlugin` entry and a ``crash`` line in the report.
+An exception at import, of a plugin or of a built-in module or package, becomes a :class:`BrokenPlugin` entry and a
+``crash`` line in the report, which is then never ``pass``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def sentence_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """An installed plugin that failed to load: which, and why."""
+    """An installed plugin or a built-in module that failed to load: which, and why."""
 
     name: str
     origin: str
@@ -50,7 +51,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True)
 class CheckRegistry:
-    """All checks in the order of reports, and the plugins that failed to load."""
+    """All checks in the order of reports, and the plugins and built-in modules that failed to load."""
 
     checks: tuple[Check, ...]
     broken: tuple[BrokenPlugin, ...] = ()
@@ -85,7 +86,11 @@ def builtin_checks(broken: list[BrokenPlugin] | None = None) -> Iterator[Check]:
     """
     seen: dict[str, str] = {}
     for module in walk_modules(builtin_package(), broken, without=(RULE_FAMILY,)):
-        for check in checks_in(module):
+        found = checks_in(module)
+        # Cut short by a full disk, a source file may still be valid Python.
+        if broken is not None and not found and not holds_rules(module):
+            broken.append(BrokenPlugin(module.__name__, "built-in", "it defines no check"))
+        for check in found:
             if check.id in seen:
                 raise ValueError(f"{check.id} is in {seen[check.id]} and in {module.__name__}")
             seen[check.id] = module.__name__
@@ -121,16 +126,29 @@ def walk_modules(
     """The modules below ``package`` except those of the packages ``without`` and those whose source does not contain
     ``containing``. Modules that fail to load are added to ``broken``; if that is ``None``, the error is raised."""
     left_out = tuple(f"{package.__name__}.{name}." for name in without)
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    path, prefix = package.__path__, package.__name__ + "."
+    # Without its argument onerror, walk_packages skips a package whose __init__ raises ImportError, and all its modules.
+    for info in pkgutil.walk_packages(path, prefix, onerror=lambda name: _load_failed(name, broken, left_out)):
         if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
             continue
         try:
-            if _has_text(info.name, containing):
-                yield importlib.import_module(info.name)
-        except Exception as error:
-            if broken is None:
-                raise
-            broken.append(BrokenPlugin(info.name, "built-in", sentence_of(error)))
+            module = importlib.import_module(info.name) if _has_text(info.name, containing) else None
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            _load_failed(info.name, broken, left_out)
+            continue
+        if module is not None:
+            yield module
+
+
+def _load_failed(name: str, broken: list[BrokenPlugin] | None, left_out: tuple[str, ...]) -> None:
+    """Add the exception that is handled now to ``broken``, or raise it again if that is ``None``."""
+    error = sys.exc_info()[1]
+    if broken is None or error is None:
+        raise
+    if not f"{name}.".startswith(left_out):
+        broken.append(BrokenPlugin(name, "built-in", sentence_of(error)))
 
 
 def _has_text(name: str, text: str) -> bool:

@@ -260,7 +260,8 @@ def choose(catalog: CheckRegistry, select: Iterable[str]) -> CheckRegistry:
     if not patterns:
         return catalog
     chosen = [c for c in catalog.checks if any(matches(c.id, c.family, pattern) for pattern in patterns)]
-    if not chosen:
+    # What could not be loaded may be what was selected: its crash line is the answer then.
+    if not chosen and not catalog.broken:
         require_known_patterns(catalog, patterns)
         raise UnusableError(f"{', '.join(patterns)}: no check is called so, rules of doctor lint are")
     return CheckRegistry(tuple(chosen), catalog.broken)
@@ -272,7 +273,7 @@ def require_known_patterns(catalog: CheckRegistry, patterns: Iterable[str]) -> N
 
     for pattern in patterns:
         known = pattern.upper() == "ALL" or any(matches(c.id, c.family, pattern) for c in catalog.checks)
-        if not known and not is_built_in(pattern):
+        if not known and not is_built_in(pattern) and not catalog.broken:
             names = [*catalog.ids(), *{c.family for c in catalog.checks}]
             raise UnusableError(f"no check or family is called {pattern}{suggestion(pattern, names)}")
 

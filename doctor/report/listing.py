@@ -20,9 +20,11 @@ def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: I
 
     Rules for launch files have the ids of the checks that they foreshadow."""
     checks, rules = list(map(_described, registry.checks)), list(map(_described, book.rules))
+    broken = tuple(dict.fromkeys((*registry.broken, *book.broken)))
     if form == "json":
         described = [{**row, "limits": limits_of(check)} for row, check in zip(checks, registry.checks, strict=True)]
-        return as_json({"schema": 1, "checks": described, "rules": rules}) + "\n"
+        lost = {"not_loaded": list(map(vars, broken))} if broken else {}
+        return as_json({"schema": 1, "checks": described, "rules": rules, **lost}) + "\n"
     console = make_console(io.StringIO(), width=make_console(stream).width)
     with console.capture() as paper:
         if checks:
@@ -33,8 +35,8 @@ def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: I
         if rules:
             console.print("\nRules of doctor lint", style="bold")
             console.print(_table(rules))
-        for broken in dict.fromkeys((*registry.broken, *book.broken)):
-            console.print(spelt_out(f"crash: {broken.name} ({broken.origin}) failed to load: {broken.reason}"))
+        for one in broken:
+            console.print(spelt_out(f"crash: {one.name} ({one.origin}) failed to load: {one.reason}"))
     return paper.get()
 
 

@@ -1,9 +1,15 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from doctor.api import Status
-from doctor.core.check_registry import CheckRegistry, builtin_checks, load_registry, matches
+from doctor.core.check_registry import CheckRegistry, builtin_checks, builtin_package, load_registry, matches
 from doctor.core.check_runner import examine_job as examine
 from doctor.core.errors import UnusableError
 from doctor.core.settings import choose
@@ -139,3 +145,62 @@ def test_two_checks_of_one_plugin_with_one_id_are_refused(tmp_path, monkeypatch)
     text = PLUGIN.format(id="ACME001") + PLUGIN.format(id="ACME001").replace("too_new", "too_old")
     install(tmp_path, monkeypatch, "acme_double", acme_double=text)
     assert [broken.reason for broken in load_registry().broken] == ["ACME001 is taken"]
+
+
+def with_broken_builtins(folder, **texts):
+    """An environment in which files of the built-in checks have these contents."""
+    package = Path(builtin_package().__path__[0])
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in texts.items():
+        path = folder / package.name / f"{name.replace('__in__', '/')}.py"
+        assert path.is_file()
+        path.write_text(text)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def doctor(environment, *arguments):
+    ran = subprocess.run(
+        [sys.executable, "-m", "doctor", *arguments, "--format", "json"],
+        env=environment,
+        cwd=environment["PYTHONPATH"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return ran.returncode, json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name", "reason"),
+    [
+        ("host__in__open_files_limit", "import not_installed", "host.open_files_limit", "ModuleNotFoundError"),
+        ("host__in__open_files_limit", "raise SystemExit(0)", "host.open_files_limit", "SystemExit"),
+        ("host__in__open_files_limit", "", "host.open_files_limit", "it defines no check"),
+        ("host__in____init__", "import not_installed", "host", "ModuleNotFoundError"),
+        ("host__in____init__", "1 / 0", "host", "ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("select", ["HOST", "NET"])
+def test_a_builtin_that_fails_to_load_is_an_error_of_the_report(tmp_path, file, text, name, reason, select):
+    code, report = doctor(with_broken_builtins(tmp_path, **{file: text}), "check", "--select", select)
+    assert (code, report["verdict"]) == (3, "inconclusive")
+    (result,) = [result for result in report["results"] if result["status"] == "error"]
+    assert result["id"] == f"doctor_checks.{name}"
+    assert reason in result["reason"]
+
+
+def test_a_rule_package_that_fails_to_load_is_an_error_of_lint(tmp_path):
+    environment = with_broken_builtins(tmp_path, code__in____init__="import not_installed")
+    (tmp_path / "train.py").write_text("import torch\n")
+    code, report = doctor(environment, "lint", str(tmp_path / "train.py"))
+    assert (code, report["verdict"]) == (3, "inconclusive")
+    assert [result["id"] for result in report["results"] if result["status"] == "error"] == ["doctor_checks.code"]
+    assert [one["name"] for one in doctor(environment, "list")[1]["not_loaded"]] == ["doctor_checks.code"]
+
+
+def test_a_check_whose_module_fails_to_load_may_be_selected_by_its_id(tmp_path):
+    environment = with_broken_builtins(tmp_path, host__in__open_files_limit="import not_installed")
+    code, report = doctor(environment, "check", "--select", "HOST002")
+    assert code == 3
+    assert [result["status"] for result in report["results"]] == ["error"]
