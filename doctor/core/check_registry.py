@@ -126,9 +126,12 @@ def walk_modules(
     """The modules below ``package`` except those of the packages ``without`` and those whose source does not contain
     ``containing``. Modules that fail to load are added to ``broken``; if that is ``None``, the error is raised."""
     left_out = tuple(f"{package.__name__}.{name}." for name in without)
-    path, prefix = package.__path__, package.__name__ + "."
-    # Without its argument onerror, walk_packages skips a package whose __init__ raises ImportError, and all its modules.
-    for info in pkgutil.walk_packages(path, prefix, onerror=lambda name: _load_failed(name, broken, left_out)):
+
+    def failed(name: str) -> None:
+        _load_failed(name, broken, left_out)
+
+    # Without onerror, walk_packages skips a package whose __init__ raises ImportError, with all its modules.
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=failed):
         if info.ispkg or info.name.rpartition(".")[2].startswith("_") or info.name.startswith(left_out):
             continue
         try:
