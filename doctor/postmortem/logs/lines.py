@@ -7,6 +7,7 @@ Zeros fill the gap in a log that was truncated while a process wrote to it.
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -28,13 +29,90 @@ def blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     first = next(blocks, None)
     if first is None:
         return
+    second = next(blocks, None)
+    rest = itertools.chain(() if second is None else (second,), blocks)
     mark = _mark_of_quote(first)
-    if mark is None:
-        yield first
-        yield from blocks
-        return
-    yield mark.sub(b"", first)
-    yield from (mark.sub(b"", block) for block in blocks)
+    is_escaped = _is_html(first)
+    for block in itertools.chain((first,), rest):
+        plain = mark.sub(b"", block) if mark else block
+        plain = _ENTITY.sub(lambda found: _ENTITIES[found[0]], plain) if is_escaped else plain
+        # Text that was copied from a terminal is short.
+        yield _unwrapped(plain) if second is None else plain
+
+
+_ENTITIES = {
+    b"&lt;": b"<",
+    b"&gt;": b">",
+    b"&quot;": b'"',
+    b"&#34;": b'"',
+    b"&#39;": b"'",
+    b"&#x27;": b"'",
+    b"&nbsp;": b" ",
+    b"&amp;": b"&",
+}
+_ENTITY = re.compile(b"|".join(_ENTITIES))
+
+
+def _is_html(block: bytes) -> bool:
+    """Return whether a text was copied from the source of a web page: it has entities, and none of what they replace."""
+    sample = block[:_QUOTE_SAMPLE]
+    return b"&" in sample and not (b"<" in sample or b">" in sample) and _MARKUP.search(sample) is not None
+
+
+_MARKUP = re.compile(b"&(?:[lg]t|quot|#39|#x27);")
+
+
+def _unwrapped(block: bytes) -> bytes:
+    """Join lines that a terminal of fixed width cut. Empty lines take their place, so that numbers of lines stay."""
+    if len(block) > _QUOTE_SAMPLE:
+        return block
+    lines = block.split(b"\n")
+    width = _width_of_terminal(lines)
+    if width is None:
+        return block
+    joined: list[bytes] = []
+    row, pending, is_full = b"", 0, False
+    for line in lines:
+        if is_full and not _BEGINNING.match(line):
+            row, pending = row + line, pending + 1
+        else:
+            joined += [row, *[b""] * pending]
+            row, pending = line, 0
+        is_full = len(_decoded(line)) == width
+    return b"\n".join([*joined[1:], row, *[b""] * pending])
+
+
+def _width_of_terminal(lines: list[bytes]) -> int | None:
+    """Return the length at which several different lines were cut; ``None`` if lines have their own lengths."""
+    lengths = [len(_decoded(line)) for line in lines]
+    width = max(lengths, default=0)
+    cut = [number for number, length in enumerate(lengths[:-1]) if length == width]
+    if not MIN_WIDTH <= width <= MAX_WIDTH or len({lines[number] for number in cut}) < 2:
+        return None
+    followed = [number for number in cut if lines[number + 1] and not _BEGINNING.match(lines[number + 1])]
+    rests = {number + 1 for number in cut}
+    heads = {_head(line) for number, line in enumerate(lines) if line and number not in rests}
+    # A log whose lines have one length by their format begins them in the same way.
+    own = [number for number in followed if _head(lines[number + 1]) not in heads]
+    return width if 2 * len(own) >= len(cut) and _LETTER.search(lines[cut[0]]) else None
+
+
+def _head(line: bytes) -> bytes:
+    return line[:6]
+
+
+def _decoded(line: bytes) -> str:
+    return line.decode("utf-8", "replace")
+
+
+MIN_WIDTH, MAX_WIDTH = 70, 320
+"""Range of the width of a terminal, in characters."""
+_LETTER = re.compile(rb"[A-Za-z]{2}")
+_BEGINNING = re.compile(
+    rb"\s|$|[\[({<=*+#|>-]|\d{4}-|\d{1,3}%|\d\d:\d\d|Traceback |File |[A-Z]\w*(?:Error|Exception|Warning)\b|"
+    rb"(?:[\w.-]{1,60}:){2,3}\d|(?:INFO|WARN|WARNING|ERROR|DEBUG|srun|slurmstepd|mpirun|terminate|frame)\b"
+)
+"""What the first line of a message begins with. Indentation does, too."""
 
 
 def _blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -60,7 +60,7 @@ class PrefixStyle(NamedTuple):
     """Prefixes accepted only if nearly all lines have one.
 
     ``3: a``, ``[3] a``, ``node7: a``; ``pods``: ``pod container a`` (stern); ``streams``: ``group/name a``
-    (``aws logs tail``).
+    (``aws logs tail``); ``barred``: ``name | a`` or ``name || a`` (docker compose, Determined, foreman).
     """
 
     numbered: bool = False
@@ -68,6 +68,7 @@ class PrefixStyle(NamedTuple):
     hosts: bool = False
     pods: bool = False
     streams: bool = False
+    barred: bool = False
 
 
 PLAIN = PrefixStyle()
@@ -225,6 +226,7 @@ _BRACKETS = (
 _STREAMS = (
     _form(r"(?P<host>[a-z0-9][a-z0-9.-]{0,252}) [a-z0-9][a-z0-9-]{0,62}(?: |$)", when="pods"),
     _form(r"[\w.-]{1,255}(?:/[\w.#-]{1,255}){0,8}/(?P<host>[\w.-]{1,255})(?: |$)", when="streams"),
+    _form(r"(?P<tag>[\w./-]{1,64}) {1,40}\|{1,2}(?: |$)", when="barred"),
 )
 _DIGITS = (
     *_STREAMS,
@@ -242,6 +244,8 @@ _DIGITS = (
     _form(rf"({AMERICAN})[\s:|,]*(?:- )?", _stamped(Calendar.american)),
     _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
     _form(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?:\| |- )?", _begins),
+    # srun --label before the prefix of torch's excepthook.
+    _form(rf"(?P<task>{_N}): (?=\[rank ?\d)"),
     _form(rf"(?P<task>{_N}): ?", when="numbered"),
     _form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ", when="hosts"),
 )
@@ -412,6 +416,7 @@ _POD_LINE = re.compile(
 _STREAM_LINE = re.compile(
     r"([\w.-]{1,255}(?:/[\w.#-]{1,255}){0,8}/(?:[\w.]{1,200}-[\w.-]{1,200}|[0-9a-f]{16,64}))(?: |$)"
 )
+_BARRED_LINE = re.compile(r"([\w./-]{1,64}) {1,40}\|{1,2}(?: |$)")
 _COUNTED = 8
 _MOST_LINES = 0.8
 """Minimum share of sampled lines with the same form of prefix."""
@@ -428,6 +433,7 @@ def style_of(sample: Iterable[str]) -> PrefixStyle:
         hosts=_all_begin(_HOST_LINE, lines),
         pods=_all_repeat(_POD_LINE, lines),
         streams=_all_repeat(_STREAM_LINE, lines),
+        barred=_all_repeat(_BARRED_LINE, lines),
     )
 
 
