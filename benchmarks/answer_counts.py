@@ -1,23 +1,25 @@
 """Counts how often a primary finding was right in public failure texts: the confidences of ``doctor diagnose``.
 
-    python benchmarks/answer_counts.py --write            replaces doctor/knowledge/causes/answer_counts.json
+    python benchmarks/answer_counts.py --write            replaces answer_counts.json and wrong_answers.json in
+                                                          doctor/knowledge/causes
     python benchmarks/answer_counts.py --record SAMPLE    adds the answers on a file of benchmarks/failure_texts
 
 benchmarks/first_answers.json holds the answers of the first version that was scored on a sample, before rules were made
 from it; texts that rules were made from would say how well the rules fit, not how often they are right. The confidence
 in it is that of the check. All answers count for their level, and those that the present version still gives also for
 their id: what was wrong before a check was corrected says nothing about the check. The half ``held`` is not recorded:
-it measures the result.
+it measures the result. wrong_answers.json holds the causes that were expected where an answer was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 ANSWERS = Path(__file__).resolve().with_name("first_answers.json")
 COUNTS = Path(candidate_causes.__file__).with_name("causes") / "answer_counts.json"
+WRONG = COUNTS.with_name("wrong_answers.json")
 FOLDS = 10
 
 
@@ -71,9 +74,42 @@ def counts(left_out: int | None = None) -> dict[str, dict[str, tuple[int, int]]]
     return found
 
 
-def with_counts(numbers: Mapping[str, Mapping[str, tuple[int, int]]]) -> AbstractContextManager[object]:
-    """A context in which confidences follow from ``numbers``; without any, they are those of the checks."""
-    return mock.patch.object(candidate_causes, "answer_counts", return_value=numbers)
+def wrong_answers(left_out: int | None = None) -> dict[str, dict[str, int]]:
+    """The causes that were expected where an answer was wrong, by its id, and as ``""`` all of them.
+
+    ``left_out``: a fold that does not count."""
+    expected = _expected()
+    found: dict[str, Counter[str]] = {"": Counter()}
+    for one in first_answers():
+        if one.right or fold_of(one.address) == left_out:
+            continue
+        names = (candidate_causes.cause_of(check) for check in expected.get((one.sample, one.address), ()))
+        name = next((name for name in names if name is not None), None)
+        if name is not None:
+            found[""][name] += 1
+            found.setdefault(one.primary, Counter())[name] += 1
+    return {check: dict(sorted(causes.items())) for check, causes in sorted(found.items())}
+
+
+@functools.cache
+def _expected() -> dict[tuple[str, str], tuple[str, ...]]:
+    from failure_texts import read_texts
+
+    samples = {one.sample for one in first_answers()}
+    return {(sample, text.address): text.expected for sample in samples for text in read_texts(sample)}
+
+
+@contextlib.contextmanager
+def with_counts(
+    numbers: Mapping[str, Mapping[str, tuple[int, int]]], wrong: Mapping[str, Mapping[str, int]] | None = None
+) -> Iterator[None]:
+    """A context in which confidences and alternatives follow from ``numbers`` and ``wrong``; without any, confidences
+    are those of the checks."""
+    with (
+        mock.patch.object(candidate_causes, "answer_counts", return_value=numbers),
+        mock.patch.object(candidate_causes, "wrong_answers", return_value=wrong or {}),
+    ):
+        yield
 
 
 def record(sample: str) -> None:
@@ -128,6 +164,8 @@ def main() -> None:
     text = "{\n" + ",\n".join(rows) + "\n}\n"
     if arguments.write:
         COUNTS.write_text(text, "utf-8")
+        wrong = [f'"{check}": {json.dumps(causes)}' for check, causes in wrong_answers().items()]
+        WRONG.write_text("{\n" + ",\n".join(wrong) + "\n}\n", "utf-8")
     print(text, end="")
 
 

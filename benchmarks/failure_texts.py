@@ -16,8 +16,8 @@ A primary finding is right if its id is in ``expected``, and weak if it is in ``
 finding, then the candidates of the report, then its other findings: unexplained ones first, by severity and
 confidence.
 
-Confidences are cross-validated: that of an answer follows from benchmarks/first_answers.json without the tenth of the
-texts that this one is in, by the hash of its address.
+Confidences and counted alternatives are cross-validated: those of an answer follow from benchmarks/first_answers.json
+without the tenth of the texts that this one is in, by the hash of its address.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from click.testing import CliRunner
 from doctor.cli.main import app
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from answer_counts import counts, fold_of, with_counts
+from answer_counts import counts, fold_of, with_counts, wrong_answers
 
 TEXTS = Path(__file__).resolve().parent / "failure_texts"
 RESULTS = TEXTS.with_name("failure_texts_results.json")
@@ -115,7 +115,8 @@ def diagnose(text: str) -> Answer:
 
 def cross_validated(text: Text) -> Answer:
     """The answer on a text, with the confidence that follows from the texts of other folds."""
-    with with_counts(counts(left_out=fold_of(text.address))):
+    fold = fold_of(text.address)
+    with with_counts(counts(left_out=fold), wrong_answers(left_out=fold)):
         return diagnose(text.text)
 
 

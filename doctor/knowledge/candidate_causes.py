@@ -89,3 +89,17 @@ def answer_counts() -> Mapping[str, Mapping[str, tuple[int, int]]]:
     By the level of the confidence that the check states, and by id; ``""``: of all ids. They are written by
     ``benchmarks/answer_counts.py``."""
     return read("causes/answer_counts.json", dict[str, dict[str, tuple[int, int]]])
+
+
+@functools.cache
+def wrong_answers() -> Mapping[str, Mapping[str, int]]:
+    """Of public failure texts whose primary finding was wrong, how many had each cause, by the id of the finding.
+
+    ``""``: of all ids. They are written by ``benchmarks/answer_counts.py``."""
+    return read("causes/wrong_answers.json", dict[str, dict[str, int]])
+
+
+def cause_of(check: str) -> str | None:
+    """The name of the cause that a check reports, the most general one of several; ``None`` if it reports a symptom."""
+    causes = [one for one in known_causes().values() if check in one.checks]
+    return min(causes, key=lambda one: (one.check != check, one.name != "program-error")).name if causes else None

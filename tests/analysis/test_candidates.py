@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.cause_counts import count
-from doctor.analysis.differential.candidates import MOST, candidates_of
+from doctor.analysis.differential.candidates import FEW, MOST, candidates_of
 from doctor.analysis.differential.observed import _STRUCTURES
 from doctor.cli.main import app
 from doctor.core.check_registry import builtin_checks, load_registry
@@ -87,8 +87,12 @@ def test_an_open_symptom_has_candidates(name):
 
 
 @pytest.mark.parametrize("name", CERTAIN)
-def test_a_verdict_has_none(name):
-    assert report_on(CERTAIN[name]).candidates == ()
+def test_a_verdict_has_only_counted_alternatives(name):
+    report = report_on(CERTAIN[name])
+    verdict = max((one.confidence for result in report.results for one in result.findings), default=1.0)
+    assert len(report.candidates) <= FEW
+    assert all("public text" in support for one in report.candidates for support in one.supports)
+    assert sum(one.confidence for one in report.candidates) <= 1 - verdict + 0.01
 
 
 def test_an_observation_moves_a_cause():

@@ -18,7 +18,7 @@ from doctor.analysis.launch_origin import (
     may_be_direct,
     slurm_step,
 )
-from doctor.analysis.logs.event_timeline import failed_before, parse_count, set_up_after, spans_hosts
+from doctor.analysis.logs.event_timeline import ended_after, failed_before, parse_count, set_up_after, spans_hosts
 from doctor.api import (
     EventGroup,
     Finding,
@@ -112,7 +112,8 @@ def _alone(group: EventGroup, size: int, names: str) -> Finding:
 def _goes_on(job: Job, event: Event) -> bool:
     """Whether more follows than the few lines that Lightning prints while it waits."""
     lines = next((file.lines for file in (job.evidence.files if job.evidence else ()) if file.path == event.file), 0)
-    return lines - event.line > 20 or set_up_after(job, event) or failed_before(job, event) is not None
+    has_gone_on = lines - event.line > 20 or set_up_after(job, event)
+    return has_gone_on or failed_before(job, event) is not None or ended_after(job, event)
 
 
 @check(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import absent_by_host, joined_ranks
 from doctor.analysis.logs.event_timeline import (
+    ended_after,
     events_of_kinds,
     failed_before,
     parse_count,
@@ -96,15 +97,12 @@ def _by_rendezvous(job: Job) -> Iterator[Finding]:
     """The store was reachable, so the missing hosts did not try to join."""
     for group in event_groups(job, "elastic.rdzv_timeout"):
         late = any("RendezvousTimeoutError" in event.text for event in group.events)
-        closed = any("RendezvousClosedError" in event.text for event in group.events)
-        if (late or closed) and not set_up_before(job, group.first):
+        if late and not set_up_before(job, group.first):
             yield finding_from_logs(
                 group,
-                "the rendezvous timed out: fewer hosts came to it than the job needs"
-                if late
-                else "the rendezvous was closed: others had given up, or had ended, before this host came",
+                "the rendezvous timed out: fewer hosts joined it than the job needs",
                 ranks=(),
-                confidence=0.75 if late else 0.5,
+                confidence=0.75,
                 fix="Compare the command line of all hosts: the same --rdzv-id, --rdzv-endpoint and --nnodes; start "
                 "them within the time that --rdzv-conf join_timeout allows (600 s).",
                 explains=("NET006", "ENV015"),
@@ -155,7 +153,8 @@ def _by_members(job: Job) -> Iterator[Finding]:
         world = parse_count(group.value("w")) or 0
         came = set(joined_ranks(group))
         missing = tuple(rank for rank in range(world) if rank not in came)
-        if missing and came and _ends_there(job, group.events[-1]):
+        # A log in which most ranks are missing is a part of the log, rather than a job without most of its ranks.
+        if missing and len(missing) <= len(came) and _ends_there(job, group.events[-1]):
             yield finding_from_logs(
                 group,
                 f"{ranks_in_words(missing)} of {world} never came: Lightning waits for them, and the log ends there",
@@ -166,7 +165,7 @@ def _by_members(job: Job) -> Iterator[Finding]:
 
 
 def _ends_there(job: Job, event: Event) -> bool:
-    if set_up_after(job, event) or failed_before(job, event):
+    if set_up_after(job, event) or failed_before(job, event) or ended_after(job, event):
         return False
     files = job.evidence.files if job.evidence else ()
     lines = next((file.lines for file in files if file.path == event.file), event.line)

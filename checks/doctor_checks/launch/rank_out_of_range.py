@@ -22,16 +22,21 @@ from doctor.facts import LaunchFacts
 from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import whole_number
 from doctor.lint.launch.process_launches import hosts_of, rank_of_host, starts_of, uses_node_rank
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
 
 @check(
     id="ENV002",
     severity=Severity.ERROR,
-    when="P",
+    when="PM",
     needs=(LaunchFacts,),
     cases=lambda: (
+        Fails(
+            "a rank that NCCL refuses",
+            logged("node1:41:77 [0] init.cc:981 NCCL WARN Invalid rank requested : 2/2"),
+            ranks=(),
+        ),
         Passes("numbers of torchrun", healthy(hosts=2, per_host=2)),
         Passes("the last rank of the world", healthy().only((1,))),
         Passes("nothing is set", healthy(hosts=1, per_host=1)),

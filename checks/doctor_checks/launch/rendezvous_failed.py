@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import events_of_kinds, launch_setting, set_up_before
-from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, finding_from_logs
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
@@ -37,6 +37,13 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
             ),
         ),
         Fails(
+            "a pod that was restarted after the others had ended",
+            logged(
+                "ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{",
+                '    "message": "RendezvousClosedError: ",',
+            ),
+        ),
+        Fails(
             "all hosts are clients of a store that no process hosts",
             logged(
                 "  rdzv_backend     : c10d",
@@ -59,6 +66,7 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
     Fix: `--rdzv-endpoint=<name or address of the first host, as it knows itself>:29400` on all hosts alike; on the
     first one `--rdzv-conf is_host=true` says that it is the host of the store.
     """
+    yield from _by_closing(job)
     early = tuple(event for event in events_of_kinds(job, *_KINDS) if _is_start(job, event))
     if early:
         endpoint = launch_setting(job, "rdzv_endpoint")
@@ -70,6 +78,24 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
             evidence={"endpoint": endpoint},
             confidence=0.7,
             explains=("NET006",),
+        )
+
+
+def _by_closing(job: Job) -> Iterator[Finding]:
+    closed = tuple(
+        event
+        for event in events_of_kinds(job, "elastic.rdzv_timeout")
+        if event.value("what") == "RendezvousClosedError" and not set_up_before(job, event)
+    )
+    if closed:
+        yield finding_from_logs(
+            EventGroup(closed[0].kind, closed),
+            "The rendezvous was closed before this host joined: the other hosts had given up or ended",
+            ranks=(),
+            confidence=0.6,
+            fix="Start all hosts with a new --rdzv-id and within the join_timeout of --rdzv-conf (600 s); a restarted "
+            "host cannot join a rendezvous whose job has ended.",
+            explains=("NET006", "ENV005"),
         )
 
 

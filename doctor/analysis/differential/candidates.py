@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from doctor.analysis.differential.measured_confidence import measured_confidence
 from doctor.analysis.differential.observed import Observed, observed
@@ -11,10 +11,13 @@ from doctor.core.facts import LogEvidence
 from doctor.core.finding import Severity
 from doctor.core.job import Job
 from doctor.core.report_document import CandidateCause, CheckResult, ReportFinding
+from doctor.knowledge import candidate_causes
 from doctor.knowledge.candidate_causes import Cause, Symptom, case_counts, known_causes, known_symptoms
 
 MOST = 5
 """Candidates of a report."""
+FEW = 2
+"""Alternatives to a verdict that are named by counts of wrong verdicts alone."""
 MOST_REASONS = 3
 """Observations that are named for a candidate, beside the number of cases, and as many against it."""
 LEAST = 0.01
@@ -45,9 +48,10 @@ def candidates_of(
         result.id: one for result in results for one in reversed(result.findings) if one.stands and not one.explained_by
     }
     finding = standing.get(primary) if primary is not None else None
+    reported = {result.id for result in results if result.findings}
     symptom = _open_symptom(job.evidence, standing, primary)
     if symptom is None:
-        return ()
+        return tuple(_counted_alternatives(primary, finding, reported, ()))
     is_verdict = primary is not None and (primary not in symptom.checks or primary in symptom.verdicts)
     seen = [*_of_findings(standing, symptom), *observed(job, symptom)]
     cases = (case_counts() if counts is None else counts).get(symptom.name, {})
@@ -65,7 +69,45 @@ def candidates_of(
         for name, share in ordered
         if left * share >= LEAST and name in backed
     )
-    return tuple(itertools.islice(found, MOST))
+    ranked = tuple(itertools.islice(found, MOST))
+    return (*ranked, *_counted_alternatives(primary, finding, reported, ranked))
+
+
+def _counted_alternatives(
+    check: str | None, finding: ReportFinding | None, reported: Set[str], ranked: Sequence[CandidateCause]
+) -> Iterator[CandidateCause]:
+    """What the cause was of public texts in which such a finding was wrong, until the report has :data:`FEW`
+    alternatives: candidates and other findings."""
+    missing = FEW - len(ranked) - len(reported - {check})
+    if check is None or finding is None or missing <= 0:
+        return
+    known = known_causes()
+    wrong = candidate_causes.wrong_answers()
+    own, of_all = wrong.get(check, {}), wrong.get("", {})
+    named = {*reported, *(one.id for one in ranked)}
+    weights = {
+        name: own.get(name, 0) + of_all[name] / sum(of_all.values())
+        for name in of_all
+        if name in known and not named.intersection((known[name].check, *known[name].checks))
+    }
+    left = (1 - measured_confidence(check, finding.confidence)) / (sum(weights.values()) or 1)
+    ordered = sorted(weights.items(), key=lambda weight: (-weight[1], weight[0]))
+    for name, weight in ordered[:missing]:
+        if left * weight >= LEAST:
+            cases = (own if own.get(name) else of_all).get(name, 0)
+            texts = f"{check} was" if own.get(name) else "another finding was"
+            yield CandidateCause(
+                id=known[name].check,
+                cause=name,
+                title=known[name].title,
+                confidence=round(left * weight, 2),
+                supports=(
+                    f"The cause of {cases} public {'text' if cases == 1 else 'texts'} in which {texts} reported",
+                ),
+                against=(),
+                next_command=known[name].command,
+                confirmed_by=known[name].confirmed_by,
+            )
 
 
 def _open_symptom(evidence: LogEvidence, standing: Mapping[str, ReportFinding], primary: str | None) -> Symptom | None:

@@ -106,6 +106,14 @@ def failed_before(job: Job, event: Event) -> Event | None:
     return job.evidence.events[first] if job.evidence and first < _timeline(job).place(event) else None
 
 
+def ended_after(job: Job, event: Event) -> bool:
+    """Whether a launcher reported the end of a process later: no rank waits any more."""
+    return any(one.kind in _PROCESS_ENDS for one in events_after(job, event))
+
+
+_PROCESS_ENDS = frozenset({"pl.child", "elastic.failed", "elastic.entry", "slurm.task_exit", "mpi.peer_exit"})
+
+
 def failed_in_another_log(job: Job, event: Event) -> Event | None:
     """An exception, not of a lost connection, in another log that has no order in time with the event.
 

@@ -54,7 +54,7 @@ _ENTITY = re.compile(b"|".join(_ENTITIES))
 
 
 def _is_html(block: bytes) -> bool:
-    """Return whether a text was copied from the source of a web page: it has entities, and none of what they replace."""
+    """Return whether a text is the source of a web page: it has entities, and none of what they replace."""
     sample = block[:_QUOTE_SAMPLE]
     return b"&" in sample and not (b"<" in sample or b">" in sample) and _MARKUP.search(sample) is not None
 
@@ -98,7 +98,10 @@ def _width_of_terminal(lines: list[bytes]) -> int | None:
 
 
 def _head(line: bytes) -> bytes:
-    return line[:6]
+    return _DIGITS.sub(b"0", line[:8])
+
+
+_DIGITS = re.compile(rb"\d+")
 
 
 def _decoded(line: bytes) -> str:
@@ -109,10 +112,10 @@ MIN_WIDTH, MAX_WIDTH = 70, 320
 """Range of the width of a terminal, in characters."""
 _LETTER = re.compile(rb"[A-Za-z]{2}")
 _BEGINNING = re.compile(
-    rb"\s|$|[\[({<=*+#|>-]|\d{4}-|\d{1,3}%|\d\d:\d\d|Traceback |File |[A-Z]\w*(?:Error|Exception|Warning)\b|"
-    rb"(?:[\w.-]{1,60}:){2,3}\d|(?:INFO|WARN|WARNING|ERROR|DEBUG|srun|slurmstepd|mpirun|terminate|frame)\b"
+    rb"\s|$|[\[({<=*+#|>-]|\d+: |\xe2[\x94\x95]|\d{4}-|\d{1,3}%|\d\d:\d\d|Traceback |File |"
+    rb"[A-Z]\w*(?:Error|Exception|Warning)\b|(?:[\w.-]{1,60}:){2,3}\d|(?:INFO|WARN|WARNING|ERROR|DEBUG|srun|slurmstepd|mpirun|terminate|frame)\b"
 )
-"""What the first line of a message begins with. Indentation does, too."""
+"""What the first line of a message begins with, or a line of an indented text or of a box."""
 
 
 def _blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:

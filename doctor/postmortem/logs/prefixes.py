@@ -245,7 +245,7 @@ _DIGITS = (
     _form(r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ", _short),
     _form(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})? (?:\| |- )?", _begins),
     # srun --label before the prefix of torch's excepthook.
-    _form(rf"(?P<task>{_N}): (?=\[rank ?\d)"),
+    _form(rf"(?P<task>{_N}): (?=\[rank ?\d)", soft=True),
     _form(rf"(?P<task>{_N}): ?", when="numbered"),
     _form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ", when="hosts"),
 )

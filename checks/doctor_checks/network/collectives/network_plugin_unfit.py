@@ -60,6 +60,8 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.ofi_failed"):
         networks = {group.value("net") for group in event_groups(job, "nccl.net.using", by=("net",))}
         fallen_back = not networks.isdisjoint(("Socket", "IB"))
+        if networks and not fallen_back:
+            continue  # the plugin found another provider and is in use
         yield finding_from_logs(
             group,
             f"NCCL's network plugin can't be used: {group.value('what2')}"

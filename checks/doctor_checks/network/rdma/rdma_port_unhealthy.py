@@ -129,6 +129,37 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         yield from _of_requests(group, states)
 
 
+def _of_ucx(job: Job) -> Iterator[Finding]:
+    """Transfers between ports of InfiniBand, which need no address, so that none can be wrong (else NET021)."""
+    for group in event_groups(job, "host.ucx", by=("dev",)):
+        device = group.value("dev") or ""
+        if group.value("msg2") and device.endswith("/IB"):
+            yield finding_from_logs(
+                group,
+                f"RDMA transfers of {device.removesuffix('/IB')} got no answer (transport retry count exceeded)",
+                evidence={"port": device},
+                severity=Severity.ERROR,
+                confidence=0.6,
+                fix="Look on the peers for an earlier error of a process; then `ibstat`, `ibqueryerrors` and `dmesg -T "
+                "| grep mlx5` on both hosts. A longer UCX_RC_TIMEOUT rides out short losses.",
+                explains=("NET021",),
+            )
+
+
+def _of_efa(job: Job) -> Iterator[Finding]:
+    """Completions with an error that libfabric's EFA provider reports (prov/efa/src/rdm)."""
+    for group in event_groups(job, "host.efa_completion"):
+        yield finding_from_logs(
+            group,
+            f"An EFA transfer failed: {group.value('what')}",
+            evidence={"peers": group.values("peer")},
+            severity=Severity.ERROR,
+            confidence=0.6,
+            fix="Look on the peer of the line for an earlier error of its process; then `ethtool -S` and `dmesg "
+            "-T | grep -i efa` on both hosts, and compare the versions of libfabric and aws-ofi-nccl.",
+        )
+
+
 def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
     for status in sorted(states.intersection(_STATUS)):
         yield finding_from_logs(
@@ -164,8 +195,23 @@ def _by_port(job: Job) -> Iterator[Finding]:
     when="PM",
     needs=(RdmaFacts,),
     uses_baseline=True,
-    from_logs=(_by_port, _from_logs),
+    from_logs=(_by_port, _from_logs, _of_ucx, _of_efa),
     cases=lambda: (
+        Fails(
+            "UCX gets no answer over InfiniBand",
+            logged("[node1:18241:0:18241] ib_mlx5_log.c:139 Transport retry count exceeded on mlx5_0:1/IB (synd 0x15)"),
+            ranks=(),
+            severity=Severity.ERROR,
+        ),
+        Fails(
+            "a completion with an error of EFA",
+            logged(
+                "libfabric:438214:1708498712::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Invalid "
+                "address My EFA addr: fi_addr_efa://[fe80::1]:0:1 Peer EFA addr: fi_addr_efa://[fe80::2]:0:2"
+            ),
+            ranks=(),
+            severity=Severity.ERROR,
+        ),
         Passes("all ports up", healthy(hosts=3, per_host=2, rdma=4)),
         Passes(
             "links that went down before",
