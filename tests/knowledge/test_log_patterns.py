@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -40,6 +41,22 @@ def test_examples(speaker: str) -> None:
 def _finds_its_examples(message: LogPattern) -> None:
     assert message.examples
     for line in message.examples:
+        assert message.compiled.search(line), line
+        assert any(cue in line for cue in message.cues), line
+
+
+ALIGNED = {"end.signal", "launch.takedown"}
+"""Kinds of a shell's reports of jobs, whose columns tell a command from other words."""
+
+
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_examples_without_alignment(speaker: str) -> None:
+    """Web pages and Markdown collapse spaces."""
+    assert_each(_finds_collapsed_examples, [one for one in _by_kind(speaker) if one[0] not in ALIGNED])
+
+
+def _finds_collapsed_examples(message: LogPattern) -> None:
+    for line in (re.sub(r"(?<=\S) {2,}(?=\S)", " ", line) for line in message.examples):
         assert message.compiled.search(line), line
         assert any(cue in line for cue in message.cues), line
 

@@ -10,6 +10,7 @@ import bz2
 import csv
 import datetime
 import gzip
+import html
 import io
 import json
 import lzma
@@ -263,6 +264,17 @@ def in_quoted_markdown(data: bytes) -> bytes:
     return quoted("> ")(in_markdown(data))
 
 
+def cut_at(width: int) -> Callable[[bytes], bytes]:
+    """Text that was copied from a terminal, in which long lines continue on the next row."""
+
+    def cut(data: bytes) -> bytes:
+        return b"\n".join(
+            line[at : at + width] for line in data.split(b"\n") for at in range(0, max(len(line), 1), width)
+        )
+
+    return cut
+
+
 def colored(data: bytes) -> bytes:
     return text_of(f"\x1b[3{number % 8}m{line}\x1b[0m" for number, line in enumerate(data.decode().splitlines()))
 
@@ -301,6 +313,10 @@ TEXTS: dict[str, Callable[[bytes], bytes]] = {
     "markdown": in_markdown,
     "quoted markdown": in_quoted_markdown,
     "colors": colored,
+    "source of a web page": lambda data: html.escape(data.decode()).encode(),
+    "copied from a terminal of 110 columns": cut_at(110),
+    "columns collapsed": lambda data: re.sub(rb"(?<=\S) {2,}(?=\S)", b" ", data),
+    "named stream": lambda data: re.sub(rb"^", b"[2026-11-23T21:35:00.000001Z] 8de2ca82 || ", data, flags=re.MULTILINE),
     "progress bars and CRLF": with_bars,
     "UTF-16": lambda data: data.decode().encode("utf-16"),
     "UTF-16 BE": lambda data: b"\xfe\xff" + data.decode().encode("utf-16-be"),

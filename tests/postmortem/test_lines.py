@@ -17,6 +17,7 @@ from doctor.postmortem.logs import lines
 from doctor.postmortem.logs.scanner import read_lines, read_log
 from doctor.postmortem.sandbox import decompression
 from doctor.postmortem.sandbox import zstd as zstandard_or_not
+from tests.lab.cases import each_case
 
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB."
 TEXT = f"step 1\n{OOM}\nstep 2\n"
@@ -226,3 +227,40 @@ def test_nothing_that_is_packed_is_imported_for_plain_files(tmp_path: Path, monk
     monkeypatch.setattr(builtins, "__import__", refuse)
     events, _ = read(tmp_path, TEXT.encode())
     assert raised(events) == [(3, 2)]
+
+
+def joined(*rows: str) -> list[str]:
+    return b"".join(lines.blocks_of(["\n".join(rows).encode()])).decode().split("\n")
+
+
+def test_rows_of_a_terminal_are_joined_and_lines_keep_their_numbers() -> None:
+    text = "(raylet) A worker died or was killed: " + "".join(f"detail{number}of" for number in range(40))
+    rows = [text[at : at + 90] for at in range(0, len(text), 90)]
+    assert joined(*rows, "[next] line") == [text, *[""] * (len(rows) - 1), "[next] line"]
+
+
+@each_case(
+    "rows",
+    [
+        [
+            f"{task}: DistStoreError: wait timeout after 12000ms, keys: /default_pg/0//cpu//0//of_rank/{task}"
+            for task in range(4)
+        ],
+        [
+            f"NVRM: Xid (PCI:0000:{bus}:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error"
+            for bus in range(10, 14)
+        ],
+        ["│ " + "a" * 76 + " │", "│ " + "b" * 76 + " │", "╰" + "─" * 78 + "╯"],
+    ],
+)
+def test_lines_of_one_length_by_their_format_stay_apart(rows: list[str]) -> None:
+    assert joined(*rows) == rows
+
+
+def test_entities_are_read_only_in_the_source_of_a_page() -> None:
+    assert joined("File &quot;train.py&quot;, in &lt;module&gt;", "a &amp; b") == [
+        'File "train.py", in <module>',
+        "a & b",
+    ]
+    own = ["<frozen runpy> printed &lt;module&gt;", "a &amp; b"]
+    assert joined(*own) == own
