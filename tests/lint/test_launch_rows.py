@@ -70,7 +70,7 @@ def test_a_new_launcher_is_one_row() -> None:
         "outer": [None, "wombat", None],
         "colors": [None, "red", None],
         "findings": [
-            ["ENV002", 2, "the number of the host is 2, and 2 hosts are expected"],
-            ["NET005", 3, "quokka for 2 hosts looks for its master at localhost"],
+            ["ENV002", 2, "The node rank is 2, but the job has 2 hosts"],
+            ["NET005", 3, "quokka for 2 hosts uses localhost as the master"],
         ],
     }

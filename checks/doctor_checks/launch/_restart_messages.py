@@ -1,4 +1,4 @@
-"""Messages of jobs that were ended and began again."""
+"""Log events of jobs that were stopped and restarted."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ RESTARTS = (
     "slurm.requeued.harmless",
     "slurm.state",
 )
-"""Messages of jobs that were ended and begin again, in the same log: their ranks come once more."""
+"""Events of jobs that were stopped and then restarted in the same log, so that each rank joins again."""

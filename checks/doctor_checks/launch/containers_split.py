@@ -1,4 +1,4 @@
-"""ENV018: ranks of one machine that can't see each other."""
+"""ENV018: ranks of one machine in separate namespaces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from doctor.facts import HostFacts, Namespace, ProcessFacts
 from doctor.testing import Fails, Passes, healthy
 
 KINDS = ("shm", "ipc", "pid", "net")
-"""What P2P and shared memory go through."""
+"""What P2P and shared memory depend on."""
 
 WORDS = {"shm": "/dev/shm", "ipc": "IPC namespace", "pid": "PID namespace", "net": "network namespace"}  # noqa: S108
 
 Spaces = tuple[object, ...]
-"""The values of :data:`KINDS`; ``None`` where one can't be seen."""
+"""The values of :data:`KINDS`; ``None`` if one is unknown."""
 UNKNOWN: Spaces = (None,) * len(KINDS)
 
 
@@ -57,16 +57,17 @@ UNKNOWN: Spaces = (None,) * len(KINDS)
 def containers_split(job: Job) -> Iterator[Verdict]:
     """Ask whether the ranks of one machine share /dev/shm and their IPC, PID and network namespaces.
 
-    Why it hurts: NCCL then takes neither P2P nor shared memory between them, and their traffic goes through the
-    network card or a bridge, many times slower.
-    Fix: put all ranks of a machine into one container, or start them with `--ipc=host --pid=host --network=host`
-    (Kubernetes: one pod with all GPUs of the node; hostIPC, hostPID, hostNetwork).
+    Why it hurts: NCCL uses neither P2P nor shared memory between ranks in separate namespaces. Their traffic goes
+    through the network card or a bridge, which is many times slower.
+    Fix: Run all ranks of a machine in one container, or start each container with
+    `--ipc=host --pid=host --network=host` (Kubernetes: one pod with all GPUs of the node, or hostIPC, hostPID and
+    hostNetwork).
     """
     machines = [_spaces_of(local) for local in job.by_machine()]
     for known in machines:
         if len(known) > 1 and (blind := tuple(rank.number for rank, spaces in known if spaces == UNKNOWN)):
             yield Unknown(
-                "the namespaces of the process are not known", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm"
+                "the namespaces of the process are unknown", blind, "ls -l /proc/self/ns; stat -c %d /dev/shm"
             )
     yield from merge(found for known in machines for found in _judge(known))
 
@@ -101,14 +102,14 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
     groups: dict[Spaces, list[int]] = {}
     for rank, spaces in known:
         groups.setdefault(spaces, []).append(rank.number)
-    # No expectation: namespaces and device numbers are made anew for every job.
+    # No baseline: namespaces and device numbers are created anew for every job.
     ordered = sorted(groups.values(), key=lambda ranks: -len(ranks))
     tie = len(ordered[0]) == len(ordered[1])
     blamed = tuple(sorted(number for ranks in (ordered if tie else ordered[1:]) for number in ranks))
     words = [WORDS[kind] for kind in differing]
     what = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     return Finding(
-        f"{'ranks' if tie else 'some ranks'} of one machine do not share {what} with the others",
+        f"{'Ranks' if tie else 'Some ranks'} of one machine do not share {what} with the others",
         ranks=blamed,
         evidence={
             "differing": list(differing),
@@ -119,12 +120,12 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
 
 
 def _effect(differing: tuple[str, ...]) -> str:
-    """By src/transport/shm.cc and p2p.cc: both ask for one /dev/shm, by its device number."""
+    """Source: src/transport/shm.cc and p2p.cc; both require the same /dev/shm, compared by its device number."""
     if "shm" in differing:
         return "NCCL uses neither P2P nor shared memory between them: it compares the device numbers of /dev/shm."
     if "net" in differing:
-        return "cuMem handles are passed over abstract UNIX sockets, which end at the network namespace: P2P may fail."
-    return "Handles of CUDA memory and shared segments of one rank can't be opened by the other."
+        return "P2P may fail: NCCL passes cuMem handles over abstract UNIX sockets, local to a network namespace."
+    return "One rank cannot open the CUDA memory handles and shared memory segments of another."
 
 
 def _own(*kinds: str) -> tuple[Namespace, ...]:

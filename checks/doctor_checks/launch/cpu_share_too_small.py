@@ -69,15 +69,15 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[Verdict]:
     """Ask whether the ranks of each host have as many CPUs as threads.
 
-    Why it hurts: threads that share a core take turns; every rank computes, loads data and answers NCCL's proxy
-    slower, and the slowest sets the pace of all.
-    Fix: `export OMP_NUM_THREADS=<CPUs of the host / ranks of the host>`; request `--cpus-per-task` and give it to srun
-    too (`export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`); `mpirun --bind-to none`.
+    Why it hurts: threads that share a core take turns, so computation, data loading and NCCL's proxy thread slow down
+    on every rank, and all ranks wait for the slowest.
+    Fix: Set OMP_NUM_THREADS to the CPUs of the host divided by its ranks, and give the ranks more CPUs: in SLURM with
+    `--cpus-per-task` and `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`, with Open MPI by `mpirun --bind-to none`.
     """
     hosts = [(local, _processes(local)) for local in job.by_host()]
     for _, known in hosts:
         if blind := tuple(number for number, process in known if not process.cpus_allowed):
-            yield Unknown("the CPUs that the process may use are not known", blind, "taskset -cp $$")
+            yield Unknown("the CPU affinity of the process is unknown", blind, "taskset -cp $$")
     yield from merge(found for local, known in hosts for found in _judge(local, known, threads_per_cpu))
 
 
@@ -97,11 +97,11 @@ def _judge(local: LocalRanks, known: list[tuple[int, ProcessFacts]], threads_per
             yield _report(ranks, len(cpus), _how(cpus, local, shared=len(pinned) > 1))
     host = local.find(HostFacts)
     if not crowded and host and host.cpu_quota and _threads(known) > host.cpu_quota * threads_per_cpu:
-        yield _report(known, host.cpu_quota, "the cgroup's quota")
+        yield _report(known, host.cpu_quota, "the cgroup quota")
 
 
 def _threads(ranks: list[tuple[int, ProcessFacts]]) -> int:
-    """Threads that compute: OMP_NUM_THREADS for each rank; one where it is not set, since torch then counts cores."""
+    """Compute threads: OMP_NUM_THREADS per rank; one if it is not set, because torch then uses the number of cores."""
     return sum(process.threads_per_process or 1 for _, process in ranks)
 
 
@@ -109,7 +109,7 @@ def _how(cpus: tuple[int, ...], local: LocalRanks, *, shared: bool) -> str:
     host = local.find(HostFacts)
     if shared or (host and host.cpu_count and len(cpus) < host.cpu_count):
         return f"pinned to {_cores(cpus)}"
-    return "all that the host has"
+    return "all CPUs of the host"
 
 
 def _cores(cpus: tuple[int, ...]) -> str:
@@ -134,11 +134,11 @@ def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Fin
             "threads_per_rank": ranks[0][1].threads_per_process,
             "limited_by": how,
         },
-        fix=f"`export OMP_NUM_THREADS={each}`"
-        + (
-            ", and give the ranks more CPUs: `srun --cpus-per-task=8`, `mpirun --bind-to none`, `docker run --cpus=16`."
+        fix=(
+            f"Run `export OMP_NUM_THREADS={each}`, and give the ranks more CPUs: `srun --cpus-per-task=8`, "
+            "`mpirun --bind-to none` or `docker run --cpus=16`."
             if cpus < 4 * len(ranks)
-            else f" fits {len(ranks)} ranks on {cpus:g} CPUs."
+            else f"export OMP_NUM_THREADS={each}"
         ),
         explains=("HOST005",),
     )
@@ -194,11 +194,10 @@ def _report(ranks: list[tuple[int, ProcessFacts]], cpus: float, how: str) -> Fin
     ),
 )
 def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether each task gets as many CPUs as it starts ranks, and more than one.
+    """Ask whether each task gets at least one CPU per rank that it starts, and more than one in total.
 
-    Why it hurts: a rank computes, loads data and answers NCCL's proxy on a core that it shares; the slowest sets the
-    pace of all.
-    Fix: `#SBATCH --cpus-per-task=<CPUs of the host / tasks of the host>`, and give it to srun too:
+    Why it hurts: computation, data loading and NCCL's proxy thread share one core, and all ranks wait for the slowest.
+    Fix: Set `#SBATCH --cpus-per-task` to the CPUs of the host divided by its tasks, and pass it on to srun with
     `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.
     """
     job = file.allocation
@@ -212,13 +211,13 @@ def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
             for_whom = "one rank" if ranks == 1 else f"{ranks} ranks"
             yield Violation(
                 start.launch.place,
-                f"{cpus} CPU{'' if cpus == 1 else 's'} for {for_whom} with a GPU each",
+                f"Only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom} with a GPU each",
                 evidence=(("cpus_per_task", cpus), ("ranks_per_task", ranks)),
             )
 
 
 def _cpus(given: Allocation, start: ProcessLaunch) -> int | None:
-    """CPUs of a task of a step; a batch script has those of all tasks of its host."""
+    """CPUs of one task of a step; a batch script may use those of all tasks on its host."""
     each, tasks = given.number("cpus-per-task"), 1 if start.step is not None else given.tasks_per_node
     return each * tasks if each is not None and tasks is not None else None
 

@@ -12,25 +12,25 @@ from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
 REASONS = (
-    ("node fail", "a host of the job failed", 0.9),
-    ("time limit", "the time limit of the job ended it", 0.95),
-    ("timeout", "the time limit of the job ended it", 0.9),
-    ("runlimit", "the time limit of the job ended it", 0.95),
-    ("walltime", "the time limit of the job ended it", 0.95),
-    ("deadlineexceeded", "the time limit of the job ended it", 0.95),
-    ("preempt", "the job was preempted: another one got its hosts", 0.95),
-    ("requeue", "the job was requeued", 0.9),
-    ("spot instance", "the provider took the hosts back", 0.95),
-    ("evict", "the cluster evicted the job", 0.9),
-    ("kubelet", "the cluster evicted the job", 0.9),
-    ("taint", "the cluster evicted the job", 0.9),
-    ("requeue", "the job was requeued: it starts again from its last checkpoint", 0.9),
-    ("low on resource", "the cluster evicted the job", 0.9),
+    ("node fail", "A host of the job failed", 0.9),
+    ("time limit", "The scheduler ended the job at its time limit", 0.95),
+    ("timeout", "The scheduler ended the job at its time limit", 0.9),
+    ("runlimit", "The scheduler ended the job at its time limit", 0.95),
+    ("walltime", "The scheduler ended the job at its time limit", 0.95),
+    ("deadlineexceeded", "The scheduler ended the job at its time limit", 0.95),
+    ("preempt", "The job was preempted: another job took its hosts", 0.95),
+    ("requeue", "The job was requeued", 0.9),
+    ("spot instance", "The cloud provider reclaimed the hosts", 0.95),
+    ("evict", "The cluster evicted the job", 0.9),
+    ("kubelet", "The cluster evicted the job", 0.9),
+    ("taint", "The cluster evicted the job", 0.9),
+    ("requeue", "The job was requeued and restarts from its last checkpoint", 0.9),
+    ("low on resource", "The cluster evicted the job", 0.9),
 )
-"""What the reason of a scheduler contains, what it means, and how sure that is."""
+"""A part of the scheduler's reason, its meaning, and the confidence."""
 
 _OTHER_STATES = ("FAILED", "CANCELLED", "BOOT_FAIL")
-"""States of SLURM that follow from what a job does itself, or say nothing more than a line of its own."""
+"""SLURM states that are consequences of the job's own failure, or that a separate log line reports as well."""
 
 _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monitored_barrier", "gloo.timeout")
 
@@ -99,12 +99,13 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
     ),
 )
 def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
-    """Ask whether the scheduler ended the job, rather than a fault of its own.
+    """Ask whether the scheduler ended the job, and not a fault of the job itself.
 
-    Why it hurts: all ranks get SIGTERM and then SIGKILL; what they say of lost connections afterwards follows from it.
-    Fix: resume from the last checkpoint; ask for more time, write checkpoints before the limit
-    (`#SBATCH --signal=SIGUSR1@300`), and `sacct -j JOB --format=JobID,State,ExitCode,Reason,NodeList` for what SLURM
-    knows of the end.
+    Why it hurts: all ranks receive SIGTERM and then SIGKILL; lost connections that they log afterwards are
+    consequences.
+    Fix: Resume from the last checkpoint, request more time, write a checkpoint before the limit
+    (`#SBATCH --signal=SIGUSR1@300`), and look up the reason with
+    `sacct -j JOB --format=JobID,State,ExitCode,Reason,NodeList`.
     """
     ends = [
         event
@@ -116,7 +117,7 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
         return
     named = [event for event in ends if _reason(event)] or ends
     first = named[0]
-    # A watchdog or a barrier that gave up before: what the scheduler ended was a job that stood still
+    # A watchdog or a barrier timed out before: the scheduler ended a job that was already stalled
     earlier = failed_before(job, first) or next(
         (one for one in events_before(job, first) if one.kind in _STALLED), None
     )
@@ -126,7 +127,7 @@ def ended_by_scheduler(job: Job) -> Iterator[Verdict]:
 
 
 def _by_signal(job: Job) -> Iterator[Finding]:
-    """A signal to end that torchrun received, if nothing of the job had failed before."""
+    """Report a termination signal that torchrun received if nothing in the job had failed before."""
     received = events_of_kinds(job, "elastic.sigrecv", "elastic.sigexc")
     signals = [one for one in received if _signal_of(one) != "SIGHUP"]  # ENV016
     if not signals or job.evidence is None or orderly_ends(job.evidence, ()):
@@ -138,33 +139,33 @@ def _by_signal(job: Job) -> Iterator[Finding]:
     name = _signal_of(first)
     yield finding_from_logs(
         EventGroup(first.kind, tuple(signals)),
-        f"torchrun received {name} and ended its ranks: the signal came from outside of the job",
+        f"torchrun received {name} from outside the job and stopped its ranks",
         ranks=(),
         evidence={"signal": name},
         severity=Severity.INFO if name == "SIGINT" or has_continued(job.evidence, signals[-1]) else None,
         confidence=0.65,
-        fix="Look for what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason`, "
-        "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Collect the logs "
-        "of the agents of other hosts, whose workers may have failed first. Resume from the last checkpoint.",
+        fix="Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
+        "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Check the "
+        "torchrun logs of the other hosts, whose workers may have failed first, then resume from the last checkpoint.",
         explains=("RUN004", "RUN012", "NCCL013"),
         symptoms=False,
     )
 
 
 def _signal_of(event: Event) -> str:
-    """The name of a signal that torchrun logs as ``Signals.SIGTERM`` or ``15``, by release."""
+    """The name of a signal, which torchrun logs as ``Signals.SIGTERM`` or ``15`` depending on its release."""
     said = (event.value("sig") or "").removeprefix("Signals.")
     return next((one.name for one in signal.Signals if str(one.value) == said), said)
 
 
 def _completed_later(job: Job, end: Event) -> bool:
-    """Whether the log shows that the job ran again after its end, and came to its own end."""
+    """Whether the log shows that the job ran again afterwards and completed."""
     ends = (mark for mark in (job.evidence.marks if job.evidence else ()) if mark.kind == "mark.end")
     return any(mark.file == end.file and mark.line > end.line for mark in ends)
 
 
 def _finding(group: EventGroup, earlier: Event | None, *, completed: bool) -> Finding:
-    text, confidence = _reason(group.first) or ("the job was cancelled: by its owner, an operator or a script", 0.7)
+    text, confidence = _reason(group.first) or ("The job was cancelled by its owner, an operator or a script", 0.7)
     after = f", after an earlier failure ({earlier.file}:{earlier.line})" if earlier else ""
     return finding_from_logs(
         group,

@@ -1,4 +1,4 @@
-"""ENV009: variables of two launchers contradict each other, or some are left over."""
+"""ENV009: variables of two launchers contradict each other, or stale ones are set."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.launch._restart_messages import RESTARTS
 
 LAST_THAT_WAITS = (1, 2)
-"""Before this release a set NODE_RANK, even 0, made Lightning believe that torchelastic starts its processes
+"""Before this release Lightning treated any NODE_RANK, even 0, as a sign that torchelastic starts its processes
 (pytorch_lightning/accelerators/accelerator_connector.py of 1.1)."""
 
 
 MOST_DEVICES = 16
-"""GPUs that one host may have: so many ranks may well be those of one host."""
+"""GPUs that one host may have: up to as many ranks may belong to one host."""
 
 
 def _joined_twice(job: Job) -> Iterator[Finding]:
-    """Several hosts that number their ranks from 0: some ranks join twice, the others never."""
+    """Report several hosts that each number their ranks from 0: some ranks join twice, the others never."""
     if is_logged(job, *RESTARTS):
         return
     for group in event_groups(job, "pl.init_dist", by=("w",)):
@@ -66,13 +66,13 @@ def _joined_twice(job: Job) -> Iterator[Finding]:
             ranks = tuple(sorted(joined_ranks(group)))
             yield finding_from_logs(
                 group,
-                f"{ranks_in_words(ranks)} of {group.value('w')} came twice and the others never: every host numbers "
-                "its ranks from 0",
+                f"{ranks_in_words(ranks).capitalize()} of {group.value('w')} joined twice, others never: each "
+                "host starts at rank 0",
                 ranks=ranks,
                 evidence={"ranks_that_came": list(ranks), "world_size": parse_count(group.value("w"))},
                 confidence=0.75,
-                fix="Export NODE_RANK=0, 1, ... on the hosts, with one MASTER_ADDR and MASTER_PORT, or start by one "
-                "launcher: torchrun on each host with --node-rank, or srun with one task for each GPU.",
+                fix="Export a different NODE_RANK (0, 1, ...) and the same MASTER_ADDR and MASTER_PORT on each host, "
+                "or start torchrun on each host with its own --node-rank, or srun with one task per GPU.",
                 explains=("ENV005", "ENV004"),
             )
 
@@ -81,8 +81,10 @@ _OF_SLURM = ("slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit")
 
 
 def _waits_alone(job: Job) -> Iterator[Finding]:
-    """Lightning on one host prints a line for each rank that it starts. Where rank 0 alone does, and waits, it takes
-    itself for a process that a launcher started."""
+    """Report rank 0 of Lightning if it waits for ranks that nothing starts.
+
+    On one host Lightning prints a line for each rank that it starts. If only rank 0 prints one and then waits, it
+    assumes that a launcher started it."""
     if is_logged(job, *_OF_SLURM) or spans_hosts(job):
         return
     names = ", ".join(
@@ -96,21 +98,22 @@ def _waits_alone(job: Job) -> Iterator[Finding]:
 
 
 def _alone(group: EventGroup, size: int, names: str) -> Finding:
-    why = f"{names} is set" if names else "as with a LOCAL_RANK or NODE_RANK that is left over"
+    why = f"because {names} is set" if names else "as with a stale LOCAL_RANK or NODE_RANK"
     return finding_from_logs(
         group,
-        f"rank 0 waits alone: Lightning takes it for one that a launcher started, {why}",
+        f"Rank 0 waits alone: Lightning assumes that a launcher starts the other ranks, {why}",
         ranks=(),
         evidence={"world_size": size or None, "set": names or None},
         confidence=0.8 if names else 0.5,
-        fix="`env | grep -E 'RANK|WORLD_SIZE|MASTER|SLURM'` where training is started; `unset LOCAL_RANK NODE_RANK "
-        "GROUP_RANK` what is left over there, then start again.",
+        fix="Check for stale variables in the shell that starts training, unset them and start again:\n"
+        "env | grep -E 'RANK|WORLD_SIZE|MASTER|SLURM'\n"
+        "unset LOCAL_RANK NODE_RANK GROUP_RANK",
         explains=("ENV005",),
     )
 
 
 def _goes_on(job: Job, event: Event) -> bool:
-    """Whether more follows than the few lines that Lightning prints while it waits."""
+    """Whether the log continues beyond the few lines that Lightning prints while it waits."""
     lines = next((file.lines for file in (job.evidence.files if job.evidence else ()) if file.path == event.file), 0)
     has_gone_on = lines - event.line > 20 or set_up_after(job, event)
     return has_gone_on or failed_before(job, event) is not None or ended_after(job, event)
@@ -217,19 +220,19 @@ def _goes_on(job: Job, event: Event) -> bool:
     ),
 )
 def launchers_mixed(job: Job) -> Iterator[Verdict]:
-    """Ask whether one launcher alone says who this process is.
+    """Ask whether exactly one launcher sets the rank variables of this process.
 
-    Why it hurts: torch goes by one set of variables and Lightning by another, so ranks collide, every rank starts the
-    whole job again, or a process waits for others that nobody starts.
-    Fix: start by one launcher; `env | grep -E 'RANK|WORLD_SIZE|SLURM_'` shows the others' traces, `unset` removes them.
+    Why it hurts: torch reads one set of variables and Lightning another, so ranks collide, every rank starts the whole
+    job again, or a process waits for ranks that nothing starts.
+    Fix: Use one launcher: list the variables with `env | grep -E 'RANK|WORLD_SIZE|SLURM_'` and unset those of others.
     """
     yield from _judge_direct(job)
     yield from merge(_judge_each(job))
 
 
 LAUNCH_READERS = ("lightning", "pytorch-lightning", "accelerate")
-"""Packages that take LOCAL_RANK alone for the mark of a launcher. accelerate (and so the Trainer of transformers) then
-asks for RANK as well and raises (accelerate/state.py)."""
+"""Packages for which LOCAL_RANK alone indicates a launcher. accelerate (and so the Trainer of transformers) then also
+requires RANK and raises without it (accelerate/state.py)."""
 
 
 def _is_read(identical: IdenticalRanks) -> bool:
@@ -239,7 +242,7 @@ def _is_read(identical: IdenticalRanks) -> bool:
 
 def _judge_each(job: Job) -> Iterator[Finding]:
     if all(launch.running_together and "SLURM_STEP_ID" not in launch.filled for launch in launch_kinds(job)):
-        return  # neither torchrun in a step, nor left alone
+        return  # neither torchrun in a step, nor a single process
     for launch, identical in job.each(LaunchFacts, also=(SoftwareFacts, TrainerFacts)):
         if "TORCHELASTIC_RUN_ID" in launch.filled and (step := slurm_step(launch)) is not None:
             yield from _judge_torchrun(launch, step, identical)
@@ -257,7 +260,7 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
     if not odd:
         return
     launch, direct, _ = odd[0]
-    more = f" (and {len(odd) - 1} more such)" if len(odd) > 1 else ""
+    more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
     yield Finding(
         f"RANK={launch.get('RANK')}, but {direct.program} started this process as "
         f"{direct.rank_name}={direct.rank}{more}",
@@ -267,15 +270,15 @@ def _judge_direct(job: Job) -> Iterator[Finding]:
             "WORLD_SIZE": launch.get("WORLD_SIZE"),
             direct.size_name: direct.size,
         },
-        effect="torch goes by RANK, Lightning by the launcher's number: ranks collide or wait for numbers nobody has.",
-        fix=f"Do not export RANK before {direct.program}: `unset RANK LOCAL_RANK`; or set it in the command that is "
-        f"started: `{direct.program} bash -c 'RANK=${direct.rank_name} exec python train.py'`.",
+        effect="torch uses RANK, Lightning the launcher's number: ranks collide, or wait for ranks that do not exist.",
+        fix=f"Run `unset RANK LOCAL_RANK` before {direct.program}, or set RANK in each task: "
+        f"`{direct.program} bash -c 'RANK=${direct.rank_name} exec python train.py'`.",
         explains=("ENV001", "ENV004"),
     )
 
 
 def _contradicts(launch: LaunchFacts, direct: DirectLaunch) -> bool:
-    """RANK against the number that srun or mpirun gave. With another WORLD_SIZE, something else numbers the ranks."""
+    """Whether RANK differs from the number of srun or mpirun. With another WORLD_SIZE, something else sets RANK."""
     rank = launch_number(launch, "RANK")
     if rank is None or direct.rank in (None, rank) or direct.size in (None, 1):
         return False
@@ -287,10 +290,11 @@ def _judge_torchrun(launch: LaunchFacts, step: SlurmStep, identical: IdenticalRa
         return
     agents = launch_number(launch, "GROUP_WORLD_SIZE")
     if agents is not None and agents == step.size:
-        return  # One torchrun a task, and torchrun was told so: their agents form one world.
+        return  # One torchrun per task with a matching --nnodes: their agents form one world.
     local = launch.local_world_size or 1
     yield Finding(
-        f"torchrun runs in a step of {step.most_per_node} tasks a node: each of them starts {local} processes",
+        f"srun starts torchrun {step.most_per_node} times per node, and each starts {local} "
+        f"process{'' if local == 1 else 'es'}",
         ranks=identical.ranks,
         evidence={
             "SLURM_STEP_TASKS_PER_NODE": launch.get("SLURM_STEP_TASKS_PER_NODE"),
@@ -298,26 +302,28 @@ def _judge_torchrun(launch: LaunchFacts, step: SlurmStep, identical: IdenticalRa
             "LOCAL_WORLD_SIZE": local,
             "processes_per_node": (step.most_per_node or 1) * local,
         },
-        effect="Several torchruns of a node fight for one port (EADDRINUSE) and their ranks for the same GPUs.",
-        fix="Start torchrun once a node: `srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES "
-        "--nproc-per-node=<GPUs of a node> ...`, or drop torchrun and let srun start one task a GPU.",
+        effect="The torchrun processes of a node compete for one port (EADDRINUSE), and their ranks for the same GPUs.",
+        fix="Start torchrun once per node (`srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES "
+        "--nproc-per-node=gpu train.py`), or start one task per GPU with srun, without torchrun.",
         explains=("ENV004", "ENV008", "GPU001"),
     )
 
 
 def _judge_local_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """Lightning that sees LOCAL_RANK, even an empty one, starts no processes
+    """Report a LOCAL_RANK that no launcher set.
+
+    Lightning starts no processes if LOCAL_RANK is set, even if empty
     (LightningEnvironment.creates_processes_externally)."""
     value = launch.get("LOCAL_RANK")
     if value is None or devices_asked(identical.members[0]) == 1:
         return
     yield Finding(
-        f"LOCAL_RANK={value or repr(value)} is set, and no launcher started this process",
+        f"LOCAL_RANK={value or repr(value)} is set, but no launcher started this process",
         ranks=identical.ranks,
         evidence={"LOCAL_RANK": value, "launcher": launch.launcher},
         severity=None if _is_read(identical) else Severity.INFO,
-        effect="Lightning believes that somebody else starts the ranks: it starts none itself and waits for them.",
-        fix="`unset LOCAL_RANK`, then start again.",
+        effect="Lightning assumes that a launcher starts the ranks: it starts none itself and waits for them.",
+        fix="unset LOCAL_RANK",
     )
 
 
@@ -326,17 +332,17 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
     number = launch_number(launch, name) if name else None
     if name is None or number is None:
         return
-    # Whether a host number can't be meant: Lightning's own way to several hosts also exports MASTER_ADDR
+    # Whether the host number is stale: Lightning's own multi-host launch also exports MASTER_ADDR
     trainer = identical.find(TrainerFacts)
     asked = trainer.node_count if trainer else None
     if number > 0 and (number >= asked if asked is not None else "MASTER_ADDR" not in launch.filled):
         yield Finding(
-            f"{name}={number} is set, and nothing else says that there are several hosts",
+            f"{name}={number} is set, but nothing else indicates a multi-host job",
             ranks=identical.ranks,
             severity=None if _is_read(identical) else Severity.INFO,
             evidence={name: number, "MASTER_ADDR": launch.get("MASTER_ADDR"), "num_nodes": asked},
-            effect=f"Lightning numbers its ranks as those of host {number}: no process is rank 0, and all wait for it.",
-            fix=f"`unset {name}`; in a job of several hosts export MASTER_ADDR and MASTER_PORT too and set num_nodes.",
+            effect=f"Lightning numbers its ranks as those of host {number}; no process is rank 0, and all wait for it.",
+            fix=f"Run `unset {name}`, or for several hosts also export MASTER_ADDR and MASTER_PORT and set num_nodes.",
         )
         return
     software = identical.find(SoftwareFacts)
@@ -344,11 +350,11 @@ def _judge_node_rank(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator
     release = release_of(lightning)
     if name == "NODE_RANK" and release is not None and release[:2] < LAST_THAT_WAITS:
         yield Finding(
-            f"NODE_RANK={number} is set: this Lightning (before 1.2) then waits for processes that nobody starts",
+            f"NODE_RANK={number} is set: Lightning {lightning} then waits for processes that nothing starts",
             ranks=identical.ranks,
             evidence={name: number, "lightning": lightning},
             effect="Training with several GPUs hangs at 'initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8'.",
-            fix="`unset NODE_RANK`, or upgrade Lightning.",
+            fix="Run `unset NODE_RANK`, or upgrade Lightning to 1.2 or later.",
         )
 
 
@@ -403,22 +409,22 @@ _EIGHT = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#S
     ),
 )
 def launchers_mixed_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether srun or mpirun starts one launcher on each host, and not one for each rank.
+    """Ask whether srun or mpirun starts the launcher once per host, and not once per rank.
 
-    Why it hurts: each of them starts all ranks of the host again. Ranks collide at the rendezvous, and several claim
-    one GPU.
-    Fix: `#SBATCH --ntasks-per-node=1` and `srun torchrun --nproc-per-node=<GPUs>`; or one task for each GPU and
-    `srun python train.py` without torchrun.
+    Why it hurts: each launcher starts all ranks of the host again. Ranks collide at the rendezvous, and several use
+    the same GPU.
+    Fix: Use `#SBATCH --ntasks-per-node=1` with `srun torchrun --nproc-per-node=gpu train.py`, or one task per GPU with
+    `srun python train.py` and no torchrun.
     """
     for start in starts_of(file):
         count = _count(start) if start.is_agent and start.outer is not None else None
         if count is not None and count > 1 and _repeats(start, count):
             assert start.outer is not None
             hosts = hosts_of(start.launch) or 1
-            where = f"once on each of {hosts} hosts" if hosts > 1 else "once a host"
+            where = f"once on each of {hosts} hosts" if hosts > 1 else "once per host"
             yield Violation(
                 start.launch.place,
-                f"{start.outer.program} starts {count} times {start.launch.program}, which is to run {where}",
+                f"{start.outer.program} starts {start.launch.program} {count} times, but it must run {where}",
                 evidence=(("tasks", count), ("processes_each", processes_of(start.launch))),
             )
 
@@ -434,7 +440,7 @@ def _count(start: ProcessLaunch) -> int | None:
 
 
 def _repeats(start: ProcessLaunch, count: int) -> bool:
-    """Whether that is too many; a torchrun of one process for each task is unusual, and right."""
+    """Whether ``count`` is too many; one torchrun process with one rank per task is unusual, but valid."""
     launch, hosts = start.launch, hosts_of(start.launch)
     if launch.command.reaches_hosts:
         return start.step is not None

@@ -1,4 +1,4 @@
-"""ENV006: ranks look for the master in different places."""
+"""ENV006: ranks use different master addresses or ports."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
 MOST_FINDINGS = 8
-"""Places with a finding of their own; more have one cause, such as localhost on every host."""
+"""Endpoints reported separately; more have a common cause, such as localhost on every host."""
 
 
 class MasterEndpoint(NamedTuple):
-    """Where a rank looks for the master: a host of the job by its index, else addresses; and the port."""
+    """The master endpoint of a rank: a host of the job by its index, else addresses; and the port."""
 
     host: int | None
     addresses: tuple[str, ...]
@@ -51,7 +51,7 @@ class MasterEndpoint(NamedTuple):
 
 
 class ReportedMaster(NamedTuple):
-    """What one rank was told, as it is shown."""
+    """The master address configured on one rank, as reports show it."""
 
     told: str
     address: str
@@ -60,9 +60,9 @@ class ReportedMaster(NamedTuple):
 
 
 def _by_commands(job: Job) -> Iterator[Finding]:
-    """Start commands of several hosts that name different masters.
+    """Report start commands of several hosts with different masters.
 
-    Two jobs, one after the other, use the same node rank, so their commands do not count.
+    Two consecutive jobs use the same node rank, so their commands are not compared.
     """
     masters = {(one.file, one.line): one.value("host") for one in _given(job, "launch.master_given")}
     nodes = {(one.file, one.line): one.value("node") for one in _given(job, "launch.node_given")}
@@ -73,9 +73,9 @@ def _by_commands(job: Job) -> Iterator[Finding]:
 
 
 def _by_attempts(job: Job) -> Iterator[Finding]:
-    """Ranks that time out while connecting to different masters.
+    """Report ranks that time out while connecting to different masters.
 
-    Names and addresses may mean the same host, so only addresses are compared.
+    A name and an address may refer to the same host, so only addresses are compared.
     """
     for group in event_groups(job, "torch.store.connect_timeout"):
         waiting = {
@@ -95,11 +95,11 @@ def _waits(rank: int, master: str) -> str:
 def _differing(group: EventGroup, masters: dict[str, str], confidence: float) -> Finding:
     return finding_from_logs(
         group,
-        f"hosts are told different masters: {', '.join(sorted(set(masters.values())))}",
+        f"Hosts are configured with different masters: {', '.join(sorted(set(masters.values())))}",
         ranks=(),
         evidence={"masters": masters},
         confidence=confidence,
-        fix="Give every host the same --master_addr (or --rdzv-endpoint): an address of the host of node rank 0.",
+        fix="Pass the same --master_addr (or --rdzv-endpoint) on every host: an address of the host with node rank 0.",
         explains=("NET006", "ENV005", "ENV015"),
     )
 
@@ -189,11 +189,11 @@ def _given(job: Job, kind: str) -> tuple[Event, ...]:
     ),
 )
 def master_disagrees(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks look for the master at one address and port.
+    """Ask whether all ranks use the same master address and port.
 
-    Why it hurts: ranks that look elsewhere wait for a store that nobody hosts, while the others wait for them.
-    Fix: `export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500` with the same values on every host; no localhost in a
-    job of several hosts.
+    Why it hurts: ranks with another master wait for a store that does not exist, while the others wait for them.
+    Fix: Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to one port, with the same values on every host; do not
+    use localhost in a multi-host job.
     """
     owners = _owners(job)
     places: dict[MasterEndpoint, list[ReportedMaster]] = {}
@@ -204,8 +204,8 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
             places.setdefault(place, []).append(ReportedMaster(told, master.resolved[0], rank.number, rank.host))
     right = _right(job, places)
     if right is not None:
-        # Ranks that dial an address which the master's host calls its own look there, though its interfaces
-        # do not tell: a second host has the address too, or address translation stands before it.
+        # Ranks that use an address at which the master's host finds itself share its endpoint, even if no interface
+        # shows it: a second host has the same address, or network address translation is in use.
         own = {look.address for look in places[right] if right.host is not None}
         own = {address for address in own if not is_loopback(address)}
         for place in [place for place in places if place.host is None and place.port == right.port]:
@@ -214,26 +214,26 @@ def master_disagrees(job: Job) -> Iterator[Verdict]:
     if len(places) < 2 or _meet_somewhere(places):
         return
     if right is not None and right.host is not None and right.host not in owners.known:
-        yield Unknown("the addresses of the master's host are not known", unhide="collect the interfaces of every host")
+        yield Unknown("the addresses of the master's host are unknown", unhide="collect the interfaces of every host")
         return
     wrong = [looks for place, looks in places.items() if place != right]
-    where = "at"
+    where = ""
     if len(wrong) > MOST_FINDINGS:
-        where = f"in {len(wrong)} places, such as"
+        where = f"{len(wrong)} masters, such as "
         wrong = [[look for looks in wrong for look in looks]]
     for looks in wrong:
         yield _report(looks, places.get(right) if right else None, where)
 
 
 class Owners(NamedTuple):
-    """Whose an address is, where that is certain, and the hosts whose addresses are known."""
+    """The host that owns each address, if it is unique, and the hosts whose addresses are known."""
 
     of: dict[str, int]
     known: set[int]
 
 
 def _owners(job: Job) -> Owners:
-    """Addresses that several hosts have (container bridges) are nobody's."""
+    """Addresses that several hosts have (container bridges) identify no host."""
     owners: dict[str, set[int]] = {}
     known: set[int] = set()
     for host in job.hosts:
@@ -247,7 +247,7 @@ def _owners(job: Job) -> Owners:
 
 
 def _place(master: MasterFacts, host: Host, owners: Owners) -> MasterEndpoint:
-    """A rank that finds the master on its own host looks there, whatever it resolves the name to."""
+    """A rank whose master is on its own host uses that host, whatever the name resolves to."""
     if master.is_local or all(is_loopback(address) for address in master.resolved):
         return MasterEndpoint(host.index, (), master.port)
     owner = next((owners.of[address] for address in master.resolved if address in owners.of), None)
@@ -256,8 +256,9 @@ def _place(master: MasterFacts, host: Host, owners: Owners) -> MasterEndpoint:
 
 
 def _right(job: Job, places: dict[MasterEndpoint, list[ReportedMaster]]) -> MasterEndpoint | None:
-    """Where the master is: on the host of rank 0, which hosts the store; else where most look. ``None``: a tie. An
-    expectation can't tell: every job has a master of its own."""
+    """The endpoint on the host of rank 0, which hosts the store; else that of most ranks. ``None``: a tie.
+
+    A baseline does not help: every job has its own master."""
     home = next((rank.host.index for rank in job.ranks if rank.number == 0), None)
     at_home = {place: looks for place, looks in places.items() if place.host == home and home is not None}
     ordered = sorted((at_home or places).items(), key=lambda item: -len(item[1]))
@@ -267,7 +268,7 @@ def _right(job: Job, places: dict[MasterEndpoint, list[ReportedMaster]]) -> Mast
 
 
 def _meet_somewhere(places: dict[MasterEndpoint, list[ReportedMaster]]) -> bool:
-    """Whether a name with several addresses (round robin) leads all ranks to one they share."""
+    """Whether a name with several addresses (round robin) resolves to one that all ranks share."""
     if len({place.port for place in places}) > 1 or any(place.host is not None for place in places):
         return False
     return bool(set.intersection(*(set(place.addresses) for place in places)))
@@ -275,10 +276,10 @@ def _meet_somewhere(places: dict[MasterEndpoint, list[ReportedMaster]]) -> bool:
 
 def _report(looks: list[ReportedMaster], right: list[ReportedMaster] | None, where: str) -> Finding:
     first, ranks = looks[0], tuple(look.rank for look in looks)
-    elsewhere = f"the others at {_shown(right[0])}" if right else "the job is split"
-    verb = "looks" if len(ranks) == 1 else "look"
+    elsewhere = f"the others use {_shown(right[0])}" if right else "without a majority"
+    verb = "uses" if len(ranks) == 1 else "use"
     return Finding(
-        f"{ranks_in_words(ranks)} {verb} for the master {where} {_shown(first)}, {elsewhere}",
+        f"{ranks_in_words(ranks).capitalize()} {verb} {where or 'master '}{_shown(first)}, {elsewhere}",
         ranks=ranks,
         evidence={
             "told": first.told,
@@ -288,17 +289,17 @@ def _report(looks: list[ReportedMaster], right: list[ReportedMaster] | None, whe
             "elsewhere_resolved": right[0].address if right else None,
         },
         fix=_fix(first, right[0]) if right and not is_loopback(right[0].address) else "",
-        explains=() if is_loopback(first.address) else ("NET006",),  # loopback is NET005's to explain
+        explains=() if is_loopback(first.address) else ("NET006",),  # NET005 explains loopback
     )
 
 
 def _fix(odd: ReportedMaster, right: ReportedMaster) -> str:
     name, _, port = right.told.rpartition(":")
     name, port = shlex.quote(name), shlex.quote(port)
-    export = f"On {odd.host.name}: `export MASTER_ADDR={name} MASTER_PORT={port}`"
+    export = f"export MASTER_ADDR={name} MASTER_PORT={port}"
     if odd.told.rpartition(":")[0] != right.told.rpartition(":")[0] or odd.address == right.address:
-        return f"{export}, as everywhere else."
-    return f"{export}, or correct what the name resolves to there: `getent ahosts {name}` must say {right.address}."
+        return f"Use the same master on {odd.host.name} as on the other hosts:\n{export}"
+    return f"On {odd.host.name}, correct the name service so that `getent ahosts {name}` prints {right.address}."
 
 
 def _with_address_of_node0(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
@@ -307,7 +308,7 @@ def _with_address_of_node0(old: tuple[Interface, ...]) -> tuple[Interface, ...]:
 
 def _shown(look: ReportedMaster) -> str:
     name, _, port = look.told.rpartition(":")
-    place = f" ({look.address} of {look.host.name} itself)" if is_loopback(look.address) else f" ({look.address})"
+    place = f" ({look.address}, {look.host.name} itself)" if is_loopback(look.address) else f" ({look.address})"
     return f"{name}:{port}" + ("" if look.address == name else place)
 
 
@@ -368,10 +369,10 @@ _OLD = "python -m torch.distributed.launch --nproc_per_node=8 --nnodes=2"
     ),
 )
 def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether the commands for the hosts of one job name one master.
+    """Ask whether the commands for the hosts of one job use the same master.
 
-    Why it hurts: each host waits for the others at another address, until the store times out.
-    Fix: the address of the host with --node-rank=0 and one port in all of them.
+    Why it hurts: each host waits for the others at a different address until the store times out.
+    Fix: Use the address of the host with --node-rank=0 and the same port in all commands.
     """
     yield from _told_themselves(file)
     masters: dict[tuple[str, ...], tuple[str, str, int]] = {}
@@ -388,18 +389,18 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
         if first != number and other != master:
             yield Violation(
                 launch.place,
-                f"host {number} is told {master.rstrip(':')} as its master, and host {first} (line {line}) "
+                f"Host {number} uses master {master.rstrip(':')}, but host {first} (line {line}) uses "
                 f"{other.rstrip(':')}",
                 evidence=(("master", master), ("elsewhere", other)),
             )
 
 
 _OWN_HOST = frozenset({f"{IN_STEP}HOSTNAME", f"{IN_STEP}SLURMD_NODENAME"})
-"""Marks of names that each task of a step fills in for its own host."""
+"""Marks of variables that each task of a step expands to the name of its own host."""
 
 
 def _told_themselves(file: LaunchFile) -> Iterator[Violation]:
-    """Steps on several hosts whose tasks each take their own host as the master."""
+    """Report multi-host steps in which each task uses its own host as the master."""
     for start in starts_of(file):
         launch = start.launch
         if start.step is None or (start.step.nodes or 1) < 2 or hosts_of(launch) == 1:
@@ -411,7 +412,7 @@ def _told_themselves(file: LaunchFile) -> Iterator[Violation]:
             is_from_setting = setting is not None and not _OWN_HOST.isdisjoint(names_in(setting.value))
             yield Violation(
                 setting.place if setting is not None and is_from_setting else launch.place,
-                f"each of {start.step.nodes} hosts fills in its own name as the master's: {shown(own)}",
-                fix='`head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)` above srun, and $head here',
+                f"Each of {start.step.nodes} hosts uses its own name as the master: {shown(own)}",
+                fix='Set `head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)` before srun; use $head.',
                 evidence=(("endpoint", shown(own)), ("nodes", start.step.nodes)),
             )

@@ -1,4 +1,4 @@
-"""ENV008: somebody else listens on MASTER_PORT."""
+"""ENV008: another process listens on MASTER_PORT."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ STRANGER = Listener("0.0.0.0", 29500, 4711, "python", "python train.py --name ot
 
 
 def _of_refusals(job: Job) -> Iterator[Finding]:
-    """A torchrun that finds the port taken by another agent of its own job joins it, so what counts is how it ends."""
+    """Report a port in use unless the job starts anyway: torchrun joins an agent of its own job that holds the port."""
     for group in _refusals(job):
         port = next((port for event in group.events if (port := _port_of(event))), None)
         yield finding_from_logs(
             group,
-            f"port {port} is in use: nothing else can listen there" if port else "the port to listen on is in use",
+            f"Port {port} is already in use" if port else "The port to listen on is already in use",
             ranks=(),
             evidence={"port": port},
             confidence=0.95 if port else 0.85,
-            fix="Choose another port for all ranks (`export MASTER_PORT=29600`; torchrun on one host: `--standalone`; "
-            "accelerate: `--main_process_port 0`)"
-            + (f"; `ss -tlnp sport = :{port}` shows who holds it." if port else "."),
+            fix="Use another port on all ranks: `export MASTER_PORT=29600`, `torchrun --standalone` on one host, or "
+            "`--main_process_port 0` with accelerate"
+            + (f"; find the process that holds the port with `ss -tlnp sport = :{port}`." if port else "."),
             explains=("NET006", "ENV015", "ENV005"),
         )
 
@@ -57,25 +57,25 @@ def _of_strangers(job: Job) -> Iterator[Finding]:
     events = [event for event in events_of_kinds(job, "torch.store.stranger") if not set_up_after(job, event)]
     if events:
         group = EventGroup(events[0].kind, tuple(events))
-        where = f"{group.value('host')}:{group.value('port')}" if group.value("host") else "the master's port"
-        # The four bytes that were read in place of a number, where they are letters: HTTP, SSH-.
+        where = f"{group.value('host')}:{group.value('port')}" if group.value("host") else "the master port"
+        # The bytes that were read as a number, if they are letters: HTTP, SSH-.
         number = int((group.value("got") or "0")[:20])
         letters = number.to_bytes(9, "little").rstrip(b"\0")
         speaks = letters.decode("ascii") if letters.isascii() and letters.decode("ascii").isprintable() else ""
         yield finding_from_logs(
             group,
-            f"what answers at {where} is no store of torch" + (f": it says {speaks!r}" if speaks else ""),
+            f"The process that listens on {where} is not a TCPStore" + (f": it sends {speaks!r}" if speaks else ""),
             evidence={"where": where, "expected": group.value("want"), "got": group.value("got")},
             ranks=(),
             confidence=0.85,
-            fix="Another program, a proxy or a load balancer has that port: choose another MASTER_PORT, and an address "
-            "that leads to the host of rank 0 itself.",
+            fix="Choose a MASTER_PORT that no other program, proxy or load balancer uses, and an address that reaches "
+            "the host of rank 0 directly.",
             explains=("NET006", "ENV015"),
         )
 
 
 def _refusals(job: Job) -> Iterator[EventGroup]:
-    """The messages as one group, those that name the port first."""
+    """Group the log events, those that name the port first."""
     events = [
         event for event in events_of_kinds(job, *_KINDS) if _is_taken(job, event) and not set_up_after(job, event)
     ]
@@ -84,7 +84,7 @@ def _refusals(job: Job) -> Iterator[EventGroup]:
 
 
 def _is_taken(job: Job, event: Event) -> bool:
-    """Torch's summing up names no error; the lines about single addresses before it do."""
+    """Whether the error is EADDRINUSE; torch's final line names no error, the lines per address before it do."""
     if event.kind != "torch.store.listen_fail" or "in use" in event.text or "EADDRINUSE" in event.text:
         return True
     numbers = {one.value("errno") or one.value("errno2") for one in events_of_kinds(job, event.kind)} - {None}
@@ -99,7 +99,7 @@ _KINDS = (
     "net.port.busy_windows",
 )
 _PORT = re.compile(r"(?:[\]\w.*]:|[\w.:'], |[Pp]ort:? `?)(?P<port>\d{2,5})\b(?!\.)")
-"""A port as it stands in such a message: ``[::]:29500``, ``('0.0.0.0', 29500)``, ``port: 29500``."""
+"""A port in such a message: ``[::]:29500``, ``('0.0.0.0', 29500)``, ``port: 29500``."""
 
 
 def _port_of(event: Event) -> int | None:
@@ -163,10 +163,10 @@ def _port_of(event: Event) -> int | None:
 def master_port_busy(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_PORT is free on the master's host.
 
-    Why it hurts: rank 0 can't host the store ("address already in use") and ends, or the ranks join a stranger's
-    store; the other hosts wait for the time-out.
-    Fix: choose another port for all ranks (`export MASTER_PORT=29600`), or `torchrun --rdzv-endpoint=localhost:0` on
-    one host; end the process that holds it if it is a left-over of yours.
+    Why it hurts: rank 0 fails to host the store ("address already in use"), or ranks join the store of another job;
+    ranks on other hosts block until the timeout.
+    Fix: Use another port on all ranks (`export MASTER_PORT=29600`) or, on one host, `torchrun --standalone`; if the
+    port is held by a stale process of yours, end it.
     """
     asked = False
     for launch, master, identical in job.each(LaunchFacts, MasterFacts):
@@ -182,7 +182,7 @@ def master_port_busy(job: Job) -> Iterator[Verdict]:
         elif note is not None:
             yield Unknown(note.reason, (hosting.number,), note.unhide)
     if not asked:
-        yield Skip("MASTER_PORT belongs to another host or process than those that were asked")
+        yield Skip("the host of MASTER_PORT was not checked")
 
 
 def _that_hosts(launch: LaunchFacts, identical: IdenticalRanks) -> Rank | None:
@@ -198,7 +198,7 @@ def _judge(job: Job, master: MasterFacts, listener: Listener, hosting: Rank) -> 
         f"{listener.process or 'a process'} (pid {listener.pid})" if listener.pid else "a process hidden from this user"
     )
     yield Finding(
-        f"MASTER_PORT {listener.port} on {hosting.host.name} is taken by {who}",
+        f"MASTER_PORT {listener.port} on {hosting.host.name} is in use by {who}",
         ranks=(hosting.number,),
         confidence=1.0 if listener.pid else 0.8,
         evidence={
@@ -220,14 +220,10 @@ def _own_pids(job: Job, hosting: Rank) -> set[int]:
 
 def _fix(listener: Listener) -> str:
     other = listener.port + 100 if listener.port + 100 < 65536 else listener.port - 100
-    look = (
-        f"look what it is: `ps -fp {listener.pid}`"
-        if listener.pid
-        else f"see who it is: `sudo ss -tlnp sport = :{listener.port}`"
-    )
+    look = f"ps -fp {listener.pid}" if listener.pid else f"sudo ss -tlnp sport = :{listener.port}"
     return (
-        f"`export MASTER_PORT={other}` for all ranks (torchrun: `--master-port={other}`, on one host "
-        f"`--rdzv-backend=c10d --rdzv-endpoint=localhost:0`). Before you end the other process, {look}."
+        f"Use another port on all ranks (`export MASTER_PORT={other}`, `torchrun --master-port={other}`, or "
+        f"`torchrun --standalone` on one host); run `{look}` before you end the other process."
     )
 
 
@@ -243,7 +239,7 @@ spec:
         spec: {containers: [{name: pytorch, resources: {limits: {nvidia.com/gpu: 1}}}]}
 """
 SMALL = 4
-"""GPUs; a job that asks for fewer is likely to share its host."""
+"""GPUs; a job that requests fewer is likely to share its host."""
 
 
 @rule(
@@ -327,12 +323,12 @@ SMALL = 4
     ),
 )
 def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether runs that a file starts side by side have ports of their own.
+    """Ask whether runs that a file starts concurrently use different ports.
 
-    Why it hurts: the second one on a host ends with "address already in use", or its ranks join the first one's
-    store.
-    Fix: a port for each run (`--master-port=$((29500 + SLURM_ARRAY_TASK_ID))`), or on one host
-    `torchrun --standalone`, which takes a free one.
+    Why it hurts: the second run on a host ends with "address already in use", or its ranks join the store of the
+    first.
+    Fix: Give each run its own port (`--master-port=$((29500 + SLURM_ARRAY_TASK_ID))`) or, on one host, use
+    `torchrun --standalone`, which picks a free one.
     """
     if isinstance(file, ShellFile):
         before: list[ProcessLaunch] = []
@@ -344,7 +340,7 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
             before = [one for one in before if not _waits(file, one.launch.place.line, line)]
             why = _in_array(file, start) or _in_loop(file, start) or _beside(start, before)
             if why:
-                yield Violation(start.launch.place, f"port {port} is fixed, and {why}", evidence=(("port", port),))
+                yield Violation(start.launch.place, f"Port {port} is fixed, and {why}", evidence=(("port", port),))
             if start.launch.in_background:
                 before.append(start)
     elif isinstance(file, Manifest):
@@ -353,26 +349,27 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 
 def _judge_pods(job: Workload) -> Iterator[Violation]:
-    """On the network of the host all pods of a host share its ports; PyTorchJob's own is 23456 for every job."""
+    """Report pods that may compete for a port: with hostNetwork the pods of a host share its ports, and PyTorchJob
+    uses 23456 for every job."""
     master = next((role for role in job.roles if role.name == "Master"), None)
     gpus = [box.gpus for box in master.containers if box.gpus] if master is not None else []
     if job.kind == "PyTorchJob" and master is not None and master.on_host_network and gpus and max(gpus) < SMALL:
         yield Violation(
             master.place,
             f"{master.name} listens on a fixed port of its host (hostNetwork), which another job may share",
-            fix="Leave hostNetwork out, or give each job a containerPort named pytorchjob-port of its own.",
+            fix="Remove hostNetwork, or give each job its own containerPort named pytorchjob-port.",
             severity=Severity.INFO,
             evidence=(("gpus", max(gpus)),),
         )
 
 
 def _fixed_port(start: ProcessLaunch) -> str | None:
-    """Of a python that is started by hand with a port, the other ranks of its job have the same."""
+    """The port of a launcher; the ranks of one job started by hand all have the same port."""
     return port_of(start.launch) if start.is_agent or start.outer is not None else None
 
 
 def _is_local(start: ProcessLaunch) -> bool:
-    """Whether it runs here; srun may send it to another host."""
+    """Whether it runs on this host; srun may start it on another."""
     return start.is_agent and start.outer is None
 
 
@@ -402,5 +399,5 @@ def _beside(start: ProcessLaunch, before: list[ProcessLaunch]) -> str:
     for one in before:
         if _fixed_port(one) == port and not (one.launch.in_branch or start.launch.in_branch):
             if _is_local(one) and _is_local(start):
-                return f"the run of line {one.launch.place.line} has it too"
+                return f"the run in line {one.launch.place.line} uses it too"
     return ""

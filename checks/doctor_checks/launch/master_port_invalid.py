@@ -1,4 +1,4 @@
-"""ENV007: MASTER_PORT is no port that the master can listen on."""
+"""ENV007: MASTER_PORT is not a valid port for the master to listen on."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
     ),
 )
 def master_port_invalid(job: Job) -> Iterator[Verdict]:
-    """Ask whether MASTER_PORT is a number that the master can listen on and the others can connect to.
+    """Ask whether MASTER_PORT is a valid port that rank 0 can listen on and the other ranks can connect to.
 
-    Why it hurts: torch raises, or rank 0 binds a port that nobody else can know, and all others wait.
-    Fix: `export MASTER_PORT=29500`, or another free port from 1024 up, the same on every host.
+    Why it hurts: torch raises, or rank 0 binds a port that the other ranks do not know, and they block until the
+    timeout.
+    Fix: Set the same free port (1024 or higher) on every host: `export MASTER_PORT=29500`.
     """
     findings: list[Finding] = []
     by_port: dict[str, list[tuple[LaunchFacts, IdenticalRanks]]] = {}
@@ -94,12 +95,12 @@ def _wrong(text: str, port: int | None) -> str | None:
     if port is None:
         return f"MASTER_PORT={text!r} is not a number"
     if port == 0:
-        return "MASTER_PORT=0: rank 0 would bind a port of the kernel's choice, which no other rank knows"
-    return None if 0 < port < 65536 else f"MASTER_PORT={port} is no port: ports go from 1 to 65535"
+        return "MASTER_PORT=0: the kernel picks a port for rank 0 that no other rank knows"
+    return None if 0 < port < 65536 else f"MASTER_PORT={port} is not a valid port (1-65535)"
 
 
 def _judge_low(port: int, launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Verdict]:
-    """Rank 0 binds the port; the others need no right."""
+    """Report a privileged port; only rank 0 binds it."""
     if launch.rank not in (0, None) or port >= 1024:
         return
     host, process = identical.find(HostFacts), identical.find(ProcessFacts)
@@ -107,17 +108,17 @@ def _judge_low(port: int, launch: LaunchFacts, identical: IdenticalRanks) -> Ite
     user = process.user_id if process else None
     if first is None or user is None:
         yield Unknown(
-            f"whether this user may bind port {port} is not known",
+            f"it is unknown whether this user may bind port {port}",
             identical.ranks,
             "cat /proc/sys/net/ipv4/ip_unprivileged_port_start; id -u",
         )
     elif port < first and user != 0:
         yield Finding(
-            f"MASTER_PORT={port} is below {first}: user {user} may not listen on it",
+            f"MASTER_PORT={port} is a privileged port (below {first}): user {user} cannot bind it",
             ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "unprivileged_port_start": first, "user_id": user},
-            effect="Rank 0 ends with 'Permission denied' unless it has CAP_NET_BIND_SERVICE; the others wait for it.",
+            effect="Rank 0 fails with 'Permission denied' unless it has CAP_NET_BIND_SERVICE; the others wait for it.",
         )
 
 
@@ -126,14 +127,14 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
     if host and host.port_range and host.port_range[0] <= port <= host.port_range[1]:
         low, high = host.port_range
         yield Finding(
-            f"MASTER_PORT={port} lies in the kernel's range for outgoing connections ({low}-{high})",
+            f"MASTER_PORT={port} is in the kernel's ephemeral port range ({low}-{high})",
             ranks=identical.ranks,
             severity=Severity.INFO,
             evidence={"MASTER_PORT": port, "port_range": [low, high]},
-            effect="Now and then some connection of the host holds the port already, and rank 0 can't bind it.",
-            fix=f"Choose a port below {low}, for example `export MASTER_PORT=29500`."
+            effect="Occasionally an outgoing connection of the host already uses the port, and rank 0 cannot bind it.",
+            fix=f"Use a port below {low}, for example `export MASTER_PORT=29500`."
             if low > 29500
-            else f"`sudo sysctl net.ipv4.ip_local_reserved_ports={port}` keeps the port free of outgoing connections.",
+            else f"Reserve the port:\nsudo sysctl net.ipv4.ip_local_reserved_ports={port}",
         )
 
 
@@ -156,10 +157,10 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
     ),
 )
 def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether the port of the master is one.
+    """Ask whether the master port is a valid port number.
 
-    Why it hurts: rank 0 can't listen there: torch refuses the port on every rank.
-    Fix: a number from 1024 to 32767, the same for all ranks of the job: `export MASTER_PORT=29500`.
+    Why it hurts: rank 0 cannot listen on it, and torch rejects it on every rank.
+    Fix: Use the same number from 1024 to 32767 for all ranks of the job: `export MASTER_PORT=29500`.
     """
     for setting in file.settings:
         if (
@@ -170,13 +171,15 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
         ):
             yield Violation(
                 setting.place,
-                f"MASTER_PORT={setting.known_value} is no port",
+                f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)",
                 evidence=(("value", setting.known_value),),
             )
     for start in starts_of(file) if isinstance(file, LaunchFile) else ():
         given = start.launch.known_option(start.launch.command.port)
         if given and not _is_port(given):
-            yield Violation(start.launch.place, f"the port {given} is none", evidence=(("value", given),))
+            yield Violation(
+                start.launch.place, f"{given} is not a valid master port (1-65535)", evidence=(("value", given),)
+            )
 
 
 def _is_port(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""ENV013: a strategy that can't start its processes from a notebook."""
+"""ENV013: a strategy that cannot start its processes from a notebook."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from doctor.facts import LaunchFacts, ProcessFacts, TrainerFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 STARTS_SCRIPTS = ("ddp", "fsdp", "deepspeed", "hpu_parallel", "model_parallel")
-"""Strategies that run the script once more for each device, or spawn fresh interpreters: their launchers are not
+"""Strategies that rerun the script for each device or spawn new interpreters: their launchers are not
 interactive compatible (lightning/pytorch/strategies/launchers/subprocess_script.py, multiprocessing.py)."""
 
 FORKS = ("notebook", "fork")
-"""Parts of a name by which a strategy forks instead, which works anywhere as long as CUDA is not in use yet."""
+"""Name parts of strategies that fork instead, which works anywhere as long as CUDA is not initialized."""
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "pl.notebook"):
         strategy = (group.value("strategy", "strategy2") or "").strip("'\"")
-        named = f"strategy={strategy!r}" if strategy else "the strategy"
+        named = f"strategy={strategy!r}" if strategy else "The strategy"
         yield finding_from_logs(
             group,
-            f"{named} starts processes, which can't be done from a notebook or an interactive session",
+            f"{named} cannot start processes from a notebook or an interactive session",
             evidence={"strategy": strategy or None},
             confidence=0.95,
         )
@@ -55,19 +55,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def notebook_launch(job: Job) -> Iterator[Verdict]:
-    """Ask whether a strategy that starts processes is used where it can start them.
+    """Ask whether a strategy that starts processes from a script is used in a notebook or interactive session.
 
-    Why it hurts: the Trainer ends with MisconfigurationException, because there is no script to run once more for
-    each device, and a fresh interpreter would not know what was typed.
-    Fix: `Trainer(strategy="ddp_notebook")` before anything touches CUDA, or `devices=1`; or save the cells as a script
-    and run `python train.py`.
+    Why it hurts: the Trainer raises MisconfigurationException, because there is no script to rerun for each device,
+    and a new interpreter does not have the code of the session.
+    Fix: Use `Trainer(strategy="ddp_notebook")` before anything initializes CUDA, use `devices=1`, or save the cells as
+    a script and run `python train.py`.
     """
     for process, trainer, identical in job.each(ProcessFacts, TrainerFacts, also=(LaunchFacts,)):
         launch = identical.find(LaunchFacts)
         started = launch is not None and (inner_launcher(launch) or slurm_step(launch) or launch.running_together)
         if process.interactive and not started and _starts_scripts(trainer.strategy):
             yield Finding(
-                f"strategy={trainer.strategy!r} can't start its processes from an interactive session",
+                f"strategy={trainer.strategy!r} cannot start processes from a notebook or an interactive session",
                 ranks=identical.ranks,
                 evidence={"strategy": trainer.strategy, "interactive": True, "source": trainer.source},
             )

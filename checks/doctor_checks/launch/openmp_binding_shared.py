@@ -62,12 +62,12 @@ def _apart(**variables: str) -> JobBuilder:
     ),
 )
 def openmp_binding_shared(job: Job) -> Iterator[Verdict]:
-    """Ask whether OpenMP binds threads, and the ranks of a host to the same CPUs.
+    """Ask whether OpenMP binds threads so that the ranks of a host share the same CPUs.
 
-    Why it hurts: the main thread of every rank is bound to the first place of the process as soon as torch loads
-    OpenMP; ranks with the same CPUs then share one core. Data workers inherit the binding of the main thread.
-    Fix: `unset KMP_AFFINITY GOMP_CPU_AFFINITY OMP_PLACES OMP_PROC_BIND`, or give each rank CPUs of its own first:
-    `srun --cpu-bind=cores`, `numactl --physcpubind`, or `torchrun --numa-binding=node`.
+    Why it hurts: when torch loads OpenMP, the main thread of each rank is bound to the first place of the process;
+    ranks with the same CPUs then share one core. Data loader workers inherit the binding of the main thread.
+    Fix: Run `unset KMP_AFFINITY GOMP_CPU_AFFINITY OMP_PLACES OMP_PROC_BIND`, or give each rank its own CPUs first
+    (`srun --cpu-bind=cores`, `numactl --physcpubind` or `torchrun --numa-binding=node`).
     """
     yield from merge(finding for local in job.by_host() for finding in _judge(local))
 
@@ -78,7 +78,7 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
         environment, process = rank.find(EnvironmentFacts), rank.find(ProcessFacts)
         bound = binding(environment) if environment else None
         if bound and process:
-            # A list of CPUs holds whatever the process may use.
+            # A list of CPUs applies regardless of the CPU affinity of the process.
             cpus = () if bound[0] == "GOMP_CPU_AFFINITY" else process.cpus_allowed
             groups.setdefault((*bound, cpus), []).append(rank)
     for (name, value, _), ranks in groups.items():
@@ -89,7 +89,7 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
             f"{name}={value} binds the OpenMP threads of {on} to {'the same CPUs' if shared else 'single CPUs'}",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"name": name, "value": value, "ranks_with_the_same_cpus": len(ranks)},
-            effect="" if shared else "Data workers inherit the CPU of the main thread and share it.",
+            effect="" if shared else "Data loader workers inherit the CPU of the main thread and share it.",
             severity=None if shared and certain else Severity.INFO,
             fix=f"unset {name}" if name != "OMP_PROC_BIND" else "export OMP_PROC_BIND=false",
             explains=("HOST005",) if shared else (),
@@ -97,7 +97,7 @@ def _judge(local: LocalRanks) -> Iterator[Finding]:
 
 
 def binding(environment: EnvironmentFacts) -> tuple[str, str] | None:
-    """The variable that makes OpenMP bind threads, and its value; ``None`` without one.
+    """The variable that makes OpenMP bind threads, and its value; ``None`` if none is set.
 
     OMP_PROC_BIND overrides the others, and OMP_PLACES alone implies it (OpenMP 5.2, 21.1.7; libgomp affinity.c)."""
     wanted = environment.get("OMP_PROC_BIND")
@@ -112,6 +112,6 @@ def binding(environment: EnvironmentFacts) -> tuple[str, str] | None:
 
 
 def _loads_intel_openmp(rank: Rank) -> bool:
-    """Whether a library that reads KMP_* is loaded; the wheels of torch for Linux bring GNU's, which does not."""
+    """Whether an OpenMP library that reads KMP_* is preloaded; torch wheels for Linux bundle GNU's, which does not."""
     environment = rank.find(EnvironmentFacts)
     return environment is not None and bool(re.search(r"lib(iomp5|omp)\b", environment.get("LD_PRELOAD") or ""))

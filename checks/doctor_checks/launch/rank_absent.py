@@ -1,4 +1,4 @@
-"""ENV005: ranks that never came."""
+"""ENV005: ranks that did not join."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from doctor.knowledge.launcher_index import BY_NAME
 from doctor.testing import Fails, Passes, healthy, logged
 
 MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
-"""What others see of a process that is dead or stopped: connections to it that nobody answers."""
+"""Consequences for the peers of a dead or stopped process: connections to it get no answer."""
 
 _ALIVE = (
-    "On {host}: `ps -o pid,stat,wchan:32,etime,cmd -C python` shows whether it is stopped (T), blocked in the kernel "
-    "(D) or gone; `dmesg -T | tail` shows the out-of-memory killer."
+    "On {host}, check whether the process is stopped (T), blocked in the kernel (D) or was killed by the OOM killer:\n"
+    "ps -o pid,stat,wchan:32,etime,cmd -C python\n"
+    "dmesg -T | tail"
 )
 
 _WAITED = "torch.distributed.DistStoreError: wait timeout after 12000ms, keys: /default_pg/0//cpu//0/0"
 MOST_FINDINGS = 8
-"""Hosts with a finding of their own; where ranks of more are missing, the job has one cause and gets one finding."""
+"""Hosts reported separately; if ranks of more are missing, the cause is common and there is one finding."""
 
 
 def _by_count(job: Job) -> Iterator[Finding]:
@@ -51,25 +52,25 @@ def _by_count(job: Job) -> Iterator[Finding]:
         if got is not None and want is not None and got < want:
             yield finding_from_logs(
                 group,
-                f"{got} of {want} processes joined the store of rank 0, and it waited in vain for the others",
+                f"Only {got} of {want} processes joined the store of rank 0 before the timeout",
                 ranks=(),
                 evidence={"joined": got, "expected": want},
                 confidence=0.9,
-                # A client without a route to an address that others reached is the cause: NET006.
+                # A client without a route to an address that others reached is the root cause: NET006.
                 explains=("ENV015",) if unroutable_clients(job) else ("NET006", "ENV015"),
             )
 
 
 def _by_barrier(job: Job) -> Iterator[Finding]:
-    """The barrier of init_process_group() counts the ranks that reached it.
+    """Report ranks that did not reach the barrier of init_process_group().
 
-    Each waiting rank logs it.
+    Each waiting rank logs how many reached it.
     """
     for group in _barriers(job):
         last, world = group.events[-1], parse_count(group.value("world")) or 0
         joined = max((parse_count(value) or 0 for value in group.values("got")), default=0)
         waiting = sorted(joined_ranks(group))
-        # A rank that gave up, or one or several that were still waiting in their last lines.
+        # A rank timed out, or one or more were still waiting in their last lines.
         times = sum(event.count for event in group.events)
         gave_up = any(event.kind == "torch.store.barrier_timeout" for event in group.events) or times > 1
         if joined >= world or set_up_after(job, last) or not gave_up:
@@ -94,17 +95,17 @@ def _barriers(job: Job) -> Iterator[EventGroup]:
 
 
 def _by_rendezvous(job: Job) -> Iterator[Finding]:
-    """The store was reachable, so the missing hosts did not try to join."""
+    """Report a rendezvous that timed out; the store was reachable, so the missing hosts did not join."""
     for group in event_groups(job, "elastic.rdzv_timeout"):
         late = any("RendezvousTimeoutError" in event.text for event in group.events)
         if late and not set_up_before(job, group.first):
             yield finding_from_logs(
                 group,
-                "the rendezvous timed out: fewer hosts joined it than the job needs",
+                "The rendezvous timed out: fewer hosts joined than the job needs",
                 ranks=(),
                 confidence=0.75,
-                fix="Compare the command line of all hosts: the same --rdzv-id, --rdzv-endpoint and --nnodes; start "
-                "them within the time that --rdzv-conf join_timeout allows (600 s).",
+                fix="Use the same --rdzv-id, --rdzv-endpoint and --nnodes on all hosts, and start them within the "
+                "join_timeout of --rdzv-conf (600 s by default).",
                 explains=("NET006", "ENV015"),
             )
 
@@ -116,14 +117,14 @@ def _by_store(job: Job) -> Iterator[Finding]:
     group = EventGroup(waits[0].kind, waits)
     keys = sorted({key for one in waits if (key := one.value("keys"))})
     awaited = {rank for key in keys if (rank := rank_of_key(key)) is not None}
-    # Rank 0 hosts the store and may itself be waiting there for a rank that did not join.
+    # Rank 0 hosts the store and may itself wait for a rank that did not join.
     missing = tuple(sorted(awaited - {0, *group.ranks}))
     if awaited == {0} and not is_logged(job, "elastic."):
         missing = _besides_the_store(job, group)
-    absent = ranks_in_words(missing) if missing else "some"
+    absent = ranks_in_words(missing) if missing else "some ranks"
     yield finding_from_logs(
         group,
-        f"processes waited in the store until the timeout while the job started: {absent} did not join",
+        f"Startup timed out waiting in the store: {absent} did not join",
         ranks=missing,
         evidence={"keys": keys[:8], "world_size": group.value("want")},
         confidence=0.7 if missing else 0.6,
@@ -131,7 +132,7 @@ def _by_store(job: Job) -> Iterator[Finding]:
 
 
 def _besides_the_store(job: Job, group: EventGroup) -> tuple[int, ...]:
-    """The ranks that rank 0 waits for: it hosts the store that answered, and publishes its key after all joined it."""
+    """The ranks that rank 0 waits for: it hosts the store that answered, and sets its key after all have joined."""
     others = tuple(rank.number for rank in job.ranks if rank.number not in {0, *group.ranks})
     return others if len(others) <= len(group.ranks) else ()
 
@@ -141,11 +142,11 @@ def _is_of_start(event: Event) -> bool:
 
 
 NEAR_THE_END = 20
-"""Lines that Lightning and its loggers may print while ranks still wait for others."""
+"""Lines that Lightning and its loggers may print while ranks still wait for the others."""
 
 
 def _by_members(job: Job) -> Iterator[Finding]:
-    """Ranks for which Lightning never printed that they wait for the others.
+    """Report ranks for which Lightning did not print its startup line.
 
     Lightning prints one line per rank. A rank without one, in a log that ends there, did not start.
     """
@@ -157,7 +158,7 @@ def _by_members(job: Job) -> Iterator[Finding]:
         if missing and len(missing) <= len(came) and _ends_there(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"{ranks_in_words(missing)} of {world} never came: Lightning waits for them, and the log ends there",
+                f"{ranks_in_words(missing).capitalize()} of {world} did not join; the log ends while Lightning waits",
                 ranks=missing,
                 evidence={"came": sorted(came), "world_size": world},
                 confidence=0.6,
@@ -292,10 +293,10 @@ def _ends_there(job: Job, event: Event) -> bool:
     ),
 )
 def rank_absent(job: Job) -> Iterator[Verdict]:
-    """Ask whether every rank of the world answered.
+    """Ask whether every rank of the job joined.
 
-    Why it hurts: the others wait for it in init_process_group() or in the first collective, until the time-out.
-    Fix: look at the log of the missing ranks first, their start command and their host; the ranks that wait are fine.
+    Why it hurts: the other ranks block in init_process_group() or in the first collective until the timeout.
+    Fix: Check the log, the start command and the host of the missing ranks first; the waiting ranks are healthy.
     """
     yield from _fallen_silent(job)
     found = absent_by_host(job)
@@ -304,9 +305,10 @@ def rank_absent(job: Job) -> Iterator[Verdict]:
     answered = {host.name for host in job.hosts}
     for host, ranks in found.items():
         joined = {seen.rank for seen in job.last_seen if seen.step == "joined"} >= set(ranks)
-        verdict = "joined and then fell silent" if joined else "never came"
+        who = f"{ranks_in_words(ranks).capitalize()}{_where(host)}"
+        verdict = "joined and then stopped responding" if joined else "did not join"
         yield Finding(
-            f"{ranks_in_words(ranks)}{_where(host)} {verdict}; {len(job.ranks)} of {job.world_size} answered",
+            f"{who} {verdict}; {len(job.ranks)} of {job.world_size} ranks reported",
             ranks=ranks,
             hosts=tuple(host.split(", ")) if host else (),
             evidence={"absent": len(ranks), "came": len(job.ranks), "world_size": job.world_size, "host": host or None},
@@ -316,12 +318,11 @@ def rank_absent(job: Job) -> Iterator[Verdict]:
 
 
 def _fallen_silent(job: Job) -> Iterator[Finding]:
-    """Ranks whose facts are here, and that did not take part in the measurement."""
+    """Report ranks that sent their facts, but did not take part in the network measurement."""
     for seen in job.last_seen:
         if seen.rank not in job.absent:
             yield Finding(
-                f"{ranks_in_words((seen.rank,))}{_where(seen.host)} answered, and fell silent while the network was "
-                "measured",
+                f"Rank {seen.rank}{_where(seen.host)} reported, but stopped responding during the network measurement",
                 ranks=(seen.rank,),
                 hosts=(seen.host,) if seen.host else (),
                 evidence={"host": seen.host or None, "last_seen": seen.step},
@@ -341,20 +342,20 @@ def _fix(host: str, has_answered: bool, launcher: str) -> str:
     row = BY_NAME.get(launcher)
     if host and row and row.status_command and row.daemon_log:
         return (
-            f"`{row.status_command}` shows whether the cluster still has {first}; {row.daemon_log} there says why it "
-            "is silent."
+            f"Check with `{row.status_command}` whether {first} is still in the cluster, and read {row.daemon_log} on "
+            f"{first}."
         )
     if not host:
         return (
-            "Look for the hosts that printed nothing: is the job started there, with the same MASTER_ADDR, MASTER_PORT "
-            "and number of nodes? `doctor check` alone on such a host says what it lacks."
+            "On each host without output, check that the job was started with the same MASTER_ADDR, MASTER_PORT and "
+            "number of nodes, and run `doctor check`."
         )
     if has_answered:
         return (
-            f"{host} answers, but not all of its processes: read their logs, and `dmesg -T | tail` there for the "
-            "out-of-memory killer. They died before or during their imports, or were not started."
+            f"Some processes on {host} were not started, or died before or during their imports: read their logs, and "
+            f"look for the OOM killer with `dmesg -T | tail` on {host}."
         )
     return (
-        f"Read the log of {first}: is the job started there at all (`ssh {first} pgrep -af python`), and can it reach "
-        "the master (NET004 and NET006 on that host)?"
+        f"Read the log of {first}, check that the job was started there (`ssh {first} pgrep -af python`) and that "
+        f"{first} can reach the master (NET004 and NET006)."
     )

@@ -1,4 +1,4 @@
-"""ENV004: two processes claim one rank."""
+"""ENV004: two processes use the same rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         rank, size = parse_count(group.value("rank")), group.value("nranks")
         yield finding_from_logs(
             group,
-            f"two processes claim rank {rank} of {size}, says NCCL",
+            f"Two processes use rank {rank} of {size} (reported by NCCL)",
             ranks=() if rank is None else (rank,),
             evidence={"rank": rank, "world_size": size},
             confidence=0.95,
@@ -47,8 +47,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if awaited is not None and awaited in group.ranks:
             yield finding_from_logs(
                 group,
-                f"no process has rank {awaited}, so two processes claim another rank: the process that the launcher "
-                f"numbers {awaited} waits for the address of rank {awaited}",
+                f"No process uses rank {awaited}, so two use another one: the launcher's process {awaited} waits for "
+                f"rank {awaited}",
                 ranks=(),
                 evidence={"awaited": awaited, "waiting": list(group.ranks[:64])},
                 confidence=0.7,
@@ -58,7 +58,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 _GLOO_ADDRESS = re.compile(r"//\w{1,20}//\d{1,9}/(?P<rank>\d{1,9})$")
-"""The key of a rank's address: prefixes of the group, device and context, then the rank.
+"""The store key of a rank's address: prefixes of the group, device and context, then the rank.
 
 Source: gloo/transport/context.cc and gloo/transport/tcp/context.cc.
 """
@@ -88,11 +88,11 @@ Source: gloo/transport/context.cc and gloo/transport/tcp/context.cc.
     ),
 )
 def rank_collision(job: Job) -> Iterator[Verdict]:
-    """Ask whether every rank is claimed by one process.
+    """Ask whether every rank is used by exactly one process.
 
-    Why it hurts: both register under one number; the group never becomes complete, or the two answer for each other
-    and NCCL reports that a rank has already checked in.
-    Fix: give each host its own `--node-rank`, and do not export RANK before srun or mpirun.
+    Why it hurts: both processes register with the same rank; the process group is never complete, or NCCL reports that
+    a rank has already checked in.
+    Fix: Give each host its own `--node-rank`, and do not export RANK before srun or mpirun.
     """
     claims: dict[int, list[Rank]] = {}
     for rank in job.ranks:
@@ -103,7 +103,7 @@ def rank_collision(job: Job) -> Iterator[Verdict]:
 
 
 def _claimed(rank: Rank) -> int:
-    """The rank that a process tells torch: where srun or mpirun counts it, RANK may be exported all the same."""
+    """The rank that a process passes to torch: RANK may be exported even if srun or mpirun numbers the process."""
     launch = rank.find(LaunchFacts)
     if launch is None or launch.rank in (None, rank.number):
         return rank.number
@@ -120,9 +120,9 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
     number, claimants = next(iter(doubled.items()))
     homes = list(dict.fromkeys(rank.host.name for rank in claimants))
     places = f"on {homes[0]}" if len(homes) == 1 else f"on {', '.join(homes[:4])}"
-    more = f" (and {len(doubled) - 1} more ranks are claimed twice)" if len(doubled) > 1 else ""
+    more = f" (and {len(doubled) - 1} more ranks used twice)" if len(doubled) > 1 else ""
     return Finding(
-        f"rank {number} is claimed by {len(claimants)} processes {places}{more}",
+        f"Rank {number} is used by {len(claimants)} processes {places}{more}",
         ranks=tuple(rank.number for claimants in doubled.values() for rank in claimants),
         evidence={
             "claims": [
@@ -140,10 +140,10 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
 def _fix(homes: list[str], claimants: list[Rank]) -> str:
     if len(homes) > 1 and not any(map(_is_counted, claimants)):
         numbered = ", ".join(f"{host}: --node-rank={index}" for index, host in enumerate(homes[:4]))
-        return f"Start each host with its own number ({numbered}), or use `--rdzv-backend=c10d`."
+        return f"Start each host with its own node rank ({numbered}), or use `--rdzv-backend=c10d`."
     return (
-        "Under srun or mpirun do not export RANK once for all: set it in the command that is started, for example "
-        "`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`; stop a left-over process of an earlier run."
+        "Under srun or mpirun, set RANK in each task (`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`), do "
+        "not export it before, and end stale processes of an earlier run."
     )
 
 
@@ -231,12 +231,13 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
     ),
 )
 def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether each task of a step gets a number of its own.
+    """Ask whether each task of a step gets its own rank.
 
-    Why it hurts: the batch script fills $SLURM_PROCID in before srun starts anything: all tasks are told 0. They
-    claim one rank, and the rest of the world never comes.
-    Fix: let the task fill it in: `srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...'` in single quotes, or
-    `--rdzv-backend=c10d`, which needs no number.
+    Why it hurts: the batch script expands $SLURM_PROCID before srun starts the tasks, so all tasks get 0. They use the
+    same rank, and the other ranks never join.
+    Fix: Let each task expand the variable in single quotes
+    (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID ... train.py'`), or use `--rdzv-backend=c10d`, which needs no
+    node rank.
     """
     yield from _judge_remote(file)
     if file.allocation is None:
@@ -252,7 +253,7 @@ _ELASTIC = re.compile(r"rdzv[-_]backend[= ](?!static)")
 
 
 def _judge_remote(file: ShellFile) -> Iterator[Violation]:
-    """One command with a fixed number, which pdsh or a loop of ssh runs on several hosts."""
+    """Report a command with a fixed node rank that pdsh or an ssh loop runs on several hosts."""
     for launch in file.launches:
         name = launch.script.rpartition("/")[2] if launch.program == "other" else ""
         if not launch.arguments or not (name in ("pdsh", "clush") or (name == "ssh" and launch.in_loop)):
@@ -263,10 +264,10 @@ def _judge_remote(file: ShellFile) -> Iterator[Violation]:
         if number and hosts and int(hosts[1]) > 1 and not _ELASTIC.search(command) and not one_host:
             yield Violation(
                 launch.place,
-                f"{name} gives {'each host of the loop' if name == 'ssh' else 'all hosts'} the number {number[1]} of "
-                f"{hosts[1]}",
-                fix="Count the hosts: `--node-rank=$rank` with `rank=$((rank + 1))` in a loop over them, or "
-                "`--rdzv-backend=c10d`, which needs no number.",
+                f"{name} starts {'each host of the loop' if name == 'ssh' else 'all hosts'} with node rank {number[1]} "
+                f"of {hosts[1]}",
+                fix="Number the hosts in a loop (`--node-rank=$rank` and `rank=$((rank + 1))`), or use "
+                "`--rdzv-backend=c10d`, which needs no node rank.",
                 evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
             )
 
@@ -278,10 +279,10 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
         return
     filled_in = set(untold_in(number)) & set(_PER_TASK)
     if filled_in or number.isdigit():
-        why = "the batch script fills it in, as 0" if filled_in else "all hosts are told the same"
+        why = "the batch script expands it to 0" if filled_in else "it is the same on all hosts"
         yield Violation(
             start.launch.place,
-            f"the number of the host is {shown(number)}, and {why}",
+            f"The node rank is {shown(number)}, but {why}",
             evidence=(("value", shown(number)), ("nodes", start.step.nodes)),
         )
 
@@ -302,7 +303,8 @@ def _judge_settings(file: ShellFile) -> Iterator[Violation]:
             ):
                 yield Violation(
                     setting.place,
-                    f"{setting.name}={shown(setting.value)} is filled in by the batch script, as 0, for all tasks",
-                    fix=f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`: in single quotes.",
+                    f"{setting.name}={shown(setting.value)} is expanded to 0 by the batch script for all tasks",
+                    fix="Set it in each task, in single quotes: "
+                    f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`.",
                     evidence=((setting.name, shown(setting.value)),),
                 )

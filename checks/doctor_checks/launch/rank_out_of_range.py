@@ -1,4 +1,4 @@
-"""ENV002: a rank that its own world does not have."""
+"""ENV002: a rank outside its world size."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ from doctor.testing.script_cases import shell_fails, shell_passes
     ),
 )
 def rank_out_of_range(job: Job) -> Iterator[Verdict]:
-    """Ask whether each rank lies within its world, and each local rank within its host.
+    """Ask whether RANK is below WORLD_SIZE and LOCAL_RANK below LOCAL_WORLD_SIZE.
 
-    Why it hurts: torch refuses the rank, or hosts no store and waits; the others wait for a number that nobody has.
-    Fix: count from 0 to WORLD_SIZE - 1 over all hosts, and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1 on each host.
+    Why it hurts: torch rejects the rank, or the rank hosts no store and waits; the others wait for a rank that does
+    not exist.
+    Fix: Number the ranks from 0 to WORLD_SIZE - 1 over all hosts, and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1 on each
+    host.
     """
     yield from _judge(job, "RANK", "WORLD_SIZE", "the job")
     yield from _judge(job, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "the host")
@@ -67,13 +69,13 @@ def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]
     outside: dict[int | None, list[tuple[int, IdenticalRanks]]] = {}
     for launch, identical in job.each(LaunchFacts):
         rank, size = launch_number(launch, name), launch_number(launch, size_name)
-        # A negative LOCAL_RANK is an old convention of scripts for a process that is not distributed
+        # By an old convention, scripts mark a process that is not distributed by a negative LOCAL_RANK
         if rank is not None and not ((rank >= 0 or name == "LOCAL_RANK") and (size is None or rank < size)):
             outside.setdefault(size, []).append((rank, identical))
     for size, found in outside.items():
         first = found[0][0]
         yield Finding(
-            _summary(name, first, size_name, size) + (f" (and {len(found) - 1} more such)" if len(found) > 1 else ""),
+            _summary(name, first, size_name, size) + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""),
             ranks=tuple(number for _, identical in found for number in identical.ranks),
             evidence={name: [rank for rank, _ in found[:8]], size_name: size},
             fix=_fix(name, first, size_name, size, whole),
@@ -82,10 +84,10 @@ def _judge(job: Job, name: str, size_name: str, whole: str) -> Iterator[Finding]
 
 def _summary(name: str, rank: int, size_name: str, size: int | None) -> str:
     if size is not None and size < 1:
-        return f"{size_name}={size}: there is no room for any rank, and this one has {name}={rank}"
+        return f"{size_name}={size} allows no rank, but this process has {name}={rank}"
     if rank < 0:
-        return f"{name}={rank}: ranks count from 0"
-    numbers = "0 is the only rank" if size == 1 else f"its ranks are 0 to {(size or 1) - 1}"
+        return f"{name}={rank} is negative: ranks start at 0"
+    numbers = "the only rank is 0" if size == 1 else f"ranks are 0 to {(size or 1) - 1}"
     return f"{name}={rank} is not below {size_name}={size}: {numbers}"
 
 
@@ -94,14 +96,16 @@ def _fix(name: str, rank: int, size_name: str, size: int | None, whole: str) -> 
         return f"Set {size_name} to the number of processes of {whole}."
     if rank == size:
         return (
-            f"Counted from 1? The first process is {name}=0, the last {name}={rank - 1}. If {rank + 1} processes "
-            f"are meant to run, set {size_name}={rank + 1} on all of them."
+            f"Number the processes from {name}=0 to {name}={rank - 1}, or, if {rank + 1} processes run, set "
+            f"{size_name}={rank + 1} on all of them."
         )
     if rank < 0:
-        return f"Set {name} to the number of this process in {whole}, from 0; `unset {name}` if it is not distributed."
+        return (
+            f"Set {name} to the number of this process in {whole}, from 0, or `unset {name}` if it is not distributed."
+        )
     return (
         f"Give every process of {whole} its own {name} from 0 to {size_name} - 1, or set {size_name} to the number of "
-        "processes that really run" + ("; it must not count nodes or pods." if name == "RANK" else ".")
+        "processes that run" + (", not of nodes or pods." if name == "RANK" else ".")
     )
 
 
@@ -130,17 +134,17 @@ _CONFIG = (
     ),
 )
 def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether the number of each host is below the number of hosts.
+    """Ask whether the node rank of each host is below the number of hosts.
 
-    Why it hurts: the launcher or torch refuses it, or the host waits for a job that has no place for it.
-    Fix: count hosts from 0: of two hosts, --node-rank is 0 and 1.
+    Why it hurts: the launcher or torch rejects the node rank, or the host waits for a job that it cannot join.
+    Fix: Number the hosts from 0; for two hosts, use --node-rank=0 and --node-rank=1.
     """
     for start in starts_of(file):
         hosts, number = hosts_of(start.launch), whole_number(rank_of_host(start.launch))
         if hosts is not None and number is not None and number >= hosts and uses_node_rank(start.launch):
             yield Violation(
                 start.launch.place,
-                f"the number of the host is {number}, and {hosts} host{' is' if hosts == 1 else 's are'} expected",
+                f"The node rank is {number}, but the job has {hosts} host{'' if hosts == 1 else 's'}",
                 evidence=(("node_rank", number), ("hosts", hosts)),
             )
     if isinstance(file, Manifest):
@@ -149,6 +153,6 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
             if number is not None and machines and place is not None and number >= machines:
                 yield Violation(
                     place.place,
-                    f"machine_rank is {number} of {machines} machine{'' if machines == 1 else 's'}",
+                    f"machine_rank is {number}, but num_machines is {machines}",
                     evidence=(("machine_rank", number), ("num_machines", machines)),
                 )

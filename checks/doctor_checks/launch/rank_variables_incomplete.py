@@ -1,4 +1,4 @@
-"""ENV001: some of the variables of a rank are missing, or are no numbers."""
+"""ENV001: variables of a rank are missing or not numeric."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What env:// asks for, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
+"""Variables that env:// requires, in its order (torch/distributed/rendezvous.py); an empty value counts as missing."""
 
 COMPLETE = {*NEEDED, "LOCAL_RANK"}
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 
 SUBSTITUTES = dict(zip(("RANK", "WORLD_SIZE"), SCRIPT_VARIABLES, strict=True))
-"""Variables from which scripts under srun, mpirun and jsrun take a rank and a size."""
+"""Variables from which scripts under srun, mpirun and jsrun read the rank and the world size."""
 
 BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTER_ADDR=<host of rank 0>"}
 BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
@@ -52,12 +52,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         missing = ", ".join(group.values("var"))
         yield finding_from_logs(
             group,
-            f"{missing} is not set: the process was started without its launcher, or by one that sets other variables",
+            f"{missing} is not set: started without a launcher, or by one that sets other variables",
             evidence={"missing": list(group.values("var"))},
             confidence=0.6,
-            fix="Start the script by one launcher that sets them all: `torchrun --nproc-per-node=<GPUs> train.py`. "
-            "Where it is meant to run alone, `unset LOCAL_RANK RANK WORLD_SIZE`: what is left over makes libraries "
-            "look for the others.",
+            fix="Start the script with a launcher that sets all variables (`torchrun --nproc-per-node=gpu train.py`), "
+            "or run `unset LOCAL_RANK RANK WORLD_SIZE` if it must run as a single process.",
             explains=("RUN004",),
         )
 
@@ -105,11 +104,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
-    """Ask whether a process that has a RANK or a WORLD_SIZE has all that torch needs to join the others.
+    """Ask whether a process with RANK or WORLD_SIZE set has all variables that init_process_group() needs.
 
-    Why it hurts: init_process_group() raises on this rank, and the others wait for it until the store times out.
-    Fix: let a launcher set them (`torchrun --nproc-per-node=8 train.py`), or export RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT together; `unset RANK WORLD_SIZE LOCAL_RANK` if they are left over.
+    Why it hurts: init_process_group() raises on this rank, and the other ranks wait for it until the store times out.
+    Fix: Use a launcher that sets them (`torchrun --nproc-per-node=8 train.py`), export RANK, WORLD_SIZE, MASTER_ADDR
+    and MASTER_PORT together, or run `unset RANK WORLD_SIZE LOCAL_RANK` if they are stale.
     """
     incomplete = [(launch, identical) for launch, identical in job.each(LaunchFacts) if not _is_complete(launch.filled)]
     yield from merge(
@@ -123,7 +122,7 @@ def rank_variables_incomplete(job: Job) -> Iterator[Verdict]:
 
 
 def _is_complete(values: Mapping[str, str]) -> bool:
-    """Whether all variables that torch needs and LOCAL_RANK are set and short numbers, as torchrun sets them."""
+    """Whether LOCAL_RANK and all variables that torch needs are set, with short numbers, as by torchrun."""
     numbers = "".join(filter(None, map(values.get, NUMBERS)))
     return values.keys() >= COMPLETE and numbers.isdecimal() and len(numbers) <= LONGEST_NUMBER
 
@@ -135,12 +134,11 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
     if wrong:
         shown = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         yield Finding(
-            f"{shown}: not a number",
+            f"{shown} {'is not a number' if len(wrong) == 1 else 'are not numbers'}",
             ranks=identical.ranks,
             evidence={"variables": wrong},
-            fix=f"Set {' and '.join(wrong)} to {'a whole number' if len(wrong) == 1 else 'whole numbers'}; "
-            "a '$NAME' in a value means that the shell that should "
-            "have expanded it did not (single quotes, or `srun VAR=$X` expanded on the wrong host).",
+            fix=f"Set {' and '.join(wrong)} to {'an integer' if len(wrong) == 1 else 'integers'}; a '$NAME' in a value "
+            "was not expanded by the shell, for example because of single quotes.",
         )
 
 
@@ -150,7 +148,7 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
     if not missing or {"RANK", "WORLD_SIZE"} <= set(missing):
         return
     if missing == ["RANK"] and "LOCAL_RANK" in values and "NODE_RANK" in values:
-        return  # Lightning's own processes: lightning/fabric/strategies/launchers/subprocess_script.py sets no RANK.
+        return  # Lightning does not set RANK itself: lightning/fabric/strategies/launchers/subprocess_script.py
     there = {name: launch.get(name) for name in NEEDED if name not in missing}
     instead = [_substitute(launch, name) for name in missing]
     if all(instead):
@@ -158,17 +156,17 @@ def _judge_missing(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
         return
     empty = [name for name in missing if launch.get(name) is not None]
     yield Finding(
-        f"{_joined(list(there))} {'is' if len(there) == 1 else 'are'} set, {_joined(missing)} "
-        f"{'empty' if empty == missing else 'missing'}",
+        f"{_joined(list(there))} {'is' if len(there) == 1 else 'are'} set, but {_joined(missing)} "
+        f"{'is' if len(missing) == 1 else 'are'} {'empty' if empty == missing else 'missing'}",
         ranks=identical.ranks,
         evidence={"set": there, "missing": missing, "empty": empty, "launcher": launch.launcher},
-        fix=f"`export {' '.join(_by_hand(launch, name) for name in missing)}` with this rank's own values, or start "
-        "the script by torchrun, which sets all four; if they are left over: `unset RANK WORLD_SIZE LOCAL_RANK`.",
+        fix=f"Run `export {' '.join(_by_hand(launch, name) for name in missing)}` with the values of this rank, start "
+        "the script with torchrun, which sets all four, or run `unset RANK WORLD_SIZE LOCAL_RANK` if they are stale.",
     )
 
 
 def _substitute(launch: LaunchFacts, name: str) -> str | None:
-    """The launcher's own variable that a script can take in place of ``name``."""
+    """The launcher's own variable that a script can use instead of ``name``."""
     if inner_launcher(launch) == "torchrun":
         return None
     return next((other for other in SUBSTITUTES.get(name, ()) if launch_number(launch, other) is not None), None)
@@ -181,14 +179,15 @@ def _by_hand(launch: LaunchFacts, name: str) -> str:
 
 def _mapped(missing: list[str], instead: list[str], there: dict[str, str | None], identical: IdenticalRanks) -> Finding:
     return Finding(
-        f"{' and '.join(missing)} not set: env:// fails unless the script reads {' and '.join(instead)}",
+        f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: env:// fails unless the script reads "
+        f"{' and '.join(instead)}",
         ranks=identical.ranks,
         severity=Severity.INFO,
         evidence={"set": there, "missing": missing, "instead": instead},
-        effect="init_process_group() without rank= and world_size= raises; scripts that pass the launcher's numbers, "
-        "and Lightning, do not need the variables.",
-        fix="In the command that srun or mpirun starts: "
-        + " ".join(f"`export {name}=${other}`" for name, other in zip(missing, instead, strict=True)),
+        effect="init_process_group() without rank= and world_size= raises; Lightning and scripts that pass the "
+        "launcher's numbers do not need the variables.",
+        fix="Set the variables in the command that srun or mpirun starts:\n"
+        + "\n".join(f"export {name}=${other}" for name, other in zip(missing, instead, strict=True)),
     )
 
 
@@ -202,12 +201,12 @@ def _judge_local_ranks(job: Job) -> Iterator[Finding]:
         without = tuple(number for number, launch in launches if _lacks_local_rank(launch, len(launches)))
         if without:
             yield Finding(
-                "LOCAL_RANK is not set, and there are several ranks a host",
+                "LOCAL_RANK is not set, but there are several ranks per host",
                 ranks=without,
                 severity=Severity.INFO,
                 evidence={"ranks_per_host": len(launches)},
-                effect="A script that picks its GPU by LOCAL_RANK puts all ranks of the host on GPU 0.",
-                fix="`export LOCAL_RANK=<number of the process on this host, from 0>`, or start by torchrun.",
+                effect="A script that selects its GPU by LOCAL_RANK uses GPU 0 for all ranks of the host.",
+                fix="Set LOCAL_RANK to the index of each process on its host, or start the ranks with torchrun.",
             )
 
 
@@ -269,18 +268,18 @@ _BATCH = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
     ),
 )
 def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether each host of a job is told its number, where nothing else gives it out.
+    """Ask whether each host of a job has a node rank, unless a rendezvous assigns it.
 
-    Why it hurts: without --node-rank every host takes itself for host 0: ranks are claimed twice, and the others are
-    waited for.
-    Fix: `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=<host 0>:29500`, which needs no number; or
-    `--node-rank` from 0 on, another on each host.
+    Why it hurts: without --node-rank every host acts as host 0: two processes use the same rank, and the other ranks
+    never join.
+    Fix: Use `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST0:29500`, which needs no node rank, or
+    pass a different `--node-rank` on each host, starting at 0.
     """
     for start in starts_of(file):
         launch, hosts = start.launch, hosts_of(start.launch)
         if not hosts or hosts < 2 or launch.is_open or rank_of_host(launch) is not None:
             continue
-        # Whether the batch script starts it on one host alone, which is another fault (ENV014).
+        # The batch script starts it on one host only, which is another fault (ENV014).
         job = file.allocation if isinstance(file, ShellFile) else None
         if job is not None and start.outer is None and job.nodes != 1:
             continue
@@ -291,11 +290,11 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
 def _violation(start: ProcessLaunch, hosts: int) -> Violation:
     launch = start.launch
     command = launch.command
-    backend = f", and --{command.rendezvous} is static" if launch.option(command.host_port) else ""
+    backend = f" and with a static --{command.rendezvous}" if launch.option(command.host_port) else ""
     return Violation(
         launch.place,
         f"{launch.program} for {hosts} hosts without {option_name(launch, command.node_rank)}{backend}: "
-        "each takes itself for host 0",
+        "each acts as host 0",
         severity=None if start.step is not None else Severity.WARNING,
         confidence=1.0 if start.step is not None else 0.7,
         evidence=(("hosts", hosts),),

@@ -1,4 +1,4 @@
-"""ENV015: nobody hosts the store of the rendezvous."""
+"""ENV015: no host serves the store of the rendezvous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from doctor.testing import Fails, Passes, logged
 
 _KINDS = ("elastic.rdzv_connect", "elastic.rdzv_timeout")
 _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous")
-"""What agents say of a store whose host has left already."""
+"""Words in the messages of agents about a store whose host has already exited."""
 
 
 @check(
@@ -58,13 +58,13 @@ _LATE_WORDS = ("heartbeat", "shutdown the rendezvous", "shut down the rendezvous
     ),
 )
 def rendezvous_failed(job: Job) -> Iterator[Verdict]:
-    """Ask whether the rendezvous of torchrun found its store.
+    """Ask whether the rendezvous of torchrun could connect to its store.
 
-    Why it hurts: with the c10d back end, the host that knows the endpoint as its own hosts the store. Where no host
-    does (the name of a service, an address of the outside, a load balancer), all are clients and wait until they give
-    up.
-    Fix: `--rdzv-endpoint=<name or address of the first host, as it knows itself>:29400` on all hosts alike; on the
-    first one `--rdzv-conf is_host=true` says that it is the host of the store.
+    Why it hurts: with the c10d backend, the host that recognizes the endpoint as its own address serves the store. If
+    no host does (for the name of a service, an external address or a load balancer), all hosts are clients and wait
+    until the timeout.
+    Fix: Set --rdzv-endpoint on all hosts to a name or address that the first host recognizes as its own, or pass
+    `--rdzv-conf is_host=true` on the first host to make it serve the store.
     """
     yield from _by_closing(job)
     early = tuple(event for event in events_of_kinds(job, *_KINDS) if _is_start(job, event))
@@ -72,8 +72,7 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
         endpoint = launch_setting(job, "rdzv_endpoint")
         yield finding_from_logs(
             EventGroup(early[0].kind, early),
-            f"no store answered at the rendezvous{f' {endpoint}' if endpoint else ''}: nobody hosts it, or the way "
-            "to it is blocked",
+            f"No store answered at the rendezvous endpoint{f' {endpoint}' if endpoint else ''}: not served, or blocked",
             ranks=(),
             evidence={"endpoint": endpoint},
             confidence=0.7,

@@ -34,12 +34,12 @@ from doctor.testing import Fails, Passes, logged
     ),
 )
 def session_hung_up(job: Job) -> Iterable[Verdict]:
-    """Ask whether the launcher was hung up on.
+    """Ask whether the launcher received SIGHUP.
 
-    Why it hurts: when a terminal or an ssh session closes, the system sends SIGHUP to what runs in it; torchrun passes
-    it on to all ranks. Nothing is wrong with the training.
-    Fix: start it inside `tmux` or `screen`, by `setsid nohup torchrun ... > train.log 2>&1 &`, or as a batch job, then
-    resume from the last checkpoint. torchrun installs its own handler for SIGHUP, so that nohup alone may not be
-    enough.
+    Why it hurts: when a terminal or an ssh session closes, the system sends SIGHUP to the processes in it, and torchrun
+    forwards it to all ranks. Nothing is wrong with the training itself.
+    Fix: Resume from the last checkpoint inside `tmux` or `screen`, as a batch job, or with
+    `setsid nohup torchrun ... > train.log 2>&1 &` (nohup alone may not suffice, because torchrun installs its own
+    handler for SIGHUP).
     """
     return ()

@@ -1,4 +1,4 @@
-"""ENV011: SLURM shows each task a part of the node's GPUs, and ranks address them by local rank."""
+"""ENV011: SLURM tasks see only some GPUs of the node, but ranks select their GPU by local rank."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ OPTIONS = (
     "SLURM_TRES_BIND",
     "SLURMD_TRES_BIND",
 )
-"""Where a task is told that SLURM binds GPUs: the options of srun, and last what slurmd made of them."""
+"""Variables that show GPU binding by SLURM: the options of srun, and last the result of slurmd."""
 
 MAY_WORK = (
-    "A script that uses cuda:LOCAL_RANK ends with 'invalid device ordinal' or shares a GPU, and Lightning refuses the "
-    "number of devices; one that uses cuda:0 in every task works, without P2P where device cgroups part the GPUs."
+    "A script that uses cuda:LOCAL_RANK fails with 'invalid device ordinal' or shares a GPU, and Lightning rejects the "
+    "number of devices. A script that uses cuda:0 in every task works, but without P2P between device cgroups."
 )
 
 
 class LocalRankGpus(NamedTuple):
-    """A rank's number on its host, whether LOCAL_RANK itself says so, and how many GPUs the rank sees."""
+    """A rank's number on its host, whether LOCAL_RANK states it, and how many GPUs the rank sees."""
 
     number: int
     is_stated: bool
@@ -56,7 +56,7 @@ class LocalRankGpus(NamedTuple):
 
 
 class HiddenGpus(NamedTuple):
-    """What ranks have in common of which one finding speaks. ``devices``: what Lightning is told to use."""
+    """The common cause of ranks in one finding. ``devices``: the number of devices configured in Lightning."""
 
     severity: Severity
     visible: int | None
@@ -66,21 +66,22 @@ class HiddenGpus(NamedTuple):
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Lightning asks for devices by local rank and sees one alone. A batch script shows that SLURM hands them out; so
-    does a request for many of which just one is there."""
+    """Report Lightning tasks that request several GPUs and see only one.
+
+    SLURM assigns them if the log is of a batch script, or if many GPUs are requested and only one is visible."""
     for group in event_groups(job, "pl.gpus_missing", by=("wanted",)):
         seen = next(
             (one.value("has") for one in event_groups(job, "pl.gpus_missing", by=("has",)) if one.value("has")), None
         )
         asked, present = _numbers(group.value("wanted")), _numbers(seen)
         slurm = is_logged(job, "slurm.script", "pl.slurm_requeue.harmless", "slurm.task_exit", "slurm.cancel")
-        # A log may end before the line with the GPUs that are there.
+        # A log may end before the line with the visible GPUs.
         if (seen and present != (0,)) or len(asked) < 2 or not (slurm or (seen and len(asked) >= WHOLE_HOST)):
             continue
         yield finding_from_logs(
             group,
-            f"{len(asked)} GPUs are asked for and each task sees {'one' if seen else 'fewer'}: "
-            + ("SLURM shows it no more" if slurm else "the scheduler or CUDA_VISIBLE_DEVICES hides the others"),
+            f"{len(asked)} GPUs are requested, but each task sees only {'one' if seen else 'some'}: "
+            f"{'SLURM' if slurm else 'the scheduler or CUDA_VISIBLE_DEVICES'} hides the others",
             evidence={"asked": group.value("wanted"), "seen": seen or "unknown"},
             severity=Severity.ERROR,
             confidence=0.75 if slurm and seen else 0.5,
@@ -89,7 +90,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 WHOLE_HOST = 4
-"""Who asks for so many GPUs knows of a host that has them."""
+"""GPUs: a job that requests so many was written for a host that has them."""
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
@@ -185,12 +186,12 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     ),
 )
 def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
-    """Ask whether every task of SLURM sees the GPU that its local rank addresses.
+    """Ask whether every SLURM task sees the GPU that its local rank selects.
 
-    Why it hurts: torch.cuda.set_device(LOCAL_RANK) ends with "invalid device ordinal", Lightning says "You requested
-    gpu: [0, 1] But your machine only has: [0]"; and GPUs in separate device cgroups can't reach each other by P2P.
-    Fix: request GPUs by node, `--gpus-per-node=8` (or `--gres=gpu:8`) in place of `--gpus-per-task=1`, with
-    `--gpu-bind=none`.
+    Why it hurts: torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", and Lightning with "You
+    requested gpu: [0, 1] But your machine only has: [0]"; GPUs in separate device cgroups cannot use P2P.
+    Fix: Request GPUs per node with `--gpus-per-node=8` (or `--gres=gpu:8`) and `--gpu-bind=none` instead of
+    `--gpus-per-task=1`.
     """
     inside = False
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}
@@ -216,7 +217,7 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
 
 
 def _fault(seat: LocalRankGpus, launch: LaunchFacts, identical: IdenticalRanks) -> HiddenGpus | None:
-    """What is wrong with the place of a rank. A task that sees one GPU and has no LOCAL_RANK may well use device 0."""
+    """Return the fault of a rank. A task that sees one GPU and has no LOCAL_RANK may use device 0."""
     step = slurm_step(launch)
     several = (launch.local_world_size or 1) > 1 or (step is not None and (step.most_per_node or 1) > 1)
     bound, asked = _bound(launch, identical), devices_asked(identical.members[0])
@@ -234,7 +235,7 @@ def _fault(seat: LocalRankGpus, launch: LaunchFacts, identical: IdenticalRanks) 
 
 
 def _sees_a_part(seat: LocalRankGpus, launch: LaunchFacts) -> bool:
-    """Whether a task sees fewer GPUs than the tasks of its node were given together; SLURM may bind in name only."""
+    """Whether a task sees fewer GPUs than all tasks of its node have; SLURM may bind without hiding the others."""
     step, each = slurm_step(launch), launch_number(launch, "SLURM_GPUS_PER_TASK") or 1
     tasks = (step.most_per_node if step else None) or launch.local_world_size or 1
     return seat.visible is None or seat.visible < tasks * each
@@ -249,7 +250,7 @@ def _visible(identical: IdenticalRanks) -> int | None:
 
 
 def _bound(launch: LaunchFacts, identical: IdenticalRanks) -> bool:
-    """Whether SLURM gives each task GPUs of its own; --tres-per-task does so too when it names GPUs."""
+    """Whether SLURM assigns GPUs to each task; --tres-per-task also does if it names GPUs."""
     if (launch.get("SLURM_GPU_BIND") or "").lower() == "none":
         return False
     return bound_per_task(identical.members[0]) or "gpu" in (launch.get("SLURM_TRES_PER_TASK") or "")
@@ -258,20 +259,23 @@ def _bound(launch: LaunchFacts, identical: IdenticalRanks) -> bool:
 def _report(fault: HiddenGpus, seats: list[tuple[LocalRankGpus, IdenticalRanks]]) -> Finding:
     numbers = sorted({seat.number for seat, _ in seats})
     what = (
-        f"Lightning is told devices={fault.devices}"
+        f"Lightning uses devices={fault.devices}"
         if fault.devices
-        else ranks_in_words(tuple(numbers)).replace("rank", "local rank", 1)
+        else ranks_in_words(tuple(numbers)).replace("rank", "Local rank", 1)
     )
     count = "some" if fault.visible is None else str(fault.visible)
     cause = f" ({', '.join(f'{name}={value}' for name, value in fault.options)})" if fault.options else ""
     return Finding(
-        f"{what}, but SLURM shows the task {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
+        f"{what}, but the SLURM task sees only {count} GPU{'' if fault.visible == 1 else 's'}{cause}"
+        if fault.devices
+        else f"{what}: the SLURM task sees only {count} GPU{'' if fault.visible == 1 else 's'}{cause}",
         ranks=tuple(number for _, identical in seats for number in identical.ranks),
         severity=fault.severity,
         evidence={"local_ranks": numbers, "visible_gpus": fault.visible, **dict(fault.options)},
         effect=MAY_WORK if fault.severity is Severity.WARNING else "",
-        fix=f"`#SBATCH --gpus-per-node={max(fault.tasks, 1)}` in place of --gpus-per-task, and `srun --gpu-bind=none "
-        "...`; or let every task use cuda:0: `srun bash -c 'LOCAL_RANK=0 exec python train.py'` (not with Lightning).",
+        fix=f"Use `#SBATCH --gpus-per-node={max(fault.tasks, 1)}` instead of --gpus-per-task, and start with `srun "
+        "--gpu-bind=none python train.py`, or, without Lightning, let every task use cuda:0: `srun bash -c "
+        "'LOCAL_RANK=0 exec python train.py'`.",
         explains=("GPU002", "RUN004"),
     )
 
@@ -328,13 +332,13 @@ _EACH = ("#!/bin/bash", "#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-task=
     ),
 )
 def slurm_gpus_hidden_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether every task of SLURM sees the GPU that its local rank addresses."""
+    """Ask whether every SLURM task sees the GPU that its local rank selects."""
     for start in starts_of(file):
         step = start.step
         if step is not None and step.splits_gpus and (why := _why(file, start, step)):
             yield Violation(
                 start.launch.place,
-                f"{why}, and SLURM shows each task {_seen(step)}",
+                f"{why}, but each SLURM task sees only {_seen(step)}",
                 evidence=tuple(
                     (name, step.options[name]) for name in ("gpus-per-task", "gpu-bind") if name in step.options
                 ),
@@ -344,7 +348,7 @@ def slurm_gpus_hidden_in_files(file: ShellFile) -> Iterator[Violation]:
 def _seen(step: Allocation) -> str:
     each = step.gpus_per_task
     if each is None:
-        return f"the GPUs of --gpu-bind={step.options.get('gpu-bind', '')} alone"
+        return f"the GPUs of --gpu-bind={step.options.get('gpu-bind', '')}"
     return f"{each} GPU{'' if each == 1 else 's'}"
 
 
@@ -358,4 +362,4 @@ def _why(file: ShellFile, start: ProcessLaunch, step: Allocation) -> str:
         return f"trainer.devices={devices}"
     local = start.launch.settings.get("LOCAL_RANK")
     by_task = local is not None and any(name.endswith("SLURM_LOCALID") for name in local.reads)
-    return "ranks take LOCAL_RANK from SLURM_LOCALID" if by_task and (tasks or 1) > 1 else ""
+    return "LOCAL_RANK is set from SLURM_LOCALID" if by_task and (tasks or 1) > 1 else ""

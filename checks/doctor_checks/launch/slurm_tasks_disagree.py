@@ -1,4 +1,4 @@
-"""ENV010: SLURM starts other tasks than the job needs."""
+"""ENV010: the SLURM tasks do not match the ranks of the job."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
 
 NUMBERS = (
-    ("SLURM_PROCID", "SLURM_NTASKS", "task", "tasks"),
-    ("SLURM_LOCALID", "SLURM_NTASKS", "local task", "tasks"),
-    ("SLURM_NODEID", "SLURM_NNODES", "node", "nodes"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("SLURM_LOCALID", "SLURM_NTASKS"),
+    ("SLURM_NODEID", "SLURM_NNODES"),
 )
-"""A number of SLURM, the count that it must stay below, and both in words."""
+"""An index of SLURM, and the count that it must be below."""
 
 SHOWN = (
     "SLURM_JOB_ID",
@@ -61,11 +61,11 @@ SHOWN = (
     "SLURM_NNODES",
     "SLURM_NTASKS_PER_NODE",
 )
-"""Variables that stand in the evidence."""
+"""Variables shown in the evidence."""
 
 
 def _by_index(job: Job) -> Iterator[Finding]:
-    """Lightning looks for the device of its local rank in the Trainer's list, which is shorter than SLURM's tasks."""
+    """Report a Lightning local rank beyond the Trainer's list of devices: SLURM started more tasks than devices."""
     if job.evidence is None or not is_logged(job, "slurm."):
         return
     events = tuple(
@@ -76,23 +76,23 @@ def _by_index(job: Job) -> Iterator[Finding]:
     if events:
         yield finding_from_logs(
             EventGroup(events[0].kind, events),
-            "SLURM started more tasks on a host than the Trainer has devices there",
+            "SLURM started more tasks per host than the Trainer has devices",
             ranks=(),
             confidence=0.95,
-            fix="`#SBATCH --ntasks-per-node` has to be what Trainer(devices=...) says, and --gpus-per-node as well.",
+            fix="Set --ntasks-per-node and --gpus-per-node in the batch script to the number of Trainer(devices=...).",
         )
 
 
 def _by_slurm(job: Job) -> Iterator[Finding]:
-    """A step that SLURM refuses, or that waits for CPUs which its own batch script holds."""
-    # Open MPI takes its slots from SLURM's allocation; without SLURM, from a list of hosts.
+    """Report a step that SLURM rejects, or that waits for CPUs that its own batch script uses."""
+    # Open MPI gets its slots from the SLURM allocation; without SLURM, from a list of hosts.
     of_mpi = ("mpi.slots",) if is_logged(job, "slurm.") else ()
     for group in event_groups(job, "slurm.refused", "slurm.step_waits", *of_mpi, by=("why",)):
         why = group.value("why", "why2", "why3") or "there are not enough slots"
         if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"the tasks that are asked for can't be started: {why}",
+                f"SLURM cannot start the requested tasks: {why}",
                 ranks=(),
                 confidence=0.85,
                 fix=_OF_CPUS if any(word in why for word in ("layout tasks", "distribute tasks", "cpu bind")) else "",
@@ -100,13 +100,13 @@ def _by_slurm(job: Job) -> Iterator[Finding]:
 
 
 _OF_CPUS = (
-    "Request the CPUs of the step explicitly, at most those of its allocation (`srun --cpus-per-task=8`), and start it "
-    "without the binding of an outer step: `unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST`."
+    "Request the CPUs of the step explicitly, at most those of its allocation (`srun --cpus-per-task=8`), and remove "
+    "the binding of an outer step with `unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST`."
 )
 
 
 def _by_waiting(job: Job) -> Iterator[Finding]:
-    """Lightning detects SLURM, and then one rank of several waits alone."""
+    """Report a job in which Lightning detects SLURM and only some ranks join."""
     for group in event_groups(job, "pl.init_dist", by=("w",)):
         size, last, times = parse_count(group.value("w")) or 0, group.events[-1], joined_ranks(group)
         came = len(times)
@@ -117,7 +117,7 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
         if not set_up_after(job, last) and not failed_before(job, last):
             yield finding_from_logs(
                 group,
-                f"{came} of {size} ranks came: SLURM starts other tasks than the Trainer wants",
+                f"Only {came} of {size} ranks joined: the SLURM tasks do not match the Trainer",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.6,
@@ -225,9 +225,9 @@ def _by_waiting(job: Job) -> Iterator[Finding]:
 def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     """Ask whether SLURM starts as many tasks as the training needs.
 
-    Why it hurts: the ranks that exist wait for tasks that SLURM never starts, or Lightning refuses the numbers.
-    Fix: request one task for each GPU (`--nodes=2 --ntasks-per-node=8`) and start by `srun python train.py`; with
-    torchrun, one task for each node (`srun --ntasks-per-node=1 torchrun ...`).
+    Why it hurts: ranks wait for tasks that SLURM never starts, or Lightning rejects the settings.
+    Fix: Request one task per GPU (`--nodes=2 --ntasks-per-node=8`) and start with `srun python train.py`; with
+    torchrun, request one task per node (`srun --ntasks-per-node=1 torchrun ... train.py`).
     """
     inside = False
     findings: list[Finding] = []
@@ -254,24 +254,25 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
                 f"{name}={launch.get(name)!r} is not a number",
                 ranks=identical.ranks,
                 evidence={name: launch.get(name)},
-                fix=f"`unset {name}`: srun and sbatch set it themselves; request tasks by --ntasks.",
+                fix=f"unset {name}",
             )
     yield from _judge_numbers(launch, identical)
     yield from _judge_step(launch, identical)
     yield from _judge_trainer(launch, identical)
-    # The script itself has SLURM_PROCID=0 from sbatch; a shell of salloc has none
+    # sbatch sets SLURM_PROCID=0 for the batch script; a shell of salloc has none
     slurm = identical.find(SlurmFacts)
     batch = "SLURM_PROCID" in launch.filled or (slurm is not None and slurm.batch)
     tasks = launch_number(launch, "SLURM_NTASKS")
     if batch and tasks and slurm_step(launch) is None and starts_tasks_unlaunched(job, launch):
         yield Finding(
-            f"a batch script of {tasks} tasks starts 1 process: {tasks - 1} of its ranks will never exist",
+            f"The batch script requests {tasks} tasks but starts 1 process; {tasks - 1} "
+            f"{'rank is' if tasks == 2 else 'ranks are'} never started",
             ranks=identical.ranks,
             evidence=_slurm_variables(launch),
-            effect="SLURM runs the script once, on the first node; only srun starts the other tasks.",
-            fix="`srun python train.py` in the script in place of `python train.py`.",
+            effect="SLURM runs the batch script once, on the first node; only srun starts the other tasks.",
+            fix="In the batch script, replace `python train.py` by `srun python train.py`.",
         )
-    # Without --ntasks-per-node Lightning has nothing to compare; it starts with the tasks that are there
+    # Without --ntasks-per-node Lightning cannot compare the numbers; it starts with the tasks that exist
     trainer, step = identical.find(TrainerFacts), slurm_step(launch)
     if trainer is None or trainer.devices is None or step is None or not is_lightning_slurm(launch):
         return
@@ -279,33 +280,35 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
     if step.size is None or step.size == trainer.devices * nodes or "SLURM_NTASKS_PER_NODE" in launch.filled:
         return
     yield Finding(
-        f"the Trainer is told devices={trainer.devices} on {nodes} {'host' if nodes == 1 else 'hosts'}, "
+        f"The Trainer uses devices={trainer.devices} on {nodes} {'host' if nodes == 1 else 'hosts'}, "
         f"but the step runs {step.size} {'task' if step.size == 1 else 'tasks'}",
         ranks=identical.ranks,
         evidence={"devices": trainer.devices, "num_nodes": nodes, **_slurm_variables(launch)},
-        effect="Lightning trains with the tasks that exist and deals out the data as if there were others.",
-        fix=f"`#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
+        effect="Lightning trains with the existing tasks, but distributes the data as if all configured ranks existed.",
+        fix=f"Use `#SBATCH --nodes={nodes} --ntasks-per-node={trainer.devices}` and `srun python train.py`.",
     )
 
 
 def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """In a heterogeneous job SLURM_PROCID counts over all parts and SLURM_NTASKS is that of one (srun(1))."""
+    """Report indices beyond their count. In a heterogeneous job SLURM_PROCID counts over all components, but
+    SLURM_NTASKS is that of one component (srun(1))."""
     if "SLURM_HET_SIZE" in launch.filled:
         return
-    for name, count_name, word, words in NUMBERS:
+    for name, count_name in NUMBERS:
         number, count = launch_number(launch, name), launch_number(launch, count_name)
         if number is not None and count is not None and not 0 <= number < count:
             yield Finding(
-                f"{name}={number}, but {count_name}={count}: there is no {word} {number} among {count} {words}",
+                f"{name}={number} is out of range: {count_name}={count}",
                 ranks=identical.ranks,
                 evidence=_slurm_variables(launch),
-                effect="Scripts and Lightning take these for rank and world size: torch refuses the rank, or hangs.",
-                fix=f"`unset {name} {count_name}`, then `srun --ntasks={max(count, 1)} python train.py` sets both.",
+                effect="Scripts and Lightning use these as rank and world size: torch rejects the rank or hangs.",
+                fix=f"unset {name} {count_name}\nsrun --ntasks={max(count, 1)} python train.py",
             )
 
 
 def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """A step gets its own size as SLURM_NTASKS from srun; where they differ, somebody kept or set the job's."""
+    """Report a step of another size than SLURM_NTASKS. srun sets it to the size of the step; if they differ, the
+    value of the job was kept or exported."""
     needed, started = launch_number(launch, "SLURM_NTASKS"), launch_number(launch, "SLURM_STEP_NUM_TASKS")
     if needed is None or started is None or needed == started or is_interactive_job(launch):
         return
@@ -314,17 +317,17 @@ def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Find
         f"(SLURM_STEP_NUM_TASKS={started})",
         ranks=identical.ranks,
         evidence=_slurm_variables(launch),
-        effect=f"Lightning and scripts that read SLURM_NTASKS wait for {needed} ranks, and only {started} "
+        effect=f"Lightning and scripts that read SLURM_NTASKS wait for {needed} ranks, but only {started} "
         f"{'exists' if started == 1 else 'exist'}."
         if needed > started
-        else f"{started} tasks run and believe that they are {needed}: some have no rank in the group.",
-        fix=f"Start all of them: `srun --ntasks={needed} python train.py` (not from inside another srun), without "
-        "--preserve-env and without exporting SLURM_NTASKS; or request as many tasks as you start.",
+        else f"{started} tasks run with a world size of {needed}: some are not in the process group.",
+        fix=f"Start all tasks with `srun --ntasks={needed} python train.py`, not inside another srun, without "
+        "--preserve-env and without exporting SLURM_NTASKS.",
     )
 
 
 def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """Lightning compares both and raises (SLURMEnvironment.validate_settings)."""
+    """Report settings that Lightning compares and rejects (SLURMEnvironment.validate_settings)."""
     trainer = identical.find(TrainerFacts)
     if trainer is None or not is_lightning_slurm(launch):
         return
@@ -336,11 +339,11 @@ def _judge_trainer(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
         given = launch_number(launch, name)
         if asked is not None and given is not None and asked != given:
             yield Finding(
-                f"the Trainer is told {argument}={asked}, but {name}={given}",
+                f"The Trainer uses {argument}={asked}, but {name}={given}",
                 ranks=identical.ranks,
                 evidence={argument: asked, name: given, "source": trainer.source},
-                effect="Lightning ends with a ValueError before training starts.",
-                fix=f"`#SBATCH {option}={asked}`, or {argument}={given} in the Trainer.",
+                effect="Lightning raises ValueError before training starts.",
+                fix=f"Use `#SBATCH {option}={asked}`, or {argument}={given} in the Trainer.",
             )
 
 
@@ -459,20 +462,20 @@ _LIGHTNING = ("#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4",
     ),
 )
 def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether the tasks and hosts that a batch script asks for are those that it starts.
+    """Ask whether the tasks and hosts that a batch script requests match those that it starts.
 
-    Why it hurts: the ranks that exist wait for others that SLURM never starts, each host trains for itself, or
-    Lightning refuses the numbers.
-    Fix: request one task for each GPU and start by `srun python train.py`; with torchrun, one task for each host and
-    `--nnodes=$SLURM_NNODES`.
+    Why it hurts: ranks wait for tasks that SLURM never starts, each host trains separately, or Lightning rejects the
+    settings.
+    Fix: Request one task per GPU and start with `srun python train.py`; with torchrun, request one task per host and
+    pass `--nnodes=$SLURM_NNODES`.
     """
     for line, options in file.late_headers.items():
         asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]
         if asked:
             yield Violation(
                 SourceLocation(line),
-                f"{', '.join(asked)} stands behind the first command: sbatch passes it over",
-                fix="Put all #SBATCH lines above the first command.",
+                f"sbatch ignores {', '.join(asked)} after the first command",
+                fix="Move all #SBATCH lines above the first command.",
                 severity=Severity.WARNING,
                 evidence=(("options", asked),),
             )
@@ -492,32 +495,32 @@ def _too_many_hosts(job: Allocation, step: Allocation, place: SourceLocation) ->
     return [
         Violation(
             place,
-            f"srun asks for {step.nodes} hosts, and the job has {job.nodes}",
-            fix=f"`#SBATCH --nodes={step.nodes}`, or `srun --nodes={job.nodes}`.",
+            f"srun requests {step.nodes} hosts, but the job has {job.nodes}",
+            fix=f"Use `#SBATCH --nodes={step.nodes}` or `srun --nodes={job.nodes}`.",
             evidence=(("nodes", job.nodes), ("step_nodes", step.nodes)),
         )
     ]
 
 
 def _judge_agent(start: ProcessLaunch, step: Allocation) -> list[Violation]:
-    """One torchrun a host; several on one are of another kind (ENV009)."""
+    """Report a launcher with another number of hosts than srun starts it on; several on one host are ENV009."""
     expected, nodes = hosts_of(start.launch) if start.is_agent else None, step.nodes
     if expected is None or nodes is None or step.tasks_per_node != 1 or expected == nodes:
         return []
     option = option_name(start.launch, start.launch.command.hosts)
-    told = f"is told {expected} hosts" if expected > 1 else "is told one host, or nothing of hosts"
+    told = f"uses {expected} hosts" if expected > 1 else "uses one host"
     return [
         Violation(
             start.launch.place,
-            f"{start.launch.program} {told}, and srun starts it on {nodes}",
-            fix=f"`{option}={nodes}` and one rendezvous for all of them, or `#SBATCH --nodes={expected}`.",
+            f"{start.launch.program} {told}, but srun starts it on {nodes}",
+            fix=f"Use `{option}={nodes}` and one rendezvous for all hosts, or `#SBATCH --nodes={expected}`.",
             evidence=(("nodes", nodes), ("expected", expected)),
         )
     ]
 
 
 def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Violation]:
-    """Lightning wants one task for each device (lightning/fabric/plugins/environments/slurm.py, validate_settings)."""
+    """Lightning requires one task per device (lightning/fabric/plugins/environments/slurm.py, validate_settings)."""
     if start.is_agent or start.launch.program != "python":
         return []
     for name, option, given in (
@@ -529,8 +532,8 @@ def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Viol
             return [
                 Violation(
                     start.launch.place,
-                    f"trainer.{name}={asked}, and srun starts with --{option}={given}",
-                    fix=f"`#SBATCH --{option}={asked}`, or trainer.{name}={given}.",
+                    f"trainer.{name}={asked}, but srun uses --{option}={given}",
+                    fix=f"Use `#SBATCH --{option}={asked}`, or trainer.{name}={given}.",
                     evidence=((f"trainer.{name}", asked), (option, given)),
                 )
             ]
@@ -540,8 +543,8 @@ def _judge_launched_trainer(start: ProcessLaunch, step: Allocation) -> list[Viol
     return [
         Violation(
             start.launch.place,
-            f"{tasks} tasks of a host share {gpus} GPU{'' if gpus == 1 else 's'}",
-            fix=f"`#SBATCH --gpus-per-node={tasks}`, or `--ntasks-per-node={gpus}`.",
+            f"{tasks} tasks per host share {gpus} GPU{'' if gpus == 1 else 's'}",
+            fix=f"Use `#SBATCH --gpus-per-node={tasks}` or `#SBATCH --ntasks-per-node={gpus}`.",
             severity=Severity.WARNING,
             confidence=0.7,
             evidence=(("tasks_per_node", tasks), ("gpus_per_node", gpus)),

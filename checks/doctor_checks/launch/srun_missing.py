@@ -42,10 +42,10 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 def srun_missing(job: Job) -> Iterator[Verdict]:
     """Ask whether a process in an allocation of several tasks was started by srun or another launcher.
 
-    Why it hurts: Lightning sees SLURM_NTASKS, takes this one process for task 0 of that many, starts no others, and
-    waits at 'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N' until it times out.
-    Fix: `srun python train.py`; or `torchrun --nproc-per-node=8 train.py` in a job with --ntasks-per-node=1; for
-    interactive work name the job so: `salloc --job-name=interactive`.
+    Why it hurts: Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at
+    'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N' until the timeout.
+    Fix: Start with `srun python train.py`, or with `torchrun --nproc-per-node=8 train.py` in a job with
+    --ntasks-per-node=1; for interactive work, use `salloc --job-name=interactive`.
     """
     for launch, identical in job.each(LaunchFacts):
         if not starts_tasks_unlaunched(job, launch):
@@ -60,8 +60,8 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
                 "SLURM_JOB_NAME": name,
                 "launcher": launch.launcher,
             },
-            fix=f"`srun python train.py` starts all {tasks or 'the'} tasks; `srun doctor check` examines all of them. "
-            "In an interactive shell `export SLURM_JOB_NAME=interactive`, and Lightning starts its own processes.",
+            fix=f"Start all {tasks or 'the'} tasks with `srun python train.py` (and check them with `srun doctor "
+            "check`), or in an interactive shell run `export SLURM_JOB_NAME=interactive` before `python train.py`.",
             explains=() if "SLURM_STEP_NUM_TASKS" in launch.filled else ("ENV010",),
         )
 
@@ -113,11 +113,11 @@ _TRAINS = re.compile(r"(?<![a-z])(?:pre)?(?:train|fine_?tune|tune|fit|main|run|s
     ),
 )
 def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether a batch script of several tasks or hosts starts the training by srun or another launcher.
+    """Ask whether a batch script of several tasks or hosts starts the training with srun or another launcher.
 
-    Why it hurts: a batch script runs once, on the first host. Nobody starts the other ranks: Lightning waits at
+    Why it hurts: a batch script runs once, on the first host. The other ranks are never started: Lightning waits at
     'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N', torchrun at its rendezvous.
-    Fix: put `srun` before the command; with torchrun in a job with --ntasks-per-node=1.
+    Fix: Put `srun` before the command; with torchrun, use --ntasks-per-node=1.
     """
     job = file.allocation
     programs = (one for launch in file.launches for one in launch.chain())
@@ -136,8 +136,8 @@ def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
     if not start.launch.command.reaches_hosts and (job.nodes or 1) > 1 and (hosts or 1) > 1:
         yield Violation(
             start.launch.place,
-            f"{start.launch.program} waits for {hosts} hosts, and the batch script starts it on the first alone",
-            fix=f"`srun {start.launch.program} ...`, in a job with `#SBATCH --ntasks-per-node=1`.",
+            f"{start.launch.program} waits for {hosts} hosts, but the batch script starts it only on the first",
+            fix=f"Use `srun {start.launch.program} ...` in a job with `#SBATCH --ntasks-per-node=1`.",
             evidence=(("nodes", job.nodes), ("expected", hosts)),
         )
 
@@ -153,7 +153,7 @@ def _judge_python(launch: Launch, job: Allocation) -> Iterator[Violation]:
     where = f"on {nodes} hosts" if nodes > 1 else "on one host"
     yield Violation(
         launch.place,
-        f"the job has {tasks} tasks {where}, and the batch script starts one process",
+        f"The job has {tasks} tasks {where}, but the batch script starts one process",
         severity=None if is_lightning else Severity.WARNING,
         confidence=1.0 if is_lightning else 0.8,
         evidence=(("tasks", tasks), ("nodes", nodes), ("script", launch.script)),

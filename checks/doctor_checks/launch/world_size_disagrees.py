@@ -1,4 +1,4 @@
-"""ENV003: ranks do not agree on how many they are."""
+"""ENV003: ranks use different world sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 from doctor_checks.launch._restart_messages import RESTARTS
 
 MOST_FINDINGS = 8
-"""Sizes with a finding of their own; more have one cause, such as a size computed on every host."""
+"""Sizes reported separately; more have a common cause, such as a size computed on every host."""
 
 
 def _counted_by_each_host(hosts: int) -> JobBuilder:
@@ -51,24 +51,24 @@ def _counted_by_each_host(hosts: int) -> JobBuilder:
 
 
 def _worlds_unequal(job: Job) -> Iterator[Finding]:
-    """NCCL's first contact brings ranks of worlds of different sizes together."""
+    """Report ranks with different world sizes that connect during the NCCL bootstrap."""
     for group in event_groups(job, "nccl.bootstrap.mismatch", "nccl.bootstrap.mismatch.old", by=("a", "b")):
         sizes = [group.value("a"), group.value("b")]
         yield finding_from_logs(
             group,
-            f"ranks of a world of {sizes[0]} and of one of {sizes[1]} met",
+            f"Ranks with world sizes {sizes[0]} and {sizes[1]} connected to each other",
             ranks=(),
             evidence={"world_sizes": sizes},
             confidence=0.7,
-            fix="Start all hosts with the same number of hosts and of processes for each, and give each job a "
-            "MASTER_PORT of its own: `env | grep -E 'WORLD_SIZE|MASTER|SLURM_NTASKS'` on both.",
+            fix="Start all hosts with the same number of hosts and of processes per host, and use a different "
+            "MASTER_PORT for each job; compare `env | grep -E 'WORLD_SIZE|MASTER|SLURM_NTASKS'` on the hosts.",
         )
 
 
 def _too_many(job: Job) -> Iterator[Finding]:
-    """The store counts more processes than the world has: it was started more than once, or an earlier attempt counts.
+    """Report a store with more processes than the world size: started more than once, or an earlier attempt counts.
 
-    ``_store_based_barrier`` in torch/distributed/distributed_c10d.py counts all processes that came to one key."""
+    ``_store_based_barrier`` in torch/distributed/distributed_c10d.py counts all processes that reach one key."""
     if is_logged(job, *RESTARTS):
         return
     for event in events_of_kinds(job, "torch.store.barrier_timeout", "torch.store.barrier_wait"):
@@ -76,15 +76,12 @@ def _too_many(job: Job) -> Iterator[Finding]:
         if size is not None and came > size and not set_up_after(job, event):
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
-                f"{came} processes came to a world of {size}: it was started more than once, or an earlier attempt "
-                "is counted",
+                f"{came} processes joined a world of size {size}: started more than once, or after an earlier attempt",
                 ranks=(),
                 evidence={"came": came, "world_size": size},
                 confidence=0.75,
-                fix="Start the ranks once: either srun with one task for each GPU and no spawning in the script, or "
-                "one task a host and torchrun or mp.spawn inside. After a failure, start with a new MASTER_PORT, or "
-                'remove the file of `init_method="file://..."`: workers that were restarted, and jobs that share a '
-                "port, are counted in one store.",
+                fix="Start the ranks once (srun with one task per GPU, or one task per host and torchrun or mp.spawn); "
+                'after a failure, use a new MASTER_PORT or delete the file of `init_method="file://..."`.',
             )
             return
 
@@ -148,12 +145,12 @@ def _too_many(job: Job) -> Iterator[Finding]:
     ),
 )
 def world_size_disagrees(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks expect the same number of ranks, and whether as many are started.
+    """Ask whether all ranks use the same world size, and whether as many ranks are started.
 
-    Why it hurts: who expects more than come waits at init_process_group() until it times out; who expects fewer
-    forms a group without the rest.
-    Fix: give every host the same `--nnodes` and `--nproc-per-node`; under srun or mpirun derive WORLD_SIZE from
-    SLURM_NTASKS or OMPI_COMM_WORLD_SIZE instead of writing it down.
+    Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
+    one form a process group without the others.
+    Fix: Use the same `--nnodes` and `--nproc-per-node` on every host; under srun or mpirun, set WORLD_SIZE from
+    SLURM_NTASKS or OMPI_COMM_WORLD_SIZE, not to a fixed number.
     """
     yield from _judge_each_other(job)
     yield from merge(
@@ -167,13 +164,13 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
 def _judge_each_other(job: Job) -> Iterator[Finding]:
     if len(job.ranks) < 2:
         return
-    # No expectation: the size of another job says nothing of this one's.
+    # No baseline: another job may have another size.
     parted = split(job, LaunchFacts, lambda launch: launch.world_size)
     stated = [group for group in parted.minorities if group.value is not None]
     if len(stated) > MOST_FINDINGS:
         ranks = tuple(sorted(rank for group in stated for rank in group.ranks))
         yield Finding(
-            f"{ranks_in_words(ranks)} expect {len(stated)} different sizes of the world: {describe(parted)}",
+            f"{ranks_in_words(ranks).capitalize()} use {len(stated)} different world sizes: {describe(parted)}",
             ranks=ranks,
             evidence={"sizes": len(stated), "groups": describe(parted)},
         )
@@ -184,8 +181,8 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
             continue
         along = correlates(job, group.ranks)
         yield Finding(
-            f"{ranks_in_words(group.ranks)} expect{'s' if len(group.ranks) == 1 else ''} a world of {group.value}, "
-            + (f"the others of {common}" if parted.common else describe(parted)),
+            f"{ranks_in_words(group.ranks).capitalize()} use{'s' if len(group.ranks) == 1 else ''} "
+            f"world size {group.value}, " + (f"the others {common}" if parted.common else describe(parted)),
             ranks=group.ranks,
             evidence={
                 "world_size": group.value,
@@ -201,13 +198,13 @@ def _judge_launcher(direct: DirectLaunch, launch: LaunchFacts, identical: Identi
     if direct.size is None or stated is None or stated == direct.size:
         return
     if direct.most_per_node == 1 and "RANK" not in launch.filled and stated > direct.size:
-        return  # One task a node that starts the ranks of the node itself; WORLD_SIZE is meant for those.
+        return  # One task per node that starts the ranks of the node itself; WORLD_SIZE is theirs.
     yield Finding(
         f"WORLD_SIZE={stated}, but {direct.program} started {direct.size} processes ({direct.size_name}={direct.size})",
         ranks=identical.ranks,
         evidence={"WORLD_SIZE": stated, direct.size_name: direct.size, "launcher": direct.program},
-        fix=f"`export WORLD_SIZE=${direct.size_name}` in the command that {direct.program} starts, or start "
-        f"{stated} processes ({'srun --ntasks' if direct.program == 'srun' else 'mpirun -np'} {stated}).",
+        fix=f"Run `export WORLD_SIZE=${direct.size_name}` in the command that {direct.program} starts, or start "
+        f"{stated} processes (`{'srun --ntasks' if direct.program == 'srun' else 'mpirun -np'} {stated}`).",
     )
 
 
@@ -293,11 +290,12 @@ def _config(kind: str, machines: str, count: str) -> str:
     ),
 )
 def world_size_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether the number of ranks that is written down is the number that is started.
+    """Ask whether the configured number of ranks is the number that is started.
 
-    Why it hurts: who expects more ranks than come waits at init_process_group() until it times out; who expects fewer
-    forms a group without the rest.
-    Fix: derive it: `WORLD_SIZE=$SLURM_NTASKS`; num_processes a multiple of num_machines; as many pods as --nnodes.
+    Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
+    one form a process group without the others.
+    Fix: Derive the world size (`WORLD_SIZE=$SLURM_NTASKS`), make num_processes a multiple of num_machines, and use as
+    many pods as --nnodes.
     """
     for start in starts_of(file):
         yield from _judge_task(start)
@@ -312,7 +310,7 @@ def world_size_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 
 def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
-    """A python that srun starts as the ranks themselves; RANK in its environment says that it goes by these."""
+    """Report another WORLD_SIZE than srun starts ranks; only if RANK is set does the script use these variables."""
     size = whole_number(start.launch.setting("WORLD_SIZE"))
     tasks = start.step.tasks if start.step is not None and start.launch.program == "python" else None
     if start.is_part:
@@ -320,8 +318,8 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     if size is not None and tasks is not None and size != tasks and "RANK" in start.launch.settings:
         yield Violation(
             start.launch.place,
-            f"WORLD_SIZE={size}, and srun starts {tasks} task{'' if tasks == 1 else 's'}",
-            fix="`export WORLD_SIZE=$SLURM_NTASKS`",
+            f"WORLD_SIZE={size}, but srun starts {tasks} task{'' if tasks == 1 else 's'}",
+            fix="Set `export WORLD_SIZE=$SLURM_NTASKS` instead of a fixed number.",
             evidence=(("WORLD_SIZE", size), ("tasks", tasks)),
         )
 
@@ -335,14 +333,14 @@ def _judge_accelerate(root: YamlNode) -> Iterator[Violation]:
     if machines > 1 and ranks % machines:
         yield Violation(
             place.place,
-            f"num_processes is {ranks}, which {machines} machines do not divide evenly",
+            f"num_processes ({ranks}) is not a multiple of num_machines ({machines})",
             evidence=(("num_processes", ranks), ("num_machines", machines)),
         )
     elif ranks > 1 and (root.word("distributed_type") or "").upper() == "NO" and not root.flag("use_cpu"):
         yield Violation(
             place.place,
-            f"num_processes is {ranks} and distributed_type NO: one process is started",
-            fix="`distributed_type: MULTI_GPU` (or FSDP, DEEPSPEED), or `num_processes: 1`.",
+            f"Only one process is started: num_processes is {ranks}, but distributed_type is NO",
+            fix="Set `distributed_type: MULTI_GPU` (or FSDP, DEEPSPEED), or `num_processes: 1`.",
             severity=Severity.WARNING,
             evidence=(("num_processes", ranks),),
         )
@@ -357,8 +355,8 @@ def _judge_batch(root: YamlNode) -> Iterator[Violation]:
     if total and micro and steps and place is not None and total % (micro * steps):
         yield Violation(
             place.place,
-            f"train_batch_size {total} is no multiple of {micro} x {steps}: it fits no number of ranks",
-            fix=f"A multiple of {micro * steps}: micro batch x accumulation x ranks; or leave train_batch_size out.",
+            f"train_batch_size ({total}) is not a multiple of micro batch × accumulation ({micro} × {steps})",
+            fix=f"Set train_batch_size to a multiple of {micro * steps}, or remove it.",
             evidence=(("train_batch_size", total), ("micro_batch", micro), ("accumulation", steps)),
         )
 
@@ -375,7 +373,7 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
                 if expected is not None and is_given and expected != pods:
                     yield Violation(
                         launch.place,
-                        f"{launch.program} waits for {expected} hosts, and the job has {pods} pods",
-                        fix=f"`--nnodes={pods}`, or leave it out: the operator sets PET_NNODES.",
+                        f"{launch.program} waits for {expected} hosts, but the job has {pods} pods",
+                        fix=f"Use `--nnodes={pods}`, or remove the option: the operator sets PET_NNODES.",
                         evidence=(("nnodes", expected), ("pods", pods)),
                     )

@@ -94,7 +94,7 @@ BY_SRUN = (
         STEP,
         ranks=(1,),
         hosts=("node1",),
-        says=("never came",),
+        says=("did not join",),
     ),
     LiveScene(
         "srun: a node that is lost while all gather",
@@ -112,7 +112,7 @@ BY_SRUN = (
         by(srun_torchrun(2), 2),
         by(srun_torchrun(1), 2),
         ranks=(0, 1),
-        says=("2 tasks a node",),
+        says=("2 times per node",),
     ),
 )
 

@@ -21,7 +21,7 @@ BUSY = ("hanging_driver",)
 
 THREE = job(3)
 THREE_BY_STORE = by_store(THREE)
-EARLY, LATE = "never came", "joined and then fell silent"
+EARLY, LATE = "did not join", "joined and then stopped responding"
 
 
 def struck(play: Play, *strikes: Strike) -> Play:
@@ -60,7 +60,7 @@ BY_FOLDER = (
         THREE,
         ranks=(2,),
         hosts=("node2",),
-        says=("answered, and fell silent",),
+        says=("reported, but stopped responding",),
         codes=((2, KILLED),),
     ),
     LiveScene(
