@@ -40,7 +40,7 @@ class TrialConclusions(NamedTuple):
         # The comment of a command is its location: ``on node2: `command```.
         parts = (remedy.partition("  # ") for remedy in self.remedies)
         commands = (f"{where}: `{command}`" if where else f"`{command}`" for command, _, where in parts)
-        return f"{'; or '.join(commands)} (tried: this mends it).{rest}"
+        return f"{'; or '.join(commands)} (tested: this fixes it).{rest}"
 
 
 def with_trials(
@@ -81,7 +81,7 @@ def _words(trial: Trial) -> str:
 
 def _value(value: float | None, trial: Trial) -> str:
     if trial.unit == "segments":
-        return "next to nothing is sent" if not value else f"up to {100 / value:.2g} % sent again"
+        return "almost nothing is sent" if not value else f"up to {100 / value:.2g} % retransmitted"
     if value is None:
         return {"packet": "lost", "path": "no connection"}.get(trial.subject, "failed")
     if trial.unit == "B/s":

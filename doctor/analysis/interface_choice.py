@@ -461,8 +461,8 @@ _OF_ITSELF = (
         "a container bridge",
     ),
     (re.compile(r"virbr\d*(?:-nic)?|vmnet\d*|vboxnet\d*|lxcbr\d*"), ("192.168.122.0/24",), "a virtual bridge"),
-    (re.compile(r"usb\d*|idrac\w*"), ("169.254.0.0/16",), "a link of this host alone"),
-    (re.compile(r"(?:ip6tnl|tunl|sit|gre|gretap|erspan|ip_vti|ip6_vti)0"), (), "a tunnel that leads nowhere"),
+    (re.compile(r"usb\d*|idrac\w*"), ("169.254.0.0/16",), "a link local to this host"),
+    (re.compile(r"(?:ip6tnl|tunl|sit|gre|gretap|erspan|ip_vti|ip6_vti)0"), (), "an unconnected tunnel"),
 )
 """Names of interfaces and address ranges that every host has for itself: defaults of Docker and libvirt, the link-local
 range of a service processor, and the tunnels of kernel modules."""

@@ -32,7 +32,7 @@ from doctor.core.facts import (
     Setting,
     Variable,
 )
-from doctor_checks.network.interfaces._export_line import export_line
+from doctor_checks.network.interfaces._export_line import export_line, selecting_fix
 
 
 def _interface(name, *addresses, kind="ethernet", **more):
@@ -141,11 +141,15 @@ def test_recommendations_name_real_interfaces():
     dead = _interface("ens6", "10.2.0.1/16", up=False, running=False)
     facts = _facts(LO, DOCKER, slow, fast, dead)
     assert [one.name for one in good_interfaces(facts)] == ["ens5", "eno1"]
-    assert "'=ens5'" in export_line("NCCL_SOCKET_IFNAME", facts)
-    assert export_line("GLOO_SOCKET_IFNAME", facts).startswith("`export GLOO_SOCKET_IFNAME=ens5`")
+    assert export_line("NCCL_SOCKET_IFNAME", facts) == "export NCCL_SOCKET_IFNAME='=ens5'"
+    assert selecting_fix("GLOO_SOCKET_IFNAME", facts) == (
+        "Select the interface that connects the hosts (also up here: eno1):\nexport GLOO_SOCKET_IFNAME=ens5"
+    )
+    assert selecting_fix("GLOO_SOCKET_IFNAME", _facts(LO, fast)) == "export GLOO_SOCKET_IFNAME=ens5"
     routed = _facts(LO, slow, fast, routes=(Route("0.0.0.0/0", "eno1", "10.0.255.254"),))
     assert good_interfaces(routed)[0].name == "eno1"
-    assert "<name>" in export_line("NCCL_SOCKET_IFNAME", _facts(LO))
+    assert export_line("NCCL_SOCKET_IFNAME", _facts(LO)) == ""
+    assert selecting_fix("NCCL_SOCKET_IFNAME", _facts(LO)).startswith("Set NCCL_SOCKET_IFNAME to an interface")
 
 
 def test_routes():

@@ -247,7 +247,7 @@ def test_an_interface_that_is_slow_by_tcp_and_by_nccl_is_told_once() -> None:
         return sketch
 
     (by_interface,) = judged(with_tcp(met(0.01, rate=ETHERNET, ports=0, ranks=1))).findings
-    assert "nccl" not in by_interface.summary
+    assert "NCCL" not in by_interface.summary
     _, by_rdma = judged(with_tcp(met(0.01, ranks=1))).findings
     assert "RDMA" in by_rdma.summary
 

@@ -318,12 +318,12 @@ def test_what_mends_goes_first_and_has_its_numbers():
         "restored by": ["other interface eth1: 612 MB/s, was 1.2 MB/s"],
         "not restored by": ["IPv6 on eth0: 1.3 MB/s, was 1.2 MB/s"],
     }
-    assert found.fix("another.") == "`export GLOO_SOCKET_IFNAME=eth1` (tried: this mends it). Otherwise: another."
+    assert found.fix("another.") == "`export GLOO_SOCKET_IFNAME=eth1` (tested: this fixes it). Otherwise: another."
 
 
 def test_a_comment_of_a_setting_stands_beside_the_command():
     fix = trial_conclusions(tried(SMALLER), "packet", ranks=(1,)).fix("")
-    assert fix == "on node1: `sudo ip link set dev eth0 mtu 1500` (tried: this mends it)."
+    assert fix == "on node1: `sudo ip link set dev eth0 mtu 1500` (tested: this fixes it)."
 
 
 def test_a_fault_that_comes_and_goes_is_told_as_such():
@@ -374,20 +374,20 @@ def late_and_slow() -> JobBuilder:
 def test_findings_of_collectives_tell_what_mends_them():
     shared, late = Staged(late_and_slow().job()).result("NET027").findings
     assert shared.ranks == (6,)
-    assert shared.fix.startswith("`export NCCL_P2P_DISABLE=1` (tried: this mends it).")
-    assert late.fix.startswith("`export NCCL_P2P_DISABLE=0` (tried: this mends it). Otherwise: `nvidia-smi topo -m`")
+    assert shared.fix.startswith("`export NCCL_P2P_DISABLE=1` (tested: this fixes it).")
+    assert late.fix.startswith("`export NCCL_P2P_DISABLE=0` (tested: this fixes it). Otherwise: Check with `nvidia-smi topo -m`")
     assert late.evidence["restored by"] == ["NCCL_P2P_DISABLE=0: 30 µs, was 90 µs"]
 
 
 def test_findings_of_collectives_that_nobody_tried_keep_their_way_out():
     shared, late = Staged(small(80e-6, times=9.0).job()).result("NET027").findings
     assert "tried" not in (shared.fix or "")
-    assert late.fix.startswith("`nvidia-smi topo -m`")
+    assert late.fix.startswith("Check with `nvidia-smi topo -m`")
 
 
 def test_lost_packets_are_told_as_shares():
     assert trial_conclusions(tried(LOSES), "path", ranks=(0,)).restored_by == (
-        "other interface eth1: up to 0.025 % sent again, was up to 5 % sent again",
+        "other interface eth1: up to 0.025 % retransmitted, was up to 5 % retransmitted",
     )
 
 

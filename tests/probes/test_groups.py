@@ -71,7 +71,8 @@ def test_a_wrong_sum_is_that_of_the_rank_which_got_it(party):
     job, _ = party.survey(asking_for("wrong_sum", 4), mesh="dp=2,tp=2")
     found = findings(job, "NET025")
     assert [finding.ranks for finding in found] == [(WRONG,)] * 3
-    assert "all_reduce of float32 over wrong_sum gave rank 2 " in found[0].summary
+    assert found[0].summary.startswith("all_reduce of float32 over wrong_sum returned ")
+    assert found[0].summary.endswith(" on rank 2")
     assert {word for finding in found for word in ("dp", "tp") if f"along {word}" in finding.summary} == {"dp", "tp"}
     assert findings(job, "NET027") == []
 
@@ -135,7 +136,7 @@ def test_a_rank_that_never_comes_is_named(party, impatient):
     [finding] = findings(job, "NET027")
     assert finding.ranks == (1,)
     assert finding.severity == "error"
-    assert "could not be set up (rank 1)" in finding.summary
+    assert "could not be created (rank 1)" in finding.summary
 
 
 def test_a_rank_that_stands_still_is_named_and_its_child_ended(party, impatient):

@@ -8,8 +8,8 @@ def list_fault(value: str) -> str:
     first, *others = value.split(",")
     for entry in (first.removeprefix("^").removeprefix("="), *others):
         if entry != entry.strip():
-            return f"the blank belongs to the name {entry!r}"
+            return f"the space is part of the name {entry!r}"
         if entry.startswith(("'", '"')):
-            return f"the quotation marks belong to the name {entry}"
+            return f"the quotation marks are part of the name {entry}"
     wrong = next((entry for entry in others if entry.startswith(("^", "="))), None)
-    return f"{wrong[0]} counts before the whole list alone, so {wrong} is the name of nothing" if wrong else ""
+    return f"{wrong[0]} is valid only before the whole list, so {wrong} matches nothing" if wrong else ""

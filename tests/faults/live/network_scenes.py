@@ -185,7 +185,7 @@ MASTER_PORT = (
         THREE,
         ranks=(2,),
         hosts=("node2",),
-        says=("no answer", str(PORT)),
+        says=("No answer", str(PORT)),
     ),
     LiveScene(
         "the master's port rejected for one host",
@@ -194,7 +194,7 @@ MASTER_PORT = (
         THREE,
         ranks=(2,),
         hosts=("node2",),
-        says=("nobody listens", str(PORT)),
+        says=("Nothing listens", str(PORT)),
     ),
     LiveScene(
         "the master's port dropped for one host, rejected for another, a third cut off, over the store",
@@ -274,7 +274,7 @@ INTERFACES = (
         THREE,
         ranks=(2,),
         hosts=("node2",),
-        says=("no interface",),
+        says=("No interface",),
     ),
     LiveScene(
         "NCCL's '=' in Gloo's variable",
@@ -359,7 +359,7 @@ PATHS = (
         job(3, *(on(one, drop_new_from, address(other)) for one in range(3) for other in range(3) if one != other)),
         THREE,
         ranks=(0, 1, 2),
-        says=("none of 3 hosts",),
+        says=("None of 3 hosts",),
     ),
     LiveScene(
         "full-size packets lost",
@@ -368,7 +368,7 @@ PATHS = (
         job(2, on((0, 1), whole_frames)),
         ranks=(0, 1),
         hosts=("node0", "node1"),
-        says=("full-size",),
+        says=("Full-size",),
     ),
     LiveScene(
         "one host 20 ms away",

@@ -1,4 +1,4 @@
-"""NET025: a collective of known values gave another result."""
+"""NET025: a collective with known inputs returned a wrong result."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from doctor.testing import Fails, Passes, healthy
 from doctor_checks._trial_conclusions import with_trials
 
 EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
-"""Integers up to these are exact in each type, and so are sums of integers that stay below, in whichever order they are
-added."""
+"""Largest integers that each type represents exactly; sums of integers below are exact in any order of addition."""
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-2}
-"""Relative, for other values: a few units in the last place, for sums whose order differs. Other types are exact."""
+"""Relative tolerance for other values: a few units in the last place, because the order of sums differs. Other types
+are exact."""
 
 
 def _ran(
@@ -67,10 +67,10 @@ def _along(axis: str, received: float, *members: int, operation: str = "all_redu
     ),
 )
 def collective_result_wrong(job: Job) -> Iterator[Verdict]:
-    """Ask whether a collective of known values gave the known result.
+    """Ask whether a collective with known inputs returned the expected result.
 
     Why it hurts: gradients are wrong without any error; the loss drifts or becomes NaN, and the run is lost.
-    Fix: take the host out; check PCI access control (`sudo lspci -vvv | grep ACSCtl`), ECC and NVLink errors
+    Fix: Exclude the host, check PCI access control (`sudo lspci -vvv | grep ACSCtl`) and ECC and NVLink errors
     (`nvidia-smi -q`), and compare with `NCCL_P2P_DISABLE=1` and `NCCL_ALGO=Ring NCCL_PROTO=Simple`.
     """
     wrong: dict[str, list[tuple[CollectiveResult, tuple[int, ...]]]] = {}
@@ -92,7 +92,8 @@ def _finding(job: Job, name: str, wrong: Sequence[tuple[CollectiveResult, tuple[
         "groups": [ranks_in_words(group) for group in groups][:8],
         "goes_along_with": list(correlates(job, ranks)),
     }
-    return Finding(f"{name} gave {ranks_in_words(ranks)} {_shown(wrong[0][0])}", ranks=ranks, evidence=evidence)
+    summary = f"{name} returned {_shown(wrong[0][0])} on {ranks_in_words(ranks)}"
+    return Finding(summary, ranks=ranks, evidence=evidence)
 
 
 def _is_right(result: CollectiveResult) -> bool:
@@ -106,4 +107,4 @@ def _is_right(result: CollectiveResult) -> bool:
 
 
 def _shown(result: CollectiveResult) -> str:
-    return f"{'no number' if result.received is None else f'{result.received:g}'}, not {result.expected:g}"
+    return f"{'no number' if result.received is None else f'{result.received:g}'} instead of {result.expected:g}"

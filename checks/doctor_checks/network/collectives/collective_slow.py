@@ -1,4 +1,4 @@
-"""NET027: a collective on the job's own back end breaks, or takes longer than it should."""
+"""NET027: a collective on the job's own backend fails or is slow."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from doctor.testing.collective_timings import breaking, not_set_up, slow_with, t
 from doctor_checks._trial_conclusions import with_trials
 
 _SMALL = 4096
-"""Bytes: the messages whose time is latency."""
+"""Bytes: up to this size the time of a message is its latency."""
 
 _SPEED, _TIME = "B/s", "s"
-"""Units of trials: what large messages bring, and what small ones take. A setting may mend one of them alone."""
+"""Units of trials: bandwidth of large messages, and time of small ones. A setting may fix only one of them."""
 
 _OTHERWISE_LATE = (
-    "`nvidia-smi topo -m` shows whether NVLink lies between these GPUs; unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE; "
-    "bind each rank to the CPUs near its GPU"
+    "Check with `nvidia-smi topo -m` whether NVLink connects these GPUs, unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE, "
+    "and bind each rank to the CPUs near its GPU."
 )
 
 
@@ -105,12 +105,12 @@ def collective_slow(
     sigmas: float = 4.0,
     nccl_latency: float = 50e-6,
 ) -> Iterator[Verdict]:
-    """Ask whether collectives on the back end of the job end, and are about as fast in all groups of an axis.
+    """Ask whether collectives on the backend of the job complete, and are similarly fast in all groups of an axis.
 
-    Why it hurts: each step waits for the slowest group, so one slow rank or link slows the whole job; a collective that
-    breaks here breaks in the job, after its time-out of half an hour.
-    Fix: run again with `NCCL_DEBUG=INFO` (Gloo: `TORCH_DISTRIBUTED_DEBUG=DETAIL`); leave out the blamed host
-    (`srun --exclude=<host>`); `doctor check --probe full --why` tries other settings.
+    Why it hurts: each step waits for the slowest group, so one slow rank or link slows down the whole job; a collective
+    that fails here fails in the job, after its timeout.
+    Fix: Run again with `NCCL_DEBUG=INFO` (Gloo: `TORCH_DISTRIBUTED_DEBUG=DETAIL`), exclude the slow host with
+    `srun --exclude=HOST`, or let `doctor check --probe full --why` try other settings.
     """
     broken = broken_collectives(job)
     if broken:
@@ -134,22 +134,22 @@ def _broken(job: Job, broken: Sequence[BrokenCollective]) -> Finding:
     said = {str(one.rank): one.error for one in broken[:16]}
     waiting = tuple(one.rank for one in broken if one.rank not in ranks)
     along = [one.operation for one in broken if one.axis == first.axis and one.operation != "collective"]
-    what = f"{along[0] if along else 'a collective'} along {first.axis}" if first.axis else "the group of collectives"
-    how = "broke" if first.axis else "could not be set up"
+    what = f"{along[0] if along else 'Collective'} along {first.axis}" if first.axis else "Process group"
+    how = "failed" if first.axis else "could not be created"
     rest = f"; {ranks_in_words(waiting)} waited" if waiting else ""
-    summary = f"{what} on {first.backend or 'no back end'} {how} ({ranks_in_words(ranks)}): {first.error}{rest}"
+    summary = f"{what} on {first.backend or 'no backend'} {how} ({ranks_in_words(ranks)}): {first.error}{rest}"
     evidence = {"said_by_rank": said, "axis": first.axis, "goes_along_with": list(correlates(job, ranks))}
     return Finding(summary, ranks=ranks, evidence=evidence, severity=Severity.ERROR)
 
 
 def _shared(job: Job, slow: Sequence[SlowGroup], ranks: tuple[int, ...]) -> Finding:
     axes = list(dict.fromkeys(one.timed.axis for one in slow))
-    sits = "sits" if len(ranks) == 1 else "sit"
+    verb = "is" if len(ranks) == 1 else "are"
     hosts = job.hosts_of(ranks)
     evidence: dict[str, object] = {"slow_groups": [_shown(one) for one in slow[:8]], "axes": axes}
     if len(hosts) == 1:
         evidence["exclude"] = list(hosts)
-    summary = f"{ranks_in_words(ranks)} {sits} in slow groups of {' and '.join(axes)}: {_shown(slow[0])}"
+    summary = f"{ranks_in_words(ranks).capitalize()} {verb} in slow groups of {' and '.join(axes)}: {_shown(slow[0])}"
     return Finding(summary, ranks=ranks, evidence=evidence, confidence=0.9)
 
 
@@ -166,7 +166,7 @@ def _slow_group(job: Job, slow: SlowGroup) -> Finding:
         "goes_along_with": list(correlates(job, members)),
     }
     return Finding(
-        f"a slow group along {slow.timed.axis}: {_shown(slow)}", ranks=members, evidence=evidence, confidence=0.8
+        f"Slow group along {slow.timed.axis}: {_shown(slow)}", ranks=members, evidence=evidence, confidence=0.8
     )
 
 
@@ -175,7 +175,7 @@ def _shown(slow: SlowGroup) -> str:
     who = ranks_in_words(timed.members)
     size = f"{timed.bytes / (1 << 20):.3g} MiB" if timed.bytes >= 1 << 20 else f"{timed.bytes / (1 << 10):.3g} KiB"
     took, usual = f"{timed.seconds * 1e3:.3g} ms", f"{slow.usual * 1e3:.3g} ms"
-    return f"{timed.operation} of {size} on {timed.backend} takes {who} {took}, usual {usual}"
+    return f"{timed.operation} of {size} on {timed.backend} takes {took} on {who}, usually {usual}"
 
 
 def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Finding]:
@@ -186,7 +186,7 @@ def _late(job: Job, timed: Sequence[TimedGroup], limit: float) -> Iterator[Findi
     worst = max(late, key=lambda one: one.seconds)
     names = {f"{one.axis}, {ranks_in_words(one.members)}, {one.bytes} bytes": one.seconds * 1e6 for one in late[:8]}
     yield Finding(
-        f"small messages take {worst.seconds * 1e6:.0f} µs on NCCL within a host ({worst.operation} of {worst.bytes} "
+        f"Small NCCL messages within a host take {worst.seconds * 1e6:.0f} µs ({worst.operation} of {worst.bytes} "
         f"bytes along {worst.axis}), more than {limit * 1e6:.0f} µs",
         ranks=tuple(sorted({rank for one in late for rank in one.members})),
         evidence={"microseconds": names, "limit_microseconds": limit * 1e6},

@@ -1,4 +1,4 @@
-"""NET026: NCCL's network or tuner plug-in can't be used."""
+"""NET026: a network or tuner plugin of NCCL cannot be used."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _EFA = RdmaFacts(
 
 
 def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
-    """Warnings of the plugin that name a failure which no other message explains."""
+    """Report plugin warnings about failures that no other log event explains."""
     if not is_logged(job, "nccl.ofi_failed", "nccl.ofi_error"):
         for group in event_groups(job, "nccl.ofi_warned"):
             yield finding_from_logs(
-                group, f"the plugin for EFA and libfabric failed: {group.value('what')}", confidence=0.5
+                group, f"The network plugin for EFA and libfabric failed: {group.value('what')}", confidence=0.5
             )
 
 
@@ -64,14 +64,14 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             continue  # the plugin found another provider and is in use
         yield finding_from_logs(
             group,
-            f"NCCL's network plugin can't be used: {group.value('what2')}"
+            f"NCCL cannot use its network plugin: {group.value('what2')}"
             if group.value("what2")
-            else f"the plug-in for EFA and libfabric can't be used: {group.value('what')}",
+            else f"NCCL cannot use the network plugin for EFA and libfabric: {group.value('what')}",
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
-            fix="`fi_info -p efa` must list devices on the host and inside the container "
-            "(`--device=/dev/infiniband`); the security group must allow all traffic within itself; plug-in and "
-            "libfabric must be of one release.",
+            fix="Make sure that `fi_info -p efa` lists devices on the host and in the container "
+            "(`--device=/dev/infiniband`), that the security group allows all traffic within itself, and that plugin "
+            "and libfabric belong to the same release.",
             symptoms=not fallen_back,
         )
 
@@ -123,12 +123,12 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     ),
 )
 def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
-    """Ask whether the network and tuner plug-ins that NCCL is told to use can be loaded.
+    """Ask whether the configured network and tuner plugins of NCCL can be loaded.
 
-    Why it hurts: with NCCL_NET NCCL ends with `Failed to initialize any NET plugin`; with NCCL_NET_PLUGIN, a stale
-    library or EFA without its plug-in it silently uses TCP sockets, ten to fifty times slower. A tuner that is missing
-    costs its tuning alone.
-    Fix: `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or put the directory of the right library first:
+    Why it hurts: with NCCL_NET, NCCL fails with `Failed to initialize any NET plugin`; with NCCL_NET_PLUGIN, a stale
+    library, or EFA without its plugin, it silently uses TCP sockets, which are ten to fifty times slower. A missing
+    tuner plugin only disables its tuning.
+    Fix: Run `unset NCCL_NET NCCL_NET_PLUGIN NCCL_TUNER_PLUGIN`, or put the directory of the right library first:
     `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`.
     """
     found: list[Finding] = []
@@ -142,13 +142,13 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
     for plugin in nccl.plugins:
         variable = VARIABLES.get(plugin.kind)
         if variable and plugin.error and (plugin.requested or plugin.path):
-            # src/plugin/tuner.cc: where none can be opened, initialization succeeds without it. Google's profiles name
-            # one that does not exist (UNUSED) to turn it off.
+            # src/plugin/tuner.cc: initialization succeeds without a tuner. Google's profiles name one that does not
+            # exist (UNUSED) to disable it.
             is_tuner = plugin.kind == "tuner"
             setting = nccl.setting(variable)
             name = setting_text(setting) if setting and plugin.requested else plugin.path or plugin.name
             yield Finding(
-                f"{name} can't be loaded: {plugin.error}",
+                f"{name} cannot be loaded: {plugin.error}",
                 ranks=identical.ranks,
                 evidence={
                     "kind": plugin.kind,
@@ -156,7 +156,7 @@ def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
                     "path": plugin.path,
                     "error": plugin.error,
                 },
-                fix=f"`unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH",
+                fix=f"Run `unset {variable}`, or add the directory of {plugin.name} to LD_LIBRARY_PATH.",
                 effect="NCCL uses its internal tuner, as it does with NCCL_TUNER_PLUGIN=none." if is_tuner else "",
                 severity=Severity.INFO if is_tuner else None,
                 source=source_of(setting),
@@ -172,35 +172,35 @@ def _stale(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
         pattern = _SYMBOLS[plugin.kind]
         offered = sorted(int(match[1]) for symbol in plugin.symbols if (match := pattern.search(symbol)))
         if not any(span[0] <= version <= span[1] for version in offered):
-            has = ", ".join(f"v{version}" for version in offered) or "no such interface"
+            has = ", ".join(f"v{version}" for version in offered) or "no plugin interface"
             yield Finding(
-                f"{plugin.path} has {has}, and NCCL {release} reads v{span[0]} to v{span[1]}",
+                f"{plugin.path} provides {has}, but NCCL {release} needs v{span[0]} to v{span[1]}",
                 ranks=identical.ranks,
                 evidence={"path": plugin.path, "interfaces": list(plugin.symbols), "nccl": release},
-                fix=f"install a plug-in for NCCL {release}, or `export {VARIABLES[plugin.kind]}=none`",
+                fix=f"Install a plugin for NCCL {release}, or run `export {VARIABLES[plugin.kind]}=none`.",
             )
 
 
 def _network(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """NCCL_NET has to be the name of a network that comes up: IB, Socket or that of a plug-in (its name is inside)."""
+    """Report an NCCL_NET that NCCL cannot initialize; it must be IB, Socket or the name that a plugin declares."""
     setting = nccl.setting("NCCL_NET")
     name = setting.value.lower() if setting else ""
     if setting is None or name == "socket" or loaded_net_plugin(nccl) is not None:
         return
-    why = _why_no_rdma(nccl, identical) if name == "ib" else "no network plug-in is found"
+    why = _why_no_rdma(nccl, identical) if name == "ib" else "no network plugin is found"
     if why is not None:
         yield Finding(
-            f"{setting_text(setting)} can't come up: {why}",
+            f"{setting_text(setting)} cannot be initialized: {why}",
             ranks=identical.ranks,
             evidence={"NCCL_NET": setting.value, "plugins": [plugin.name for plugin in nccl.plugins]},
-            fix="`unset NCCL_NET`",
+            fix="unset NCCL_NET",
             source=source_of(setting),
         )
 
 
 def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:
     if parse_nccl_integer(nccl.get("NCCL_IB_DISABLE"), 0) != 0:
-        return "NCCL_IB_DISABLE switches it off"
+        return "NCCL_IB_DISABLE disables it"
     missing, rdma = identical.missing(RdmaFacts), identical.find(RdmaFacts)
     if missing is not None:
         return "the host has no RDMA device" if missing.lack.value == "absent" else None
@@ -210,7 +210,7 @@ def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:
 
 
 def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool) -> list[Finding]:
-    """EFA devices speak libfabric, which NCCL reaches by the plug-in aws-ofi-nccl alone."""
+    """Report EFA devices without a network plugin; NCCL needs the plugin aws-ofi-nccl for libfabric."""
     rdma = identical.find(RdmaFacts)
     devices = [device.name for device in rdma.devices if device.driver == "efa"] if rdma else []
     if not devices or not nccl_matters(identical) or loaded_net_plugin(nccl) is not None:
@@ -219,10 +219,10 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
         return []
     return [
         Finding(
-            f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''} and no network plug-in: NCCL uses sockets",
+            f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''} but no network plugin: NCCL uses sockets",
             ranks=identical.ranks,
             severity=Severity.ERROR if multi_host else Severity.INFO,
             evidence={"devices": devices[:8]},
-            fix="install aws-ofi-nccl and `export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH`",
+            fix="Install aws-ofi-nccl, then run:\nexport LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH",
         )
     ]

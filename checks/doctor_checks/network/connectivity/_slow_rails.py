@@ -20,7 +20,7 @@ def rate_in_words(value: float) -> str:
 
 
 def bandwidth_evidence(part: SlowPart, usual: float, spread: float) -> dict[str, object]:
-    """The bandwidths of a slow part, and the ``usual`` one (bytes per second) with its ``spread`` (a fraction)."""
+    """The bandwidths of a slow part, and the usual one (bytes per second) with its spread (a fraction)."""
     return {
         "slowest": {f"{one.first} -> {one.second}": rate_in_words(one.value) for one in part.readings[:SHOWN]},
         "bandwidth": rate_in_words(part.value),
@@ -30,7 +30,7 @@ def bandwidth_evidence(part: SlowPart, usual: float, spread: float) -> dict[str,
 
 
 def rail_findings(job: Job, found: Sequence[SlowRail], excluded: frozenset[str]) -> Iterator[Verdict]:
-    """Findings about slow rails, except those of hosts that are ``excluded`` because they are reported already."""
+    """Findings about slow rails, except for ``excluded`` hosts, which are already reported."""
     reasons: dict[str, list[int]] = {}
     for facts, members in job.facts(CollectiveFacts):
         if facts.exchange_error:
@@ -52,13 +52,14 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
     ranks = tuple(sorted({rank for rail in rails for rank in rail.ranks}))
     backends = {facts.backend for facts, same in job.facts(CollectiveFacts) if set(same.ranks).intersection(ranks)}
     over = "/".join(sorted(filter(None, backends)))
-    usual = f"{rate_in_words(part.value)} over {over}, usual {rate_in_words(worst.usual)} ({part.share * 100:.2g} %)"
+    usual = f"{rate_in_words(part.value)} over {over}, usually {rate_in_words(worst.usual)} ({part.share * 100:.2g} %)"
     seen = f"in {part.suspect.slow} of {part.suspect.readings} messages"
     evidence = bandwidth_evidence(part, worst.usual, worst.spread)
     if part.kind in WHOLE_HOSTS:
         evidence["exclude"] = list(part.hosts)
     return Finding(
-        f"{ranks_in_words(ranks)} on {' and '.join(part.hosts)}: {_DIRECTIONS.get(part.kind, 'sends and receives')} at "
+        f"{ranks_in_words(ranks).capitalize()} on {' and '.join(part.hosts)}: "
+        f"{_DIRECTIONS.get(part.kind, 'sends and receives')} at "
         f"{usual}{' at times' if part.suspect.intermittent else ''}, {seen}",
         ranks=ranks,
         evidence=evidence,
@@ -69,7 +70,7 @@ def _finding(job: Job, rails: Sequence[SlowRail]) -> Finding:
 
 
 _DIRECTIONS = {
-    "link": "messages between them",
+    "link": "messages between the hosts",
     "sending": "sends only (receives are normal)",
     "receiving": "receives only (sends are normal)",
 }
@@ -78,9 +79,9 @@ _DIRECTIONS = {
 def _fix(part: SlowPart) -> str:
     one = part.hosts[0]
     if part.kind == "link":
-        return f"Check the ports and cables between {one} and {part.hosts[1]} that the NICs of these ranks use."
+        return f"Check the ports and cables between {one} and {part.hosts[1]} for the NICs of these ranks."
     return (
-        f"`srun --exclude={one}`, then on {one}: `NCCL_DEBUG=INFO` shows which NIC a rank uses; `ibstat` (state and "
-        "rate), `ibqueryerrors`, `lspci -vv | grep LnkSta`, for Ethernet `ethtool -S <interface>`; replace cable, "
-        "transceiver or port."
+        f"Exclude {one} (`srun --exclude={one}`), find the NIC of the rank with NCCL_DEBUG=INFO, check it with "
+        "`ibstat`, `ibqueryerrors`, `lspci -vv | grep LnkSta` or, for Ethernet, `ethtool -S INTERFACE`, and replace "
+        "the cable, transceiver or port."
     )

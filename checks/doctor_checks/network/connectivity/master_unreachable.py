@@ -1,4 +1,4 @@
-"""NET006: no connection to the master's port."""
+"""NET006: the port of the master is unreachable."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _TWO_WAYS = ReachFacts(
 _SILENT = ("torch.store.connect_timeout", "net.master.silent", "torch.store.validate")
 _OLD = ("torch.store.connect_timeout.old", "torch.store.refused.old")
 _MEANT_WELL = ("22", "97", "99", "115", "10049")
-"""Errors of attempts that others make up for: an address that this host can't use, in progress."""
+"""Errors of attempts that others compensate: the host cannot use the address, or the attempt is in progress."""
 _FINAL = ("110", "113", "101")
-"""Errors that trying again does not mend: timed out, no route, network unreachable."""
+"""Errors that retries do not resolve: timed out, no route, network unreachable."""
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """A client retries until rank 0 listens, so single refusals mean nothing in a job that starts."""
+    """Report failed connections; clients retry until rank 0 listens, so single refusals during startup are normal."""
     strangers = {event.value("port") for event in events_of_kinds(job, "torch.store.stranger")}
     groups: dict[str, list[Event]] = {}
     for event in events_of_kinds(job, *_SILENT, "torch.store.connect_fail"):
@@ -69,19 +69,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
-    """Where the program of a rank failed earlier, rank 0 may be gone for that reason."""
+    """If a rank failed earlier, rank 0 may have ended for that reason."""
     earlier, host = failed_before(job, group.first), group.value("host", "host2")
     why = group.value("err") if group.value("errno") or group.kind in _OLD else None
     return finding_from_logs(
         group,
-        f"{f'{host}:{port}' if host and port else 'the master'} can't be reached: {why or 'it gave no answer in time'}",
+        f"{f'{host}:{port}' if host and port else 'The master'} is unreachable: {why or 'timed out without an answer'}",
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
         severity=Severity.WARNING if earlier else None,
         confidence=0.4 if earlier else _confidence(group),
         explains=("ENV005",) if is_logged(job, "torch.store.clients") and unroutable_clients(job) else (),
-        fix="Look first whether rank 0 was started and still lives. Where it can't be reached, while it waits: `nc "
-        f"-vz {host or '$MASTER_ADDR'} {port or '$MASTER_PORT'}`; refused: nobody listens there; no answer: a "
-        "firewall or a wrong address.",
+        fix="Check that rank 0 was started and is still running; while it waits, test the connection with `nc -vz "
+        f"{host or '$MASTER_ADDR'} {port or '$MASTER_PORT'}` (refused: nothing listens there; no answer: a firewall or "
+        "a wrong address).",
         symptoms=not earlier,
     )
 
@@ -161,19 +161,19 @@ def _confidence(group: EventGroup) -> float:
     ),
 )
 def master_unreachable(job: Job) -> Iterator[Verdict]:
-    """Ask whether every rank can open a connection to MASTER_ADDR:MASTER_PORT.
+    """Ask whether every rank can connect to MASTER_ADDR:MASTER_PORT.
 
-    Why it hurts: init_process_group waits and then fails with `The client socket has timed out`, in the same words
-    whether the port is closed, filtered or on another network; torchrun can stay silent for ten minutes.
-    Fix: refused: start rank 0 first and compare MASTER_PORT on all hosts; no answer: open the port between the hosts,
-    `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` from this host must connect; no route: `ip route get <master's address>`.
+    Why it hurts: init_process_group blocks and then fails with `The client socket has timed out`, whether the port is
+    closed, filtered or on another network; torchrun may print nothing for ten minutes.
+    Fix: Start rank 0 first and compare MASTER_PORT on all hosts (refused), open the port between the hosts until
+    `nc -zv "$MASTER_ADDR" "$MASTER_PORT"` connects (no answer), or check `ip route get ADDRESS` (no route).
     """
     every = [
         (tuple(attempt for attempt in reach.attempts if attempt.purpose == "master"), identical)
         for reach, identical in job.each(ReachFacts, also=(MasterFacts, HostFacts))
     ]
     if not any(attempts for attempts, _ in every):
-        yield Skip("no connection to the master was tried")
+        yield Skip("no connection to the master was attempted")
         return
     tried: dict[str, set[tuple[str, int]]] = {}
     for attempts, identical in every:
@@ -181,7 +181,7 @@ def master_unreachable(job: Job) -> Iterator[Verdict]:
             tried.setdefault(host, set()).update((attempt.address, attempt.port) for attempt in attempts)
     untried = [rank for attempts, identical in every if not attempts for rank in _untried(identical, tried)]
     if untried:
-        yield Unknown("no connection to the MASTER_ADDR of these ranks was tried", tuple(untried))
+        yield Unknown("no connection to the MASTER_ADDR of these ranks was attempted", tuple(untried))
     failed = [(attempts, identical) for attempts, identical in every if "open" not in {one.outcome for one in attempts}]
     findings = (_finding(attempts, identical.ranks) for attempts, identical in failed)
     yield from merge(finding for finding in findings if finding is not None)
@@ -196,17 +196,17 @@ def _untried(identical: IdenticalRanks, tried: Mapping[str, set[tuple[str, int]]
 
 
 def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | None:
-    """The attempt that tells most: an answer, then silence, then no route. A name that does not resolve is NET004."""
+    """Report the most informative attempt: refused, then silent, then no route. NET004 reports unresolved names."""
     order = ("refused", "silent", "unroutable")
     known = [attempt for attempt in attempts if attempt.outcome in order]
     if not known:
         return None
     worst = min(known, key=lambda attempt: order.index(attempt.outcome))
-    way = f" by {worst.interface} from {worst.source_address}" if worst.interface else ""
+    way = f" (over {worst.interface} from {worst.source_address})" if worst.interface else ""
     claim = {
-        "refused": f"nobody listens on the master's {worst.address}:{worst.port}",
-        "silent": f"no answer from the master's {worst.address}:{worst.port}: filtered, or the wrong network",
-        "unroutable": f"no route to the master's {worst.address}:{worst.port}",
+        "refused": f"Nothing listens on the master port {worst.address}:{worst.port}",
+        "silent": f"No answer from the master port {worst.address}:{worst.port}: filtered, or the wrong network",
+        "unroutable": f"No route to the master {worst.address}:{worst.port}",
     }
     evidence = {
         "address": worst.address,

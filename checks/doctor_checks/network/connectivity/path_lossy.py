@@ -1,4 +1,4 @@
-"""NET015: packets are lost on the way."""
+"""NET015: packets are lost between hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from doctor.testing.host_transfers import between, received_by, touching, transf
 from doctor_checks._trial_conclusions import with_trials
 
 _OTHERWISE = (
-    "`ethtool -S <interface> | grep -iE 'err|drop|crc'` on this host, then change cable, transceiver or port; on RoCE "
-    "check flow control: `mlnx_qos -i <interface>`."
+    "check the error counters of the interface (`ethtool -S INTERFACE | grep -iE 'err|drop|crc'`) and, on RoCE, flow "
+    "control (`mlnx_qos -i INTERFACE`), then replace the cable, transceiver or port."
 )
 
 
@@ -23,7 +23,7 @@ def _counted(sent: int, again: int, errors: int = 0) -> PathFacts:
 
 
 def _in_run(sent: int, again: int, hosts: int = 2, **errors: int) -> JobBuilder:
-    """A watched job whose last host counted so much in ten minutes; ``errors`` by interface."""
+    """A running job whose last host counted these segments in ten minutes; ``errors`` by interface."""
     counted = HostUseFacts(
         seconds=600.0, segments=sent, retransmitted=again, interface_errors=tuple(sorted(errors.items()))
     )
@@ -83,22 +83,22 @@ def path_lossy(
     least_run_segments: float = 10_000,
     least_errors_a_second: float = 5,
 ) -> Iterator[Verdict]:
-    """Ask whether packets of the hosts get lost on the way.
+    """Ask whether packets between the hosts are lost.
 
-    Why it hurts: TCP slows down at each loss, and one collective waits for the slowest connection: steps take several
-    times as long, at random.
-    Fix: `ethtool -S <interface> | grep -iE 'err|drop|crc'` on this host, then change cable, transceiver or port; on
-    RoCE check flow control: `mlnx_qos -i <interface>`.
+    Why it hurts: TCP slows down after each loss, and a collective waits for its slowest connection: random steps take
+    several times as long.
+    Fix: Check the error counters of the interface (`ethtool -S INTERFACE | grep -iE 'err|drop|crc'`) and, on RoCE, flow
+    control (`mlnx_qos -i INTERFACE`), then replace the cable, transceiver or port.
     """
-    # A run sends no packets of the doctor's own, so what else the host does must not weigh. An interface drops what no
-    # program asked for (LLDP, spanning tree, foreign VLANs), about one frame a second.
+    # During a run rankdoctor sends no packets itself, so other traffic of the host must not count. An interface also
+    # drops frames that no program requested (LLDP, spanning tree, foreign VLANs), about one per second.
     yield from _judge_run(job, retransmitted_share, error_share, least_errors_a_second, least_run_segments)
     ranks = {local.name: local.ranks for local in job.by_host()}
     for lossy in lossy_parts(job, share=retransmitted_share, least=least_segments):
         own = [rank for host in lossy.hosts for rank in ranks.get(host, ())]
         blamed = {"exclude": list(lossy.hosts)} if lossy.end in ("host", "sending", "receiving") else {}
         finding = Finding(
-            f"{_losing(lossy)}: {lossy.share:.1%} of the TCP segments were sent again ({lossy.again:,} of "
+            f"{_losing(lossy)}: {lossy.share:.1%} of TCP segments retransmitted ({lossy.again:,} of "
             f"{lossy.sent:,}), in {len(lossy.ways)} of {lossy.of} transfers",
             ranks=tuple(sorted(own)),
             evidence={
@@ -117,28 +117,29 @@ def path_lossy(
         most = max(most, paths.segments_sent or 0)
         if paths.segments_sent is None and paths.interface_errors is None:
             note = paths.why_hidden("segments_sent")
-            yield Unknown(note.reason if note else "the counters of TCP and of the interfaces", identical.ranks)
+            yield Unknown(note.reason if note else "the TCP and interface counters are not visible", identical.ranks)
             continue
         sent, again = paths.segments_sent or 0, paths.segments_retransmitted or 0
         if sent >= least_segments and again / sent > retransmitted_share:
-            share = f"{again / sent:.1%} of its TCP segments again ({again:,} of {sent:,})"
-            text = f"{', '.join(identical.hosts)} sent {share}"
+            share = f"{again / sent:.1%} of its TCP segments ({again:,} of {sent:,})"
+            text = f"{', '.join(identical.hosts)} retransmitted {share}"
             yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
         if (paths.interface_errors or 0) > error_share * max(paths.segments_sent or 0, least_segments):
-            text = f"the interfaces of {', '.join(identical.hosts)} counted {paths.interface_errors:,} errors meanwhile"
+            errors = f"{paths.interface_errors:,} interface errors"
+            text = f"{', '.join(identical.hosts)} counted {errors} during the measurement"
             yield Finding(text, ranks=identical.ranks, evidence=_evidence(paths))
     if most < least_segments and (probed or not any(rank.find(HostUseFacts) for rank in job.ranks)):
-        yield Skip(f"at most {most:,} packets were sent: too few to tell what share is lost")
+        yield Skip(f"at most {most:,} packets were sent, too few to measure the loss")
 
 
 def _losing(lossy: PacketLoss) -> str:
     first, *others = lossy.hosts
     return {
-        "host": f"{first} loses packets, sending and receiving",
-        "sending": f"packets that {first} sends get lost",
-        "receiving": f"packets that are sent to {first} get lost",
-        "link": f"packets between {first} and {', '.join(others)} get lost",
-        "all": f"packets between all {len(lossy.hosts)} hosts get lost",
+        "host": f"{first} loses packets in both directions",
+        "sending": f"Packets sent by {first} are lost",
+        "receiving": f"Packets sent to {first} are lost",
+        "link": f"Packets between {first} and {', '.join(others)} are lost",
+        "all": f"Packets between all {len(lossy.hosts)} hosts are lost",
     }[lossy.end]
 
 
@@ -147,25 +148,27 @@ def _judge_run(job: Job, share: float, error_share: float, errors_a_second: floa
         (local, use) for local in job.by_host() if (use := local.find(HostUseFacts)) and use.segments is not None
     ]
     if watched and not job.is_multi_host:
-        yield Skip("one host: nothing of the job goes over a network")
+        yield Skip("one host: the job uses no network")
         return
     busy = [(local, use) for local, use in watched if (use.segments or 0) >= least]
     if watched and not busy:
-        yield Skip("hardly anything was sent over TCP so far")
+        yield Skip("too few TCP segments were sent so far")
     for local, use in busy:
         sent, again = use.segments or 1, use.retransmitted or 0
         errors = {name: count for name, count in use.interface_errors if _carries(local, name)}
         if again / sent > share:
-            text = f"{local.name} sent {again / sent:.1%} of its TCP segments again ({again:,} of {sent:,}) in this run"
+            text = (
+                f"{local.name} retransmitted {again / sent:.1%} of its TCP segments in this run ({again:,} of {sent:,})"
+            )
             yield _finding_of_run(local, use, text, errors)
         elif sum(errors.values()) > max(error_share * (use.segments or 0), errors_a_second * use.seconds):
             names = ", ".join(f"{name}: {count:,}" for name, count in errors.items())
-            text = f"interfaces of {local.name} counted errors or drops in this run ({names})"
+            text = f"Interfaces of {local.name} counted errors or drops in this run ({names})"
             yield _finding_of_run(local, use, text, errors)
 
 
 def _carries(local: LocalRanks, name: str) -> bool:
-    """Whether the interface is hardware with an address; drops on bridges and virtual ones are no loss of the job's."""
+    """Whether the interface is hardware with an address; drops on bridges and virtual ones do not affect the job."""
     facts = local.find(InterfaceFacts)
     known = next((one for one in facts.interfaces if one.name == name), None) if facts else None
     return known is not None and known.kind != "loopback" and known.physical is not False and bool(known.addresses)

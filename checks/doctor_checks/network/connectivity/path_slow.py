@@ -30,8 +30,8 @@ from doctor_checks._trial_conclusions import with_trials
 from doctor_checks.network.connectivity._slow_rails import bandwidth_evidence, rail_findings, rate_in_words
 
 _NOISE = 500e-6
-"""Seconds by which a round trip has to be longer besides. Moderated interrupts and sleeping processors add up to some
-200 µs to a way that is well, and a step of the training does not feel half a millisecond."""
+"""Seconds by which a slow round trip must also be longer. Interrupt moderation and sleeping CPUs add up to 200 µs to a
+healthy path, and half a millisecond does not affect a training step."""
 
 _LEAST_PATHS = 3
 _SHOWN = 8
@@ -145,12 +145,13 @@ def path_slow(
     round_trip_times: float = 3.0,
     sigmas: float = 5.0,
 ) -> Iterator[Verdict]:
-    """Ask whether all measured paths between the hosts are about equally fast.
+    """Ask whether all measured paths between the hosts are similarly fast.
 
-    Why it hurts: every collective waits for the slowest path, so one bad cable, card or switch port slows the whole
-    job without an error.
-    Fix: slow host: check link, cable and port (`ethtool <interface>`, `ibstat`), or `srun --exclude=<host>`; slow link
-    or boundary: the switches between; keep the job on one side with `sbatch --switches=1`.
+    Why it hurts: every collective waits for the slowest path, so one bad cable, card or switch port slows down the
+    whole job without an error.
+    Fix: For a slow host, check link, cable and port (`ethtool INTERFACE`, `ibstat`) or exclude it
+    (`srun --exclude=HOST`); for a slow link or boundary, check the switches in between, and keep the job on one side
+    (`sbatch --switches=1`).
     """
     known = bandwidths(job)
     trips = _both_ways(_round_trips(job))
@@ -162,24 +163,24 @@ def path_slow(
         slow = slow_parts(known, least_share=bandwidth_share, least_confidence=least_confidence)
         for part in slow.parts:
             yield with_trials(job, _finding(part, slow, ranks), "path", otherwise=_fix(part))
-    # Two hosts have nothing to be compared with, but links whose rates are known.
+    # Two hosts cannot be compared with others, but with the known rates of their links.
     below = [*_below_interfaces(job, known, interface_share)]
     yield from below
     failed = unmeasured_pairs(sent_samples(job))
     for host, ways in failed.hosts:
         if host in failed.cut_off and is_reachable(job, host):
             yield Finding(
-                f"slow host {host}: no bytes could be exchanged with it in any round, though it can be reached",
+                f"Slow host {host}: it is reachable, but no transfer succeeded in any round",
                 ranks=ranks.get(host, ()),
                 evidence={"transfers": list(ways[:_SHOWN]), "failed": len(ways), "exclude": [host]},
-                fix=f"`srun --exclude={host}`; see whether its doctor stood still (a stopped or overloaded process), "
-                "and whether a firewall cuts connections that carry much.",
+                fix=f"Exclude {host} (`srun --exclude={host}`), and check whether its rankdoctor process was stopped "
+                "or overloaded and whether a firewall drops large transfers.",
             )
         else:
-            yield Unknown(f"no bandwidth of {host}: {', '.join(ways[:_SHOWN])}", ranks.get(host, ()))
+            yield Unknown(f"no bandwidth measured for {host}: {', '.join(ways[:_SHOWN])}", ranks.get(host, ()))
     for source, sample in failed.ways:
         both = (*ranks.get(source, ()), *ranks.get(sample.peer, ()))
-        yield Unknown(f"no bandwidth from {source} to {sample.peer}: {sample.outcome}", both)
+        yield Unknown(f"no bandwidth measured from {source} to {sample.peer}: {sample.outcome}", both)
     blamed = frozenset(host for part in slow.parts if part.kind in WHOLE_HOSTS for host in part.hosts) if slow else ()
     rails = slow_rails(job, least_share=bandwidth_share, least_confidence=least_confidence)
     yield from rail_findings(job, rails, frozenset(blamed))
@@ -192,7 +193,7 @@ def path_slow(
 def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...]]) -> Finding:
     hosts = (*part.hosts, *part.others)
     suspect = part.suspect
-    usual = f"{rate_in_words(part.value)}, usual {rate_in_words(slow.typical)} ({part.share * 100:.2g} %)"
+    usual = f"{rate_in_words(part.value)}, usually {rate_in_words(slow.typical)} ({part.share * 100:.2g} %)"
     seen = f"in {suspect.slow} of {suspect.readings} transfers"
     evidence = bandwidth_evidence(part, slow.typical, slow.spread) | {
         "slow transfers": f"{suspect.slow} of {suspect.readings}",
@@ -215,12 +216,12 @@ def _finding(part: SlowPart, slow: SlowParts, ranks: Mapping[str, tuple[int, ...
 def _named(part: SlowPart) -> str:
     first = part.hosts[0]
     if part.kind == "boundary":
-        return f"slow boundary between {_side(part.hosts)} and {_side(part.others)}:"
+        return f"Slow boundary between {_side(part.hosts)} and {_side(part.others)}:"
     if part.kind == "link":
-        return f"slow link {first} - {part.hosts[1]}:"
+        return f"Slow link {first} - {part.hosts[1]}:"
     does = {"sending": "sends", "receiving": "receives"}.get(part.kind, "sends and receives")
-    other = {"sending": " (and receives as others do)", "receiving": " (and sends as others do)"}.get(part.kind, "")
-    return f"slow host {first}: {does}{other}"
+    other = {"sending": " (receives normally)", "receiving": " (sends normally)"}.get(part.kind, "")
+    return f"Slow host {first}: {does}{other}"
 
 
 def _side(names: Sequence[str]) -> str:
@@ -231,46 +232,47 @@ def _fix(part: SlowPart) -> str:
     one, *others = part.hosts
     if part.kind == "boundary":
         return (
-            "Keep the job on one side of it (`sbatch --switches=1`); then look at the uplinks between the switches of "
-            "both sides: their number, speed and errors."
+            "Keep the job on one side of the boundary (`sbatch --switches=1`), and check the number, speed and errors "
+            "of the uplinks between the switches of both sides."
         )
     if part.kind == "link":
         return (
-            f"Look at the way between {one} and {others[0]} (`tracepath {others[0]}` on {one}): both hosts are well "
-            f"with all others, so it is a port or cable between switches. Until then `srun --exclude={one}`."
+            f"Check the ports and cables between the switches of {one} and {others[0]}, because both are fast with all "
+            f"other hosts (`tracepath {others[0]}` on {one} shows the path), and until then use `srun --exclude={one}`."
         )
     return (
-        f"`srun --exclude={one}`, then on {one}: `ethtool <interface> | grep Speed`, `ethtool -S <interface> | "
-        "grep -iE 'err|drop|crc'`, `tc qdisc show`, `ibstat`; change cable, transceiver or port."
+        f"Exclude {one} (`srun --exclude={one}`), check its link (`ethtool INTERFACE | grep Speed`, "
+        "`ethtool -S INTERFACE | grep -iE 'err|drop|crc'`, `tc qdisc show`, `ibstat`), and replace the cable, "
+        "transceiver or port."
     )
 
 
 def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator[Finding]:
-    """Comparing paths tells nothing if all carry far less than the interfaces at both of their ends."""
+    """Report paths that are all far slower than the interfaces at both ends, which a comparison of paths misses."""
     slow = paths_below(job, known, share)
     if slow is not None:
         best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
         yield Finding(
-            f"all {len(known.hosts)} hosts are slow: at most {best} between any two, where their interfaces and "
-            f"one connection would carry {roofline}",
+            f"All {len(known.hosts)} hosts are slow: at most {best} between any two, but their interfaces and "
+            f"one connection support {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
             evidence={"best bandwidth": best, "interfaces and one connection": roofline},
-            fix="See what limits all alike: the rate of the switch ports, a limit of the cloud's instance type, "
-            "`tc qdisc show dev <interface>`, a tunnel or VPN between the hosts, processors without anything to spare.",
+            fix="Check what limits all hosts: the rate of the switch ports, the cloud instance type, traffic control "
+            "(`tc qdisc show dev INTERFACE`), a tunnel or VPN between the hosts, or fully loaded CPUs.",
             severity=Severity.INFO,
         )
 
 
 def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
-    """``by_tcp``: the interfaces were found slow without NCCL already."""
+    """Report NCCL messages that are all far slower than the links. ``by_tcp``: TCP was already found slow."""
     slow = messages_below(job, share)
     if slow is None or (by_tcp and not slow.by_rdma):
         return
     best, roofline = rate_in_words(slow.best.value), rate_in_words(slow.roofline)
     links = "their RDMA ports" if slow.by_rdma else "their interfaces"
     yield Finding(
-        f"all messages over nccl between the {slow.hosts} hosts are slow: at most {best} between any two ranks, where "
-        f"{links} would carry {roofline}",
+        f"All NCCL messages between the {slow.hosts} hosts are slow: at most {best} between any two ranks, but {links} "
+        f"support {roofline}",
         ranks=slow.ranks,
         evidence={
             "best bandwidth": best,
@@ -286,14 +288,14 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
 def _fix_of_links(slow: SlowMessages) -> str:
     if slow.by_rdma:
         return (
-            "Run with NCCL_DEBUG=INFO and look at `Using network` and `via NET/`: Socket in place of IB means that "
-            "RDMA is not used (see NET019), `NET/IB` without GDRDMA that messages are copied through host memory "
-            "(NET023). With both in order: `ib_write_bw` between two of the hosts, and the limits of a virtual machine."
+            "Run with NCCL_DEBUG=INFO and check that the log shows `Using network IB` (Socket: RDMA is not used, see "
+            "NET019) and `via NET/IB` with GDRDMA (without: copies through host memory, see NET023); then measure "
+            "`ib_write_bw` between two of the hosts, and check the limits of virtual machines."
         )
     return (
-        "Run with NCCL_DEBUG=INFO: `Using network Socket` where the hosts have InfiniBand or RoCE means that it is not "
-        "used at all (see NET019; NET017 where another interface is faster). Where TCP is right: "
-        "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, the limit of the instance type or of a shared switch."
+        "Run with NCCL_DEBUG=INFO: if the hosts have InfiniBand or RoCE and the log shows `Using network Socket`, see "
+        "NET019 (or NET017 for a faster interface); if TCP is intended, tune NCCL_SOCKET_NTHREADS and "
+        "NCCL_NSOCKS_PERTHREAD, and check the limits of the instance type and of a shared switch."
     )
 
 
@@ -305,19 +307,19 @@ def _far(
     typical: float,
 ) -> Iterator[Finding]:
     for host, paths in hosts:
-        text = f"slow host {host}: {len(paths)} of its paths have a round trip of {_longest(paths, typical)}"
+        text = f"Slow host {host}: {len(paths)} of its paths have a round trip of {_longest(paths, typical)}"
         yield Finding(text, ranks=ranks.get(host, ()), evidence=_evidence(paths, typical))
     for one, other, paths in boundaries:
-        text = f"slow boundary between {one} and {other}: a round trip of {_longest(paths, typical)}"
+        text = f"Slow boundary between {one} and {other}: a round trip of {_longest(paths, typical)}"
         yield Finding(text, ranks=_of_paths(paths, ranks), evidence=_evidence(paths, typical))
     if links:
         more = f" and {len(links) - 1} more" if len(links) > 1 else ""
-        text = f"slow link {links[0].first} - {links[0].second}{more}: a round trip of {_longest(links, typical)}"
+        text = f"Slow link {links[0].first} - {links[0].second}{more}: a round trip of {_longest(links, typical)}"
         yield Finding(text, ranks=_of_paths(links, ranks), evidence=_evidence(links, typical))
 
 
 def _longest(paths: Sequence[MeasuredPath], typical: float) -> str:
-    return f"{_micro(max(path.value for path in paths))}, usual {_micro(typical)}"
+    return f"{_micro(max(path.value for path in paths))}, usually {_micro(typical)}"
 
 
 def _evidence(paths: Sequence[MeasuredPath], typical: float) -> dict[str, object]:
@@ -344,8 +346,8 @@ def _round_trips(job: Job) -> list[MeasuredPath]:
 
 
 def _both_ways(trips: Sequence[MeasuredPath]) -> list[MeasuredPath]:
-    """The round trips with the shorter of both directions each: one goes there and back, so they are the same way, and
-    only a busy processor makes one longer."""
+    """The round trips, each with the shorter of both directions: they use the same path, and only a busy CPU makes one
+    longer."""
     shortest: dict[tuple[str, str], float] = {}
     for trip in trips:
         shortest[trip.pair] = min(trip.value, shortest.get(trip.pair, trip.value))

@@ -1,4 +1,4 @@
-"""NET013: hosts can't open connections to one another."""
+"""NET013: hosts cannot connect to each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILURES = {
     "refused": "refused",
     "silent": "no answer",
     "unroutable": "no route",
-    "stranger": "somebody else has that address",
+    "stranger": "another host has that address",
 }
 
 
@@ -64,7 +64,7 @@ _TRIED = TrialFacts(
         ),
     )
 )
-_OTHERWISE = "allow all TCP traffic between the hosts of the job on the network that it uses now."
+_OTHERWISE = "allow all TCP traffic between the hosts of the job on the network it uses now."
 
 
 _SILENT = (
@@ -78,7 +78,7 @@ _SILENT = (
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """A refusal is sent by a host that is up: its process has ended, or a firewall refuses."""
+    """Report failed connections. A refusal comes from a host that is up: its process ended, or a firewall rejects."""
     for group in event_groups(
         job, "net.peer.connect_failed", by=("host", "host2", "host3", "remote", "err", "call", "mesh")
     ):
@@ -102,7 +102,7 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
     confidence = 0.85 if silent and target else 0.7 if silent else 0.6
     return finding_from_logs(
         group,
-        f"no connection to {target or 'a peer'}: {error}",
+        f"Cannot connect to {target or 'a peer'}: {error}",
         evidence={"peer": target, "error": error},
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
@@ -112,7 +112,7 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
 
 
 def _severity(group: EventGroup, earlier: Event | None, silent: bool) -> Severity | None:
-    """A refusal after a failure is a consequence; retries in the last lines may have succeeded."""
+    """A refusal after a failure is a consequence; retries in the last lines may have succeeded later."""
     if earlier:
         return Severity.WARNING if silent else Severity.INFO
     return Severity.WARNING if all("retrying" in event.text for event in group.events) else None
@@ -141,9 +141,9 @@ _MORE_EXACT = (
     "net.peer.connect_failed",
 )
 _FIX_TOLD = (
-    "See which interface each host takes (`Bootstrap: Using ...` of NCCL_DEBUG=INFO) and name the right one by "
-    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; allow all TCP ports between the hosts, both ways (`iptables -S`, "
-    "security groups); `doctor check --probe light` on all ranks tries every pair."
+    "Select the right interface with NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (`Bootstrap: Using ...` of "
+    "NCCL_DEBUG=INFO shows the one in use), allow all TCP ports between the hosts in both directions (`iptables -S`, "
+    "security groups), and test every pair with `doctor check --probe light` on all ranks."
 )
 
 
@@ -267,21 +267,21 @@ _FIX_TOLD = (
     ),
 )
 def peer_unreachable(job: Job) -> Iterator[Verdict]:
-    """Ask whether every pair of hosts can open connections on ephemeral ports.
+    """Ask whether every pair of hosts can connect on ephemeral ports.
 
-    Why it hurts: NCCL and Gloo listen on ports that the kernel picks (32768 to 60999) in both directions; the store
-    works and the first collective waits until the time-out, or ends with `No route to host`.
-    Fix: allow all TCP traffic between the hosts of the job: a security group that admits itself,
-    `sudo firewall-cmd --zone=trusted --add-source=<subnet>` or `sudo ufw allow from <subnet>`.
+    Why it hurts: NCCL and Gloo listen on ports that the kernel picks (32768 to 60999), in both directions. The store
+    works, but the first collective blocks until the timeout or fails with `No route to host`.
+    Fix: Allow all TCP traffic between the hosts of the job: with a security group that allows itself,
+    `sudo firewall-cmd --zone=trusted --add-source=SUBNET` or `sudo ufw allow from SUBNET`.
     """
     outcomes = _outcomes(job)
     if not outcomes:
-        yield Skip("no connection between hosts was tried")
+        yield Skip("no connection between hosts was attempted")
         return
     ranks: dict[str, tuple[int, ...]] = {}
     for local in job.by_host():
         ranks[local.hosts[0].name] = ranks.get(local.hosts[0].name, ()) + local.ranks
-    # What carries the training first; NCCL's job may hold Gloo groups besides, which nobody has to use.
+    # The training backend first; a job on NCCL may also have Gloo groups, which need not be used.
     aside = {way: outcome for way, outcome in outcomes.items() if way.library == "Gloo" and way.by("NCCL") in outcomes}
     main = {way: outcome for way, outcome in outcomes.items() if way not in aside}
     works = {way: outcome for way, outcome in aside.items() if outcomes[way.by("NCCL")] not in FAILURES}
@@ -289,10 +289,10 @@ def peer_unreachable(job: Job) -> Iterator[Verdict]:
         yield with_trials(job, finding, "path", otherwise=_OTHERWISE)
     for way, outcome in main.items():
         if outcome == "unanswered":
-            reason = f"{way.second} took a connection of {way.first}, and its process did not answer in time"
+            reason = f"{way.second} accepted a connection from {way.first}, but its process did not answer in time"
             yield Unknown(reason, ranks.get(way.second, ()))
         elif outcome == "unresolved":
-            yield Unknown(f"{way.first} knows no address of {way.second}", ranks.get(way.first, ()))
+            yield Unknown(f"{way.first} has no address for {way.second}", ranks.get(way.first, ()))
 
 
 class _DialedPath(NamedTuple):
@@ -311,12 +311,12 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
     words = {(way.first, way.second): outcome for way, outcome in outcomes.items()}
     every = [MeasuredPath(first, second, 0.0) for first, second in words]
     failing = [path for path in every if words[path.first, path.second] in FAILURES]
-    which = " at the addresses of Gloo" if severity is Severity.WARNING else ""
+    which = " at the Gloo addresses" if severity is Severity.WARNING else ""
     explains = ("NET014", "NET015", "NET027") if severity is Severity.ERROR else ()
     names = {name for path in every for name in path.pair}
     if len(failing) == len(every) and len(names) > 2:
         yield Finding(
-            f"none of {len(names)} hosts gets a connection to another{which}",
+            f"None of {len(names)} hosts can connect to another{which}",
             ranks=tuple(sorted(rank for name in names for rank in ranks.get(name, ()))),
             severity=severity,
             explains=explains,
@@ -326,7 +326,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
     hosts, rest = take_hosts(every, failing, share=0.5)
     for host, paths in hosts:
         yield Finding(
-            f"{host} cannot be reached from, or cannot reach, {len({path.pair for path in paths})} hosts{which}",
+            f"{host} cannot connect with {len({path.pair for path in paths})} other hosts{which}",
             ranks=ranks.get(host, ()),
             severity=severity,
             explains=explains,
@@ -337,7 +337,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
         apart = {name for path in rest for name in path.pair}
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
         yield Finding(
-            f"{rest[0].first} gets no connection to {rest[0].second}{which}{more}",
+            f"{rest[0].first} cannot connect to {rest[0].second}{which}{more}",
             ranks=tuple(sorted(rank for name in apart for rank in ranks.get(name, ()))),
             severity=severity,
             explains=explains,

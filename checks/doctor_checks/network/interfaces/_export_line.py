@@ -1,4 +1,4 @@
-"""The command that selects another interface."""
+"""Commands that select another interface."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from doctor.facts import InterfaceFacts
 
 
 def export_line(variable: str, interfaces: InterfaceFacts) -> str:
-    """A line that sets ``variable`` to a usable interface of the host, or describes one."""
+    """A command that sets ``variable`` to a usable interface of the host; empty if there is none."""
     good = good_interfaces(interfaces)
     if not good:
-        return f"`export {variable}=<name>`, the name of an interface that `ip -br address` shows up, with an address"
-    exact = "=" if variable.startswith("NCCL_") else ""
-    value = f"'{exact}{good[0].name}'" if exact else good[0].name
-    others = f" (also up here: {', '.join(one.name for one in good[1:4])})" if len(good) > 1 else ""
-    return f"`export {variable}={value}`{others}"
+        return ""
+    return (
+        f"export {variable}='={good[0].name}'" if variable.startswith("NCCL_") else f"export {variable}={good[0].name}"
+    )
+
+
+def selecting_fix(variable: str, interfaces: InterfaceFacts) -> str:
+    """A fix that selects a usable interface of the host."""
+    command = export_line(variable, interfaces)
+    others = [one.name for one in good_interfaces(interfaces)[1:4]]
+    if others:
+        return f"Select the interface that connects the hosts (also up here: {', '.join(others)}):\n{command}"
+    return command or f"Set {variable} to an interface that `ip -br address` shows as UP with an address."

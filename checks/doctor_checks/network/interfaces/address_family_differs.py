@@ -1,4 +1,4 @@
-"""NET016: IPv4 on some hosts, IPv6 on others."""
+"""NET016: some hosts use IPv4, others IPv6."""
 
 from __future__ import annotations
 
@@ -70,13 +70,14 @@ def _host(interfaces: tuple[Interface, ...]) -> JobBuilder:
     ),
 )
 def address_family_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks would use addresses of one family.
+    """Ask whether all ranks use addresses of the same family.
 
-    Why it hurts: a socket of one family can't dial an address of the other: `Address family not supported by protocol`
-    or `connecting to address with family 0`, or the ranks wait for one another.
-    Fix: `export NCCL_SOCKET_FAMILY=AF_INET` on all hosts (or AF_INET6), and give the interface such an address.
+    Why it hurts: a socket of one family cannot connect to an address of the other: `Address family not supported by
+    protocol` or `connecting to address with family 0`, or the ranks wait for each other.
+    Fix: Run `export NCCL_SOCKET_FAMILY=AF_INET` (or AF_INET6) on all hosts, and give the interfaces addresses of that
+    family.
     """
-    # The family alone: another job's addresses are no reference.
+    # Only the family: addresses of another job are not a baseline.
     expected = baseline_value(job, lambda worked: (one.address.family for one, _ in _used(worked)))
     used = list(_used(job))
     if not job.is_multi_host and not (expected and used):
@@ -93,7 +94,7 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     addresses = sorted({endpoint.text for endpoint, _ in used if endpoint.address.family in families})[:8]
     evidence = {"families": words, "addresses": addresses}
     if expected is None:
-        summary = f"the ranks would use different address families: {words}"
+        summary = f"The ranks use different address families: {words}"
         yield Finding(summary, ranks=parted.odd, evidence=evidence, explains=_consequences(job, parted.odd))
         return
     deviation = BaselineDeviation((parted.unlike("address family", _NAMES.__getitem__),), parted.drifted)
@@ -101,7 +102,7 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
 
 
 def _consequences(job: Job, odd: Sequence[int]) -> tuple[str, ...]:
-    """Peers can't be reached; nor can the master where ranks without its family have no route to it."""
+    """Peers are unreachable, and so is the master if ranks without its family have no route to it."""
     masters = [master for master, identical in job.each(MasterFacts) if set(odd).intersection(identical.ranks)]
     return ("NET006", "NET013") if any(one.resolved and one.source_address is None for one in masters) else ("NET013",)
 

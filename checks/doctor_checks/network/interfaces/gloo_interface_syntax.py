@@ -1,4 +1,4 @@
-"""NET011: GLOO_SOCKET_IFNAME is written in NCCL's grammar."""
+"""NET011: GLOO_SOCKET_IFNAME uses NCCL syntax."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if looks_like_nccl_syntax(value) or name:
             yield finding_from_logs(
                 group,
-                f"GLOO_SOCKET_IFNAME={value} is NCCL's way to name interfaces; Gloo takes whole names alone",
+                f"GLOO_SOCKET_IFNAME={value} uses NCCL syntax; Gloo accepts only exact interface names",
                 evidence={"GLOO_SOCKET_IFNAME": value, "meant": name},
                 confidence=0.95,
                 explains=("NET007",),
@@ -81,11 +81,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
-    """Ask whether GLOO_SOCKET_IFNAME is written as Gloo reads it: whole names, without signs.
+    """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: Gloo knows neither `^` nor `=` nor prefixes and ends with `Unable to find address for: ^lo`; the other
-    ranks wait for this one.
-    Fix: `export GLOO_SOCKET_IFNAME=eth0`, the whole name of an interface that `ip -br address` shows.
+    Why it hurts: Gloo supports neither `^` nor `=` nor prefixes and fails with `Unable to find address for: ^lo`; the
+    other ranks wait for this one.
+    Fix: Set the exact name of an interface that `ip -br address` shows, for example `export GLOO_SOCKET_IFNAME=eth0`.
     """
     found = []
     for environment, identical in job.each(EnvironmentFacts, also=(InterfaceFacts,)):
@@ -93,7 +93,7 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
         interfaces = identical.find(InterfaceFacts)
         why = _fault(value, interfaces) if value else None
         if value and why:
-            summary = f"GLOO_SOCKET_IFNAME={value}: Gloo takes whole names alone, and {why}"
+            summary = f"GLOO_SOCKET_IFNAME={value}: Gloo accepts only exact interface names, but {why}"
             found.append(_finding(summary, value, interfaces, identical))
     yield from merge(found)
 
@@ -101,24 +101,24 @@ def gloo_interface_syntax(job: Job) -> Iterator[Verdict]:
 def _fault(value: str, interfaces: InterfaceFacts | None) -> str | None:
     names = gloo_names(value)
     if names and looks_like_nccl_syntax(value):
-        return "'^' and '=' are part of the name to it"
+        return "'^' and '=' are NCCL syntax"
     for name in names:
         plain = name.partition(":")[0]
         if interfaces is None or not plain or interfaces.named(name) is not None:
             continue
         longer = next((one.name for one in interfaces.interfaces if one.name.startswith(plain)), None)
         if longer == plain:
-            return f"{name} is {plain} with a port"
+            return f"{name} includes a port"
         if longer is not None:
-            return f"{name} is only the beginning of {longer}"
+            return f"{name} is only a prefix of {longer}"
     return None
 
 
 def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identical: IdenticalRanks) -> Finding:
-    # The interfaces that NCCL would have taken for this value, of those that are worth taking.
+    # The usable interfaces that NCCL would select for this value.
     good = good_interfaces(interfaces) if interfaces else ()
     meant = tuple(one for one in good if parse_nccl_list(value).selects(one.name)) or good
-    fix = f"`export GLOO_SOCKET_IFNAME={meant[0].name}`" if meant else ""
+    fix = f"export GLOO_SOCKET_IFNAME={meant[0].name}" if meant else ""
     return Finding(
         summary, ranks=identical.ranks, evidence={"value": value, "meant": [one.name for one in meant]}, fix=fix
     )
@@ -143,15 +143,16 @@ def _finding(summary: str, value: str, interfaces: InterfaceFacts | None, identi
     ),
 )
 def gloo_interface_syntax_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether GLOO_SOCKET_IFNAME holds names alone, which is all that Gloo reads.
+    """Ask whether GLOO_SOCKET_IFNAME contains only exact interface names.
 
-    Why it hurts: Gloo looks for an interface of that very name, and every rank ends with "Unable to find address for".
-    Fix: whole names of interfaces: `export GLOO_SOCKET_IFNAME=eth0`.
+    Why it hurts: Gloo looks for an interface with exactly that name, and every rank fails with "Unable to find address
+    for".
+    Fix: Set exact interface names, for example `export GLOO_SOCKET_IFNAME=eth0`.
     """
     for setting in file.settings:
         if setting.name == "GLOO_SOCKET_IFNAME" and setting.is_exported and looks_like_nccl_syntax(setting.value):
             yield Violation(
                 setting.place,
-                f"{setting.name}={setting.known_value or '…'}: ^ and = are NCCL's grammar, which Gloo does not read",
+                f"{setting.name}={setting.known_value or '…'}: Gloo does not support ^ and =, which are NCCL syntax",
                 evidence=(("value", setting.known_value),),
             )

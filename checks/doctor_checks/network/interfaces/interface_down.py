@@ -29,7 +29,7 @@ from doctor.api import (
 from doctor.facts import Address, EnvironmentFacts, Interface, InterfaceFacts, MasterFacts, NcclFacts, SoftwareFacts
 from doctor.knowledge.interface_syntax import gloo_names, nccl_interface_list, nccl_socket_family
 from doctor.testing import Fails, Passes, healthy, logged
-from doctor_checks.network.interfaces._export_line import export_line
+from doctor_checks.network.interfaces._export_line import export_line, selecting_fix
 
 _UP = Interface("eth1", addresses=(Address("inet", "10.1.0.1", 24),))
 _LINK_LOCAL = Interface("eth0", addresses=(Address("inet6", "fe80::5054:ff:fe12:3456", 64),))
@@ -51,7 +51,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             continue
         yield finding_from_logs(
             group,
-            f"the link of {name or 'an interface'} went down, and connections were lost after it",
+            f"The link of {name or 'an interface'} went down, and connections were lost afterwards",
             ranks=(),
             evidence={"interface": name},
             confidence=0.7,
@@ -59,7 +59,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         )
     for group in event_groups(job, "net.peer.connect_failed", by=("err",)):
         if group.value("err") == "Network is down":
-            yield finding_from_logs(group, "the interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
+            yield finding_from_logs(group, "The interface that NCCL uses is down", confidence=0.9, explains=("NET013",))
 
 
 _LOST = (
@@ -175,9 +175,10 @@ _LOST = (
 def interface_down(job: Job) -> Iterator[Verdict]:
     """Ask whether a selected interface is up and has an address of the family in use.
 
-    Why it hurts: the library finds no address to listen on, or listens where no packet arrives: `no socket interface
-    found`, `Unable to find address for: eth1`, or silence until the time-out.
-    Fix: `sudo ip link set <interface> up` and give it an address, or select one that `ip -br address` shows UP.
+    Why it hurts: the library finds no address to listen on (`no socket interface found`, `Unable to find address for:
+    eth1`), or it listens on an address that receives no packets, and the ranks block until the timeout.
+    Fix: Bring the interface up (`sudo ip link set INTERFACE up`) and give it an address, or select one that
+    `ip -br address` shows as UP.
     """
     found: list[Finding] = []
     for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, MasterFacts, *CHOICE_SECTIONS)):
@@ -219,7 +220,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
 
 
 def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Finding]:
-    """A forced family whose addresses are all link-local: enough inside one host, and for no connection beyond it."""
+    """Report a forced address family with only link-local addresses, which work only within one host."""
     used = nccl_endpoints_of(identical)
     if family == "inet6" and used and all(needs_zone(one.address) for one in used):
         names = ", ".join(one.interface.name for one in used[:4])
@@ -227,14 +228,14 @@ def _only_local(family: str | None, identical: IdenticalRanks) -> Iterator[Findi
             f"NCCL_SOCKET_FAMILY=AF_INET6: {names} has only a link-local IPv6 address",
             ranks=identical.ranks,
             evidence={"family": family, "addresses": [one.text for one in used[:8]]},
-            effect="NCCL works inside this host and cannot connect to other hosts.",
-            fix="`unset NCCL_SOCKET_FAMILY`",
+            effect="NCCL works within this host, but cannot connect to other hosts.",
+            fix="unset NCCL_SOCKET_FAMILY",
             severity=Severity.INFO,
         )
 
 
 def _wants_carrier(identical: IdenticalRanks) -> bool:
-    """NCCL asks for IFF_RUNNING since 2.28.3 (src/os/linux.cc); an unknown release is taken for an older one."""
+    """Whether NCCL requires IFF_RUNNING: since 2.28.3 (src/os/linux.cc); an unknown release counts as older."""
     software = identical.find(SoftwareFacts)
     release = release_of(software.nccl if software else None)
     return release is not None and release >= (2, 28, 3)
@@ -244,10 +245,10 @@ def _nothing(interfaces: InterfaceFacts, family: str | None, identical: Identica
     kind = {"inet": "IPv4 ", "inet6": "IPv6 "}.get(family or "", "")
     asked = " (NCCL_SOCKET_FAMILY)" if family else ""
     return Finding(
-        f"no interface of this host is up with an {kind}address{asked}",
+        f"No interface of this host is up with an {kind}address{asked}",
         ranks=identical.ranks,
         evidence={"family": family or "any", "interfaces": [one.name for one in interfaces.interfaces]},
-        fix="`unset NCCL_SOCKET_FAMILY`" if family else "",
+        fix="unset NCCL_SOCKET_FAMILY" if family else "",
         explains=_consequences(interfaces.interfaces, identical),
     )
 
@@ -259,7 +260,7 @@ def _is_cut_off(interfaces: InterfaceFacts) -> bool:
 
 
 def _consequences(bad: Sequence[Interface], identical: IdenticalRanks) -> tuple[str, ...]:
-    """Peers can't be reached by interfaces that are down; nor can the master where the way to it leads by one."""
+    """Peers are unreachable over interfaces that are down, and so is the master if its route uses one of them."""
     master = identical.find(MasterFacts)
     way = master.interface if master is not None else None
     cut_off = way is None or way in {one.name for one in bad}
@@ -267,7 +268,7 @@ def _consequences(bad: Sequence[Interface], identical: IdenticalRanks) -> tuple[
 
 
 def _gloo(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: bool) -> Iterator[Finding]:
-    """Gloo binds to every name of its list, so one that has no address is enough."""
+    """Report unusable interfaces; Gloo binds to every name in the list, so one without an address is enough."""
     environment = identical.find(EnvironmentFacts)
     value = environment.get("GLOO_SOCKET_IFNAME") if environment else None
     if not value:
@@ -303,5 +304,7 @@ def _reasons(chosen: list[Interface], terms: _Terms) -> str:
 
 
 def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts) -> str:
-    up = f"`sudo ip link set {interface.name} up`, or " if not interface.up else ""
-    return up + export_line(variable, interfaces)
+    if interface.up:
+        return selecting_fix(variable, interfaces)
+    up, other = f"sudo ip link set {interface.name} up", export_line(variable, interfaces)
+    return f"Run `{up}`, or select another interface with `{other}`." if other else up

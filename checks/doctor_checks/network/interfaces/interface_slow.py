@@ -14,7 +14,7 @@ from doctor.analysis.interface_choice import (
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.network.interfaces._export_line import export_line
+from doctor_checks.network.interfaces._export_line import selecting_fix
 
 _GIGABIT = Interface("eth0", mtu=1500, speed=1_000, addresses=(Address("inet", "10.0.0.2", 16),))
 _FAST = Interface("ens5", mtu=9000, speed=100_000, addresses=(Address("inet", "10.1.0.2", 16),))
@@ -45,12 +45,11 @@ _SILENT = Interface("eth0", mtu=1500, addresses=(Address("inet", "10.0.0.2", 16)
     ),
 )
 def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float = 4) -> Iterator[Verdict]:
-    """Ask whether the hosts train over a fast interface, where the data goes by TCP.
+    """Ask whether the hosts train over a fast interface, if data is sent over TCP.
 
-    Why it hurts: gradients wait for the wire: 1 Gb/s moves the gradients of a model of a billion parameters in half a
-    minute a step.
-    Fix: select the faster interface on every host: `export NCCL_SOCKET_IFNAME='=<interface>'`; `ethtool <interface>`
-    shows the speed that was negotiated.
+    Why it hurts: at 1 Gb/s, the gradients of a model with a billion parameters take half a minute per step.
+    Fix: Select the faster interface on every host with NCCL_SOCKET_IFNAME, and check the negotiated speed with
+    `ethtool INTERFACE`.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -64,7 +63,7 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
             continue
         interface = choice.first.interface
         if interface.speed is None:
-            yield Unknown(f"{interface.name} does not tell its speed", identical.ranks, f"ethtool {interface.name}")
+            yield Unknown(f"{interface.name} does not report its speed", identical.ranks, f"ethtool {interface.name}")
             continue
         taken = {endpoint.interface.name for endpoint in choice.endpoints}
         least = interface.speed * times_faster
@@ -83,11 +82,11 @@ def _finding(
     interfaces: InterfaceFacts,
     identical: IdenticalRanks,
 ) -> Finding:
-    beside = f", and {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
+    beside = f"; {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
     exact = "'=" + faster.name + "'" if faster and variable.startswith("NCCL_") else faster.name if faster else ""
     return Finding(
-        f"training goes over {interface.name} with {speed / 1000:g} Gb/s{beside}",
+        f"Training uses {interface.name} with only {speed / 1000:g} Gb/s{beside}",
         ranks=identical.ranks,
         evidence={"interface": interface.name, "speed_mbit_per_s": speed, "idle": faster.name if faster else None},
-        fix=f"`export {variable}={exact}` on every host" if faster else export_line(variable, interfaces),
+        fix=f"On every host:\nexport {variable}={exact}" if faster else selecting_fix(variable, interfaces),
     )

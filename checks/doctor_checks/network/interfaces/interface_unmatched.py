@@ -1,4 +1,4 @@
-"""NET007: a setting selects no interface of the host."""
+"""NET007: a setting matches no network interface of the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.script_cases import fails, shell_fails, shell_passes
-from doctor_checks.network.interfaces._export_line import export_line
+from doctor_checks.network.interfaces._export_line import selecting_fix
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if not looks_like_nccl_syntax(name or "") and "rp != nullptr" not in group.first.text:
             yield finding_from_logs(
                 group,
-                f"GLOO_SOCKET_IFNAME names {name or 'an interface'}, which the host does not have",
+                f"GLOO_SOCKET_IFNAME names {name or 'an interface'}, which does not exist on the host",
                 evidence={"GLOO_SOCKET_IFNAME": name},
                 confidence=0.95,
             )
@@ -90,12 +90,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def interface_unmatched(job: Job) -> Iterator[Verdict]:
-    """Ask whether NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME name interfaces of the host.
+    """Ask whether NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME match network interfaces on the host.
 
-    Why it hurts: NCCL ends with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for: eth9`;
-    the ranks of healthy hosts wait for these until the time-out.
-    Fix: `unset NCCL_SOCKET_IFNAME`, or name an interface that `ip -br address` shows on every host, such as
-    `export NCCL_SOCKET_IFNAME='^docker,lo,virbr'`; Gloo takes whole names alone: `export GLOO_SOCKET_IFNAME=eth0`.
+    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for: eth9`.
+    Ranks on healthy hosts then block until the timeout.
+    Fix: Run `unset NCCL_SOCKET_IFNAME`, or select interfaces that `ip -br address` shows on every host, for example
+    `export NCCL_SOCKET_IFNAME='^docker,lo,virbr'` or, for Gloo, an exact name: `export GLOO_SOCKET_IFNAME=eth0`.
     """
     found: list[Finding] = []
     for interfaces, identical in job.each(InterfaceFacts, also=(NcclFacts, EnvironmentFacts)):
@@ -112,28 +112,33 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
     if any(wanted.selects(one.name) for one in interfaces.interfaces):
         yield from _malformed(setting, wanted, identical)
         return
-    claim = "excludes every interface" if wanted.exclude else "selects no interface"
+    claim = "excludes every network interface" if wanted.exclude else "matches no network interface"
     yield Finding(
-        f"{setting_text(setting)} {claim} of this host{_hint(wanted, interfaces)}",
+        f"{setting_text(setting)} {claim} on this host{_hint(wanted, interfaces)}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
-        fix=export_line("NCCL_SOCKET_IFNAME", interfaces),
+        fix=selecting_fix("NCCL_SOCKET_IFNAME", interfaces),
         explains=("NET027",),
         source=source_of(setting),
     )
 
 
 def _malformed(setting: Setting, wanted: NcclList, identical: IdenticalRanks) -> Iterator[Finding]:
-    """An entry that cannot be a name, beside others that select interfaces: an interface to exclude stays in use."""
+    """Report an invalid entry in a list that selects interfaces: an interface meant to be excluded stays in use."""
     if fault := list_fault(setting.value):
         marks = "^" if wanted.exclude else ""
         plain = ",".join(entry.strip(" '\"^=") for entry, _ in wanted.entries)
-        where = f"in {setting.source}, write " if source_of(setting) else "export "
+        value = f"NCCL_SOCKET_IFNAME={marks}{plain}"
+        fix = (
+            f"In {setting.source}, set `{value}`."
+            if source_of(setting)
+            else f"export NCCL_SOCKET_IFNAME='{marks}{plain}'"
+        )
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "source": setting.source},
-            fix=f"{where}NCCL_SOCKET_IFNAME='{marks}{plain}'" if wanted.exclude else "",
+            fix=fix if wanted.exclude else "",
             severity=Severity.WARNING if wanted.exclude else Severity.INFO,
             source=source_of(setting),
         )
@@ -146,9 +151,9 @@ def _hint(wanted: NcclList, interfaces: InterfaceFacts) -> str:
         if entry != plain and any(name.startswith(plain) for name in names):
             return f": the space in {entry!r} is part of the name"
         if any(name.lower() == plain.lower() or name.lower().startswith(plain.lower()) for name in names):
-            return f": {entry!r} is no whole name" if wanted.exact else f": case counts in {entry!r}"
+            return f": {entry!r} is not an exact name" if wanted.exact else f": {entry!r} is case-sensitive"
         if parse_address(plain):
-            return f": {entry!r} is an address, and a name is wanted"
+            return f": {entry!r} is an address, not an interface name"
     return ""
 
 
@@ -166,7 +171,7 @@ def _by_environment(interfaces: InterfaceFacts, identical: IdenticalRanks) -> It
 
 
 def _is_nccl_entry(name: str, interfaces: InterfaceFacts) -> bool:
-    """Whether NCCL would have understood the entry: a prefix, or a name and a port. That is another finding."""
+    """Whether the entry is valid for NCCL: a prefix, or a name and a port. NET011 reports that."""
     plain = name.partition(":")[0]
     return bool(plain) and any(one.name.startswith(plain) for one in interfaces.interfaces)
 
@@ -175,12 +180,12 @@ def _missing(
     variable: str, value: str, absent: list[str], interfaces: InterfaceFacts, identical: IdenticalRanks
 ) -> Finding:
     words = ", ".join(repr(name) for name in absent)
-    why = ": an address, and a name is wanted" if parse_address(absent[0]) else ""
+    why = " (an address, not an interface name)" if parse_address(absent[0]) else ""
     return Finding(
-        f"{variable}={value} names {words}, which this host does not have{why}",
+        f"{variable}={value} names {words}, which {'does' if len(absent) == 1 else 'do'} not exist on this host{why}",
         ranks=identical.ranks,
         evidence={"value": value, "absent": absent, "interfaces": _names(interfaces)},
-        fix=export_line(variable, interfaces),
+        fix=selecting_fix(variable, interfaces),
         explains=("NET027",),
     )
 
@@ -207,11 +212,11 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME")
     ),
 )
 def interface_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether each entry of a list of interfaces can be the name of one, by the library's own grammar.
+    """Ask whether each entry of an interface list is a valid name in the syntax of the library.
 
-    Why it hurts: nothing is trimmed: an entry that matches no interface selects none, or leaves none out; NCCL says
-    "no socket interface found" or takes the one that was to be left out.
-    Fix: names with commas between and no blanks; one ^ or = before the whole list: `^lo,docker0`.
+    Why it hurts: the library does not trim spaces; an invalid entry selects or excludes nothing. NCCL then reports "no
+    socket interface found", or uses an interface that was meant to be excluded.
+    Fix: Separate the names by commas without spaces, with at most one ^ or = before the whole list: `^lo,docker0`.
     """
     for setting in file.settings:
         value = setting.known_value if setting.name in _NAMES and setting.is_exported else None

@@ -1,4 +1,4 @@
-"""NET009: the interface in use leads to no other host."""
+"""NET009: the interface in use does not reach other hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.process_launches import file_spans_hosts
 from doctor.testing import Fails, Passes, healthy, logged
 from doctor.testing.script_cases import shell_fails, shell_passes
-from doctor_checks.network.interfaces._export_line import export_line
+from doctor_checks.network.interfaces._export_line import selecting_fix
 
 _LOOPBACK = Interface("lo", "loopback", physical=False, addresses=(Address("inet", "127.0.0.1", 8),))
 _DOCKER = Interface("docker0", "container-bridge", physical=False, addresses=(Address("inet", "172.17.0.1", 16),))
@@ -75,7 +75,7 @@ class _ChosenInterface(NamedTuple):
 
 
 def _by_choice(job: Job) -> Iterator[Finding]:
-    """On one host any interface works."""
+    """Report an NCCL interface that other hosts cannot reach; on one host any interface works."""
     for group in event_groups(job, "nccl.bootstrap.using", by=("if",)):
         name, address = group.value("if"), group.value("addr")
         words, last = leads_nowhere(name, address), group.events[-1]
@@ -87,7 +87,7 @@ def _by_choice(job: Job) -> Iterator[Finding]:
         ):
             yield finding_from_logs(
                 group,
-                f"NCCL uses {name} ({address}), {words}: other hosts can't reach it",
+                f"NCCL uses {name} ({address}), {words}: other hosts cannot reach it",
                 evidence={"interface": name, "address": address},
                 confidence=0.85,
                 fix=_FIX,
@@ -101,11 +101,11 @@ def _by_attempts(job: Job) -> Iterator[Finding]:
         words = leads_nowhere(None, address)
         if words is None or address.startswith("127.0.1.") or set_up_after(job, group.events[-1]):
             continue
-        # A refusal on the own host comes from a process that ended, other errors from a peer elsewhere.
+        # A refused connection to the own host means that a process ended; other errors concern a peer on another host.
         if words != "loopback" or spans_hosts(job) or "refused" not in (group.value("err") or ""):
             yield finding_from_logs(
                 group,
-                f"{address} is {words} of every host: who connects to it does not leave its own",
+                f"{address} is {words} on every host: connections to it never reach another host",
                 evidence={"address": address, "error": group.value("err")},
                 confidence=0.8 if spans_hosts(job) else 0.7,
                 fix=_FIX,
@@ -122,9 +122,9 @@ def _bootstrap(name: str, *addresses: str) -> list[str]:
 
 _TARGETS = ("host", "host2", "host3", "remote")
 _FIX = (
-    "Name the interface between the hosts: `export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0` (`ip -br address` "
-    "shows it), or exclude the others for NCCL: `export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth'`. Start "
-    "containers with `--network=host`."
+    "Select the interface between the hosts (`ip -br address` lists them): "
+    "`export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0`, or exclude the others for NCCL: "
+    "`export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth'`; start containers with `--network=host`."
 )
 
 
@@ -228,15 +228,15 @@ def _target(group: EventGroup) -> str:
     ),
 )
 def interface_unroutable(job: Job) -> Iterator[Verdict]:
-    """Ask whether the interface that would be used leads to the other hosts.
+    """Ask whether the interface that would be used can reach the other hosts.
 
-    Why it hurts: other hosts are told an address that leads back to themselves or nowhere; they get `Connection
-    refused` or wait until the time-out. It works on one node and hangs on two.
-    Fix: name the real interface, or leave out the others: `export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth,cni'`;
-    `export GLOO_SOCKET_IFNAME=eth0`; containers: `docker run --network host`.
+    Why it hurts: the address that other hosts receive belongs to themselves or is unreachable; they get `Connection
+    refused` or wait until the timeout. The job works on one node and hangs on two.
+    Fix: Select the interface between the hosts (`export GLOO_SOCKET_IFNAME=eth0`), or for NCCL exclude the others
+    (`export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth,cni'`); start containers with `docker run --network host`.
     """
     if not job.is_multi_host:
-        yield Skip("one host: nothing has to leave it")
+        yield Skip("one host")
         return
     used = list(_used(job))
     machines: dict[str, set[object]] = {}
@@ -264,7 +264,7 @@ def _used(job: Job) -> Iterator[_ChosenInterface]:
 
 
 def _leaves(choice: NetworkChoice) -> bool:
-    """Whether it is no loopback: that Gloo takes by the host's own name is another fault."""
+    """Whether it is not loopback: Gloo selecting loopback by the host's own name is another fault."""
     return choice.first is not None and choice.first.interface.kind != "loopback"
 
 
@@ -281,14 +281,14 @@ def _judge(used: _ChosenInterface, repeated: dict[str, int]) -> Iterator[Finding
         if bad:
             names = ", ".join(one.text for one in bad[:4])
             yield _finding(
-                used, bad[0], f"NCCL would also carry data over {names}, beside {first.text}", Severity.WARNING
+                used, bad[0], f"NCCL would also send data over {names}, besides {first.text}", Severity.WARNING
             )
 
 
 def _fault(endpoint: InterfaceEndpoint, repeated: dict[str, int]) -> str | None:
     kind = endpoint.interface.kind
     if kind in CARRIES_NOTHING:
-        return {"loopback": "it never leaves the host", "container-bridge": "a bridge for this host's containers"}.get(
+        return {"loopback": "local to the host", "container-bridge": "a bridge for this host's containers"}.get(
             kind, "a bridge for this host's virtual machines"
         )
     address = parse_address(endpoint.address.address)
@@ -309,14 +309,14 @@ def _finding(used: _ChosenInterface, endpoint: InterfaceEndpoint, summary: str, 
         "candidates": [one.text for one in choice.endpoints],
         "nccl": software.nccl if software else None,
     }
-    fix = export_line(choice.variable, used.interfaces)
+    fix = selecting_fix(choice.variable, used.interfaces)
     return Finding(
         summary,
         ranks=used.identical.ranks,
         severity=severity,
         evidence=evidence,
         confidence=1.0 if severity is Severity.ERROR else 0.6,
-        fix="`docker run --network host`, or an overlay network" if "machines" in summary else fix,
+        fix="Use `docker run --network host` or an overlay network." if "machines" in summary else fix,
         explains=("NET013",),
         source=source_of(choice.setting),
     )
@@ -344,10 +344,10 @@ _TWO = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
     ),
 )
 def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether the interface that a job of several hosts is told to use can lead from one to another.
+    """Ask whether the interface configured for a multi-host job connects the hosts.
 
-    Why it hurts: each host offers an address that leads to itself: connections are refused or never answered.
-    Fix: the interface of the network between the hosts (`ip route get <another host>`), or leave these out:
+    Why it hurts: each host advertises an address that is local to it: connections are refused or never answered.
+    Fix: Select the interface of the network between the hosts (`ip route get ADDRESS` shows it), or exclude the others:
     `export NCCL_SOCKET_IFNAME=^lo,docker0`.
     """
     has_pods = isinstance(file, Manifest) and any((one.pods or 1) > 1 for one in file.workloads)
@@ -357,6 +357,6 @@ def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
         if setting.name in _NAMES and setting.is_exported and name in _NOWHERE:
             yield Violation(
                 setting.place,
-                f"{setting.name}={value} in a job of several hosts: {_NOWHERE[name]} leads to no other host",
+                f"{setting.name}={value} in a multi-host job: {_NOWHERE[name]} does not reach other hosts",
                 evidence=(("value", value),),
             )

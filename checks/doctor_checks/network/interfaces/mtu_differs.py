@@ -51,8 +51,8 @@ _ARRIVED = PathFacts(samples=(PathSample("node1", "10.0.0.2", full_size_arrived=
 
 
 _OTHERWISE = (
-    "give every switch port and tunnel on the way the MTU of the interfaces; then `ping -M do -s <MTU - 28> <other "
-    "host>` is answered."
+    "set every switch port and tunnel on the path to the MTU of the interfaces, and verify it with "
+    "`ping -M do -s SIZE HOST` (SIZE: the MTU minus 28)."
 )
 _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
 
@@ -106,12 +106,12 @@ _CONSEQUENCES = ("NET013", "NET014", "NET015", "NET027")
     ),
 )
 def mtu_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether the hosts use one MTU on the training interface, and whether packets of that size arrive.
+    """Ask whether all hosts use the same MTU on the training interface, and whether packets of that size arrive.
 
-    Why it hurts: where path MTU discovery is filtered, small messages pass and large ones vanish: init succeeds, the
-    first large all_reduce waits until the time-out.
-    Fix: `sudo ip link set <interface> mtu 9000` on all hosts (or 1500 on all), and the same on every switch port;
-    `ping -M do -s 8972 <other host>` must be answered.
+    Why it hurts: if path MTU discovery is filtered, small messages pass and large ones are dropped: initialization
+    succeeds, and the first large all_reduce blocks until the timeout.
+    Fix: Set the same MTU on all hosts (`sudo ip link set INTERFACE mtu 9000`, or 1500) and on every switch port, and
+    verify it with `ping -M do -s 8972 HOST`.
     """
     expected = baseline_value(job, lambda worked: (size for one, _, _ in _used(worked) if (size := one.interface.mtu)))
     used = list(_used(job))
@@ -123,7 +123,7 @@ def mtu_differs(job: Job) -> Iterator[Verdict]:
     for endpoint, interfaces, identical in used:
         if endpoint.interface.mtu is None:
             note = interfaces.why_hidden("interfaces")
-            yield Unknown(note.reason if note else f"the MTU of {endpoint.interface.name}", identical.ranks)
+            yield Unknown(note.reason if note else f"the MTU of {endpoint.interface.name} is unknown", identical.ranks)
             continue
         members.append((endpoint.interface, identical))
         sizes.setdefault(endpoint.interface.mtu, []).extend(identical.ranks)
@@ -163,7 +163,7 @@ def _judge(
         hosts = {host for host, count in counts.items() if count == len(lost)} or set(counts)
         affected = [member for member in members if hosts.intersection(member[1].hosts)]
         blamed = affected if parted.drifted else odd or affected
-        text = f"full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
+        text = f"Full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
         more = f" and {len(lost) - 1} more pairs" if len(lost) > 1 else ""
         ranks = tuple(sorted(rank for _, identical in blamed for rank in identical.ranks))
         yield Finding(text + more, ranks, severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES)
@@ -172,4 +172,4 @@ def _judge(
         yield deviation.finding(parted.odd, evidence)
     elif odd:
         words = ", ".join(f"{len(ranks)} ranks with {size}" for size, ranks in parted.groups[:4])
-        yield Finding(f"the training interfaces differ in MTU: {words} bytes", ranks=parted.odd, evidence=evidence)
+        yield Finding(f"Training interfaces differ in MTU: {words} bytes", ranks=parted.odd, evidence=evidence)

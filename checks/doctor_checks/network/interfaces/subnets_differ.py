@@ -1,4 +1,4 @@
-"""NET010: interfaces in subnets with no route to one another."""
+"""NET010: interfaces in subnets without a route between them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _by_choice(job: Job) -> Iterator[Finding]:
         if target in chosen and not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"NCCL uses interfaces of different networks: {', '.join(named[:4])}",
+                f"NCCL uses interfaces in different networks: {', '.join(named[:4])}",
                 evidence={"chosen": named, "failed": target},
                 confidence=0.75,
                 explains=("NET013", "NET008"),
@@ -85,7 +85,7 @@ def _says(host: str, name: str, address: str) -> tuple[str, ...]:
 
 
 def _wide(address: str) -> str:
-    """The network that an address probably lies in: of sites, not of racks, which have routes to one another."""
+    """The network that an address probably belongs to: that of a site, because racks have routes to each other."""
     parsed = parse_address(address)
     if parsed is None:
         return address
@@ -143,11 +143,12 @@ def _wide(address: str) -> str:
     ),
 )
 def subnets_differ(job: Job) -> Iterator[Verdict]:
-    """Ask whether the interfaces that the ranks would use can reach one another.
+    """Ask whether the interfaces that the ranks would use can reach each other.
 
-    Why it hurts: connections between the groups get `No route to host` or no answer, and the job hangs when it starts.
-    Fix: select interfaces of one network on every host (`export NCCL_SOCKET_IFNAME='=eth0'`), or add the missing route:
-    `sudo ip route add <the others' subnet> via <router> dev <interface>`.
+    Why it hurts: connections between the subnets fail with `No route to host` or get no answer, and the job hangs at
+    startup.
+    Fix: Select interfaces of one network on every host (`export NCCL_SOCKET_IFNAME='=eth0'`), or add the missing route
+    (`sudo ip route add SUBNET via ROUTER dev INTERFACE`).
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -171,7 +172,7 @@ def _member(interfaces: InterfaceFacts, identical: IdenticalRanks) -> _EndpointS
     if endpoint is None or address is None or address.is_link_local:
         return None
     if endpoint.interface.kind in CARRIES_NOTHING or not endpoint.interface.up:
-        return None  # NET009 and NET008 speak of these
+        return None  # NET009 and NET008 report these
     return _EndpointSubnet(endpoint, interfaces, identical, address)
 
 
@@ -187,15 +188,15 @@ def _judge(members: Sequence[_EndpointSubnet]) -> Iterator[Finding]:
         sizes[str(network_of(member.endpoint.address))] += len(member.identical.members)
     if stranded:
         blamed = _outside_the_largest(stranded, sizes)
-        yield _finding(f"no route between the subnets {', '.join(list(sizes)[:4])}", blamed, sizes, None)
+        yield _finding(f"No route between the subnets {', '.join(list(sizes)[:4])}", blamed, sizes, None)
     if doubtful:
         names = ", ".join(dict.fromkeys(member.endpoint.interface.name for member in doubtful))
-        claim = f"only the default route, by another interface, joins the subnets of {names}"
+        claim = f"Only the default route, over another interface, connects the subnets of {names}"
         yield _finding(claim, doubtful, sizes, Severity.INFO)
 
 
 def _misses(member: _EndpointSubnet, addresses: Sequence[int], *, default: bool) -> bool:
-    """Whether some of ``addresses`` (sorted) lies outside the host's routes."""
+    """Whether any of ``addresses`` (sorted) is outside the routes of the host."""
     ranges = routed_ranges(member.interfaces, member.address.version, default=default)
     return sum(bisect_right(addresses, end) - bisect_left(addresses, start) for start, end in ranges) < len(addresses)
 
@@ -206,8 +207,9 @@ def _leaves_elsewhere(member: _EndpointSubnet) -> bool:
 
 
 def _outside_the_largest(members: list[_EndpointSubnet], sizes: Counter[str]) -> list[_EndpointSubnet]:
-    """Those that are not in the largest subnet, where one is the largest; all where none is, or all are in it. An
-    expectation can't tell: another job may have run on other hosts."""
+    """The members outside the largest subnet; all of them if none is the largest, or if all are in it.
+
+    A baseline does not help: another job may have run on other hosts."""
     top = sizes.most_common(2)
     if len(top) == 2 and top[0][1] == top[1][1]:
         return members

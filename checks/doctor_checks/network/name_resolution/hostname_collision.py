@@ -1,4 +1,4 @@
-"""NET003: two machines bear one host name."""
+"""NET003: two machines have the same host name."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from doctor.testing import Fails, Passes, healthy
     ),
 )
 def hostname_collision(job: Job) -> Iterator[Verdict]:
-    """Ask whether every machine has a host name of its own.
+    """Ask whether every machine has a unique host name.
 
-    Why it hurts: each machine takes the other's name for its own, so a rank that dials the master by name reaches
-    itself, launchers count one node instead of two, and logs can't be told apart.
-    Fix: `sudo hostnamectl set-hostname <unique name>` on all but one of them; for containers `--hostname`.
+    Why it hurts: a rank that connects to the master by name reaches its own machine, launchers count one node instead
+    of two, and logs of the machines cannot be distinguished.
+    Fix: Give all but one of the machines another name with `sudo hostnamectl set-hostname NAME` (containers:
+    `--hostname`).
     """
     by_name: dict[str, list[Host]] = {}
     for host in job.hosts:
@@ -48,11 +49,13 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
         blamed = tuple(rank for host in hosts for rank in ranks[host.index])
         machines = {host.boot_id or host.machine_id for host in hosts}
         if not all(machines):
-            yield Unknown(f"{name} shows neither its boot id nor its machine id", blamed, "mount /proc and /etc")
+            yield Unknown(
+                f"neither the boot id nor the machine id of {name} is visible", blamed, "mount /proc and /etc"
+            )
         elif len(machines) > 1:
             identities = [f"boot {host.boot_id}, machine {host.machine_id}" for host in hosts]
             yield Finding(
-                f"{len(machines)} machines are called {name}",
+                f"{len(machines)} machines have the host name {name}",
                 ranks=blamed,
                 evidence={"name": name, "machines": identities[:8]},
             )

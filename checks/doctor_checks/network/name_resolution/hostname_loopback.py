@@ -32,8 +32,10 @@ _LOCAL_NAMES = ("localhost.localdomain", "localhost6", "localhost6.localdomain6"
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """No user types 127.0.1.1, which Debian assigns to a host's own name: it was looked up. A launcher that calls
-    itself localhost.localdomain has no other name."""
+    """Report peers that were given a loopback address by name lookup.
+
+    Users do not type 127.0.1.1, which Debian assigns to a host's own name. A launcher that reports itself as
+    localhost.localdomain has no other name."""
     for group in event_groups(job, *_CONNECTIONS, by=("host",)):
         target = group.value("host", "remote", "host2") or ""
         if not target.startswith("127.0.1.") and target not in _LOCAL_NAMES:
@@ -41,15 +43,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"other hosts are sent to {target}: the name of a host leads to its loopback address",
+                f"Other hosts connect to {target}: a host resolves its own name to a loopback address",
                 evidence={"address": target},
                 severity=Severity.ERROR,
                 confidence=0.85,
                 explains=("NET005", "NET006", "NET009", "NET013", "ENV015"),
             )
             return
-    # Gloo advertises the address of its host's name: a peer that gets 127.0.0.1 connects to itself. A peer on the same
-    # host is reachable there as long as it runs.
+    # Gloo advertises the address that the host's name resolves to: a peer that gets 127.0.0.1 connects to itself. A
+    # peer on the same host is reachable there as long as it runs.
     if job.evidence is None:
         return
     for event in job.evidence.of("python.exception"):
@@ -57,7 +59,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if found and not set_up_after(job, event) and failed_before(job, event) is None:
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
-                f"Gloo's ranks are sent to {found[1]}: the name of a host leads to its loopback address",
+                f"Gloo connects to {found[1]}: a host resolves its own name to a loopback address",
                 evidence={"address": found[1]},
                 severity=Severity.ERROR,
                 confidence=0.65,
@@ -156,12 +158,13 @@ _CONNECTIONS = (
     ),
 )
 def hostname_loopback(job: Job) -> Iterator[Verdict]:
-    """Ask whether every host's own name leads to an address that others can reach.
+    """Ask whether every host's own name resolves to an address that other hosts can reach.
 
-    Why it hurts: Gloo and torchrun give out the address of the host's own name. Two hosts that both say 127.0.1.1 dial
-    themselves: `connectFullMesh failed ... Connection refused, remote=[127.0.1.1]`, or silence until the time-out.
-    Fix: put the host's real address before its name in /etc/hosts in place of the 127.0.1.1 line, or
-    `export GLOO_SOCKET_IFNAME=<interface>` and start torchrun with `--local-addr <address>`.
+    Why it hurts: Gloo and torchrun advertise the address of the host's own name. Two hosts that advertise 127.0.1.1
+    connect to themselves: `connectFullMesh failed ... Connection refused, remote=[127.0.1.1]`, or block until the
+    timeout.
+    Fix: Map the host's name to its real address in /etc/hosts instead of 127.0.1.1, or set GLOO_SOCKET_IFNAME to its
+    interface and start torchrun with `--local-addr ADDRESS`.
     """
     affected = [
         (name, identical)
@@ -182,7 +185,7 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
         names = [name.name for name, _ in hosts]
         yield Finding(
             f"{hosts_text(names)} resolve{'s its own name' if len(names) == 1 else ' their own names'} to "
-            f"{first.addresses[0]}: a loopback address",
+            f"{first.addresses[0]}, a loopback address",
             ranks=tuple(sorted(rank for _, identical in hosts for rank in identical.ranks)),
             severity=severity,
             evidence={"names": {name.name: list(name.addresses) for name, _ in hosts[:16]}},
@@ -205,7 +208,7 @@ def _fix(name: str, interfaces: InterfaceFacts | None) -> str:
     hosts_file = f"/^127\\./s/[[:space:]]{there}([[:space:]]|$)/ /; $a {address} {name}"
     return "\n".join(
         (
-            f"For this job set the variable, and start torchrun with --local-addr {address}; then correct /etc/hosts:",
+            f"Set the variable for this job, start torchrun with --local-addr {address}, then correct /etc/hosts:",
             f"export GLOO_SOCKET_IFNAME={good[0].name}",
             f"sudo sed -i -E '{hosts_file}' /etc/hosts",
         )

@@ -1,4 +1,4 @@
-"""NET001: a host's own name does not resolve."""
+"""NET001: a host cannot resolve its own name."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SILENT = (NameLookup("node1", "hostname", error="no answer within 2.5 s", secon
 
 
 def _by_fallback(job: Job) -> Iterator[Finding]:
-    """Gloo and RPC fall back to loopback without an address; on one host that works."""
+    """Report that Gloo and RPC fall back to loopback without an address; on one host that works."""
     for group in event_groups(job, "gloo.loopback", "net.name.own_unknown"):
         broken = is_logged(job, "gloo.mesh", "net.peer.connect_failed")
         if broken or not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                "the host's own name leads to no address of it: Gloo and RPC fall back to loopback",
+                "A host's own name does not resolve to one of its addresses: Gloo and RPC use loopback",
                 severity=None if broken or spans_hosts(job) else Severity.INFO,
                 confidence=0.85 if broken else 0.7,
                 explains=("NET009", "NET013"),
@@ -47,7 +47,7 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
             name = gloo_name_refused(group.first)
             yield finding_from_logs(
                 group,
-                f"Gloo finds no address for {name or 'the host'}, the name of this host",
+                f"Gloo cannot resolve the host's own name{f' {name}' if name else ''}",
                 evidence={"name": name},
                 explains=("NET007",),
             )
@@ -56,7 +56,7 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
         harmless = all(one.name for one in own) and not spans_hosts(job)
         yield finding_from_logs(
             EventGroup(own[0].event.kind, tuple(one.event for one in own)),
-            f"the host's own name does not resolve: {own[0].error}",
+            f"A host cannot resolve its own name: {own[0].error}",
             severity=Severity.INFO if harmless else None,
             evidence={"name": own[0].name},
             explains=_CONSEQUENCES,
@@ -64,7 +64,7 @@ def _by_lookup(job: Job) -> Iterator[Finding]:
 
 
 def _by_store(job: Job) -> Iterator[Finding]:
-    """Torchrun gives its own host's name to the ranks as MASTER_ADDR."""
+    """Report host names that do not resolve; torchrun passes the name of its host to the ranks as MASTER_ADDR."""
     for group in event_groups(
         job, "torch.store.gai", "torch.store.connect_fail", "torch.store.connect_timeout", by=("host",)
     ):
@@ -74,9 +74,9 @@ def _by_store(job: Job) -> Iterator[Finding]:
             continue
         yield finding_from_logs(
             group,
-            f"the host's name is {name}: a name of digits alone is read as an IPv4 address"
+            f"The host name {name} consists of digits only and is parsed as an IPv4 address"
             if name.isdigit()
-            else f"{name} does not know its own name: {group.value('err')}",
+            else f"{name} cannot resolve its own name: {group.value('err')}",
             evidence={"name": name},
             fix=_RENAME if name.isdigit() else "",
             explains=_CONSEQUENCES,
@@ -85,8 +85,8 @@ def _by_store(job: Job) -> Iterator[Finding]:
 
 _CONSEQUENCES = ("NET004", "NET006", "ENV015")
 _RENAME = (
-    "Give the host or container a name with a letter in it (`docker run --hostname=trainer0`), or name the master by "
-    "its address: `--master-addr`, `--rdzv-endpoint`, `--local-addr`."
+    "Give the host or container a name that contains a letter (`docker run --hostname=trainer0`), or pass the address "
+    "of the master with `--master-addr`, `--rdzv-endpoint` or `--local-addr`."
 )
 
 
@@ -156,10 +156,10 @@ _RENAME = (
 def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
     """Ask whether every host can resolve its own name.
 
-    Why it hurts: Gloo falls back to 127.0.0.1 and the other hosts dial themselves; torchrun gives out a name that
-    nobody can look up. The job hangs when it starts.
-    Fix: `echo "<the host's address> $(hostname)" | sudo tee -a /etc/hosts`, or repair the name in DNS;
-    `getent ahosts "$(hostname)"` must print an address.
+    Why it hurts: Gloo falls back to 127.0.0.1, so other hosts connect to themselves; torchrun advertises a name that no
+    host can resolve. The job hangs at startup.
+    Fix: Add the host's address and name to /etc/hosts or DNS, and verify that `getent ahosts "$(hostname)"` prints the
+    address.
     """
     severity = Severity.ERROR if job.is_multi_host else Severity.INFO
     failed: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
@@ -182,6 +182,8 @@ def hostname_unresolvable(job: Job) -> Iterator[Verdict]:
 def _unknown(host: HostFacts, own: NameLookup | None, ranks: tuple[int, ...]) -> Unknown:
     note = host.why_hidden("names")
     if own is not None:
-        return Unknown(f"whether {own.name} resolves: {own.error}", ranks, f"time getent ahosts {own.name}")
+        return Unknown(
+            f"the lookup of {own.name} did not complete: {own.error}", ranks, f"time getent ahosts {own.name}"
+        )
     reason = note.reason if note else f"the name of {host.hostname or 'the host'} was not looked up"
     return Unknown(reason, ranks, note.unhide if note else "")

@@ -1,4 +1,4 @@
-"""NET005: MASTER_ADDR is a loopback address where the master is another host."""
+"""NET005: MASTER_ADDR is a loopback address, but the master is on another host."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if target in _LOOPBACK and gone_wrong and not set_up_after(job, group.events[-1]):
             yield finding_from_logs(
                 group,
-                f"{target} is the master of a job of several hosts: each of them goes to itself",
+                f"The master of a multi-host job is {target}: each host connects to itself",
                 evidence={"master": target},
                 confidence=0.85,
                 explains=("NET006", "ENV005", "ENV015"),
@@ -127,12 +127,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def master_loopback(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks on other hosts than the master's are told a loopback address as MASTER_ADDR.
+    """Ask whether MASTER_ADDR is a loopback address on hosts other than that of rank 0.
 
-    Why it hurts: they dial themselves. Nobody listens there, and both sides wait: `The client socket has timed out
-    after 600000ms while trying to connect to (127.0.0.1, 29500)`.
-    Fix: `export MASTER_ADDR=<address of rank 0's host>` on every host, taken from
-    `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` or the scheduler's host list.
+    Why it hurts: these ranks connect to their own host, where nothing listens, and all ranks block: `The client socket
+    has timed out after 600000ms while trying to connect to (127.0.0.1, 29500)`.
+    Fix: Set MASTER_ADDR on every host to the address of rank 0's host; in SLURM,
+    `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` prints its name.
     """
     first = next((rank for rank in job.ranks if rank.number == 0), None)
     for master, identical in job.each(MasterFacts):
@@ -142,18 +142,23 @@ def master_loopback(job: Job) -> Iterator[Verdict]:
         strange = tuple(number for number, shares in judged.items() if shares is False)
         if strange:
             yield Finding(
-                f"MASTER_ADDR={master.address} is {master.resolved[0]}, this host itself, and rank 0 runs elsewhere",
+                (
+                    f"MASTER_ADDR={master.address} is the loopback address {master.resolved[0]}, but rank 0 runs on "
+                    "another host"
+                )
+                if master.address != master.resolved[0]
+                else f"MASTER_ADDR={master.address} is a loopback address, but rank 0 runs on another host",
                 ranks=strange,
                 evidence={"MASTER_ADDR": master.address, "resolved": list(master.resolved), "port": master.port},
                 explains=("ENV006", "NET006"),
             )
         doubtful = tuple(number for number, shares in judged.items() if shares is None)
         if doubtful:
-            yield Unknown("on which host rank 0 runs is not known", doubtful, "gather all ranks")
+            yield Unknown("the host of rank 0 is unknown", doubtful, "gather all ranks")
 
 
 def _shares_host(rank: Rank, first: Rank | None, multi_host: bool) -> bool | None:
-    """Whether a loopback address leads from ``rank`` to rank 0; ``None`` where that can't be told."""
+    """Whether ``rank`` reaches rank 0 over a loopback address; ``None`` if unknown."""
     if first is not None:
         return _shares_network(rank, first)
     if not multi_host:
@@ -166,7 +171,7 @@ def _shares_host(rank: Rank, first: Rank | None, multi_host: bool) -> bool | Non
 
 
 def _shares_network(one: Rank, other: Rank) -> bool:
-    """Loopback belongs to a network namespace, so containers of one machine may share it or not."""
+    """Whether both share a loopback interface: it belongs to a network namespace, which containers may share."""
     if one.host.machine != other.host.machine:
         return False
     processes = (one.find(ProcessFacts), other.find(ProcessFacts))
@@ -254,12 +259,12 @@ spec:
     ),
 )
 def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
-    """Ask whether a job of several hosts is told an address that all of them can reach.
+    """Ask whether the master address of a multi-host job is reachable from all hosts.
 
-    Why it hurts: each host dials itself. Nobody listens there, and both sides wait: `The client socket has timed out
-    after 600000ms while trying to connect to (127.0.0.1, 29500)`.
-    Fix: the address of rank 0's host, taken from `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` or the
-    scheduler's host list.
+    Why it hurts: each host connects to itself, where nothing listens, and all ranks block: `The client socket has timed
+    out after 600000ms while trying to connect to (127.0.0.1, 29500)`.
+    Fix: Use the address of rank 0's host; in SLURM, `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1` prints
+    its name.
     """
     starts = list(starts_of(file))
     numbers = [rank_of_host(start.launch) for start in starts if (hosts_of(start.launch) or 1) > 1]
@@ -277,13 +282,13 @@ def master_loopback_in_files(file: LaunchFile) -> Iterator[Violation]:
 def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
     launch, hosts = start.launch, hosts_of(start.launch)
     if not hosts or hosts < 2 or rank_of_host(launch) == "0":
-        return  # the master itself finds itself there
+        return  # loopback is valid on the master itself
     endpoint = endpoint_of(launch)
     if endpoint is not None and is_known(endpoint) and is_loopback_name(endpoint):
-        yield _violation(launch, f"{launch.program} for {hosts} hosts looks for its master at {endpoint}")
+        yield _violation(launch, f"{launch.program} for {hosts} hosts uses {endpoint} as the master")
     elif endpoint is None and launch.command.assumes_loopback and not launch.is_open:
-        # Without an address torchrun takes 127.0.0.1, and c10d localhost (torch/distributed/run.py,
-        # elastic/rendezvous/c10d_rendezvous_backend.py); without a number for the host that comes first (ENV001).
+        # Without an address torchrun uses 127.0.0.1, and c10d localhost (torch/distributed/run.py,
+        # elastic/rendezvous/c10d_rendezvous_backend.py); without a node rank, ENV001 is reported instead.
         launch, command = start.launch, start.launch.command
         is_static = uses_node_rank(launch)
         told = rank_of_host(launch) is not None if is_static else option_of(launch, command.rendezvous) == "c10d"
@@ -292,7 +297,7 @@ def _judge_agent(start: ProcessLaunch) -> Iterator[Violation]:
         name = option_name(launch, command.master if is_static else command.host_port)
         yield _violation(
             launch,
-            f"{launch.program} for {hosts} hosts without {name}: each looks for its master on itself",
+            f"{launch.program} for {hosts} hosts without {name}: each uses itself as the master",
             None if start.step is not None else Severity.WARNING,
         )
 
@@ -301,7 +306,7 @@ def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
     address = start.launch.setting("MASTER_ADDR")
     nodes = start.step.nodes if start.step is not None else None
     if start.launch.program == "python" and nodes and nodes > 1 and address is not None and is_loopback_name(address):
-        yield _violation(start.launch, f"srun starts tasks on {nodes} hosts with MASTER_ADDR={address}")
+        yield _violation(start.launch, f"MASTER_ADDR={address} for srun tasks on {nodes} hosts")
 
 
 def _violation(launch: Launch, summary: str, severity: Severity | None = None) -> Violation:
@@ -317,7 +322,7 @@ def _judge_config(root: YamlNode) -> Iterator[Violation]:
 
 
 def _judge_pods(job: Workload) -> Iterator[Violation]:
-    """The operator sets MASTER_ADDR itself; a value of one's own takes its place."""
+    """Report a loopback MASTER_ADDR that overrides the value of the operator."""
     if job.kind not in ("PyTorchJob", "JobSet") or (job.pods or 1) < 2:
         return
     for role in job.roles:

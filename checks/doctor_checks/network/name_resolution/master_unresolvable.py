@@ -27,8 +27,9 @@ _SILENT = MasterFacts(address="node0", port=29500, error="no answer within 2.5 s
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Torch asks for IPv6 addresses with AI_V4MAPPED (torch/csrc/distributed/c10d/socket.cpp): one failure is
-    enough."""
+    """Report names that do not resolve.
+
+    Torch requests IPv6 addresses with AI_V4MAPPED (torch/csrc/distributed/c10d/socket.cpp): one failure is enough."""
     for group in event_groups(job, "torch.store.gai", by=("host",)):
         is_own = any(names_itself(event, group.value("host")) for event in group.events)
         if not is_own and group.value("host") != "localhost" and not set_up_after(job, group.events[-1]):
@@ -42,7 +43,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def _unknown(group: EventGroup, name: str | None, confidence: float, error: str | None = None) -> Finding:
     return finding_from_logs(
         group,
-        f"{name or 'the name of another host'} does not resolve: {error or group.value('err') or 'unknown name'}",
+        f"{name or 'The name of another host'} does not resolve: {error or group.value('err') or 'unknown name'}",
         evidence={"name": name},
         confidence=confidence,
         explains=("NET006", "ENV015", "ENV005"),
@@ -89,10 +90,10 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
 def master_unresolvable(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_ADDR resolves on every rank.
 
-    Why it hurts: these ranks never reach the store; they repeat `gai error: -2 - Name or service not known` and the
-    others wait for them until the time-out.
-    Fix: `export MASTER_ADDR=<IP address of rank 0's host>`, or add the name to /etc/hosts or DNS on these hosts;
-    `getent ahosts "$MASTER_ADDR"` must print an address. torchrun: `--local-addr` or `--rdzv-endpoint <IP>:<port>`.
+    Why it hurts: these ranks never connect to the store; they repeat `gai error: -2 - Name or service not known`, and
+    the other ranks wait for them until the timeout.
+    Fix: Set MASTER_ADDR (torchrun: --rdzv-endpoint or --local-addr) to the IP address of rank 0's host, or add the name
+    to /etc/hosts or DNS, and verify with `getent ahosts "$MASTER_ADDR"`.
     """
     found = []
     for master, identical in job.each(MasterFacts):
@@ -101,7 +102,7 @@ def master_unresolvable(job: Job) -> Iterator[Verdict]:
         error = master.error or "no address"
         if error.startswith("no answer"):
             yield Unknown(
-                f"whether MASTER_ADDR={master.address} resolves: {error}",
+                f"the lookup of MASTER_ADDR={master.address} did not complete: {error}",
                 identical.ranks,
                 f"time getent ahosts {master.address}",
             )

@@ -1,4 +1,4 @@
-"""NET024: name look-ups take seconds."""
+"""NET024: name lookups take seconds."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ class _Lookup(NamedTuple):
     ),
 )
 def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
-    """Ask whether names and addresses of the hosts are looked up quickly.
+    """Ask whether lookups of host names and addresses are fast.
 
-    Why it hurts: torch looks up the address of every client of its store: a name server that drops packets adds ten
-    seconds to each connection, so a job of many ranks seems to hang in init_process_group.
-    Fix: remove the dead server from /etc/resolv.conf, or list all hosts in /etc/hosts with their addresses, also as
-    `::ffff:<IPv4 address>`, which is how torch's store sees them; `time getent hosts <address>` must return at once.
+    Why it hurts: torch looks up the address of every store client. A name server that drops packets adds ten seconds
+    per connection, so a job with many ranks seems to hang in init_process_group.
+    Fix: Remove the dead server from /etc/resolv.conf, or list all hosts in /etc/hosts with their addresses, also in the
+    form `::ffff:10.0.0.1` that torch's store uses, and verify with `time getent hosts ADDRESS`.
     """
     severity = Severity.WARNING if job.is_multi_host else Severity.INFO
     found: dict[str, list[tuple[str, list[_Lookup], IdenticalRanks]]] = {}
     for host, identical in job.each(HostFacts, also=(PathFacts, MasterFacts)):
         slow = [one for one in _lookups(host, identical) if one.seconds >= seconds]
         if slow:
-            kind = "reverse look-ups" if all(one.what.startswith("reverse") for one in slow) else "look-ups"
+            kind = "Reverse lookups" if all(one.what.startswith("reverse") for one in slow) else "Lookups"
             found.setdefault(kind, []).append((host.hostname, slow, identical))
     for kind, hosts in found.items():
         every = [one for _, slow, _ in hosts for one in slow]
@@ -98,17 +98,17 @@ def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
 def _lookups(host: HostFacts, identical: IdenticalRanks) -> Iterator[_Lookup]:
     for name in host.names:
         if name.seconds is not None:
-            yield _Lookup(f"look-up of {name.name}", name.seconds, name.error)
+            yield _Lookup(f"lookup of {name.name}", name.seconds, name.error)
     for reverse in host.reverse:
         if reverse.seconds is not None:
-            yield _Lookup(f"reverse look-up of {reverse.address}", reverse.seconds, reverse.error)
+            yield _Lookup(f"reverse lookup of {reverse.address}", reverse.seconds, reverse.error)
     master = identical.find(MasterFacts)
     if master is not None and master.seconds is not None:
-        yield _Lookup(f"look-up of MASTER_ADDR={master.address}", master.seconds, master.error)
+        yield _Lookup(f"lookup of MASTER_ADDR={master.address}", master.seconds, master.error)
     paths = identical.find(PathFacts)
     for sample in paths.samples if paths else ():
         if sample.forward_lookup is not None:
-            yield _Lookup(f"look-up of {sample.peer}", sample.forward_lookup, sample.forward_error)
+            yield _Lookup(f"lookup of {sample.peer}", sample.forward_lookup, sample.forward_error)
         if sample.reverse_lookup is not None:
             asked = sample.reverse_address or sample.address or sample.peer
-            yield _Lookup(f"reverse look-up of {asked}", sample.reverse_lookup, sample.reverse_error)
+            yield _Lookup(f"reverse lookup of {asked}", sample.reverse_lookup, sample.reverse_error)

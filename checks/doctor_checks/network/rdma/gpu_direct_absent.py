@@ -1,4 +1,4 @@
-"""NET023: network cards can't reach GPU memory."""
+"""NET023: network cards cannot access GPU memory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from doctor.testing import Fails, Passes, healthy
     ),
 )
 def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
-    """Ask whether the network cards can read and write GPU memory.
+    """Ask whether the network cards can access GPU memory (GPUDirect RDMA).
 
-    Why it hurts: each message is copied through host memory: less bandwidth between hosts, no error. NCCL's log says
-    `GPU Direct RDMA Disabled for HCA` and `via NET/IB/0` without `/GDRDMA`.
-    Fix: `sudo modprobe nvidia-peermem` (and `echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`),
-    or a kernel of 5.12 or later with NVIDIA's open kernel modules for dma-buf.
+    Why it hurts: each message is copied through host memory, which reduces the bandwidth between hosts without an
+    error. The NCCL log shows `GPU Direct RDMA Disabled for HCA` and `via NET/IB/0` without `/GDRDMA`.
+    Fix: Load the module with `sudo modprobe nvidia-peermem` (permanently:
+    `echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`), or use a kernel of 5.12 or later with
+    NVIDIA's open kernel modules for dma-buf.
     """
     found = []
     for rdma, gpus, identical in job.each(RdmaFacts, GpuFacts, also=(NcclFacts,)):
-        # EFA reaches GPU memory by its own driver.
+        # EFA accesses GPU memory through its own driver.
         is_fit = rdma.peer_memory or all(device.driver == "efa" for device in rdma.devices)
         if is_fit or not gpus.gpus or not active_rdma_ports(rdma):
             continue
@@ -53,13 +54,13 @@ def gpu_direct_absent(job: Job) -> Iterator[Verdict]:
             continue
         note = rdma.why_hidden("peer_memory")
         if note is not None or (rdma.dma_buf is None and not switched_off):
-            reason = note.reason if note else "whether the kernel can export dma-buf"
+            reason = note.reason if note else "it is unknown whether the kernel can export dma-buf"
             yield Unknown(reason, identical.ranks, note.unhide if note else "uname -r")
             continue
-        why = "NCCL_DMABUF_ENABLE=0" if switched_off else "the kernel is older than 5.12"
+        why = "NCCL_DMABUF_ENABLE=0 is set" if switched_off else "the kernel is older than 5.12"
         found.append(
             Finding(
-                f"no path from the network cards to GPU memory: nvidia_peermem is not loaded, and {why}",
+                f"Network cards cannot access GPU memory: nvidia_peermem is not loaded, and {why}",
                 ranks=identical.ranks,
                 evidence={
                     "peer_memory_modules": list(rdma.peer_memory),

@@ -1,4 +1,4 @@
-"""NET021: the RoCE GID in use can't reach the peers."""
+"""NET021: the RoCE GID in use cannot reach the peers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _ChosenGid(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """What the peers' GID has to have in common: RoCE version, and whether it can be routed."""
+        """What the GIDs of peers must have in common: the RoCE version, and whether it is routable."""
         return (self.gid.kind or "" if self.gid else "", self.gid is not None and is_routable_gid(self.gid))
 
 
@@ -105,7 +105,7 @@ _NO_WAY_WORDS = (
     "Invalid argument",
     "No such device",
 )
-"""Errors of ibv_modify_qp by which a queue pair finds no way to the peer's address: with RoCE, the wrong GID."""
+"""Errors of ibv_modify_qp if a queue pair has no route to the peer's address: with RoCE, the wrong GID."""
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -114,7 +114,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if error.startswith(_NO_WAY_WORDS):
             yield finding_from_logs(
                 group,
-                f"RDMA finds no way to the peer's address: {error}",
+                f"RDMA cannot reach the peer's address: {error}",
                 evidence={"error": error, "queue_pair": group.value("qp")},
                 confidence=0.75 if error.startswith("Invalid") else 0.85,
             )
@@ -126,14 +126,14 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         is_infiniband = (group.value("dev") or "").endswith("/IB")
         if group.value("msg2") and not is_infiniband and not has_worked(job, group.first):
             yield finding_from_logs(
-                group, "RDMA by UCX gets no answer: with RoCE, mostly the wrong GID", confidence=0.5
+                group, "UCX got no answer over RDMA: with RoCE, usually the wrong GID", confidence=0.5
             )
     for group in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*group.values("status"), *group.values("status2"))
         if silent and not has_worked(job, group.first):
             yield finding_from_logs(
                 group,
-                "the first RDMA transfer gets no answer (work completion status 12): with RoCE, mostly the wrong GID",
+                "The first RDMA transfer got no answer (completion status 12): with RoCE, usually the wrong GID",
                 evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
                 confidence=0.75,
             )
@@ -221,14 +221,15 @@ def _unanswered(job: Job) -> Iterator[Finding]:
     ),
 )
 def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
-    """Ask whether the RoCE address that NCCL would use can reach the peers.
+    """Ask whether the RoCE address (GID) that NCCL would use can reach the peers.
 
     Why it hurts: the connection is set up over TCP and fails on the first RDMA message: `Call to ibv_modify_qp failed
     with error Connection timed out`, `Network is unreachable`, or `Got completion ... status=12`.
-    Fix: `unset NCCL_IB_GID_INDEX` (NCCL chooses it since 2.21), or take the index that `show_gids` lists with RoCE v2
-    and the host's IPv4 address on every host: `export NCCL_IB_GID_INDEX=3`; containers: `--network host`.
+    Fix: Run `unset NCCL_IB_GID_INDEX` (NCCL selects it since 2.21), or set it (`export NCCL_IB_GID_INDEX=3`) to the
+    index that `show_gids` lists with RoCE v2 and the IPv4 address on every host; start containers with
+    `--network host`.
     """
-    # The kind alone: another job's addresses and subnets are no reference.
+    # Only the kind: addresses and subnets of another job are not a baseline.
     expected = baseline_value(job, lambda worked: (one.kind for one in _used_by_all(worked) if one.gid))
     every = list(_used_by_all(job))
     if not job.is_multi_host and not (expected and every):
@@ -239,7 +240,7 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
         if one.choice.port.gids:
             used.append(one)
         else:
-            reason = f"the GID table of {one.choice.name} is not shown"
+            reason = f"the GID table of {one.choice.name} is not visible"
             yield Unknown(reason, one.identical.ranks, "run with --network host")
     judged = _judge(used) if expected is None else _judge_by(expected, used)
     yield from merge([*judged, *_on_other_rails(used)])
@@ -267,13 +268,13 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         if one.gid is None:
             yield _finding(one, "is empty", None)
         elif len(counts) > 1 and one.kind != common:
-            yield _finding(one, f"is {_words(one.kind)}, on most other ports {_words(common)}", None)
+            yield _finding(one, f"is {_words(one.kind)}, but {_words(common)} on most other ports", None)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
             yield _finding(
-                one, "is a link-local address, which routers and many switches do not carry", Severity.WARNING
+                one, "is a link-local address, which routers and many switches do not forward", Severity.WARNING
             )
         elif one.fixed and one.kind[0] == "RoCE v1" and any(map(_is_routable_v2, one.choice.port.gids)):
-            yield _finding(one, "is RoCE v1, which stays inside one Ethernet segment", Severity.INFO)
+            yield _finding(one, "is RoCE v1, which is limited to one Ethernet segment", Severity.INFO)
 
 
 def _is_routable_v2(gid: Gid) -> bool:
@@ -293,7 +294,7 @@ def _judge_by(expected: BaselineValue, used: list[_ChosenGid]) -> Iterator[Findi
 
 
 def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
-    """Ports in the subnet that belongs to another device on most hosts: NCCL pairs devices by their position."""
+    """Report ports in a subnet that another device has on most hosts; NCCL pairs devices by their position."""
     subnets: dict[str, Counter[str]] = {}
     placed = [(one, subnet) for one in used if (subnet := _subnet(one)) is not None]
     for one, subnet in placed:
@@ -303,7 +304,7 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
     for one, subnet in placed:
         name = one.choice.name
         if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
-            yield _finding(one, f"is in {subnet}, where other hosts have {owner[subnet]}", None)
+            yield _finding(one, f"is in {subnet}, in which other hosts have {owner[subnet]}", None)
 
 
 def _majority(counts: Counter[str]) -> str | None:
@@ -328,9 +329,9 @@ def _words(sort: tuple[str, bool] | None) -> str:
 
 
 def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: BaselineDeviation | None = None) -> Finding:
-    by = "NCCL_IB_GID_INDEX" if one.fixed else "chosen by NCCL"
+    by = "NCCL_IB_GID_INDEX" if one.fixed else "selected by NCCL"
     good = [gid.index for gid in one.choice.port.gids if _is_routable_v2(gid)]
-    fix = "`unset NCCL_IB_GID_INDEX`" if one.fixed else ""
+    fix = "unset NCCL_IB_GID_INDEX" if one.fixed else ""
     return Finding(
         f"GID index {one.entry} ({by}) of {one.choice.name} {fault}",
         ranks=one.identical.ranks,
@@ -343,5 +344,5 @@ def _finding(one: _ChosenGid, fault: str, severity: Severity | None, told: Basel
             **(told.evidence if told else {}),
         },
         effect=told.effect if told else "",
-        fix=f"{fix}, or `export NCCL_IB_GID_INDEX={good[0]}`" if fix and good else fix,
+        fix=f"Run `{fix}` or `export NCCL_IB_GID_INDEX={good[0]}`." if fix and good else fix,
     )

@@ -1,4 +1,4 @@
-"""NET018: NCCL_IB_HCA selects no active port."""
+"""NET018: NCCL_IB_HCA matches no active port."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             if not set_up_after(job, group.events[-1]):
                 yield finding_from_logs(
                     group,
-                    f"RDMA device {group.value('dev')} is visible to this process, which may not open it",
+                    f"RDMA device {group.value('dev')} is visible, but this process cannot open it",
                     evidence={"device": group.value("dev")},
                     severity=Severity.WARNING,
                     confidence=0.5,
-                    fix="Give the container the devices that NCCL_IB_HCA names, and no others: "
-                    "`--device=/dev/infiniband/uverbs0`, or `export NCCL_IB_HCA='=mlx5_1,mlx5_18'` for those that can "
-                    "be opened (`ibv_devinfo`).",
+                    fix="Pass only the devices of NCCL_IB_HCA to the container (`--device=/dev/infiniband/uverbs0`), "
+                    "or select those that `ibv_devinfo` can open (`export NCCL_IB_HCA='=mlx5_1,mlx5_18'`).",
                     symptoms=False,
                 )
         elif wanted and "libibverbs" not in group.first.text:
             value = wanted[0].value("value")
             yield finding_from_logs(
                 group,
-                f"NCCL_IB_HCA={value} selects no active RDMA port: NCCL finds no device",
+                f"NCCL_IB_HCA={value} matches no active RDMA port: NCCL finds no device",
                 evidence={"NCCL_IB_HCA": value},
                 confidence=0.85,
                 explains=("NET019",),
@@ -70,11 +69,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if (group.value("err") or "").startswith("No such device"):
             yield finding_from_logs(
                 group,
-                "NCCL takes an RDMA device that this process may not use: 'No such device'",
+                "NCCL selects an RDMA device that this process cannot use: 'No such device'",
                 evidence={"error": group.value("err")},
                 confidence=0.7,
-                fix="Name the devices that the container or job was given: `show_gids` or `ibv_devinfo` lists them, "
-                "then `export NCCL_IB_HCA='=mlx5_2:1'`; or run with the host's network and /dev/infiniband.",
+                fix="Select devices of the container or job that `ibv_devinfo` lists "
+                "(`export NCCL_IB_HCA='=mlx5_2:1'`), or run with the host's network and /dev/infiniband.",
             )
 
 
@@ -184,12 +183,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
-    """Ask whether NCCL_IB_HCA selects a port that is active.
+    """Ask whether NCCL_IB_HCA matches an active port.
 
-    Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, ten to fifty times slower; beside
-    hosts that use RDMA the job hangs when it starts.
-    Fix: `unset NCCL_IB_HCA`, or name devices that `ibv_devinfo` shows PORT_ACTIVE: `export NCCL_IB_HCA='=mlx5_0'`
-    (`=` whole names, `^` all but these, otherwise prefixes: `mlx5_1` is mlx5_10 too).
+    Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, which are ten to fifty times
+    slower; if other hosts use RDMA, the job hangs at startup.
+    Fix: Run `unset NCCL_IB_HCA`, or select devices with PORT_ACTIVE in `ibv_devinfo`: `export NCCL_IB_HCA='=mlx5_0'`
+    (`=`: exact names, `^`: all but these, otherwise prefixes, so that `mlx5_1` also matches mlx5_10).
     """
     yield from lacking_verdicts(job, RdmaFacts)
     found: list[Finding] = []
@@ -215,28 +214,28 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
             found += _malformed(setting, rdma, identical)
             continue
         if named and not active and not job.is_multi_host:
-            continue  # One host without a cable needs no RDMA.
+            continue  # A single host without a cable needs no RDMA.
         found.append(_finding(setting, named, [one.name for one in active], identical))
     yield from merge(found)
 
 
 def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:
-    """A host with GPUs and without RDMA devices, where NCCL_IB_HCA selects nothing."""
+    """Report NCCL_IB_HCA on a host with GPUs that has no RDMA devices."""
     missing, gpus = identical.missing(RdmaFacts), identical.find(GpuFacts)
     if missing is not None and missing.lack is MissingReason.ABSENT and gpus is not None and gpus.gpus:
         yield Finding(
             f"{setting_text(setting)} has no effect: this host has no RDMA device",
             ranks=identical.ranks,
             evidence={"value": setting.value},
-            effect="NCCL carries data between hosts by its network plugin or by sockets.",
-            fix="remove NCCL_IB_HCA, or check why the devices are missing: ls /sys/class/infiniband",
+            effect="NCCL sends data between hosts through its network plugin or sockets.",
+            fix="Remove NCCL_IB_HCA, or check why the devices are missing (`ls /sys/class/infiniband`).",
             severity=Severity.INFO,
             source=source_of(setting),
         )
 
 
 def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """A list that selects ports and has entries without effect."""
+    """Report a list that selects ports, but has entries without effect."""
     wanted, fault = nccl_device_list(setting.value), list_fault(setting.value)
     names = [device.name for device in rdma.devices]
     if not fault and wanted.exclude and not any(map(wanted.names, names)):
@@ -246,8 +245,8 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "devices": names},
-            effect="NCCL uses other ports than the setting says.",
-            fix=f"ibv_devices, then name devices of it: {', '.join(names[:8])}",
+            effect="NCCL uses other ports than the setting intends.",
+            fix=f"Select RDMA devices of this host: {', '.join(names[:8])}.",
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),
         )
@@ -256,17 +255,17 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
 def _finding(setting: Setting, named: list[str], active: list[str], identical: IdenticalRanks) -> Finding:
     wanted = nccl_device_list(setting.value)
     if named:
-        claim = f"selects no active port: {', '.join(named[:4])}"
+        claim = f"matches no active port: {', '.join(named[:4])}"
     elif wanted.exclude:
-        claim = "excludes every RDMA device of this host"
+        claim = "excludes every RDMA device on this host"
     else:
-        claim = "names no RDMA device of this host"
+        claim = "matches no RDMA device on this host"
     devices = ",".join(dict.fromkeys(name.partition(":")[0] for name in active))
     return Finding(
         f"{setting_text(setting)} {claim}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "selected": named, "active_ports": active},
-        fix=f"`unset NCCL_IB_HCA`, or `export NCCL_IB_HCA='={devices}'`" if active else "",
+        fix=f"Run `unset NCCL_IB_HCA` or `export NCCL_IB_HCA='={devices}'`." if active else "",
         source=source_of(setting),
         explains=("NET022",),
     )
@@ -286,11 +285,12 @@ def _finding(setting: Setting, named: list[str], active: list[str], identical: I
     ),
 )
 def rdma_device_unmatched_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether each entry of NCCL_IB_HCA can be the name of a device, by NCCL's own grammar.
+    """Ask whether each entry of NCCL_IB_HCA is a valid device name in NCCL syntax.
 
-    Why it hurts: nothing is trimmed: an entry that matches no device selects none, or leaves none out, and NCCL goes
-    by fewer ports or by sockets without a message.
-    Fix: names with commas between and no blanks; one ^ or = before the whole list: `=mlx5_0:1,mlx5_1:1`.
+    Why it hurts: NCCL does not trim spaces; an invalid entry selects or excludes nothing, and NCCL silently uses fewer
+    ports or sockets.
+    Fix: Separate the names by commas without spaces, with at most one ^ or = before the whole list:
+    `=mlx5_0:1,mlx5_1:1`.
     """
     for setting in file.settings:
         value = setting.known_value if setting.name == "NCCL_IB_HCA" and setting.is_exported else None

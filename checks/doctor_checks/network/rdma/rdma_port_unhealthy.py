@@ -39,7 +39,7 @@ ERRORS = frozenset(
         "local_ack_timeout_err",
     }
 )
-"""Counters that stand still on a healthy link. Not link_downed: every reboot of a switch counts there."""
+"""Counters that do not change on a healthy link. Not link_downed, which counts every reboot of a switch."""
 
 SHOWN = 4
 
@@ -69,12 +69,12 @@ class _ObservedRdmaPort(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """What the same port of other hosts is known by."""
+        """Identifies the same port on other hosts."""
         return (self.device.name, self.port.number)
 
     @property
     def hardware(self) -> Hashable:
-        """What the same port of another job's hosts is known by: one of another board is no reference."""
+        """Identifies the same port in another job; a port of another board is not a baseline."""
         return (*self.key, self.device.board, self.port.link_layer)
 
     @property
@@ -83,7 +83,7 @@ class _ObservedRdmaPort(NamedTuple):
 
 
 _STATUS = {
-    "1": "a local length error: two ranks disagree on the size of a message",
+    "1": "a local length error: two ranks use different sizes for a message",
     "2": "a local error of the queue pair",
     "4": "a local protection error: the memory of the transfer is not registered with the network card",
     "9": "the peer refused the request as invalid",
@@ -91,10 +91,10 @@ _STATUS = {
     "11": "the peer could not complete the request",
     "13": "the peer did not post a receive buffer in time",
 }
-"""ibv_wc_status (libibverbs/verbs.h) of transfers that failed by themselves."""
+"""ibv_wc_status (libibverbs/verbs.h) of transfers with an error of their own."""
 
 _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", "P_Key", "pkey change", "port active")
-"""Events of a port by which the subnet manager does its work."""
+"""Port events caused by normal work of the subnet manager."""
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -104,27 +104,26 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_infiniband = bool(lists) and all("/IB" in text and "/RoCE" not in text for text in lists)
         # Status 12 is IBV_WC_RETRY_EXC_ERR, 5 is IBV_WC_WR_FLUSH_ERR (libibverbs/verbs.h).
         if "12" in states and (has_worked(job, group.first) or is_infiniband):
-            # Transfers that went well before, or ports between which no address can be wrong.
+            # Earlier transfers succeeded, or the ports do not use addresses that can be wrong.
             yield finding_from_logs(
                 group,
-                "a peer's RDMA port no longer answers (work completion status 12): its process, a cable or a switch",
+                "The RDMA port of a peer stopped answering (completion status 12): its process, a cable or a switch",
                 evidence={"peers": group.values("peer")},
                 severity=Severity.ERROR,
                 confidence=0.6,
-                fix="Look on the peer that the line names first for an earlier error of its process; then `ibstat`, "
-                "`ibqueryerrors` or `ethtool -S` for link errors and `dmesg -T | grep mlx5`. A longer NCCL_IB_TIMEOUT "
-                "(22) rides out short losses.",
+                fix="Check the peer in the log line for an earlier error of its process, then its link (`ibstat`, "
+                "`ibqueryerrors`, `ethtool -S`, `dmesg -T | grep mlx5`), and bridge short losses with "
+                "`export NCCL_IB_TIMEOUT=22`.",
                 explains=("NET021",),
             )
         elif states == {"5"}:
             yield finding_from_logs(
                 group,
-                "RDMA transfers were flushed (work completion status 5): the connection had failed before, on one of "
-                "both hosts",
+                "RDMA transfers were flushed (completion status 5): the connection failed earlier on either host",
                 evidence={"peers": group.values("peer")},
                 confidence=0.4,
-                fix="Look for the first NET/IB warning of all hosts, and for a process that ended earlier; then "
-                "`ibstat` and `dmesg -T | grep mlx5` on both hosts.",
+                fix="Find the first NET/IB warning of all hosts and any process that ended earlier, then run `ibstat` "
+                "and `dmesg -T | grep mlx5` on both hosts.",
             )
         yield from _of_requests(group, states)
 
@@ -164,12 +163,12 @@ def _of_requests(group: EventGroup, states: set[str]) -> Iterator[Finding]:
     for status in sorted(states.intersection(_STATUS)):
         yield finding_from_logs(
             group,
-            f"an RDMA transfer failed with {_STATUS[status]} (work completion status {status})",
+            f"RDMA transfer failed (completion status {status}): {_STATUS[status]}",
             evidence={"peers": group.values("peer"), "status": status},
             severity=Severity.ERROR,
             confidence=0.6,
-            fix="Run once with `NCCL_NET_GDR_LEVEL=LOC` (no GPUDirect RDMA): if that works, look at `lsmod | grep "
-            "nvidia_peermem`, the IOMMU (`iommu=pt`) and PCI access control. Look on the peer for an earlier error.",
+            fix="Check the peer for an earlier error, and run once with `NCCL_NET_GDR_LEVEL=LOC` (no GPUDirect RDMA); "
+            "if that works, check `lsmod | grep nvidia_peermem`, the IOMMU (`iommu=pt`) and PCI access control.",
         )
 
 
@@ -180,7 +179,7 @@ def _by_port(job: Job) -> Iterator[Finding]:
             device = f"{group.value('dev')}:{group.value('port')}" if group.value("dev") else None
             yield finding_from_logs(
                 group,
-                f"RDMA port {device} reports: {event}" if device else f"an RDMA port reports: {event}",
+                f"RDMA port {device} reports: {event}" if device else f"An RDMA port reports: {event}",
                 evidence={**({"port": device} if device else {}), "event": event},
                 severity=Severity.ERROR,
                 confidence=0.85,
@@ -298,10 +297,11 @@ def _by_port(job: Job) -> Iterator[Finding]:
 def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: float = 10_000) -> Iterator[Verdict]:
     """Ask whether the RDMA ports are up, at full rate and without errors.
 
-    Why it hurts: NCCL leaves the port out or waits for the slow one: half the bandwidth, `Detected mixed local Net
-    device counts`, or `Got completion from peer ... with status=12` in the middle of the run.
-    Fix: `ibstat <device>`, `mlxlink -d <device>`; reseat or change the cable, reset the switch port; InfiniBand in
-    state INIT needs a subnet manager; leave the port out meanwhile: `export NCCL_IB_HCA='^<device>'` on all hosts.
+    Why it hurts: NCCL skips the port or waits for the slow one: half the bandwidth, `Detected mixed local Net device
+    counts`, or `Got completion from peer ... with status=12` during the run.
+    Fix: Check the port with `ibstat DEVICE` and `mlxlink -d DEVICE`, reseat or replace the cable or reset the switch
+    port (InfiniBand in state INIT needs a subnet manager), and until then exclude the device on all hosts with
+    NCCL_IB_HCA.
     """
     seen = list(_ports(job))
     states = baseline_values(job, lambda worked: ((one.hardware, one.port.state == "ACTIVE") for one in _ports(worked)))
@@ -312,11 +312,11 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
     for paths, identical in job.each(PathFacts):
         if paths.rdma_errors:
             yield Finding(
-                f"the RDMA ports of {', '.join(identical.hosts)} counted {paths.rdma_errors:,} errors meanwhile",
+                f"RDMA ports of {', '.join(identical.hosts)} counted {paths.rdma_errors:,} errors during the test",
                 ranks=identical.ranks,
                 evidence={"rdma_errors": paths.rdma_errors},
             )
-    # Counters since boot that are far above those of the job's other ports: a hint, since nobody saw them rise.
+    # Counters since boot far above those of the other ports of the job: only a hint, because no increase was observed.
     values: dict[str, list[tuple[int, _ObservedRdmaPort]]] = {}
     for one in seen:
         for counter in one.port.counters:
@@ -327,7 +327,7 @@ def rdma_port_unhealthy(job: Job, *, outlier_times: float = 100, least_errors: f
         for value, one in counted if len(counted) >= 8 else ():
             if value > max(least_errors, outlier_times * (usual + 1)):
                 yield Finding(
-                    f"{one.name} counted {value:,} {name} since boot, the other ports {usual:g}",
+                    f"{one.name} counted {value:,} {name} since boot, other ports {usual:g}",
                     ranks=one.ranks,
                     severity=Severity.INFO,
                     confidence=0.5,
@@ -352,8 +352,8 @@ def _rates(worked: Job) -> Iterator[tuple[Hashable, float]]:
 
 
 def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineValue]) -> Iterator[Finding]:
-    """Ports that are not active and should be: a capture or most other hosts have the same one active, or a setting
-    names it."""
+    """Report inactive ports that should be active: the baseline or most other hosts have the same port active, or a
+    setting names it."""
     if all(one.port.state == "ACTIVE" for one in seen):
         return
     active = Tally(one.key for one in seen if one.port.state == "ACTIVE")
@@ -379,18 +379,18 @@ def _down(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineVal
             )
         elif not known and _has_active_sibling(one, seen):
             yield Finding(
-                f"{one.name} is {state}: NCCL leaves it out",
+                f"{one.name} is {state}: NCCL does not use it",
                 ranks=one.ranks,
                 severity=Severity.INFO,
                 confidence=0.5,
                 evidence={"state": one.port.state, "physical_state": one.port.physical_state},
-                effect="None, if no cable is connected to it on purpose.",
+                effect="None if the port is intentionally not connected.",
             )
     yield from _unexpected(unlike)
 
 
 def _has_active_sibling(down: _ObservedRdmaPort, seen: list[_ObservedRdmaPort]) -> bool:
-    """Whether it is the only host that is seen, and has an active port of the same board and link layer."""
+    """Whether only one host is known, and it has an active port of the same board and link layer."""
     return all(one.host is down.host for one in seen) and any(
         one.port.state == "ACTIVE"
         and (one.device.board, one.port.link_layer) == (down.device.board, down.port.link_layer)
@@ -399,8 +399,8 @@ def _has_active_sibling(down: _ObservedRdmaPort, seen: list[_ObservedRdmaPort]) 
 
 
 def _slow(seen: list[_ObservedRdmaPort], expected: Mapping[Hashable, BaselineValue]) -> Iterator[Finding]:
-    """Active ports below the rate that a capture has, else below that of the same port of most hosts, or of most ports
-    of that board on the host."""
+    """Report active ports below the baseline rate, else below that of the same port on most hosts or of most ports of
+    that board on the host."""
     by_peer: dict[tuple[Hashable, ...], list[_ObservedRdmaPort]] = {}
     unlike: dict[BaselineDifference, list[_ObservedRdmaPort]] = {}
     for one in seen:

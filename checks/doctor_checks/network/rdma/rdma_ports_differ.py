@@ -103,13 +103,13 @@ class _RankRdmaPorts(NamedTuple):
 def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether every host has the same RDMA ports for NCCL.
 
-    Why it hurts: channels are laid out by the ports of one host; a port that the peer lacks waits for ever (`Detected
-    mixed local Net device counts across ranks`), and InfiniBand can't speak to RoCE (`Attempted to merge incompatible
-    devices`).
-    Fix: select ports that all hosts have, of one link layer: `export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3'`, or
-    leave the host out until its port is back.
+    Why it hurts: NCCL assigns channels by the ports of one host; a port without a counterpart on the peer waits
+    indefinitely (`Detected mixed local Net device counts across ranks`), and InfiniBand cannot connect to RoCE
+    (`Attempted to merge incompatible devices`).
+    Fix: Select ports of one link layer that all hosts have (`export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3'`), or
+    exclude the host until its port is repaired.
     """
-    # A job that worked without RDMA tells nothing of ports.
+    # A baseline job without RDMA has no ports to compare.
     expected = baseline_value(
         job,
         lambda worked: (
@@ -132,7 +132,7 @@ def rdma_ports_differ(job: Job) -> Iterator[Verdict]:
     for member in members:
         (mixed if len({layer for layer, _ in member.ports}) > 1 else plain).append(member)
     if mixed:
-        claim, fix = "the selected RDMA ports mix InfiniBand and Ethernet", _of_one_layer(mixed[0])
+        claim, fix = "The selected RDMA ports mix InfiniBand and Ethernet", _of_one_layer(mixed[0])
         yield _finding(job, claim, mixed, members, Severity.ERROR, fix)
     yield from _minority(job, plain, members, expected)
 
@@ -168,7 +168,8 @@ def _minority(
         return
     others = (group.value for group in parted.groups if group.value != odd[0].ports)
     usual = parted.common.value if parted.common else next(others)
-    yield _finding(job, f"{_words(odd[0].ports)} where others have {_words(usual)}", odd, everybody, severity)
+    summary = f"RDMA ports differ: {_words(odd[0].ports)} here, {_words(usual)} on other ranks"
+    yield _finding(job, summary, odd, everybody, severity)
 
 
 def _of_one_layer(member: _RankRdmaPorts) -> str:
@@ -177,7 +178,7 @@ def _of_one_layer(member: _RankRdmaPorts) -> str:
         rates[one.port.link_layer or ""] += int(one.port.rate or 1)
     layer = rates.most_common(1)[0][0]
     names = dict.fromkeys(one.device.name for one in member.choices if (one.port.link_layer or "") == layer)
-    return f"`export NCCL_IB_HCA='={','.join(names)}'` on all hosts keeps the {layer} ports"
+    return f"On all hosts, select the {layer} ports only:\nexport NCCL_IB_HCA='={','.join(names)}'"
 
 
 def _finding(

@@ -1,4 +1,4 @@
-"""NET019: RDMA is there and NCCL would use sockets."""
+"""NET019: RDMA is available, but NCCL would use sockets."""
 
 from __future__ import annotations
 
@@ -36,15 +36,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         return
     switched = [group for group in event_groups(job, "nccl.env.set", by=("env", "value")) if _switches_off(group)]
     if switched:
-        yield _logged_finding(switched[0], "NCCL_IB_DISABLE turns RDMA off: traffic between hosts goes by sockets", 0.7)
+        yield _logged_finding(switched[0], "NCCL_IB_DISABLE disables RDMA: NCCL uses sockets between hosts", 0.7)
         return
     for group in event_groups(job, "nccl.net.ib_none"):
         names = (group.value("if") or "" for group in event_groups(job, "nccl.bootstrap.using", by=("if",)))
         named = (group.value("env") for group in event_groups(job, "nccl.env.set", by=("env",)))
         if any(name.startswith("ib") for name in names) or "NCCL_IB_HCA" in named:
-            yield _logged_finding(
-                group, "NCCL finds no RDMA device on hosts that have InfiniBand, and goes by sockets", 0.8
-            )
+            yield _logged_finding(group, "NCCL finds no RDMA device on hosts with InfiniBand, and uses sockets", 0.8)
             return
 
 
@@ -53,7 +51,7 @@ def _logged_finding(group: EventGroup, summary: str, confidence: float) -> Findi
 
 
 def _switches_off(group: EventGroup) -> bool:
-    """NCCL reads a number: `true` turns nothing off."""
+    """Whether the setting disables RDMA; NCCL parses a number, so `true` has no effect."""
     value = group.value("value") or ""
     return group.value("env") == "NCCL_IB_DISABLE" and (parse_nccl_integer(value, 0) or 0) != 0
 
@@ -123,10 +121,10 @@ def _switches_off(group: EventGroup) -> bool:
 def rdma_unused(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL would use the RDMA ports that the hosts have.
 
-    Why it hurts: traffic between hosts goes by TCP over the CPU, ten to fifty times slower; the log says only
+    Why it hurts: traffic between hosts uses TCP over the CPU, which is ten to fifty times slower; the log shows only
     `NCCL INFO Using network Socket`.
-    Fix: `unset NCCL_IB_DISABLE NCCL_NET`, remove the line from nccl.conf, install libibverbs (rdma-core) in the image
-    and pass `--device=/dev/infiniband` to the container.
+    Fix: Run `unset NCCL_IB_DISABLE NCCL_NET`, remove these settings from nccl.conf, install libibverbs (rdma-core) in
+    the image, and pass `--device=/dev/infiniband` to the container.
     """
     if not job.is_multi_host:
         yield Skip("one host")
@@ -150,23 +148,27 @@ def _by_setting(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     if setting is None:
         return None
     return Finding(
-        f"{setting_text(setting)} makes NCCL use sockets beside {_active(rdma)} active RDMA ports",
+        f"{setting_text(setting)} makes NCCL use sockets despite {_active(rdma)} active RDMA ports",
         ranks=identical.ranks,
         evidence={"setting": setting_text(setting), "active_ports": _active(rdma)},
-        fix=f"`unset {setting.name}`" if setting.layer == "environment" else f"remove the line from {setting.source}",
+        fix=f"unset {setting.name}"
+        if setting.layer == "environment"
+        else f"Remove {setting.name} from {setting.source}.",
         source=source_of(setting),
     )
 
 
 def _by_system(nccl: NcclFacts, rdma: RdmaFacts, identical: IdenticalRanks) -> Finding | None:
-    """NCCL opens libibverbs.so and /dev/infiniband/uverbs*; without either it goes on with sockets."""
+    """Report a host without libibverbs.so or /dev/infiniband/uverbs*, on which NCCL falls back to sockets."""
     openable = any(device.has_uverbs is not False for device in rdma.devices)
     if loaded_net_plugin(nccl) is not None or (rdma.verbs_library is not False and openable):
         return None
     why = "libibverbs is not installed" if openable else "/dev/infiniband/uverbs* cannot be opened"
     return Finding(
-        f"{why}, so NCCL uses sockets beside {_active(rdma)} active RDMA ports",
+        f"{why}, so NCCL uses sockets despite {_active(rdma)} active RDMA ports",
         ranks=identical.ranks,
         evidence={"verbs_library": rdma.verbs_library, "active_ports": _active(rdma)},
-        fix="`apt-get install libibverbs1` in the image" if openable else "`docker run --device=/dev/infiniband …`",
+        fix="Install libibverbs in the image (`apt-get install libibverbs1`)."
+        if openable
+        else "Pass the devices to the container (`docker run --device=/dev/infiniband`).",
     )
