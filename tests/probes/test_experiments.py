@@ -375,7 +375,9 @@ def test_findings_of_collectives_tell_what_mends_them():
     shared, late = Staged(late_and_slow().job()).result("NET027").findings
     assert shared.ranks == (6,)
     assert shared.fix.startswith("`export NCCL_P2P_DISABLE=1` (tested: this fixes it).")
-    assert late.fix.startswith("`export NCCL_P2P_DISABLE=0` (tested: this fixes it). Otherwise: Check with `nvidia-smi topo -m`")
+    assert late.fix.startswith(
+        "`export NCCL_P2P_DISABLE=0` (tested: this fixes it). Otherwise: Check with `nvidia-smi topo -m`"
+    )
     assert late.evidence["restored by"] == ["NCCL_P2P_DISABLE=0: 30 µs, was 90 µs"]
 
 
