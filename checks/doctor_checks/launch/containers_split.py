@@ -11,7 +11,12 @@ from doctor.testing import Fails, Passes, healthy
 KINDS = ("shm", "ipc", "pid", "net")
 """What P2P and shared memory depend on."""
 
-WORDS = {"shm": "/dev/shm", "ipc": "IPC namespace", "pid": "PID namespace", "net": "network namespace"}  # noqa: S108
+WORDS = {
+    "shm": "/dev/shm",  # noqa: S108
+    "ipc": "the IPC namespace",
+    "pid": "the PID namespace",
+    "net": "the network namespace",
+}
 
 Spaces = tuple[object, ...]
 """The values of :data:`KINDS`; ``None`` if one is unknown."""
@@ -60,7 +65,7 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL uses neither P2P nor shared memory between ranks in separate namespaces. Their traffic goes
     through the network card or a bridge, which is many times slower.
     Fix: Run all ranks of a machine in one container, or start each container with
-    `--ipc=host --pid=host --network=host` (Kubernetes: one pod with all GPUs of the node, or hostIPC, hostPID and
+    --ipc=host --pid=host --network=host (Kubernetes: one pod with all GPUs of the node, or hostIPC, hostPID and
     hostNetwork).
     """
     machines = [_spaces_of(local) for local in job.by_machine()]
@@ -109,7 +114,7 @@ def _report(known: list[tuple[Rank, Spaces]], differing: tuple[str, ...]) -> Fin
     words = [WORDS[kind] for kind in differing]
     what = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     return Finding(
-        f"{'Ranks' if tie else 'Some ranks'} of one machine do not share {what} with the others",
+        f"{'Ranks' if tie else 'Some ranks'} of one machine do not share {what}{'' if tie else ' with the others'}",
         ranks=blamed,
         evidence={
             "differing": list(differing),

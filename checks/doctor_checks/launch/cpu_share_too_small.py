@@ -72,7 +72,7 @@ def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[V
     Why it hurts: threads that share a core take turns, so computation, data loading and NCCL's proxy thread slow down
     on every rank, and all ranks wait for the slowest.
     Fix: Set OMP_NUM_THREADS to the CPUs of the host divided by its ranks, and give the ranks more CPUs: in SLURM with
-    `--cpus-per-task` and `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`, with Open MPI by `mpirun --bind-to none`.
+    --cpus-per-task and `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`, with Open MPI by `mpirun --bind-to none`.
     """
     hosts = [(local, _processes(local)) for local in job.by_host()]
     for _, known in hosts:

@@ -98,10 +98,10 @@ def _waits_alone(job: Job) -> Iterator[Finding]:
 
 
 def _alone(group: EventGroup, size: int, names: str) -> Finding:
-    why = f"because {names} is set" if names else "as with a stale LOCAL_RANK or NODE_RANK"
+    why = f"{names} is set" if names else "probably a stale LOCAL_RANK or NODE_RANK"
     return finding_from_logs(
         group,
-        f"Rank 0 waits alone: Lightning assumes that a launcher starts the other ranks, {why}",
+        f"Rank 0 of Lightning waits for ranks that nothing starts: {why}",
         ranks=(),
         evidence={"world_size": size or None, "set": names or None},
         confidence=0.8 if names else 0.5,

@@ -47,8 +47,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if awaited is not None and awaited in group.ranks:
             yield finding_from_logs(
                 group,
-                f"No process uses rank {awaited}, so two use another one: the launcher's process {awaited} waits for "
-                f"rank {awaited}",
+                f"No process uses rank {awaited}, so two share another one (process {awaited} of the launcher waits "
+                f"for rank {awaited})",
                 ranks=(),
                 evidence={"awaited": awaited, "waiting": list(group.ranks[:64])},
                 confidence=0.7,
@@ -92,7 +92,7 @@ def rank_collision(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: both processes register with the same rank; the process group is never complete, or NCCL reports that
     a rank has already checked in.
-    Fix: Give each host its own `--node-rank`, and do not export RANK before srun or mpirun.
+    Fix: Give each host its own --node-rank, and do not export RANK before srun or mpirun.
     """
     claims: dict[int, list[Rank]] = {}
     for rank in job.ranks:
@@ -120,7 +120,8 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
     number, claimants = next(iter(doubled.items()))
     homes = list(dict.fromkeys(rank.host.name for rank in claimants))
     places = f"on {homes[0]}" if len(homes) == 1 else f"on {', '.join(homes[:4])}"
-    more = f" (and {len(doubled) - 1} more ranks used twice)" if len(doubled) > 1 else ""
+    count = len(doubled) - 1
+    more = f" (and {count} more rank{'s' if count > 1 else ''} used twice)" if count else ""
     return Finding(
         f"Rank {number} is used by {len(claimants)} processes {places}{more}",
         ranks=tuple(rank.number for claimants in doubled.values() for rank in claimants),
@@ -140,7 +141,7 @@ def _report(doubled: dict[int, list[Rank]]) -> Finding:
 def _fix(homes: list[str], claimants: list[Rank]) -> str:
     if len(homes) > 1 and not any(map(_is_counted, claimants)):
         numbered = ", ".join(f"{host}: --node-rank={index}" for index, host in enumerate(homes[:4]))
-        return f"Start each host with its own node rank ({numbered}), or use `--rdzv-backend=c10d`."
+        return f"Start each host with its own node rank ({numbered}), or use --rdzv-backend=c10d."
     return (
         "Under srun or mpirun, set RANK in each task (`srun bash -c 'RANK=$SLURM_PROCID exec python train.py'`), do "
         "not export it before, and end stale processes of an earlier run."
@@ -236,7 +237,7 @@ def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:
     Why it hurts: the batch script expands $SLURM_PROCID before srun starts the tasks, so all tasks get 0. They use the
     same rank, and the other ranks never join.
     Fix: Let each task expand the variable in single quotes
-    (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID ... train.py'`), or use `--rdzv-backend=c10d`, which needs no
+    (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID ... train.py'`), or use --rdzv-backend=c10d, which needs no
     node rank.
     """
     yield from _judge_remote(file)
@@ -266,8 +267,8 @@ def _judge_remote(file: ShellFile) -> Iterator[Violation]:
                 launch.place,
                 f"{name} starts {'each host of the loop' if name == 'ssh' else 'all hosts'} with node rank {number[1]} "
                 f"of {hosts[1]}",
-                fix="Number the hosts in a loop (`--node-rank=$rank` and `rank=$((rank + 1))`), or use "
-                "`--rdzv-backend=c10d`, which needs no node rank.",
+                fix="Number the hosts in a loop (--node-rank=$rank and `rank=$((rank + 1))`), or use "
+                "--rdzv-backend=c10d, which needs no node rank.",
                 evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
             )
 

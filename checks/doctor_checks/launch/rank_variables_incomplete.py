@@ -43,7 +43,7 @@ NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
 SUBSTITUTES = dict(zip(("RANK", "WORLD_SIZE"), SCRIPT_VARIABLES, strict=True))
 """Variables from which scripts under srun, mpirun and jsrun read the rank and the world size."""
 
-BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTER_ADDR=<host of rank 0>"}
+BY_HAND = {"RANK": "RANK=0", "WORLD_SIZE": "WORLD_SIZE=2", "MASTER_ADDR": "MASTER_ADDR=HOST_OF_RANK_0"}
 BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
 
 
@@ -272,8 +272,8 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: without --node-rank every host acts as host 0: two processes use the same rank, and the other ranks
     never join.
-    Fix: Use `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST0:29500`, which needs no node rank, or
-    pass a different `--node-rank` on each host, starting at 0.
+    Fix: Use --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST0:29500, which needs no node rank, or
+    pass a different --node-rank on each host, starting at 0.
     """
     for start in starts_of(file):
         launch, hosts = start.launch, hosts_of(start.launch)

@@ -64,7 +64,7 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
     no host does (for the name of a service, an external address or a load balancer), all hosts are clients and wait
     until the timeout.
     Fix: Set --rdzv-endpoint on all hosts to a name or address that the first host recognizes as its own, or pass
-    `--rdzv-conf is_host=true` on the first host to make it serve the store.
+    --rdzv-conf is_host=true on the first host to make it serve the store.
     """
     yield from _by_closing(job)
     early = tuple(event for event in events_of_kinds(job, *_KINDS) if _is_start(job, event))

@@ -226,7 +226,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     """Ask whether SLURM starts as many tasks as the training needs.
 
     Why it hurts: ranks wait for tasks that SLURM never starts, or Lightning rejects the settings.
-    Fix: Request one task per GPU (`--nodes=2 --ntasks-per-node=8`) and start with `srun python train.py`; with
+    Fix: Request one task per GPU (--nodes=2 --ntasks-per-node=8) and start with `srun python train.py`; with
     torchrun, request one task per node (`srun --ntasks-per-node=1 torchrun ... train.py`).
     """
     inside = False
@@ -270,7 +270,7 @@ def _contradictions(job: Job, launch: LaunchFacts, identical: IdenticalRanks) ->
             ranks=identical.ranks,
             evidence=_slurm_variables(launch),
             effect="SLURM runs the batch script once, on the first node; only srun starts the other tasks.",
-            fix="In the batch script, replace `python train.py` by `srun python train.py`.",
+            fix="Start the training with srun in the batch script:\nsrun python train.py",
         )
     # Without --ntasks-per-node Lightning cannot compare the numbers; it starts with the tasks that exist
     trainer, step = identical.find(TrainerFacts), slurm_step(launch)
@@ -467,7 +467,7 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
     Why it hurts: ranks wait for tasks that SLURM never starts, each host trains separately, or Lightning rejects the
     settings.
     Fix: Request one task per GPU and start with `srun python train.py`; with torchrun, request one task per host and
-    pass `--nnodes=$SLURM_NNODES`.
+    pass --nnodes=$SLURM_NNODES.
     """
     for line, options in file.late_headers.items():
         asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]

@@ -81,7 +81,7 @@ def _too_many(job: Job) -> Iterator[Finding]:
                 evidence={"came": came, "world_size": size},
                 confidence=0.75,
                 fix="Start the ranks once (srun with one task per GPU, or one task per host and torchrun or mp.spawn); "
-                'after a failure, use a new MASTER_PORT or delete the file of `init_method="file://..."`.',
+                'after a failure, use a new MASTER_PORT or delete the file of init_method="file://...".',
             )
             return
 
@@ -149,7 +149,7 @@ def world_size_disagrees(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with a larger world size wait in init_process_group() until the timeout; ranks with a smaller
     one form a process group without the others.
-    Fix: Use the same `--nnodes` and `--nproc-per-node` on every host; under srun or mpirun, set WORLD_SIZE from
+    Fix: Use the same --nnodes and --nproc-per-node on every host; under srun or mpirun, set WORLD_SIZE from
     SLURM_NTASKS or OMPI_COMM_WORLD_SIZE, not to a fixed number.
     """
     yield from _judge_each_other(job)
@@ -170,7 +170,7 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
     if len(stated) > MOST_FINDINGS:
         ranks = tuple(sorted(rank for group in stated for rank in group.ranks))
         yield Finding(
-            f"{ranks_in_words(ranks).capitalize()} use {len(stated)} different world sizes: {describe(parted)}",
+            f"{ranks_in_words(ranks).capitalize()} use {len(stated)} different world sizes",
             ranks=ranks,
             evidence={"sizes": len(stated), "groups": describe(parted)},
         )
@@ -182,7 +182,7 @@ def _judge_each_other(job: Job) -> Iterator[Finding]:
         along = correlates(job, group.ranks)
         yield Finding(
             f"{ranks_in_words(group.ranks).capitalize()} use{'s' if len(group.ranks) == 1 else ''} "
-            f"world size {group.value}, " + (f"the others {common}" if parted.common else describe(parted)),
+            f"world size {group.value}" + (f", the others {common}" if parted.common else f" ({describe(parted)})"),
             ranks=group.ranks,
             evidence={
                 "world_size": group.value,
@@ -374,6 +374,6 @@ def _judge_pods(job: Workload) -> Iterator[Violation]:
                     yield Violation(
                         launch.place,
                         f"{launch.program} waits for {expected} hosts, but the job has {pods} pods",
-                        fix=f"Use `--nnodes={pods}`, or remove the option: the operator sets PET_NNODES.",
+                        fix=f"Use --nnodes={pods}, or remove the option: the operator sets PET_NNODES.",
                         evidence=(("nnodes", expected), ("pods", pods)),
                     )

@@ -107,4 +107,4 @@ def _is_right(result: CollectiveResult) -> bool:
 
 
 def _shown(result: CollectiveResult) -> str:
-    return f"{'no number' if result.received is None else f'{result.received:g}'} instead of {result.expected:g}"
+    return f"{'NaN or Inf' if result.received is None else f'{result.received:g}'} instead of {result.expected:g}"

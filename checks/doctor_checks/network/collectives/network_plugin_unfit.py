@@ -70,7 +70,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             severity=Severity.WARNING if fallen_back and spans_hosts(job) else Severity.INFO if fallen_back else None,
             confidence=0.85,
             fix="Make sure that `fi_info -p efa` lists devices on the host and in the container "
-            "(`--device=/dev/infiniband`), that the security group allows all traffic within itself, and that plugin "
+            "(--device=/dev/infiniband), that the security group allows all traffic within itself, and that plugin "
             "and libfabric belong to the same release.",
             symptoms=not fallen_back,
         )

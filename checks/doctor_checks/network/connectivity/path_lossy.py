@@ -135,11 +135,11 @@ def path_lossy(
 def _losing(lossy: PacketLoss) -> str:
     first, *others = lossy.hosts
     return {
-        "host": f"{first} loses packets in both directions",
-        "sending": f"Packets sent by {first} are lost",
-        "receiving": f"Packets sent to {first} are lost",
-        "link": f"Packets between {first} and {', '.join(others)} are lost",
-        "all": f"Packets between all {len(lossy.hosts)} hosts are lost",
+        "host": f"Packet loss on {first} in both directions",
+        "sending": f"Packet loss from {first}",
+        "receiving": f"Packet loss to {first}",
+        "link": f"Packet loss between {first} and {', '.join(others)}",
+        "all": f"Packet loss between all {len(lossy.hosts)} hosts",
     }[lossy.end]
 
 

@@ -252,9 +252,10 @@ def _below_interfaces(job: Job, known: HostBandwidths, share: float) -> Iterator
     slow = paths_below(job, known, share)
     if slow is not None:
         best, roofline = rate_in_words(slow.best), rate_in_words(slow.roofline)
+        who = "Both hosts" if len(known.hosts) == 2 else f"All {len(known.hosts)} hosts"
         yield Finding(
-            f"All {len(known.hosts)} hosts are slow: at most {best} between any two, but their interfaces and "
-            f"one connection support {roofline}",
+            f"{who} are slow: at most {best} between two hosts, but their interfaces and one connection "
+            f"support {roofline}",
             ranks=tuple(rank.number for rank in job.ranks),
             evidence={"best bandwidth": best, "interfaces and one connection": roofline},
             fix="Check what limits all hosts: the rate of the switch ports, the cloud instance type, traffic control "
@@ -271,8 +272,7 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
     best, roofline = rate_in_words(slow.best.value), rate_in_words(slow.roofline)
     links = "their RDMA ports" if slow.by_rdma else "their interfaces"
     yield Finding(
-        f"All NCCL messages between the {slow.hosts} hosts are slow: at most {best} between any two ranks, but {links} "
-        f"support {roofline}",
+        f"NCCL messages between the {slow.hosts} hosts are slow: at most {best}, but {links} support {roofline}",
         ranks=slow.ranks,
         evidence={
             "best bandwidth": best,
@@ -288,12 +288,12 @@ def _below_links(job: Job, share: float, *, by_tcp: bool) -> Iterator[Finding]:
 def _fix_of_links(slow: SlowMessages) -> str:
     if slow.by_rdma:
         return (
-            "Run with NCCL_DEBUG=INFO and check that the log shows `Using network IB` (Socket: RDMA is not used, see "
-            "NET019) and `via NET/IB` with GDRDMA (without: copies through host memory, see NET023); then measure "
+            "Run with NCCL_DEBUG=INFO and check that the log shows 'Using network IB' (Socket: RDMA is not used, see "
+            "NET019) and 'via NET/IB' with GDRDMA (without: copies through host memory, see NET023); then measure "
             "`ib_write_bw` between two of the hosts, and check the limits of virtual machines."
         )
     return (
-        "Run with NCCL_DEBUG=INFO: if the hosts have InfiniBand or RoCE and the log shows `Using network Socket`, see "
+        "Run with NCCL_DEBUG=INFO: if the hosts have InfiniBand or RoCE and the log shows 'Using network Socket', see "
         "NET019 (or NET017 for a faster interface); if TCP is intended, tune NCCL_SOCKET_NTHREADS and "
         "NCCL_NSOCKS_PERTHREAD, and check the limits of the instance type and of a shared switch."
     )

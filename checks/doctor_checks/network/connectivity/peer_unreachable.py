@@ -141,7 +141,7 @@ _MORE_EXACT = (
     "net.peer.connect_failed",
 )
 _FIX_TOLD = (
-    "Select the right interface with NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME (`Bootstrap: Using ...` of "
+    "Select the right interface with NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME ('Bootstrap: Using ...' of "
     "NCCL_DEBUG=INFO shows the one in use), allow all TCP ports between the hosts in both directions (`iptables -S`, "
     "security groups), and test every pair with `doctor check --probe light` on all ranks."
 )
@@ -335,7 +335,7 @@ def _judge(outcomes: _Outcomes, ranks: dict[str, tuple[int, ...]], severity: Sev
         )
     if rest:
         apart = {name for path in rest for name in path.pair}
-        more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
+        more = f" and {len(rest) - 1} more pair{'s' if len(rest) > 2 else ''}" if len(rest) > 1 else ""
         yield Finding(
             f"{rest[0].first} cannot connect to {rest[0].second}{which}{more}",
             ranks=tuple(sorted(rank for name in apart for rank in ranks.get(name, ()))),

@@ -89,7 +89,9 @@ def address_family_differs(job: Job) -> Iterator[Verdict]:
     parted = split_groups(groups, expected=expected)
     if not parted.minorities:
         return
-    words = ", ".join(f"{len(ranks)} ranks {_NAMES[family]}" for family, ranks in parted.groups)
+    words = ", ".join(
+        f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} {_NAMES[family]}" for family, ranks in parted.groups
+    )
     families = {group.value for group in parted.minorities}
     addresses = sorted({endpoint.text for endpoint, _ in used if endpoint.address.family in families})[:8]
     evidence = {"families": words, "addresses": addresses}

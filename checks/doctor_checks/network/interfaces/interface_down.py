@@ -211,7 +211,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks, multi_host: boo
             f"{setting_text(setting)}: {_reasons(chosen, terms)}",
             ranks=identical.ranks,
             evidence={"selected": [one.name for one in chosen], "family": family or "any"},
-            fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces),
+            fix=_fix(chosen[0], "NCCL_SOCKET_IFNAME", interfaces, family),
             source=source_of(setting),
             explains=_consequences(chosen, identical),
         )
@@ -303,7 +303,10 @@ def _reasons(chosen: list[Interface], terms: _Terms) -> str:
     return ", ".join(f"{one.name} {_why_unusable(one, terms)}" for one in chosen[:4])
 
 
-def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts) -> str:
+def _fix(interface: Interface, variable: str, interfaces: InterfaceFacts, family: str | None = None) -> str:
+    if interface.up and family and interface.addresses and not any(one.family == family for one in interface.addresses):
+        kind = {"inet": "IPv4", "inet6": "IPv6"}[family]
+        return f"Give {interface.name} an {kind} address, or run `unset NCCL_SOCKET_FAMILY`."
     if interface.up:
         return selecting_fix(variable, interfaces)
     up, other = f"sudo ip link set {interface.name} up", export_line(variable, interfaces)

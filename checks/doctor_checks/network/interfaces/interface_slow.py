@@ -14,7 +14,6 @@ from doctor.analysis.interface_choice import (
 from doctor.api import Finding, IdenticalRanks, Job, Scope, Severity, Skip, Unknown, Verdict, check, merge
 from doctor.facts import Address, Interface, InterfaceFacts, NcclFacts, RdmaFacts
 from doctor.testing import Fails, Passes, healthy
-from doctor_checks.network.interfaces._export_line import selecting_fix
 
 _GIGABIT = Interface("eth0", mtu=1500, speed=1_000, addresses=(Address("inet", "10.0.0.2", 16),))
 _FAST = Interface("ens5", mtu=9000, speed=100_000, addresses=(Address("inet", "10.1.0.2", 16),))
@@ -70,7 +69,7 @@ def interface_slow(job: Job, *, least_speed: float = 10_000, times_faster: float
         idle = [one for one in good_interfaces(interfaces) if one.name not in taken and (one.speed or 0) >= least]
         faster = max(idle, key=lambda one: one.speed or 0, default=None)
         if faster is not None or interface.speed < least_speed:
-            found.append(_finding(interface, interface.speed, faster, choice.variable, interfaces, identical))
+            found.append(_finding(interface, interface.speed, faster, choice.variable, identical))
     yield from merge(found)
 
 
@@ -79,7 +78,6 @@ def _finding(
     speed: int,
     faster: Interface | None,
     variable: str,
-    interfaces: InterfaceFacts,
     identical: IdenticalRanks,
 ) -> Finding:
     beside = f"; {faster.name} with {(faster.speed or 0) / 1000:g} Gb/s is idle" if faster else ""
@@ -88,5 +86,7 @@ def _finding(
         f"Training uses {interface.name} with only {speed / 1000:g} Gb/s{beside}",
         ranks=identical.ranks,
         evidence={"interface": interface.name, "speed_mbit_per_s": speed, "idle": faster.name if faster else None},
-        fix=f"On every host:\nexport {variable}={exact}" if faster else selecting_fix(variable, interfaces),
+        fix=f"Select the faster interface on every host:\nexport {variable}={exact}"
+        if faster
+        else f"Check the negotiated speed with `ethtool {interface.name}`, or use a faster network.",
     )

@@ -114,7 +114,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
         return
     claim = "excludes every network interface" if wanted.exclude else "matches no network interface"
     yield Finding(
-        f"{setting_text(setting)} {claim} on this host{_hint(wanted, interfaces)}",
+        f"{setting_text(setting)} {claim} on this host{'' if wanted.exclude else _hint(wanted, interfaces)}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
         fix=selecting_fix("NCCL_SOCKET_IFNAME", interfaces),

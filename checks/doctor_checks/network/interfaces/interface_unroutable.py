@@ -87,7 +87,7 @@ def _by_choice(job: Job) -> Iterator[Finding]:
         ):
             yield finding_from_logs(
                 group,
-                f"NCCL uses {name} ({address}), {words}: other hosts cannot reach it",
+                f"NCCL uses {name} ({address}, {words}): other hosts cannot reach it",
                 evidence={"interface": name, "address": address},
                 confidence=0.85,
                 fix=_FIX,
@@ -124,7 +124,7 @@ _TARGETS = ("host", "host2", "host3", "remote")
 _FIX = (
     "Select the interface between the hosts (`ip -br address` lists them): "
     "`export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0`, or exclude the others for NCCL: "
-    "`export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth'`; start containers with `--network=host`."
+    "`export NCCL_SOCKET_IFNAME='^lo,docker,virbr,br-,veth'`; start containers with --network=host."
 )
 
 

@@ -164,12 +164,14 @@ def _judge(
         affected = [member for member in members if hosts.intersection(member[1].hosts)]
         blamed = affected if parted.drifted else odd or affected
         text = f"Full-size packets are lost between {lost[0][0]} and {lost[0][1]}"
-        more = f" and {len(lost) - 1} more pairs" if len(lost) > 1 else ""
+        more = f" and {len(lost) - 1} more pair{'s' if len(lost) > 2 else ''}" if len(lost) > 1 else ""
         ranks = tuple(sorted(rank for _, identical in blamed for rank in identical.ranks))
         yield Finding(text + more, ranks, severity=Severity.ERROR, evidence=evidence, explains=_CONSEQUENCES)
     elif odd and parted.expected:
         deviation = BaselineDeviation((parted.unlike("MTU of the training interface", str),), parted.drifted)
         yield deviation.finding(parted.odd, evidence)
     elif odd:
-        words = ", ".join(f"{len(ranks)} ranks with {size}" for size, ranks in parted.groups[:4])
+        words = ", ".join(
+            f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} with {size}" for size, ranks in parted.groups[:4]
+        )
         yield Finding(f"Training interfaces differ in MTU: {words} bytes", ranks=parted.odd, evidence=evidence)

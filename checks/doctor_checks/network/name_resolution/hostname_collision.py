@@ -39,7 +39,7 @@ def hostname_collision(job: Job) -> Iterator[Verdict]:
     Why it hurts: a rank that connects to the master by name reaches its own machine, launchers count one node instead
     of two, and logs of the machines cannot be distinguished.
     Fix: Give all but one of the machines another name with `sudo hostnamectl set-hostname NAME` (containers:
-    `--hostname`).
+    --hostname).
     """
     by_name: dict[str, list[Host]] = {}
     for host in job.hosts:

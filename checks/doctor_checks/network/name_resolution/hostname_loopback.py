@@ -164,7 +164,7 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
     connect to themselves: `connectFullMesh failed ... Connection refused, remote=[127.0.1.1]`, or block until the
     timeout.
     Fix: Map the host's name to its real address in /etc/hosts instead of 127.0.1.1, or set GLOO_SOCKET_IFNAME to its
-    interface and start torchrun with `--local-addr ADDRESS`.
+    interface and start torchrun with --local-addr ADDRESS.
     """
     affected = [
         (name, identical)

@@ -86,7 +86,7 @@ def _by_store(job: Job) -> Iterator[Finding]:
 _CONSEQUENCES = ("NET004", "NET006", "ENV015")
 _RENAME = (
     "Give the host or container a name that contains a letter (`docker run --hostname=trainer0`), or pass the address "
-    "of the master with `--master-addr`, `--rdzv-endpoint` or `--local-addr`."
+    "of the master with --master-addr, --rdzv-endpoint or --local-addr."
 )
 
 

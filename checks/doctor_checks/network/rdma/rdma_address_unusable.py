@@ -227,7 +227,7 @@ def rdma_address_unusable(job: Job) -> Iterator[Verdict]:
     with error Connection timed out`, `Network is unreachable`, or `Got completion ... status=12`.
     Fix: Run `unset NCCL_IB_GID_INDEX` (NCCL selects it since 2.21), or set it (`export NCCL_IB_GID_INDEX=3`) to the
     index that `show_gids` lists with RoCE v2 and the IPv4 address on every host; start containers with
-    `--network host`.
+    --network host.
     """
     # Only the kind: addresses and subnets of another job are not a baseline.
     expected = baseline_value(job, lambda worked: (one.kind for one in _used_by_all(worked) if one.gid))
@@ -268,7 +268,7 @@ def _judge(used: list[_ChosenGid]) -> Iterator[Finding]:
         if one.gid is None:
             yield _finding(one, "is empty", None)
         elif len(counts) > 1 and one.kind != common:
-            yield _finding(one, f"is {_words(one.kind)}, but {_words(common)} on most other ports", None)
+            yield _finding(one, f"is {_words(one.kind)}; most other ports use {_words(common)}", None)
         elif one.fixed and one.kind == ("RoCE v2", False) and any(map(is_routable_gid, one.choice.port.gids)):
             yield _finding(
                 one, "is a link-local address, which routers and many switches do not forward", Severity.WARNING
@@ -304,7 +304,7 @@ def _on_other_rails(used: list[_ChosenGid]) -> Iterator[Finding]:
     for one, subnet in placed:
         name = one.choice.name
         if name in usual and usual[name] != subnet and owner.get(subnet, name) != name:
-            yield _finding(one, f"is in {subnet}, in which other hosts have {owner[subnet]}", None)
+            yield _finding(one, f"is in {subnet}, the subnet of {owner[subnet]} on other hosts", None)
 
 
 def _majority(counts: Counter[str]) -> str | None:

@@ -52,7 +52,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                     evidence={"device": group.value("dev")},
                     severity=Severity.WARNING,
                     confidence=0.5,
-                    fix="Pass only the devices of NCCL_IB_HCA to the container (`--device=/dev/infiniband/uverbs0`), "
+                    fix="Pass only the devices of NCCL_IB_HCA to the container (--device=/dev/infiniband/uverbs0), "
                     "or select those that `ibv_devinfo` can open (`export NCCL_IB_HCA='=mlx5_1,mlx5_18'`).",
                     symptoms=False,
                 )
@@ -188,7 +188,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL logs `NET/IB : No device found` and falls back to TCP sockets, which are ten to fifty times
     slower; if other hosts use RDMA, the job hangs at startup.
     Fix: Run `unset NCCL_IB_HCA`, or select devices with PORT_ACTIVE in `ibv_devinfo`: `export NCCL_IB_HCA='=mlx5_0'`
-    (`=`: exact names, `^`: all but these, otherwise prefixes, so that `mlx5_1` also matches mlx5_10).
+    ('=': exact names, '^': all but these, otherwise prefixes, so that mlx5_1 also matches mlx5_10).
     """
     yield from lacking_verdicts(job, RdmaFacts)
     found: list[Finding] = []
