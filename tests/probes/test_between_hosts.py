@@ -136,7 +136,7 @@ def test_a_bridge_of_the_same_address_on_both_hosts(lab_hosts: Lab) -> None:
     with surveying(machines, env={"NCCL_SOCKET_IFNAME": "docker0"}) as survey:
         found = survey.run()
     assert found.outcomes() == {(0, "node1"): "stranger", (1, "node0"): "stranger"}
-    assert "somebody else" in found.result("NET013").findings[0].evidence["pairs"][0]
+    assert "another process" in found.result("NET013").findings[0].evidence["pairs"][0]
 
 
 @pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])

@@ -29,7 +29,7 @@ FAILURES = {
     "refused": "refused",
     "silent": "no answer",
     "unroutable": "no route",
-    "stranger": "another host has that address",
+    "stranger": "answered by another process",
 }
 
 
