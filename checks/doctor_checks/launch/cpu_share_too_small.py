@@ -208,10 +208,10 @@ def cpu_share_too_small_in_files(file: ShellFile) -> Iterator[Violation]:
         cpus = _cpus(given, start) if given is not None else None
         ranks = _ranks(start)
         if given is not None and cpus and ranks and _is_short(start, given, cpus, ranks):
-            for_whom = "one rank" if ranks == 1 else f"{ranks} ranks"
+            for_whom = "a rank with a GPU" if ranks == 1 else f"{ranks} ranks with a GPU each"
             yield Violation(
                 start.launch.place,
-                f"Only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom} with a GPU each",
+                f"Only {cpus} CPU{'' if cpus == 1 else 's'} for {for_whom}",
                 evidence=(("cpus_per_task", cpus), ("ranks_per_task", ranks)),
             )
 

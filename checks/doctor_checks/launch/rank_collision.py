@@ -280,10 +280,10 @@ def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
         return
     filled_in = set(untold_in(number)) & set(_PER_TASK)
     if filled_in or number.isdigit():
-        why = "the batch script expands it to 0" if filled_in else "it is the same on all hosts"
+        how = "is expanded to 0 by the batch script" if filled_in else "is the same on all hosts"
         yield Violation(
             start.launch.place,
-            f"The node rank is {shown(number)}, but {why}",
+            f"The node rank {shown(number)} {how}",
             evidence=(("value", shown(number)), ("nodes", start.step.nodes)),
         )
 
