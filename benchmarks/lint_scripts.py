@@ -1,14 +1,16 @@
 """Score ``doctor lint`` on training scripts with one fault each, and on their healthy variants.
 
-    python benchmarks/lint_scripts.py           scores all scripts
-    python benchmarks/lint_scripts.py --keep    adds the score to benchmarks/lint_scripts_results.json
+    python benchmarks/lint_scripts.py                       scores all scripts of the first set
+    python benchmarks/lint_scripts.py --set lint_scripts_2  scores those of the second set
+    python benchmarks/lint_scripts.py --keep                adds the score to benchmarks/SET_results.json
 
-``lint_scripts/bad`` holds the scripts and ``lint_scripts/good`` the same scripts without the fault. ``expect.json``
-was committed before the first run: the lines that a finding may name, and the ids that count as found; without ids
-(no rule existed for the fault) any finding on these lines counts. ``certain`` says whether the fault follows from the
-code alone, so that severity ``error`` is right. Every finding in a healthy variant is a false alarm. The groups:
-``script`` and ``project`` are training programs, ``environment`` are variables and devices that a program sets,
-``launch`` are launch files.
+``SET/bad`` holds the scripts and ``SET/good`` the same scripts without the fault. ``SET/expect.json`` was committed
+before the first run: the lines that a finding may name, and the ids that count as found; without ids (no rule existed
+for the fault) any finding on these lines counts. ``certain`` says whether the fault follows from the code alone, so
+that severity ``error`` is right. Every finding in a healthy variant is a false alarm. The groups: ``script`` and
+``project`` are training programs, ``environment`` are variables and devices that a program sets, ``launch`` are launch
+files. The second set was written by somebody who had not read the rules; its first kept score is from before any change
+of a rule.
 
 Exits with 1 if fewer scripts are found or more healthy variants have a finding than in the last kept score.
 """
@@ -28,14 +30,15 @@ from click.testing import CliRunner
 
 from doctor.cli.main import app
 
-SCRIPTS = Path(__file__).resolve().parent / "lint_scripts"
-RESULTS = SCRIPTS.with_name("lint_scripts_results.json")
+BENCHMARKS = Path(__file__).resolve().parent
+SETS = ("lint_scripts", "lint_scripts_2")
 COUNTS = ("scripts", "found", "found as error", "certain found as error", "healthy with a finding")
 
 
 class Script(NamedTuple):
-    """A faulty script: the places (file, line) and ids that count as found."""
+    """A faulty script of a set: the places (file, line) and ids that count as found."""
 
+    set: str
     name: str
     group: str
     fault: str
@@ -62,16 +65,17 @@ class Score(NamedTuple):
     alarms: tuple[Finding, ...]
 
 
-def read_scripts() -> list[Script]:
-    """The entries of ``expect.json``."""
-    entries = json.loads((SCRIPTS / "expect.json").read_text("utf-8"))
-    return [_script(entry) for entry in entries]
+def read_scripts(name: str) -> list[Script]:
+    """The entries of ``expect.json`` of a set."""
+    entries = json.loads((BENCHMARKS / name / "expect.json").read_text("utf-8"))
+    return [_script(name, entry) for entry in entries]
 
 
-def _script(entry: dict[str, Any]) -> Script:
+def _script(name: str, entry: dict[str, Any]) -> Script:
     places = (str(line) if ":" in str(line) else f"{entry['script']}:{line}" for line in entry["lines"])
     pairs = (place.rpartition(":") for place in places)
     return Script(
+        name,
         entry["script"],
         entry["group"],
         entry["fault"],
@@ -81,12 +85,12 @@ def _script(entry: dict[str, Any]) -> Script:
     )
 
 
-def findings_in(variant: str, script: str) -> list[Finding]:
+def findings_in(variant: str, script: Script) -> list[Finding]:
     """The findings of ``doctor lint`` in a script or in a folder of scripts."""
-    root = SCRIPTS / variant
-    done = CliRunner().invoke(app, ["lint", "--isolated", "--format", "json", str(root / script)])
+    root = BENCHMARKS / script.set / variant
+    done = CliRunner().invoke(app, ["lint", "--isolated", "--format", "json", str(root / script.name)])
     if done.exit_code not in (0, 1, 3):
-        raise SystemExit(f"{variant}/{script}: {done.output}")
+        raise SystemExit(f"{variant}/{script.name}: {done.output}")
     return [
         Finding(
             result["id"],
@@ -101,10 +105,10 @@ def findings_in(variant: str, script: str) -> list[Finding]:
 
 def score(script: Script) -> Score:
     """Lint both variants of a script."""
-    findings = findings_in("bad", script.name)
+    findings = findings_in("bad", script)
     found = tuple(one for one in findings if _counts(one, script))
     others = tuple(one for one in findings if one not in found)
-    return Score(script, found, others, tuple(findings_in("good", script.name)))
+    return Score(script, found, others, tuple(findings_in("good", script)))
 
 
 def _counts(finding: Finding, script: Script) -> bool:
@@ -147,15 +151,21 @@ def _listed(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{one.id} ({one.severity}) line {one.line}" for one in findings)
 
 
-def kept() -> list[dict[str, Any]]:
-    """The kept scores, oldest first."""
-    return json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
+def results_of(name: str) -> Path:
+    """The file with the kept scores of a set."""
+    return BENCHMARKS / f"{name}_results.json"
 
 
-def keep(scores: Sequence[Score]) -> None:
-    """Add the score to :data:`RESULTS`, with the date and the commit that was scored."""
+def kept(name: str) -> list[dict[str, Any]]:
+    """The kept scores of a set, oldest first."""
+    results = results_of(name)
+    return json.loads(results.read_text("utf-8")) if results.exists() else []
+
+
+def keep(name: str, scores: Sequence[Score]) -> None:
+    """Add the score of a set to its kept ones, with the date and the commit that was scored."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=SCRIPTS, capture_output=True, text=True, check=True
+        ["git", "rev-parse", "--short", "HEAD"], cwd=BENCHMARKS, capture_output=True, text=True, check=True
     )
     entry = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -164,15 +174,15 @@ def keep(scores: Sequence[Score]) -> None:
         "missed": [one.script.name for one in scores if not one.found],
         "false alarms": [one.script.name for one in scores if one.alarms],
     }
-    RESULTS.write_text(json.dumps([*kept(), entry], indent=1) + "\n", "utf-8")
+    results_of(name).write_text(json.dumps([*kept(name), entry], indent=1) + "\n", "utf-8")
 
 
-def below_kept(scores: Sequence[Score]) -> bool:
-    """Whether the score is below the last kept one."""
-    if not kept():
+def below_kept(name: str, scores: Sequence[Score]) -> bool:
+    """Whether the score of a set is below its last kept one."""
+    if not kept(name):
         return False
     before: Counter[str] = Counter()
-    for counts in kept()[-1]["groups"].values():
+    for counts in kept(name)[-1]["groups"].values():
         before.update(counts)
     now = counts_of(scores)
     return now["found"] < before["found"] or now["healthy with a finding"] > before["healthy with a finding"]
@@ -181,13 +191,14 @@ def below_kept(scores: Sequence[Score]) -> bool:
 def main() -> None:
     """Score all scripts, and keep the score if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=SETS, default=SETS[0])
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
-    scores = [score(script) for script in read_scripts()]
+    scores = [score(script) for script in read_scripts(asked.set)]
     show(scores)
-    below = below_kept(scores)
+    below = below_kept(asked.set, scores)
     if asked.keep:
-        keep(scores)
+        keep(asked.set, scores)
     raise SystemExit(int(below))
 
 

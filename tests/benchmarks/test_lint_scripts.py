@@ -9,43 +9,51 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import lint_scripts
 from lint_corpus import Repository, read_corpus
-from lint_scripts import SCRIPTS, Script, read_scripts
+from lint_scripts import BENCHMARKS, SETS, Script, read_scripts
 
 
-def files(variant: str, name: str) -> dict[str, str]:
-    path = SCRIPTS / variant / name
-    paths = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
-    return {one.relative_to(SCRIPTS / variant).as_posix(): one.read_text() for one in paths}
+def files(variant: str, script: Script) -> dict[str, str]:
+    root = BENCHMARKS / script.set / variant
+    path = root / script.name
+    paths = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return {one.relative_to(root).as_posix(): one.read_text() for one in paths if one.suffix != ".pyc"}
 
 
-@pytest.mark.parametrize("script", read_scripts(), ids=lambda script: script.name)
+def saved_by_all_ranks() -> Script:
+    return next(one for one in read_scripts(SETS[0]) if one.name == "saved_by_all_ranks.py")
+
+
+@pytest.mark.parametrize(
+    "script", [script for name in SETS for script in read_scripts(name)], ids=lambda script: script.name
+)
 def test_variants_differ_and_the_expected_lines_exist(script: Script):
-    bad, good = files("bad", script.name), files("good", script.name)
+    bad, good = files("bad", script), files("good", script)
     assert bad.keys() == good.keys()
     assert bad != good
     assert script.places
     assert all(bad[file].splitlines()[line - 1].strip() for file, line in script.places)
 
 
-def test_every_script_is_expected():
-    names = sorted(script.name for script in read_scripts())
-    assert names == sorted(path.name for path in (SCRIPTS / "bad").iterdir() if path.name != "__pycache__")
+@pytest.mark.parametrize("name", SETS)
+def test_every_script_is_expected(name: str):
+    names = sorted(script.name for script in read_scripts(name))
+    folder = BENCHMARKS / name / "bad"
+    assert names == sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
 
 
 def test_a_script_is_scored_by_line_and_id():
-    script = next(one for one in read_scripts() if one.name == "saved_by_all_ranks.py")
+    script = saved_by_all_ranks()
     assert lint_scripts.score(script).found
     assert not lint_scripts.score(script._replace(ids=frozenset({"CODE011"}))).found
     assert not lint_scripts.score(script._replace(places=frozenset({(script.name, 1)}))).found
 
 
 def test_fewer_scripts_than_in_the_kept_score_are_below_it(monkeypatch):
-    script = next(one for one in read_scripts() if one.name == "saved_by_all_ranks.py")
-    scores = [lint_scripts.score(script)]
-    monkeypatch.setattr(lint_scripts, "kept", lambda: [{"groups": {"script": lint_scripts.counts_of(scores)}}])
-    assert not lint_scripts.below_kept(scores)
-    assert lint_scripts.below_kept([scores[0]._replace(found=())])
-    assert lint_scripts.below_kept([scores[0]._replace(alarms=scores[0].found)])
+    name, scores = SETS[0], [lint_scripts.score(saved_by_all_ranks())]
+    monkeypatch.setattr(lint_scripts, "kept", lambda _: [{"groups": {"script": lint_scripts.counts_of(scores)}}])
+    assert not lint_scripts.below_kept(name, scores)
+    assert lint_scripts.below_kept(name, [scores[0]._replace(found=())])
+    assert lint_scripts.below_kept(name, [scores[0]._replace(alarms=scores[0].found)])
 
 
 def test_the_half_of_a_repository_follows_from_its_address():
