@@ -1,0 +1,130 @@
+"""First readings of hits of ``doctor lint`` in public repositories, and the scores on the bad scripts, as tables.
+
+    python benchmarks/lint_readings.py            prints the tables
+    python benchmarks/lint_readings.py --write    writes them into docs/evidence.md
+
+``lint_readings.json`` holds what somebody judged who opened the source around each hit, before a rule was changed
+because of it: ``right``, ``arguable`` (true, and of little use there: tests, demonstrations, code that works by luck)
+or ``wrong``, with a reason for the last two. A reading is of all hits, or of a sample drawn with a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lint_scripts import COUNTS, SETS, kept
+from readme import write_between
+
+READINGS = Path(__file__).with_name("lint_readings.json")
+VERDICTS = ("right", "arguable", "wrong")
+EXCEPTIONS = VERDICTS[1:]
+
+
+class ReadHit(NamedTuple):
+    """A hit that was read: where it is, and what was judged of it."""
+
+    repository: str
+    file: str
+    line: int
+    rule: str
+    severity: str
+    verdict: str
+    why: str
+
+
+class Reading(NamedTuple):
+    """The hits that were read in one half of the corpus. ``corrected``: what was changed afterwards."""
+
+    half: str
+    date: str
+    commit: str
+    extent: str
+    corrected: str
+    hits: tuple[ReadHit, ...]
+
+
+def read_readings() -> list[Reading]:
+    """The readings of :data:`READINGS`, oldest first."""
+    return [
+        Reading(**{**entry, "hits": tuple(ReadHit(*hit) for hit in entry["hits"])})
+        for entry in json.loads(READINGS.read_text("utf-8"))
+    ]
+
+
+def shares(hits: Sequence[ReadHit]) -> tuple[str, ...]:
+    """Number of hits, of each verdict, and the two shares of right ones: arguable left out, and counted as wrong."""
+    counts = Counter(hit.verdict for hit in hits)
+    right, decided = counts["right"], counts["right"] + counts["wrong"]
+    return (
+        str(len(hits)),
+        *(str(counts[verdict]) for verdict in VERDICTS),
+        f"{right / decided:.1%}" if decided else "",
+        f"{right / len(hits):.1%}" if hits else "",
+    )
+
+
+def reading_table(reading: Reading) -> str:
+    """Markdown of one reading: shares by severity and by rule, and the reasons of what was not right."""
+    errors = [hit for hit in reading.hits if hit.severity == "error"]
+    others = [hit for hit in reading.hits if hit.severity != "error"]
+    groups = [("all", list(reading.hits)), ("errors", errors), ("warnings and infos", others)]
+    groups += [
+        (rule, [hit for hit in reading.hits if hit.rule == rule]) for rule in sorted({hit.rule for hit in reading.hits})
+    ]
+    rows = [f"| {name} | {' | '.join(shares(hits))} |" for name, hits in groups]
+    reasons = [
+        f"- {hit.verdict}: {hit.rule} ({hit.severity}), {hit.repository.replace('+', '/')} {hit.file}:{hit.line}: {hit.why}"
+        for hit in reading.hits
+        if hit.verdict in EXCEPTIONS
+    ]
+    return "\n".join(
+        [
+            f"Half `{reading.half}`, read on {reading.date} at {reading.commit}: {reading.extent}. "
+            f"Corrected afterwards: {reading.corrected}.",
+            "",
+            "| hits | read | right | arguable | wrong | right, arguable left out | right of all |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+            *rows,
+            "",
+            *reasons,
+        ]
+    )
+
+
+def _summed(entry: dict[str, Any]) -> list[str]:
+    counts: Counter[str] = Counter()
+    for group in entry["groups"].values():
+        counts.update(group)
+    return [str(counts[name]) for name in COUNTS]
+
+
+def scripts_table() -> str:
+    """Markdown: the first and the last kept score of each set of bad scripts."""
+    rows = [
+        f"| {name} | {which} | {entry['date']} | {entry['commit']} | {' | '.join(_summed(entry))} |"
+        for name in SETS
+        for which, entry in (("first", kept(name)[0]), ("last", kept(name)[-1]))
+    ]
+    head = f"| set | score | date | commit | {' | '.join(COUNTS)} |"
+    return "\n".join([head, f"| --- | --- | --- | --- |{' --- |' * len(COUNTS)}", *rows])
+
+
+def main() -> None:
+    """Print the tables, or write them into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    readings = "\n\n".join(map(reading_table, read_readings()))
+    if parser.parse_args().write:
+        write_between("lint-scripts", scripts_table(), "docs/evidence.md")
+        write_between("lint-readings", readings, "docs/evidence.md")
+        return
+    print(f"{scripts_table()}\n\n{readings}")
+
+
+if __name__ == "__main__":
+    main()
