@@ -78,7 +78,8 @@ def reading_table(reading: Reading) -> str:
     ]
     rows = [f"| {name} | {' | '.join(shares(hits))} |" for name, hits in groups]
     reasons = [
-        f"- {hit.verdict}: {hit.rule} ({hit.severity}), {hit.repository.replace('+', '/')} {hit.file}:{hit.line}: {hit.why}"
+        f"- {hit.verdict}: {hit.rule} ({hit.severity}), {hit.repository.replace('+', '/')} {hit.file}:{hit.line}: "
+        f"{hit.why}"
         for hit in reading.hits
         if hit.verdict in EXCEPTIONS
     ]

@@ -29,9 +29,10 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import Collective, Frame, LoaderFacts, ProgressFacts, RecorderFacts, TrainingFacts
+from doctor.lint.python.loader_calls import STREAMS
 from doctor.lint.python.rank_branches import is_rank
 from doctor.lint.python.script import last_name
-from doctor.lint.python.training import LOADER, WRAPPERS, loops
+from doctor.lint.python.training import LOADER, WRAPPERS, hooks, loops
 from doctor.lint.python.value_flow import computed_from
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, logged, running, with_loader, with_sampler
 from doctor.testing.script_cases import fails, passes
@@ -414,6 +415,11 @@ _WORLD = re.compile(r"world|num_(?:processes|replicas|ranks)|size$", re.IGNORECA
         ),
         passes("a slice for something else", _sliced("data\nprint(indices[rank::world_size])")),
         fails("of files, without a loader", _FILES),
+        fails("a stream of the rank's own files", _STREAM),
+        passes(
+            "a stream that begins again", _STREAM.replace("        for path", "        while True:\n         for path")
+        ),
+        passes("as many steps on all ranks", _STREAM + "    if step == 900:\n        break\n"),
         passes("of files that all ranks read", _FILES.replace("[rank::size]", "")),
         passes(
             "joined",
@@ -440,14 +446,36 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
                 if dataset is None or script.name(made.func) != LOADER:
                     continue
                 data = dataset
-            behind = set(computed_from(script, data))
+            behind = {*computed_from(script, data), *_kept_by_stream(script, loop.node, data)}
             for one in slices:
-                if one in behind:
+                if one in behind and not _is_cut(script, one):
                     yield Violation(
                         one,
                         f"{script.text_of(one)} gives some ranks one sample more, and with it a batch that the others "
                         f"do not have (loop in line {loop.node.lineno})",
                     )
+
+
+def _kept_by_stream(script: Script, loop: ast.For, data: ast.expr) -> Iterator[ast.AST]:
+    """The nodes of an iterable dataset of the file that a loop reads to its end."""
+    leaves = any(isinstance(one, (ast.Break, ast.Return)) for one in script.inside(loop, ast.stmt))
+    for made in script.values_of(data) if not leaves else ():
+        owner = script.class_definition(made)
+        if owner is None or not script.derives(owner, *STREAMS):
+            continue
+        parts = [part for method in hooks(owner, "__init__", "__iter__") for part in ast.walk(method)]
+        if not any(isinstance(one, ast.While) and script.value(one.test) is True for one in parts):
+            yield from parts
+
+
+def _is_cut(script: Script, node: ast.Subscript) -> bool:
+    """Whether the list was cut to a multiple before: ``files = files[: len(files) - len(files) % world_size]``."""
+    values = script.values_of(node.value) if isinstance(node.value, ast.Name) else ()
+    return any(
+        isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Mod, ast.FloorDiv))
+        for one in values
+        for part in ast.walk(one)
+    )
 
 
 def _is_by_rank(script: Script, node: ast.Subscript) -> bool:
@@ -465,6 +493,23 @@ files = sorted(folder.glob("*.pt"))
 mine = files[rank::size]  # !
 for path in mine:
     model(torch.load(path)).sum().backward()
+"""
+
+
+_STREAM = """\
+class Shards(torch.utils.data.IterableDataset):
+    def __init__(self, paths, rank, world_size):
+        self.paths = paths[rank::world_size]  # !
+
+    def __iter__(self):
+        for path in self.paths:
+            yield from torch.load(path)
+
+shards = Shards(sorted(folder.glob("*.pt")), dist.get_rank(), dist.get_world_size())
+model = DDP(net())
+loader = DataLoader(shards, batch_size=None)
+for step, batch in enumerate(loader):
+    model(batch).sum().backward()
 """
 
 

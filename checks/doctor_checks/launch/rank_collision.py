@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from doctor.analysis.launch_origin import direct_launch
 from doctor.analysis.logs.event_timeline import parse_count
 from doctor.api import (
+    FileFails,
+    FilePasses,
     Finding,
     Job,
     Rank,
@@ -21,6 +23,9 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import LaunchFacts, ProcessFacts
+from doctor.lint.launch.kubernetes import Workload
+from doctor.lint.launch.launch_file import LaunchFile
+from doctor.lint.launch.manifest import Manifest
 from doctor.lint.launch.partial_text import names_in as untold_in
 from doctor.lint.launch.partial_text import shown
 from doctor.lint.launch.process_launches import ProcessLaunch, rank_of_host, starts_of, uses_node_rank
@@ -156,7 +161,7 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
 
 @rule(
     check=rank_collision,
-    reads=ShellFile,
+    reads=LaunchFile,
     cases=lambda: (
         shell_fails(
             "the batch script fills in its own number",
@@ -228,11 +233,18 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "MACHINE_RANK", "GRO
             "export RANK=$SLURM_PROCID",
             "srun bash -c 'RANK=$SLURM_PROCID python train.py'",
         ),
+        FileFails("an indexed job whose pods have one command", _INDEXED, name="job.yaml"),
+        FilePasses(
+            "each pod fills in its index", _INDEXED.replace("0  # !", "$(JOB_COMPLETION_INDEX)"), name="job.yaml"
+        ),
+        FilePasses(
+            "one pod", _INDEXED.replace("parallelism: 4", "parallelism: 1").replace("  # !", ""), name="job.yaml"
+        ),
         shell_passes("one host", "#SBATCH --nodes=1", "srun torchrun --node_rank=$SLURM_NODEID x.py"),
     ),
 )
-def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether each task of a step gets its own rank.
+def rank_collision_in_files(file: LaunchFile) -> Iterator[Violation]:
+    """Ask whether each task of a step, and each pod, gets its own rank.
 
     Why it hurts: the batch script expands $SLURM_PROCID before srun starts the tasks, so all tasks get 0. They use the
     same rank, and the other ranks never join.
@@ -240,12 +252,12 @@ def rank_collision_in_files(file: ShellFile) -> Iterator[Violation]:
     (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID ... train.py'`), or use --rdzv-backend=c10d, which needs no
     node rank.
     """
-    yield from _judge_remote(file)
-    if file.allocation is None:
-        return
-    for start in starts_of(file):
-        yield from _judge_option(start)
-    yield from _judge_settings(file)
+    if isinstance(file, Manifest):
+        for workload in file.workloads:
+            yield from _judge_pods(workload)
+    elif isinstance(file, ShellFile):
+        yield from _judge_remote(file)
+        yield from _judge_steps(file) if file.allocation is not None else ()
 
 
 _NUMBER = re.compile(r"--(?:node[-_]rank|machine[-_]rank)[= ](\d+)\b")
@@ -271,6 +283,29 @@ def _judge_remote(file: ShellFile) -> Iterator[Violation]:
                 "--rdzv-backend=c10d, which needs no node rank.",
                 evidence=(("value", number[1]), ("nodes", int(hosts[1]))),
             )
+
+
+def _judge_pods(workload: Workload) -> Iterator[Violation]:
+    """Pods with one command for all of them, which holds a fixed number of the host."""
+    for role in workload.roles:
+        starts = ((box, one) for box in role.containers for one in box.chain() if (role.replicas or 1) > 1)
+        for box, launch in starts:
+            number = rank_of_host(launch)
+            if number is not None and number.isdigit() and uses_node_rank(launch):
+                told = (place for word, place in box.places if re.match(r"--(?:node|machine)[-_]rank\b", word))
+                yield Violation(
+                    next(told, launch.place),
+                    f"all {role.replicas} pods of {workload.kind} {role.name} are given host number {number}",
+                    fix="`--node-rank=$(JOB_COMPLETION_INDEX)` in a Job with `completionMode: Indexed`, or "
+                    "`--rdzv-backend=c10d`, which needs no number",
+                    evidence=(("value", number), ("nodes", role.replicas)),
+                )
+
+
+def _judge_steps(file: ShellFile) -> Iterator[Violation]:
+    for start in starts_of(file):
+        yield from _judge_option(start)
+    yield from _judge_settings(file)
 
 
 def _judge_option(start: ProcessLaunch) -> Iterator[Violation]:
@@ -309,3 +344,27 @@ def _judge_settings(file: ShellFile) -> Iterator[Violation]:
                     f"`srun bash -c '{setting.name}={shown(setting.value)} python train.py'`.",
                     evidence=((setting.name, shown(setting.value)),),
                 )
+
+
+_INDEXED = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train}
+spec:
+  completions: 4
+  parallelism: 4
+  completionMode: Indexed
+  template:
+    spec:
+      containers:
+        - name: main
+          image: train
+          args:
+            - torchrun
+            - --nnodes=4
+            - --nproc-per-node=8
+            - --node-rank=0  # !
+            - --master-addr=train-0.train
+            - train.py
+          volumeMounts: [{name: shm, mountPath: /dev/shm}]
+"""

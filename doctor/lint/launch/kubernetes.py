@@ -24,7 +24,8 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 @dataclass(frozen=True)
 class Container:
     """``gpus``: ``None`` if it requests none. ``has_shm``: something is mounted at /dev/shm, or it uses the host's.
-    ``command`` and ``args`` were parsed into ``launches`` and ``settings``."""
+    ``command`` and ``args`` were parsed into ``launches`` and ``settings``; ``places``: their words, with the place of
+    each."""
 
     name: str
     place: SourceLocation
@@ -34,6 +35,7 @@ class Container:
     settings: tuple[EnvironmentSetting, ...]
     launches: tuple[Launch, ...]
     words: str
+    places: tuple[tuple[str, SourceLocation], ...] = ()
 
     def chain(self) -> Iterator[Launch]:
         """Every program that is started."""
@@ -181,6 +183,7 @@ def _container(box: YamlNode, pod: YamlNode, given: Given) -> Container:
         (*settings, *reader.settings),
         tuple(reader.launches),
         " ".join(one.text or "" for one in command),
+        tuple((one.text or "", one.place) for one in command),
     )
 
 

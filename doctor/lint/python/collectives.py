@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from doctor.lint.python.project.imported_functions import collective_of, importe
 from doctor.lint.python.rank_branches import has_rank_conditions, rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import Script, last_name, per_script, step_at
+from doctor.lint.python.training import ACCELERATOR, several_ranks
 from doctor.lint.python.wrapped_models import (
     FORWARD_OF_DDP,
     HandedModel,
@@ -34,7 +36,8 @@ _BY_GROUP_POSITION = {
 _TORCH = {name: position for position, names in _BY_GROUP_POSITION.items() for name in names.split()}
 """Collectives of torch.distributed, and the position of their group argument."""
 _ACCELERATOR = (
-    "gather gather_for_metrics reduce pad_across_processes wait_for_everyone save_state load_state backward prepare"
+    "gather gather_for_metrics reduce pad_across_processes wait_for_everyone save_state load_state backward prepare "
+    "get_state_dict"
 )
 _UTILS = "gather gather_object broadcast broadcast_object_list wait_for_everyone reduce pad_across_processes"
 _FABRIC = "all_gather all_reduce barrier broadcast save load backward setup"
@@ -50,6 +53,9 @@ COLLECTIVES: dict[str, str] = {
     **{f"torch.distributed.nn.{name}": name for name in ("all_reduce", "all_gather", "broadcast", "reduce", "scatter")},
     **{f"torch.distributed.nn.functional.{name}": name for name in ("all_reduce", "all_gather", "broadcast")},
     **{f"accelerate.Accelerator().{name}": name for name in _ACCELERATOR.split()},
+    "ray.train.report": "report",
+    "ray.train.collective.barrier": "barrier",
+    "ray.train.collective.broadcast_from_rank_zero": "broadcast",
     **{f"accelerate.utils.{name}": name for name in _UTILS.split()},
     "accelerate.PartialState().wait_for_everyone": "wait_for_everyone",
     **{f"lightning.fabric.Fabric().{name}": name for name in _FABRIC.split()},
@@ -74,6 +80,8 @@ COLLECTIVES: dict[str, str] = {
 """Dotted names of collectives, and the word for each. Point-to-point calls (send, recv) run on some ranks by design,
 and ``destroy_process_group`` does not wait."""
 
+METRIC = re.compile(r"^torchmetrics\.(?:\w+\.)*[A-Z]\w*\(\)$")
+"""An object of torchmetrics: ``compute`` gathers what the ranks have seen."""
 _GATHERING = frozenset({"state_dict", "clip_grad_norm_", "forward", "backward"})
 _OF_AN_ENGINE = frozenset({"backward", "step", "save_checkpoint", "load_checkpoint", "save_16bit_model"})
 _OF_PROJECTS = (
@@ -87,7 +95,7 @@ _LAST = (
     _GATHERING
     | _OF_AN_ENGINE
     | _PLAIN
-    | {"log", "log_dict", "save_model"}
+    | {"log", "log_dict", "save_model", "compute"}
     | {one.rpartition(".")[2] for one in COLLECTIVES}
 )
 """Last parts of the names of collectives; other calls are not resolved."""
@@ -151,6 +159,8 @@ class CollectiveCalls:
         name = script.name(call.func)
         if name in COLLECTIVES:
             return COLLECTIVES[name]
+        if bare == "compute" and METRIC.match(name.rpartition(".")[0]) and several_ranks(script) is not None:
+            return "compute of a metric"
         if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:
             return "sync_dist"
         if bare == "save_model" and saves_shards(script, call):
@@ -278,6 +288,8 @@ def _is_known_to_wait(script: Script, call: ast.Call, word: str) -> bool:
     """Whether the file shows that a collective which depends on the model exchanges anything."""
     if word == FORWARD_OF_DDP:
         return False  # without buffers in the model it does not
+    if script.name(call.func) == f"{ACCELERATOR}().get_state_dict":
+        return False  # it gathers with FSDP and ZeRO stage 3 alone, which the command line may ask for
     if word in _OF_SHARDED_STATE:
         model = script.argument(call, "model", 0)
         return model is not None and wrapper_of(script, model) == "FSDP"

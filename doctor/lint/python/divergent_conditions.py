@@ -1,4 +1,4 @@
-"""Recognizes conditions that may differ between ranks: values of their own data, and clocks."""
+"""Recognizes conditions that may differ between ranks: values of their own data, clocks and signals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from doctor.lint.python.collectives import collectives_of
-from doctor.lint.python.script import Script, last_name
+from doctor.lint.python.collectives import METRIC, collectives_of
+from doctor.lint.python.script import Script, last_name, per_script
 
-_VALUES = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "item", "nonzero", "count_nonzero"})
+_VALUES = frozenset(
+    {"isnan", "isinf", "isfinite", "isneginf", "isposinf", "any", "all", "item", "sum", "nonzero", "count_nonzero"}
+)
 """Functions and methods that read a value from a tensor."""
 _OF_TENSORS = ("torch.", "numpy.", "math.")
 _CLOCKS = frozenset(
@@ -27,14 +29,16 @@ _STEPS = 4
 
 
 def disagreement(script: Script, test: ast.expr) -> str:
-    """``data`` or ``time`` if ranks may evaluate a test differently; empty if they agree as far as the file shows: they
-    reduced the value before, or nothing makes it rank-specific."""
+    """``data``, ``time`` or ``signal`` if ranks may evaluate a test differently; empty if they agree as far as the file
+    shows: they reduced the value before, or nothing makes it rank-specific."""
     seen = tuple(_behind(script, test))
     before = test.lineno if isinstance(script.parent(test), ast.If) else None
     if any(_is_shared(script, one, before) for one in seen):
         return ""
     if any(isinstance(one, ast.Call) and script.name(one.func) in _CLOCKS for one in seen):
         return "time"
+    if any(_is_set_by_signal(script, one) for one in seen):
+        return "signal"
     asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     is_own = any(_is_read(script, one) or _is_counted(script, one) for one in seen)
     return "data" if is_own or _is_selected(script, asked) else ""
@@ -103,7 +107,33 @@ def _is_counted(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or last_name(node.func) not in _COUNTS:
         return False
     counted = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
-    return counted is not None and _is_selected(script, counted)
+    return counted is not None and (_is_selected(script, counted) or _is_state_of_metric(script, counted))
+
+
+def _is_state_of_metric(script: Script, node: ast.expr) -> bool:
+    """``self.precision.detection_scores``: a metric of torchmetrics keeps what its own rank saw until ``compute``."""
+    return isinstance(node, ast.Attribute) and bool(METRIC.match(script.name(node.value)))
+
+
+def _is_set_by_signal(script: Script, node: ast.AST) -> bool:
+    """A flag that a handler given to ``signal.signal`` sets: signals reach each process at a time of its own."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        return node.id in _flags_of_signals(script)
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in _flags_of_signals(script)
+
+
+@per_script
+def _flags_of_signals(script: Script) -> frozenset[str]:
+    """The globals and attributes of ``self`` that handlers of signals assign."""
+    found = set()
+    for call in script.calls("signal.signal"):
+        given = script.argument(call, "handler", 1)
+        handler = script.definition(given) if given is not None else None
+        shared = {name for one in script.inside(handler, ast.Global) for name in one.names} if handler else set()
+        targets = [one for made in script.inside(handler, ast.Assign) for one in made.targets] if handler else []
+        found |= {ast.unparse(one) for one in targets if isinstance(one, ast.Attribute)}
+        found |= {one.id for one in targets if isinstance(one, ast.Name) and one.id in shared}
+    return frozenset(found)
 
 
 def _is_read(script: Script, node: ast.AST) -> bool:
@@ -112,12 +142,22 @@ def _is_read(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or last_name(node.func) not in _VALUES:
         return False
     name = script.name(node.func)
-    if isinstance(node.func, ast.Attribute) and not name.startswith(_OF_TENSORS):
+    is_function = name.startswith(_OF_TENSORS) and "()" not in name  # else a method of what torch returned
+    if isinstance(node.func, ast.Attribute) and not is_function:
         read: ast.expr | None = node.func.value
     else:
         read = node.args[0] if node.args else None
-    words = [last_name(one) for one in ast.walk(read)] if read is not None else []
-    return any(_OWN.search(word) and "grad" not in word for word in words)
+    return read is not None and any(_OWN.search(word) and "grad" not in word for word in _words_of(script, read))
+
+
+def _words_of(script: Script, read: ast.expr) -> Iterator[str]:
+    """The names in an expression, and in the comparison that a local name of it holds: ``valid = labels >= 0``."""
+    for node in ast.walk(read):
+        yield last_name(node)
+        scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+        if scope is not None and isinstance(node, ast.Name) and scope.node is script.function_of(read):
+            compared = (one for one in scope.names[node.id] if isinstance(one, ast.Compare))
+            yield from (last_name(part) for one in compared for part in ast.walk(one))
 
 
 def _is_selected(script: Script, node: ast.expr) -> bool:

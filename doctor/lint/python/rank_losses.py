@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.loader_calls import LOADERS
 from doctor.lint.python.script import FunctionNode, Script, last_name, per_script
-from doctor.lint.python.training import ACCELERATOR, SAMPLER, unwrapped
+from doctor.lint.python.training import ACCELERATOR, FABRIC, SAMPLER, unwrapped
 from doctor.lint.python.value_flow import origins
 
 MOST_NODES = 400
@@ -28,6 +28,13 @@ _MOVES = frozenset({"to", "cuda", "cpu", "item", "detach", "float", "numpy", "it
 """Methods that hand on the value that they are called on."""
 
 
+_SHARING = (
+    f"{ACCELERATOR}().prepare",
+    f"{ACCELERATOR}().prepare_data_loader",
+    f"{FABRIC}().setup_dataloaders",
+    "ray.train.torch.prepare_data_loader",
+)
+"""Calls that give each rank its own share of a loader."""
 _COMPOUND = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List)
 
 
@@ -185,7 +192,7 @@ def _is_counter(loop: ast.For | ast.AsyncFor, name: str) -> bool:
 
 def is_distributed(script: Script, loop: ast.For | ast.AsyncFor) -> bool:
     """Whether each rank has its own share of what a loop goes over: a loader with a DistributedSampler, or one that
-    Accelerate prepared."""
+    Accelerate, Fabric or Ray Train prepared."""
     source = unwrapped(loop.iter)
     return any(_gives_shares(script, one) for one in (source, *origins(script, source)))
 
@@ -195,8 +202,8 @@ def _gives_shares(script: Script, made: ast.expr) -> bool:
     if not isinstance(made, ast.Call):
         return False
     name = script.name(made.func)
-    if name in (f"{ACCELERATOR}().prepare", f"{ACCELERATOR}().prepare_data_loader"):
-        return True
+    if name in _SHARING:
+        return script.value(script.argument(made, "use_distributed_sampler")) is not False
     sampler = script.argument(made, "sampler", 3) if name in LOADERS else None
     values = script.values_of(sampler) if sampler is not None else ()
     return any(isinstance(one, ast.Call) and script.name(one.func) == SAMPLER for one in values)

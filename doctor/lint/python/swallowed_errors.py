@@ -45,10 +45,31 @@ def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
             return True
         if isinstance(statement, (ast.Raise, ast.Return, ast.Break)) or _exits(script, statement):
             return False
+        if isinstance(statement, ast.If) and _asks_for_several(script, statement.test):
+            return _goes_on(script, statement.body)
+        if isinstance(statement, ast.If) and not statement.orelse and _is_out_of_memory(statement.test):
+            return _goes_on(script, statement.body)
         if isinstance(statement, ast.If) and statement.orelse:
             if not _goes_on(script, statement.body) and not _goes_on(script, statement.orelse):
                 return False
     return True
+
+
+def _asks_for_several(script: Script, test: ast.expr) -> bool:
+    """Whether a branch is that of several ranks."""
+    if isinstance(test, ast.Call):
+        return last_name(test.func) in ("is_initialized", "is_distributed", "is_dist_avail_and_initialized")
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Gt):
+        return bool(re.search(r"world_size|num_processes", ast.unparse(test.left)))
+    return last_name(test) == "distributed"
+
+
+def _is_out_of_memory(test: ast.expr) -> bool:
+    return (
+        bool(_OUT_OF_MEMORY.search(ast.unparse(test)))
+        and not isinstance(test, ast.UnaryOp)
+        and "not in" not in (ast.unparse(test))
+    )
 
 
 def _exits(script: Script, statement: ast.stmt) -> bool:

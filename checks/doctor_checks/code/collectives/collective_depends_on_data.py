@@ -30,6 +30,11 @@ from doctor.testing.script_cases import fails, passes
         fails("as long as the rank's own loss is large", _WHILE),
         fails("only ranks that selected something gather", _SELECTED),
         fails("a list of what was found in its own batches", _FOUND),
+        fails("a metric of torchmetrics that has seen something", _METRIC),
+        fails("a checkpoint of all ranks where this one was told to stop", _SIGNAL),
+        fails("the backward pass where something is labeled", _LABELED),
+        passes("the metric in a script of one process", _METRIC.replace("devices=4", "devices=1")),
+        passes("ranks agree whether one was told to stop", _SIGNAL_AGREED),
         passes("all gather, then look at what all found", _GATHERED),
         passes("sizes of tensors are equal on all ranks", _SIZES),
         passes("the ranks agree first", _AGREED),
@@ -95,7 +100,7 @@ def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, wor
 def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Violation:
     what = script.text_of(call.func, 40)
     what += " (it reduces the gradients of DDP)" if word == "backward" else ""
-    whose = "its own data" if kind == "data" else "its own clock"
+    whose = {"data": "its own data", "time": "its own clock", "signal": "a signal of its own"}[kind]
     leaves = isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], ast.Return)
     how = "is not reached if" if leaves and call.lineno > (statement.end_lineno or 0) else "runs only if"
     other = statement.orelse if isinstance(statement, ast.If) and how == "runs only if" else []
@@ -205,6 +210,56 @@ def collect(model, loader):
     if not bad:
         return
     dist.barrier()  # !
+"""
+_METRIC = """\
+from torchmetrics.detection import MeanAveragePrecision
+
+class Detector(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.precision = MeanAveragePrecision()
+
+    def on_validation_epoch_end(self):
+        if len(self.precision.detection_scores) > 0:
+            self.print(self.precision.compute()["map"])  # !
+        self.precision.reset()
+
+L.Trainer(devices=4, strategy="ddp").fit(Detector())
+"""
+_SIGNAL = """\
+import signal
+import torch.distributed.checkpoint as dcp
+
+class Loop:
+    def __init__(self, model):
+        self.stopping = False
+        self.model = model
+        signal.signal(signal.SIGTERM, self.on_term)
+
+    def on_term(self, number, frame):
+        self.stopping = True
+
+    def run(self, loader):
+        for batch in loader:
+            train_step(self.model, batch)
+            if self.stopping:
+                dcp.save({"model": self.model.state_dict()}, checkpoint_id="last")  # !
+                return
+"""
+_SIGNAL_AGREED: str = _SIGNAL.replace(
+    "            if self.stopping:\n",
+    "            flag = torch.tensor(int(self.stopping))\n            dist.all_reduce(flag)\n            if flag:\n",
+)
+_LABELED = """\
+import torch
+
+def train(net, loader):
+    model = DDP(net)
+    for image, labels in loader:
+        known = labels >= 0
+        losses = torch.nn.functional.cross_entropy(model(image), labels, reduction="none")
+        if known.sum() > 0:
+            losses[known].mean().backward()  # !
 """
 _GATHERED = """\
 def mine(model, loader):

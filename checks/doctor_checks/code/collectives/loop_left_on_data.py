@@ -36,6 +36,11 @@ _Leaving = ast.Continue | ast.Break | ast.Return
         fails("early stopping on the rank's own loss", _STOPPER),
         fails("a counter of epochs without progress", _COUNTED),
         fails("a low loss of a part of the data", _LOW),
+        fails("a loss that is too high", _SPIKE),
+        fails("nothing is labeled in the batch", _UNLABELED),
+        fails("early stopping with Fabric", _FABRIC),
+        passes("the mean over the ranks of Fabric", _FABRIC.replace("return total", "return fabric.all_reduce(total)")),
+        passes("an error that goes on if there are other ranks", _RAISED_FOR_SEVERAL),
         fails("in methods, with a return", _METHODS),
         passes("early stopping on the mean over ranks", _STOPPER_AGREED),
         passes("early stopping on data that all ranks have", _STOPPER_SHARED_DATA),
@@ -68,6 +73,13 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
         yield from _without_loss(script)
 
 
+_REASONS = {
+    "data": "its own data",
+    "time": "its own clock",
+    "signal": "a signal of its own",
+    "error": "an error of its own",
+    "loss": "its own loss",
+}
 _NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})
 
 
@@ -162,7 +174,7 @@ def _without_loss(script: Script) -> Iterator[Violation]:
 
 
 def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, why: str) -> Violation:
-    own = {"data": "its own data", "time": "its own clock", "error": "an error of its own", "loss": "its own loss"}[why]
+    own = _REASONS[why]
     return Violation(
         at,
         f"on {cause} a rank {does} for {own}, and the others wait for it in {script.text_of(missed.func, 40)} "
@@ -248,6 +260,64 @@ class Net(L.LightningModule):
         return loss
 
 trainer = L.Trainer(devices=4, strategy="ddp")
+"""
+_SPIKE = """\
+import torch.nn.functional as F
+
+model = DDP(build())
+for step, (x, y) in enumerate(loader):
+    loss = F.cross_entropy(model(x), y)
+    if step > 100 and loss.item() > 9:
+        continue  # !
+    loss.backward()
+"""
+_UNLABELED = """\
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for image, target in loader:
+        valid = target != 255
+        if valid.sum() == 0:
+            continue  # !
+        criterion(model(image)[valid], target[valid]).backward()
+        optimizer.step()
+"""
+_FABRIC = """\
+from lightning.fabric import Fabric
+
+def evaluate(fabric, model, batches):
+    total = 0.0
+    for x, y in batches:
+        total += criterion(model(x), y).item()
+    return total
+
+def main():
+    fabric = Fabric(devices=4, strategy="ddp")
+    model, optimizer = fabric.setup(*build())
+    train, val = fabric.setup_dataloaders(*make_loaders())
+    best, waited = 9.0, 0
+    for epoch in range(50):
+        for x, y in train:
+            fabric.backward(criterion(model(x), y))
+            optimizer.step()
+        loss = evaluate(fabric, model, val)
+        waited = 0 if loss < best else waited + 1
+        best = min(best, loss)
+        if waited > 3:
+            break  # !
+"""
+_RAISED_FOR_SEVERAL = """\
+def train(net, loader, optimizer):
+    model = DDP(net) if dist.is_initialized() else net
+    for batch in loader:
+        try:
+            model(batch).mean().backward()
+        except RuntimeError as error:
+            if "out of memory" in str(error):
+                if dist.is_initialized():
+                    raise
+                torch.cuda.empty_cache()
+                continue
+            raise
 """
 _AGREED = """\
 def train(net, loader, optimizer):

@@ -34,6 +34,7 @@ _SYNCED = re.compile(
 )
 """Words of values that are equal on all ranks already, that ranks gathered, or that a metric object holds."""
 _METRICS = ("evaluate.load", "datasets.load_metric")
+_PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau()"
 _REPORTS = frozenset({"print", "log", "info", "write"})
 """Functions and methods that report a number."""
 _GATHERS = re.compile(r"gather|reduce\(|pad_across_processes")
@@ -51,6 +52,7 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
         "on_test_epoch_end",
         "add_batch",
         "Accelerator",
+        "ReduceLROnPlateau",
     ),
     cases=lambda: (
         fails(
@@ -92,6 +94,10 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
             "counted over all ranks",
             _COUNTED.replace("accelerator.print", "right = accelerator.reduce(right)\naccelerator.print"),
         ),
+        fails("learning rates that follow a rank's own loss", _PLATEAU_ALONE),
+        passes(
+            "learning rates that follow the mean", _PLATEAU_ALONE.replace("return total", "return reduce_mean(total)")
+        ),
         passes("pictures that the main process draws, under a name of its own", _PICTURES),
         passes("counted in training", _COUNTED.replace("right +=", "accelerator.backward(model(x))\n    right +=")),
         passes(
@@ -126,6 +132,7 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     Fix: `self.log(name, value, sync_dist=True)`, or log an object of torchmetrics, which gathers by itself.
     """
     yield from _not_gathered(script)
+    yield from _scheduled_alone(script)
     yield from _counted_alone(script)
     if not _is_for_several(script):
         return
@@ -154,6 +161,22 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
                 f"{script.text_of(call.func)} gets the predictions of this rank alone: Accelerate parts "
                 f"{script.text_of(unwrapped(loop.iter))} (line {loop.lineno}) among the ranks",
                 fix="`predictions, references = accelerator.gather_for_metrics((predictions, references))` before it",
+            )
+
+
+def _scheduled_alone(script: Script) -> Iterator[Violation]:
+    """Learning rates that follow a loss of this rank's share of the data."""
+    if is_test(script) or several_ranks(script) is None:
+        return
+    for call in script.method_calls("step"):
+        is_plateau = isinstance(call.func, ast.Attribute) and script.name(call.func.value) == _PLATEAU
+        if is_plateau and call.args and rank_condition(script, call) is None and own_loops(script, call.args[0]):
+            yield Violation(
+                call,
+                f"{script.text_of(call.func)} gets {script.text_of(call.args[0])} of this rank's share of the data: "
+                "ranks lower their learning rates at different epochs, and apply one gradient with different steps",
+                fix="`dist.all_reduce(loss, op=dist.ReduceOp.AVG)` before it, so that all ranks pass the same value",
+                confidence=0.85,
             )
 
 
@@ -357,4 +380,22 @@ class Segmenter(pl.LightningModule):
         self.outputs.clear()
 
 pl.Trainer(accelerator="gpu", devices=-1).fit(Segmenter())
+"""
+_PLATEAU_ALONE = """\
+import torch
+
+def validate(net, batches):
+    total = 0.0
+    for x, y in batches:
+        total += criterion(net(x), y).item()
+    return total
+
+def train(net, data, val_data):
+    model = DDP(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
+    val_loader = DataLoader(val_data, 8, sampler=DistributedSampler(val_data, shuffle=False))
+    for epoch in range(100):
+        train_epoch(model, data, optimizer, epoch)
+        schedule.step(validate(model, val_loader))  # !
 """

@@ -68,6 +68,11 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
                 "loader = DataLoader(train_set, sampler=kind)"
             ),
         ),
+        fails("a method makes loader and sampler", _RECIPE),
+        passes(
+            "a method makes a distributed one",
+            _RECIPE.replace("RandomSampler(data)", "DistributedSampler(data)").replace("  # !", ""),
+        ),
         passes("DeepSpeed makes the loader", _DEEPSPEED.replace("args=args", "args=args, training_data=train_set")),
         passes("a distributed sampler", _script("DataLoader(train_set, batch_size=64, sampler=sampler)")),
         passes("one of the two branches is for one process", _BRANCHES),
@@ -104,6 +109,7 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     if next(script.calls(*_SHARED_INPUT), None) is not None:
         return
     trained = {loop.source.id for loop in loops(script) if loop.trains and isinstance(loop.source, ast.Name)}
+    trained |= {name for loop in loops(script) if loop.trains for name in _returned_for(script, loop.source)}
     for loader in loaders(script):
         if _is_trained_on(script, loader, trained) and _gives_all(script, loader):
             data = script.argument(loader.call, "dataset", 0)
@@ -115,6 +121,25 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
                 fix=f"`sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
                 "`shuffle=True`, and `sampler.set_epoch(epoch)` before each epoch",
             )
+
+
+def _returned_for(script: Script, source: ast.expr) -> Iterator[str]:
+    """The names in a method of what ``self.loader`` is made of: ``self.sampler, self.loader = self.make()``."""
+    for value in script.values_of(source) if isinstance(source, ast.Attribute) else ():
+        made = value.value if isinstance(value, ast.Starred) else value
+        function = script.definition(made.func) if isinstance(made, ast.Call) else None
+        statement = script.parent(made)
+        targets = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        for returned in script.inside(function, ast.Return) if function is not None else ():
+            if isinstance(returned.value, ast.Name):
+                yield returned.value.id
+            elif isinstance(returned.value, ast.Tuple) and isinstance(targets, ast.Tuple):
+                pairs = zip(targets.elts, returned.value.elts, strict=False)
+                yield from (
+                    part.id
+                    for target, part in pairs
+                    if isinstance(part, ast.Name) and ast.unparse(target) == ast.unparse(source)
+                )
 
 
 def _is_trained_on(script: Script, loader: LoaderCall, trained: set[str]) -> bool:
@@ -276,4 +301,27 @@ model = DistributedDataParallel(model)
 train_loader = accelerator.prepare(train_loader)
 for x in train_loader:
     accelerator.backward(model(x))
+"""
+_RECIPE = """\
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import RandomSampler
+
+class Recipe:
+    def __init__(self, config):
+        self.model = build()
+        fully_shard(self.model)
+        self.sampler, self.loader = self.make(config)
+
+    def make(self, config):
+        data = Chats(config.path)
+        sampler = RandomSampler(data)
+        batches = DataLoader(data, batch_size=4, sampler=sampler)  # !
+        return sampler, batches
+
+    def train(self):
+        for batch in self.loader:
+            self.model(batch).sum().backward()
+
+torch.distributed.init_process_group("nccl")
+Recipe(config).train()
 """

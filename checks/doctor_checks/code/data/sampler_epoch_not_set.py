@@ -9,7 +9,7 @@ from doctor.api import InsertStatement, Script, Severity, Violation, location_of
 from doctor.lint.python.loader_calls import depends_on_ranks, evaluates, target_name
 from doctor.lint.python.script import UNKNOWN, last_name
 from doctor.lint.python.training import SAMPLER, Loop, calls_of, epoch_loops, loops, shards_loaders_itself, unwrapped
-from doctor.lint.python.value_flow import handed_in
+from doctor.lint.python.value_flow import handed_in, origins
 from doctor.testing.script_cases import fails, passes
 
 
@@ -35,6 +35,11 @@ from doctor.testing.script_cases import fails, passes
         fails("a helper makes both loaders", _BOTH),
         fails("a generator that never ends", _ENDLESS),
         fails("an iterator in each epoch", _ITERATOR),
+        fails("an object keeps the loader that a helper made", _OBJECT),
+        passes(
+            "the object sets it",
+            _OBJECT.replace("        for batch", "        self.loader.sampler.set_epoch(epoch)\n        for batch"),
+        ),
         passes(
             "an iterator of one epoch",
             _ITERATOR.replace("for state", "batches = iter(loader)\nfor state").replace(
@@ -142,6 +147,8 @@ def _repeats(script: Script, epochs: ast.For | ast.While) -> bool:
 
 def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     """The loader of a loop that has the sampler; empty if another one may have it."""
+    if of_object := _kept_by_object(script, loop, sampler):
+        return of_object
     sources = [loop.source, *_handed(script, loop)]
     for source in sources:
         for value in script.values_of(source):
@@ -151,6 +158,15 @@ def _is_fed_by(script: Script, loop: Loop, sampler: ast.Call) -> str:
     visited = _visiting(script, loop)
     kept = [] if visited is None else _kept_in(script, visited)
     return script.text_of(loop.source) if any(_uses(script, one, sampler) for one in kept) else ""
+
+
+def _kept_by_object(script: Script, loop: Loop, sampler: ast.Call) -> str:
+    """The loader that an object was made with: ``self.loader = loader`` in ``__init__``, and callers that give it."""
+    if not isinstance(loop.source, ast.Attribute):
+        return ""
+    calls = [one for one in origins(script, loop.source) if isinstance(one, ast.Call)]
+    found = len(calls) == 1 and any(_uses(script, one, sampler) for one in _made_by(script, calls[0]))
+    return script.text_of(loop.source) if found else ""
 
 
 def _part(script: Script, name: ast.expr, unpacked: ast.Starred) -> ast.expr | None:
@@ -394,4 +410,25 @@ def main(args, dataset, model):
     for _ in range(int(args.num_train_epochs)):
         for batch in loader:
             model(batch).loss.backward()
+"""
+_OBJECT = """\
+def make_loader(dataset):
+    return DataLoader(dataset, 8, sampler=DistributedSampler(dataset))  # !
+
+class Training:
+    def __init__(self, net, loader, optimizer):
+        self.net, self.optimizer = DDP(net), optimizer
+        self.loader = loader
+
+    def one_epoch(self, epoch):
+        for batch in self.loader:
+            self.net(batch).sum().backward()
+            self.optimizer.step()
+
+    def run(self):
+        for epoch in range(20):
+            self.one_epoch(epoch)
+
+loader = make_loader(Images("train"))
+Training(net, loader, optimizer).run()
 """

@@ -18,6 +18,7 @@ from doctor.testing.script_cases import fails, passes
 _AVERAGES = re.compile(r"EMA|ExponentialMovingAverage|MovingAverage|AveragedModel")
 _COPIES = frozenset({"copy.deepcopy", "copy.copy"})
 _UPDATES = re.compile(r"update|ema|average|accumulate", re.IGNORECASE)
+_SAMPLES = re.compile(r"(?:^|_)(?:sample|generate)s?(?:$|_)", re.IGNORECASE)
 _METHODS = frozenset({"update", "update_parameters", "step", "apply_update", "update_ema"})
 
 
@@ -49,6 +50,14 @@ _METHODS = frozenset({"update", "update_parameters", "step", "apply_update", "up
                 "if is_main_process():\n            ema.update(model.module)  # !",
                 "evaluate(ema.module, val_loader)",
                 "ModelEMA(net, decay=0.999)",
+            ),
+        ),
+        fails(
+            "all ranks sample with it",
+            _script(
+                "if rank == 0:\n            update_ema(ema, model.module)  # !",
+                "images = sample_images(ema, rank)",
+                "copy.deepcopy(net)",
             ),
         ),
         passes(
@@ -164,14 +173,21 @@ def _is_part(node: ast.expr, name: str, *, called: bool = False) -> bool:
     )
 
 
-def _runs_model(script: Script, call: ast.Call) -> bool:
-    return is_for_evaluation(last_name(call.func)) or (
-        (function := script.definition(call.func)) is not None
-        and any(
-            isinstance(one.func, ast.Name) and one.func.id in {given.arg for given in function.args.args}
-            for one in script.inside(function, ast.Call)
-        )
-    )
+def _runs_model(script: Script, call: ast.Call, depth: int = 2) -> bool:
+    """Whether a call evaluates or samples with its arguments, itself or in the function of the file that it calls."""
+    if is_for_evaluation(last_name(call.func)) or _SAMPLES.search(last_name(call.func)):
+        return True
+    function = script.definition(call.func) if depth else None
+    if function is None:
+        return False
+    parameters = {given.arg for given in function.args.args}
+    for one in script.inside(function, ast.Call):
+        if isinstance(one.func, ast.Name) and one.func.id in parameters:
+            return True
+        if any(isinstance(given, ast.Name) and given.id in parameters for given in one.args):
+            if _runs_model(script, one, depth - 1):
+                return True
+    return False
 
 
 def _is_sent(script: Script, average: ast.expr) -> bool:

@@ -88,6 +88,15 @@ _STEPS = frozenset({"step"})
                 "loss.backward()  # !\n        if (step + 1) % 8 != 0:\n            continue\n        optimizer.step()"
             ),
         ),
+        fails(
+            "a variable for the rounds without a step",
+            _script(
+                "waits = step % 8 != 7\n"
+                "        loss.backward()  # !\n"
+                "        if not waits:\n"
+                "            optimizer.step()"
+            ),
+        ),
         passes("a context manager of the project decides", _CONTEXT),
         passes("FSDP, where that would take memory", _SHARDED),
         passes("FSDP with accelerate", _ACCELERATE.replace("Accelerator()", "Accelerator(fsdp_plugin=plugin)")),
@@ -211,7 +220,8 @@ def _skipped(script: Script, loop: Loop, call: ast.Call) -> str | None:
 
 
 def _is_every_nth(script: Script, test: ast.expr) -> bool:
-    values = script.values_of(test) if isinstance(test, ast.Name) else (test,)
+    asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    values = script.values_of(asked) if isinstance(asked, ast.Name) else (asked,)
     for part in (part for value in values for part in ast.walk(value)):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
             return script.value(part.right) != 1

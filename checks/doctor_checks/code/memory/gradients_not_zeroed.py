@@ -19,10 +19,23 @@ _HARMLESS = frozenset(
         *("step", "unscale_", "print", "len", "type", "isinstance", "getattr", "hasattr", "str", "id", "list"),
         *("StepLR", "CosineAnnealingLR", "LambdaLR", "OneCycleLR", "MultiStepLR", "ExponentialLR", "ReduceLROnPlateau"),
         *("CosineAnnealingWarmRestarts", "PolynomialLR", "LinearLR", "SequentialLR"),
+        *(
+            "clip_gradients",
+            "clip_grad_norm_",
+            "clip_grad_value_",
+            "setup_optimizers",
+            "setup",
+            "prepare",
+            "save",
+            "load",
+        ),
         *("get_linear_schedule_with_warmup", "get_cosine_schedule_with_warmup", "get_scheduler"),
     }
 )
 """Functions of torch and Python that get an optimizer and keep its gradients."""
+
+
+_SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
 
 
 @rule(
@@ -38,6 +51,11 @@ _HARMLESS = frozenset(
         ),
         fails("in a function", _FUNCTION),
         fails("in a function that gets the optimizer", _GIVEN),
+        fails("an optimizer of Fabric", _FABRIC),
+        passes(
+            "Fabric, set to zero",
+            _FABRIC.replace("optimizer.step()  # !", "optimizer.step()\n        optimizer.zero_grad()"),
+        ),
         passes("where another module gets the optimizer too", _GIVEN + "\nattach(optimizer)\n"),
         passes("set to zero", _script("optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()")),
         passes(
@@ -93,10 +111,17 @@ def _optimizer(script: Script, call: ast.Call) -> ast.expr | None:
         return None
     for one in (call.func.value, *call.args[:1]):
         made = {script.name(given) for given in (one, *handed_in(script, one))} - {""}
+        made = {name for name in made if not _SET_UP.match(name)} or _set_up(script, one)
         is_optimizer = bool(made) and all(name.startswith("torch.optim.") and name.endswith("()") for name in made)
         if isinstance(one, (ast.Name, ast.Attribute)) and is_optimizer:
             return None if any("lr_scheduler" in name or "LBFGS" in name for name in made) else one
     return None
+
+
+def _set_up(script: Script, name: ast.expr) -> set[str]:
+    """The optimizers of torch in the call of Fabric that sets one up: ``fabric.setup_optimizers(SGD(...))``."""
+    calls = [one for one in script.values_of(name) if isinstance(one, ast.Call) and _SET_UP.match(script.name(one))]
+    return {script.name(part) for call in calls for one in call.args for part in script.values_of(one)} - {""}
 
 
 def _is_short(script: Script, loop: ast.For | ast.While) -> bool:
@@ -159,6 +184,18 @@ def train_epoch(net, batches, opt):
 optimizer = torch.optim.AdamW(model.parameters())
 for epoch in range(10):
     train_epoch(model, loader, optimizer)
+"""
+_FABRIC = """\
+from lightning.fabric import Fabric
+
+def train(loader):
+    fabric = Fabric(devices=2, strategy="fsdp")
+    model = fabric.setup_module(build())
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters()))
+    for x, y in loader:
+        fabric.backward(criterion(model(x), y))
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()  # !
 """
 _ENGINE = """\
 import deepspeed

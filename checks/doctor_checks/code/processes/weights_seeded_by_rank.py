@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -37,6 +38,8 @@ _EQUALIZES = (*WRAPPERS, ACCELERATOR, FABRIC, TRAINER, "deepspeed.initialize", "
             ),
         ),
         fails("in a function", _IN_FUNCTION),
+        fails("a helper seeds, and the model is of the project", _HELPERS),
+        passes("the helper gets one seed", _HELPERS.replace("seed + rank", "seed")),
         passes("seeded by rank behind the model", _script("model = Net()\ntorch.manual_seed(1234 + rank)")),
         passes(
             "another seed between",
@@ -69,7 +72,7 @@ def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
         return
     if not any(_is_of_gradients(call) for call in script.calls(*_REDUCES)):
         return
-    seeds = [call for call in script.calls(*_SEEDERS) if call.args]
+    seeds = [call for call in (*script.calls(*_SEEDERS), *_seeding_calls(script)) if call.args]
     for seed in seeds:
         if not _is_by_rank(script, seed.args[0]):
             continue
@@ -80,6 +83,17 @@ def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
                 "with other weights, and nothing makes them equal",
                 evidence=(("seeded_at_line", seed.lineno),),
             )
+
+
+def _seeding_calls(script: Script) -> Iterator[ast.Call]:
+    """Calls of functions of the file that seed torch with their first parameter."""
+    seeding = {
+        function
+        for call in script.calls(*_SEEDERS)
+        if (function := script.function_of(call)) is not None and function.args.args and call.args
+        if isinstance(call.args[0], ast.Name) and call.args[0].id == function.args.args[0].arg
+    }
+    yield from (call for call in script.all(ast.Call) if seeding and script.definition(call.func) in seeding)
 
 
 def _is_of_gradients(call: ast.Call) -> bool:
@@ -101,7 +115,7 @@ def _built_behind(script: Script, seed: ast.Call) -> Iterator[tuple[ast.Assign, 
     others = [
         call.lineno
         for call in script.inside(scope, ast.Call)
-        if call is not seed and call.lineno > seed.lineno and last_name(call.func) in _SEEDS
+        if call is not seed and call.lineno > seed.lineno and last_name(call.func) in {*_SEEDS, last_name(seed.func)}
     ]
     end = min(others, default=1 << 30)
     for statement in script.inside(scope, ast.Assign):
@@ -113,7 +127,7 @@ def _built_behind(script: Script, seed: ast.Call) -> Iterator[tuple[ast.Assign, 
 
 
 def _is_model(script: Script, statement: ast.Assign) -> bool:
-    """A module of this file or of torch, whose weights no file replaces."""
+    """A module of this file, of torch, or whose parameters an optimizer gets; weights that no file replaces."""
     name = ast.unparse(statement.targets[0])
     made = statement.value
     while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and isinstance(made.func.value, ast.Call):
@@ -126,7 +140,15 @@ def _is_model(script: Script, statement: ast.Assign) -> bool:
         owner, "torch.nn.Module"
     )
     uses = {one.attr for one in script.all(ast.Attribute) if ast.unparse(one.value) == name}
+    is_module = is_module or (_is_constructor(script, made) and "parameters" in uses and "backward" in script.text)
     return is_module and not any(one.startswith("load_") for one in uses)
+
+
+def _is_constructor(script: Script, made: ast.Call) -> bool:
+    """``UNet(3, 8)`` of another module of the project, with no word of weights that it loads."""
+    words = {*(one.arg or "" for one in made.keywords), *(str(script.value(one)) for one in made.args)}
+    is_class = last_name(made.func)[:1].isupper() and isinstance(made.func, (ast.Name, ast.Attribute))
+    return is_class and not any(re.search(r"pretrain|weights|checkpoint|ckpt|[/.]", word) for word in words)
 
 
 def _script(steps: str) -> str:
@@ -148,6 +170,24 @@ for batch in loader:
 """
 
 
+_HELPERS = """\
+import random
+from project import UNet
+
+def seed_all(value):
+    random.seed(value)
+    torch.manual_seed(value)
+
+def main(args, rank, seed):
+    seed_all(seed + rank)
+    model = UNet(3, 6).cuda()  # !
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in make_loader(args):
+        model(batch).sum().backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad.data)
+        optimizer.step()
+"""
 _IN_FUNCTION = """\
 import torch.nn as nn
 
