@@ -33,6 +33,12 @@ def joins(script: Script) -> Iterator[ast.Call]:
             yield call
 
 
+def may_be_started_before(script: Script, call: ast.Call) -> bool:
+    """``if not dist.is_initialized():`` around it: another module may start the group, and set the device."""
+    branches = (one.test for one in script.around(call) if isinstance(one, ast.If))
+    return any("is_initialized" in script.text_of(one) for one in branches)
+
+
 def start_method(script: Script) -> object:
     """The default start method of processes, if the file sets it; else :data:`UNKNOWN`."""
     call = next(script.calls("multiprocessing.set_start_method", "torch.multiprocessing.set_start_method"), None)

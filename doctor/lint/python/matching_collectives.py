@@ -58,15 +58,22 @@ def _leaving(script: Script, collective: CollectiveCall, branch: ast.If) -> Iter
 
 def _exits(script: Script, branch: ast.If, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """The returns in a block, and what skips the rest of the loop around it; not at its end, nor for one process, nor
-    for a parameter without a gradient."""
+    for a parameter without a gradient, nor for another try, in which the rank makes the same calls."""
     loop = script.nearest(branch, *_LOOPS)
     for leave in (*script.inside(branch, ast.Return), *script.inside(branch, ast.Continue)):
         if leave in block or set(script.around(leave)).isdisjoint(block) or runs_alone(script, leave):
             continue
         asked = script.nearest(leave, ast.If)
         is_gradient = asked is not None and "grad" in script.text_of(asked.test)
+        if isinstance(leave, ast.Continue) and loop is not None and _is_retry(loop):
+            continue
         if not is_gradient and (isinstance(leave, ast.Return) or script.nearest(leave, *_LOOPS) is loop):
             yield leave
+
+
+def _is_retry(loop: ast.AST) -> bool:
+    """A loop that ends with its first round that nothing skips: ``for suffix in names: ...; break``."""
+    return isinstance(loop, _LOOPS) and isinstance(loop.body[-1], (ast.Break, ast.Return))
 
 
 def flow_of(script: Script, collective: CollectiveCall, condition: RankCondition) -> tuple[FlowStep, ...]:

@@ -49,6 +49,10 @@ from doctor.testing.script_cases import fails, passes
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
         passes("the ranks of a group reduce in it", _GROUP),
+        passes("a rank that tries the next name makes the call in the next round", _RETRY),
+        fails("reports of Ray Train by rank 0", _RAY),
+        fails("a state that may be sharded, of Accelerate", _STATE_DICT),
+        fails("a metric of torchmetrics on rank 0", _METRIC_OF_ONE),
         passes("one process alone tests, with a Trainer of one device", _ALONE),
         passes("a condition on the rank in another function", _ELSEWHERE),
     ),
@@ -566,4 +570,42 @@ def step(loss, rank, first):
     if first:
         dist.all_reduce(loss)
     say(loss)
+"""
+_RETRY = """\
+def fetch(names, folder):
+    for name in names:
+        if dist.get_rank() == 0:
+            try:
+                download(name, folder)
+            except FileNotFoundError:
+                continue
+        dist.barrier()
+        break
+"""
+_RAY = """\
+import ray.train
+
+def loop(config):
+    context = ray.train.get_context()
+    for epoch in range(10):
+        loss = train_epoch(config)
+        if context.get_world_rank() == 0:
+            ray.train.report({"loss": loss})  # !
+"""
+_STATE_DICT = """\
+accelerator = Accelerator()
+model = accelerator.prepare(build())
+if accelerator.is_main_process:
+    torch.save(accelerator.get_state_dict(model), "model.pt")  # !
+"""
+_METRIC_OF_ONE = """\
+import torchmetrics
+
+def evaluate(net, loader, rank):
+    model = DDP(net)
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=10)
+    for x, y in loader:
+        accuracy.update(model(x), y)
+    if rank == 0:
+        print(accuracy.compute())  # !
 """

@@ -36,6 +36,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("only where nothing is given", _AS_DEFAULT),
         passes("a free port, an option, and interfaces left out", _FREE_PORT),
         passes("read, and kept from before", _KEPT),
+        passes("put aside to show a check", _PUT_ASIDE),
         passes("the address of ranks that tell themselves which they are", _OF_RANKS),
         passes("one process that needs a group", _ONE_PROCESS),
         passes("a world of one rank", _WORLD_OF_ONE),
@@ -145,7 +146,16 @@ def _is_asked_before(script: Script, at: ast.AST, name: str) -> bool:
             words = ast.unparse(outer.test) if not isinstance(outer, ast.Try) else "environ"
             if name in words or "environ" in words or "getenv" in words or "RANK" in words:
                 return True
-    return runs_alone(script, at)
+    return runs_alone(script, at) or _is_put_aside(script, at, name)
+
+
+def _is_put_aside(script: Script, at: ast.AST, name: str) -> bool:
+    """Whether the function takes the value of the job away before, to show or to test something."""
+    taken = (*script.calls("os.environ.pop", "os.unsetenv"),)
+    return any(
+        call.args and script.value(call.args[0]) == name and script.function_of(call) is script.function_of(at)
+        for call in taken
+    )
 
 
 def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
@@ -278,4 +288,12 @@ def worker(rank, size, path):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
 
 mp.spawn(worker, args=(4, "/shared/meeting"), nprocs=4)
+"""
+_PUT_ASIDE = """\
+def show_check():
+    own = os.environ.pop("NCCL_SOCKET_IFNAME", None)
+    check_settings()
+    os.environ["NCCL_SOCKET_IFNAME"] = "ib0"
+    check_settings()
+    os.environ["NCCL_SOCKET_IFNAME"] = own or ""
 """

@@ -96,7 +96,10 @@ def _claim(worst: list[_Complaint], release: str | None) -> str:
     if worst[0].removed.startswith("since "):
         return f"Lightning {release} has no such argument, it came with {worst[0].removed.removeprefix('since ')}"
     gone = f"gone since Lightning {' and '.join(sorted({one.removed for one in worst}))}"
-    return f"{gone}; this is {release}" if release is not None else f"{gone}; none is pinned here"
+    if release is None:
+        return f"{gone}; none is pinned here"
+    # "1.9" stands for a bound of the project: the newest line of releases that it permits.
+    return f"{gone}; this is {release}" if release.count(".") > 1 else f"{gone}; this project permits up to {release}.x"
 
 
 def _is_gone(removed: str | None, release: str | None) -> bool:

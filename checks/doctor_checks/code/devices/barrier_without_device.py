@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
 from doctor.lint.python.collectives import collectives_of
-from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
+from doctor.lint.python.cuda import (
+    binds_device,
+    is_nccl,
+    joins,
+    may_be_started_before,
+    on_current_device,
+    shows_whole_process,
+)
 from doctor.testing.script_cases import fails, passes
 
 
@@ -33,6 +40,7 @@ from doctor.testing.script_cases import fails, passes
         passes("set_device", _AT_END.replace("    model =", "    torch.cuda.set_device(rank)\n    model =")),
         passes("gloo", _AT_END.replace("nccl", "gloo")),
         passes("a file that does not start the job", _LIBRARY),
+        passes("a group that another module may have started", _STARTED_BEFORE),
         passes("a group of its own, on the CPU", _GROUP),
     ),
 )
@@ -49,6 +57,7 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
     if (
         not started
         or not all(is_nccl(script, call) for call in started)
+        or all(may_be_started_before(script, call) for call in started)
         or binds_device(script)
         or on_current_device(script) is not None
     ):
@@ -77,6 +86,18 @@ def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
     return ()
 
 
+_STARTED_BEFORE = """\
+from project import start_ranks
+
+def main():
+    start_ranks()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl")
+    dist.barrier()
+
+if __name__ == "__main__":
+    main()
+"""
 _NUMBERED = """\
 def main():
     dist.init_process_group("nccl")

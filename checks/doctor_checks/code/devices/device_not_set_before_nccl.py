@@ -6,7 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Edit, InsertStatement, Script, Severity, Violation, location_of, rule
-from doctor.lint.python.cuda import binds_device, is_nccl, joins, on_current_device, shows_whole_process
+from doctor.lint.python.cuda import (
+    binds_device,
+    is_nccl,
+    joins,
+    may_be_started_before,
+    on_current_device,
+    shows_whole_process,
+)
 from doctor.lint.python.project.imported_functions import imported_function, imports_project
 from doctor.lint.python.training import is_test
 from doctor.testing.script_cases import fails, passes
@@ -56,7 +63,7 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
         calls[0],
         f"no rank sets its GPU before NCCL starts here, and `{script.text_of(used, 40)}` at line {used.lineno} works "
         "on the current one: that is GPU 0 in every rank of a host",
-        severity=Severity.WARNING if _may_be_started_before(script, calls[0]) else None,
+        severity=Severity.WARNING if may_be_started_before(script, calls[0]) else None,
         edits=_edits(script, calls[0]),
         evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
         confidence=0.9,
@@ -87,12 +94,6 @@ def _started_by_helper(script: Script) -> Iterator[Violation]:
 _OBJECTS_TRAVEL = tuple(
     f"torch.distributed.{name}" for name in ("all_gather_object", "broadcast_object_list", "gather_object")
 )
-
-
-def _may_be_started_before(script: Script, call: ast.Call) -> bool:
-    """``if not dist.is_initialized():`` around it: another module may start the group, and set the device."""
-    branches = (one.test for one in script.around(call) if isinstance(one, ast.If))
-    return any("is_initialized" in script.text_of(one) for one in branches)
 
 
 def _edits(script: Script, call: ast.Call) -> tuple[Edit, ...]:
