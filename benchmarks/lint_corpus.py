@@ -2,7 +2,8 @@
 
 ``lint_corpus.json`` names the repositories by address and commit; none of their content is in this tree. Rules may be
 tuned on the half ``tuned`` (the first hex digit of the SHA-256 of the address is even); the hits in the half ``held``
-are read only to judge the rules.
+are read only to judge the rules. Entries with ``fresh`` are a third part, gathered after the rules had been corrected by
+the first two and read once (``lint_readings.json``).
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ DOCTOR = str(Path(sys.executable).parent / "doctor")
 SEVERITIES = ("error", "warning", "info")
 TIMEOUT = 600.0
 """Seconds for one repository."""
-Half: TypeAlias = Literal["tuned", "held"]
-HALVES: tuple[Half, ...] = ("tuned", "held")
+Half: TypeAlias = Literal["tuned", "held", "fresh"]
+HALVES: tuple[Half, ...] = ("tuned", "held", "fresh")
 
 
 class Repository(NamedTuple):
-    """A public repository at a commit."""
+    """A public repository at a commit. ``fresh``: it belongs to the part that was gathered later."""
 
     address: str
     commit: str
+    fresh: bool = False
 
     @property
     def folder(self) -> str:
@@ -39,7 +41,9 @@ class Repository(NamedTuple):
 
     @property
     def half(self) -> Half:
-        """The half that the SHA-256 of its address puts it into."""
+        """The half that the SHA-256 of its address puts it into, or ``fresh``."""
+        if self.fresh:
+            return "fresh"
         return "held" if int(hashlib.sha256(self.address.encode()).hexdigest()[0], 16) % 2 else "tuned"
 
 
