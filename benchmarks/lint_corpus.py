@@ -2,8 +2,8 @@
 
 ``lint_corpus.json`` names the repositories by address and commit; none of their content is in this tree. Rules may be
 tuned on the half ``tuned`` (the first hex digit of the SHA-256 of the address is even); the hits in the half ``held``
-are read only to judge the rules. Entries with ``fresh`` are a third part, gathered after the rules had been corrected by
-the first two and read once (``lint_readings.json``).
+are read only to judge the rules. Entries with ``fresh`` are a third part, gathered after rules had been corrected by
+the first two, and read once (``lint_readings.json``).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from doctor.lint.engine.project_requirements import required_releases
@@ -48,6 +49,7 @@ class Releases(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
+@cache
 def _installed(name: str) -> str | None:
     """The installed release; ``None`` if its metadata cannot be read."""
     import importlib.metadata

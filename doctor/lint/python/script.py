@@ -29,6 +29,9 @@ _OF_HOOKS = {"trainer": "lightning.pytorch.Trainer()", "pl_module": "lightning.p
 """Arguments of the hooks of Lightning's callbacks."""
 
 
+_OWN_BODIES = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda})
+
+
 _ENVIRONMENTS = ("os.environ", "os.environ.copy()")
 """The environment, and a copy of it for other programs."""
 
@@ -81,6 +84,7 @@ class Script(EnvironmentSource):
         self.tree = parsed(text)
         self._parents: dict[ast.AST, ast.AST] = {}
         self._kinds: dict[type, list[ast.AST]] = {}
+        self._children: dict[ast.AST, list[ast.AST]] = {}  # the last one first
         self._names: dict[ast.AST, str] = {}
         self._bound_names: dict[tuple[ast.AST, str], str] = {}
         parents, kinds = self._parents, self._kinds  # in the order of the text
@@ -95,6 +99,7 @@ class Script(EnvironmentSource):
             for child in children:
                 parents[child] = node
             children.reverse()
+            self._children[node] = children
             stack += children
 
     # -- the tree
@@ -133,12 +138,13 @@ class Script(EnvironmentSource):
     def inside(self, node: ast.AST, kind: type[N]) -> Iterator[N]:
         """The nodes of a type below ``node``, without those in nested functions, in the order of the text."""
         stack = [node]
+        below = self._children
         while stack:
             current = stack.pop()
             if isinstance(current, kind):
                 yield current
-            if current is node or not isinstance(current, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                stack.extend(reversed(children_of(current)))
+            if current is node or current.__class__ not in _OWN_BODIES:
+                stack += below.get(current, ())
 
     def statement_of(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that holds it."""

@@ -181,11 +181,17 @@ def epoch_loops(script: Script, loop: Loop) -> tuple[ast.For | ast.While, ...]:
 
 def calls_of(script: Script, function: FunctionNode) -> Iterator[ast.Call]:
     """The calls of a function of this file; of ``__init__``, those of its class."""
-    yield from (
-        call
-        for call in script.all(ast.Call)
-        if script.definition(call.func) is function or constructor_of(script, call) is function
-    )
+    yield from _calls_by_function(script).get(function, ())
+
+
+@per_script
+def _calls_by_function(script: Script) -> dict[FunctionNode, list[ast.Call]]:
+    found: dict[FunctionNode, list[ast.Call]] = {}
+    for call in script.all(ast.Call):
+        for function in {script.definition(call.func), constructor_of(script, call)}:
+            if function is not None:
+                found.setdefault(function, []).append(call)
+    return found
 
 
 def constructor_of(script: Script, call: ast.Call) -> FunctionNode | None:
