@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from doctor.lint.python.gpu_use import asks_for_several
 from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import unwrapped
 
@@ -45,7 +46,7 @@ def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
             return True
         if isinstance(statement, (ast.Raise, ast.Return, ast.Break)) or _exits(script, statement):
             return False
-        if isinstance(statement, ast.If) and _asks_for_several(script, statement.test):
+        if isinstance(statement, ast.If) and _is_for_several(statement.test):
             return _goes_on(script, statement.body)
         if isinstance(statement, ast.If) and not statement.orelse and _is_out_of_memory(statement.test):
             return _goes_on(script, statement.body)
@@ -55,13 +56,9 @@ def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
     return True
 
 
-def _asks_for_several(script: Script, test: ast.expr) -> bool:
+def _is_for_several(test: ast.expr) -> bool:
     """Whether a branch is that of several ranks."""
-    if isinstance(test, ast.Call):
-        return last_name(test.func) in ("is_initialized", "is_distributed", "is_dist_avail_and_initialized")
-    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Gt):
-        return bool(re.search(r"world_size|num_processes", ast.unparse(test.left)))
-    return last_name(test) == "distributed"
+    return last_name(test) == "is_initialized" or asks_for_several(test) is True
 
 
 def _is_out_of_memory(test: ast.expr) -> bool:

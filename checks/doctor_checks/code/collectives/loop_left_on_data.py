@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.divergent_conditions import disagreement
+from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.rank_losses import own_loops
 from doctor.lint.python.script import last_name, step_at
@@ -40,6 +41,7 @@ _Leaving = ast.Continue | ast.Break | ast.Return
         fails("nothing is labeled in the batch", _UNLABELED),
         fails("early stopping with Fabric", _FABRIC),
         passes("the mean over the ranks of Fabric", _FABRIC.replace("return total", "return fabric.all_reduce(total)")),
+        passes("one process ends its loop", _ONE_ENDS),
         passes("an error that goes on if there are other ranks", _RAISED_FOR_SEVERAL),
         fails("in methods, with a return", _METHODS),
         passes("early stopping on the mean over ranks", _STOPPER_AGREED),
@@ -90,7 +92,7 @@ def _left(script: Script, statement: _Leaving, calls: dict[ast.Call, str]) -> Vi
         return None
     after = statement.lineno if isinstance(statement, ast.Continue) else 0
     missed = [call for call in script.inside(loop, ast.Call) if call in calls and call.lineno > after]
-    if not missed or rank_condition(script, statement) is not None:
+    if not missed or rank_condition(script, statement) is not None or runs_alone(script, statement):
         return None
     asked = _asked(script, statement, loop)
     if asked is None:
@@ -270,6 +272,22 @@ for step, (x, y) in enumerate(loader):
     if step > 100 and loss.item() > 9:
         continue  # !
     loss.backward()
+"""
+_ONE_ENDS = """\
+import torch.distributed as dist
+
+def generate(model, tokens, world_size):
+    for _ in range(100):
+        tokens, reached = next_token(model, tokens)
+        reached_mask = reached == 0
+        if world_size == 1:
+            if reached_mask.all():
+                break
+        else:
+            done = reached_mask.all().int()
+            dist.all_reduce(done)
+            if done == world_size:
+                break
 """
 _UNLABELED = """\
 def train(net, loader, optimizer):
