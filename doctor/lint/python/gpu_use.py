@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
-from doctor.lint.python.script import Script
+from doctor.lint.python.script import Script, last_name
 from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
 
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
+_OFF = frozenset({"off", "no", "none", "false", "single", ""})
 _COMPARED_WITH_ONE = (ast.Gt, ast.GtE, ast.NotEq)
 
 
@@ -54,7 +55,15 @@ def asks_for_several(test: ast.expr) -> bool | None:
         asks_nothing = ast.unparse(test.comparators[-1]) in ("None", "-1")
         if asks_nothing and re.search(r"\b(?:gpu|(?:local_)?rank|device)\b", words):
             return not isinstance(test.ops[0], (ast.Is, ast.Eq))
+        if isinstance(said := getattr(test.comparators[0], "value", None), str) and _is_switch(test.left):
+            is_off = said.lower() in _OFF
+            return is_off is not isinstance(test.ops[0], ast.Eq)
         if _ASKS_FOR_RANKS.search(words):
             return isinstance(test.ops[0], _COMPARED_WITH_ONE)
         return None
     return True if _ASKS_FOR_RANKS.search(words) else None
+
+
+def _is_switch(node: ast.expr) -> bool:
+    """``args.dist``, ``config.distributed``: an option that says whether there are several ranks."""
+    return last_name(node).lower() in ("dist", "ddp", "distributed", "distributed_type")

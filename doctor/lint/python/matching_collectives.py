@@ -11,6 +11,7 @@ from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwa
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.rank_branches import RankCondition, is_rank_test, rank_conditions, statements_before
 from doctor.lint.python.script import UNKNOWN, Script, last_name, step_at
+from doctor.lint.python.wrapped_models import FORWARD_OF_DDP
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _OWN_RANK = frozenset({"RANK", "LOCAL_RANK", "GLOBAL_RANK", "WORLD_RANK", "NODE_RANK"})
@@ -23,7 +24,14 @@ def unmatched_condition(script: Script, collective: CollectiveCall) -> RankCondi
     if collective.grouped or runs_alone(script, collective.call):
         return None
     for condition in rank_conditions(script, collective.call):
-        joined = _is_joined_in_branch(script, collective, condition) or _is_joined_apart(script, collective, condition)
+        if collective.word == FORWARD_OF_DDP and _parts_work(script, condition):
+            continue
+        joined = (
+            _is_joined_in_branch(script, collective, condition)
+            or _is_joined_apart(script, collective, condition)
+            or _is_joined_around(script, collective)
+            or _asks_again(script, collective, condition)
+        )
         if not joined and not _asks_a_constant(script, condition) and not _is_for_all(script, collective, condition):
             return condition
     return next(_left_inside(script, collective), None)
@@ -187,6 +195,41 @@ def _is_joined_apart(script: Script, collective: CollectiveCall, condition: Rank
         if any(_asks_otherwise(one, condition) and condition.where not in script.around(one.where) for one in apart):
             return True
     return False
+
+
+def _is_joined_around(script: Script, collective: CollectiveCall) -> bool:
+    """The same collective of the same tensor in the function around a closure: ranks that do not run the closure by
+    themselves wait there for what the others send."""
+    inner = script.function_of(collective.call)
+    outer = script.function_of(inner) if inner is not None else None
+    if outer is None or not collective.call.args:
+        return False
+    sent = ast.unparse(collective.call.args[0])
+    return any(
+        call.args and call.func is not collective.call.func and ast.unparse(call.args[0]) == sent
+        for call in script.inside(outer, ast.Call)
+        if ast.unparse(call.func) == ast.unparse(collective.call.func)
+    )
+
+
+def _asks_again(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
+    """``if alone and rank != 0: return`` above, and the call under ``if not alone``: nobody has left there."""
+    where = condition.where
+    if not isinstance(where, ast.If) or where in script.around(collective.call):
+        return False
+    if not isinstance(where.test, ast.BoolOp) or not isinstance(where.test.op, ast.And):
+        return False
+    asked = {f"not {ast.unparse(one)}" for one in where.test.values}
+    branches = (one for one in script.around(collective.call) if isinstance(one, ast.If))
+    return any(ast.unparse(one.test) in asked for one in branches)
+
+
+def _parts_work(script: Script, condition: RankCondition) -> bool:
+    """``if i % world_size == rank``: every rank runs the branch, for items of its own."""
+    test = getattr(condition.where, "test", None)
+    return isinstance(test, ast.Compare) and any(
+        isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod) for side in (test.left, *test.comparators)
+    )
 
 
 def _asks_otherwise(one: RankCondition, other: RankCondition) -> bool:

@@ -418,6 +418,8 @@ class Script(EnvironmentSource):
 
 def is_test(script: Script) -> bool:
     """Whether a file is a unit test, whose faults may be intended."""
+    if re.search(r"(?:^|[\\/])tests?[\\/](?:.*[\\/])?test_\w+\.py$", script.path):
+        return True
     named = re.search(r"(?:^|[\\/])test_\w+\.py$|_test\.py$|(?:^|[\\/])tests?[\\/]", script.path)
     tests = any(one.name.startswith("test_") for one in script.functions)
     return named is not None and (

@@ -41,19 +41,22 @@ def _is_rank_own(script: Script, handler: ast.ExceptHandler, loop: ast.AST) -> b
 
 
 def _goes_on(script: Script, block: list[ast.stmt]) -> bool:
-    for statement in block:
+    for number, statement in enumerate(block):
         if isinstance(statement, ast.Continue):
             return True
         if isinstance(statement, (ast.Raise, ast.Return, ast.Break)) or _exits(script, statement):
             return False
-        if isinstance(statement, ast.If) and _is_for_several(statement.test):
-            return _goes_on(script, statement.body)
-        if isinstance(statement, ast.If) and not statement.orelse and _is_out_of_memory(statement.test):
-            return _goes_on(script, statement.body)
+        if isinstance(statement, ast.If) and _is_taken(statement):
+            return _goes_on(script, [*statement.body, *block[number + 1 :]])
         if isinstance(statement, ast.If) and statement.orelse:
             if not _goes_on(script, statement.body) and not _goes_on(script, statement.orelse):
                 return False
     return True
+
+
+def _is_taken(branch: ast.If) -> bool:
+    """Whether a rank of several that ran out of memory takes a branch."""
+    return _is_for_several(branch.test) or (not branch.orelse and _is_out_of_memory(branch.test))
 
 
 def _is_for_several(test: ast.expr) -> bool:

@@ -155,7 +155,7 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
     fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
-        console.print(f"{fixable} of them can be mended: --fix (--diff shows how)")
+        console.print(f"{fixable} of them can be fixed automatically: --fix (--diff shows the changes)")
 
 
 def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:

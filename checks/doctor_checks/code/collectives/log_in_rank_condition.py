@@ -28,6 +28,10 @@ from doctor.testing.script_cases import fails, passes
         fails("a method that returns on the others", _RETURNS),
         passes("on all ranks", _VALIDATION.replace("        if self.global_rank == 0:\n    ", "")),
         passes("said to be of rank 0", _VALIDATION.replace("loss)  # !", "loss, rank_zero_only=True)")),
+        passes(
+            "by step of the training, for the progress bar",
+            _VALIDATION.replace("loss)  # !", "loss, on_step=True, prog_bar=True)").replace("validation_", "training_"),
+        ),
         passes("the logger itself, from rank 0", _LOGGER),
         passes("another log", _OTHER_LOG),
         passes("sync_dist is another fault", _VALIDATION.replace("loss)  # !", "loss, sync_dist=True)")),
@@ -48,6 +52,7 @@ def log_in_rank_condition(script: Script) -> Iterator[Violation]:
         if (
             script.argument(call, "rank_zero_only") is None
             and script.value(script.argument(call, "sync_dist")) is not True
+            and not _is_by_step(script, call)
         ):
             yield _hit(script, call, condition)
 
@@ -59,6 +64,17 @@ def _is_lightnings(script: Script, call: ast.Call) -> bool:
         "lightning.pytorch.LightningModule().log",
         "lightning.pytorch.Callback().log",
     )
+
+
+def _is_by_step(script: Script, call: ast.Call) -> bool:
+    """A number for the progress bar of rank 0: by step alone, which reduces nothing, where nothing is monitored. In
+    validation, Lightning logs by epoch too unless it is told not to."""
+    function = script.function_of(call)
+    if function is None or "train" not in function.name:
+        return False
+    by_step = script.value(script.argument(call, "on_step")) is True
+    by_epoch = script.argument(call, "on_epoch")
+    return by_step and (by_epoch is None or script.value(by_epoch) is False) and "monitor" not in script.text
 
 
 def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:

@@ -181,17 +181,23 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
         at,
         f"on {cause} a rank {does} for {own}, and the others wait for it in {script.text_of(missed.func, 40)} "
         f"(line {missed.lineno})",
-        fix=_REDUCE_LOSS if why == "loss" else "",
+        fix=_FIXES.get(why, ""),
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
         confidence=0.85,
         flow=(step_at(script, at, f"{cause}: a rank {does} for {own}"), step_at(script, missed, "waits for all ranks")),
     )
 
 
-_REDUCE_LOSS = (
-    "reduce the value over all ranks before it is compared: `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, or "
-    "`accelerator.reduce(loss, reduction='mean')`"
+_REDUCE_FLAG = (
+    "all ranks agree first: `flag = torch.tensor(int(stop), device=device)`, `dist.all_reduce(flag, "
+    "op=dist.ReduceOp.MAX)`, and all of them leave if `flag.item()`"
 )
+_FIXES = {
+    "loss": "reduce the value over all ranks before it is compared: `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, or "
+    "`accelerator.reduce(loss, reduction='mean')`",
+    "time": _REDUCE_FLAG,
+    "signal": _REDUCE_FLAG,
+}
 
 _SKIPS = """\
 import math

@@ -49,6 +49,9 @@ from doctor.testing.script_cases import fails, passes
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
         passes("the ranks of a group reduce in it", _GROUP),
+        passes("rank 0 signals, and the others wait in the function around", _SIGNALED),
+        passes("who has left, left for a reason that is asked again", _ASKED_AGAIN),
+        passes("every rank evaluates items of its own", _PARTED),
         passes("a rank that tries the next name makes the call in the next round", _RETRY),
         fails("reports of Ray Train by rank 0", _RAY),
         fails("a state that may be sharded, of Accelerate", _STATE_DICT),
@@ -608,4 +611,46 @@ def evaluate(net, loader, rank):
         accuracy.update(model(x), y)
     if rank == 0:
         print(accuracy.compute())  # !
+"""
+_SIGNALED = """\
+def take_step(model, optimizer, batches, rank):
+    going = torch.zeros(1)
+
+    def closure():
+        if rank == 0:
+            going.fill_(1)
+            dist.broadcast(going, src=0)
+        return total_loss(model, batches)
+
+    if rank == 0:
+        optimizer.step(closure)
+        going.fill_(0)
+        dist.broadcast(going, src=0)
+    else:
+        while True:
+            dist.broadcast(going, src=0)
+            if going.item() == 0:
+                break
+            closure()
+"""
+_ASKED_AGAIN = """\
+def collect(part, folder, rank, by_one):
+    write(part, folder, rank)
+    dist.barrier()
+    if by_one and rank != 0:
+        return None
+    parts = read_all(folder)
+    if not by_one:
+        dist.barrier()
+    return parts
+"""
+_PARTED = """\
+def score(net, examples, rank, world_size):
+    model = DDP(net)
+    hits = 0
+    for number, (x, y) in enumerate(examples):
+        if number % world_size == rank:
+            with torch.no_grad():
+                hits += int(model(x).argmax() == y)
+    return hits
 """

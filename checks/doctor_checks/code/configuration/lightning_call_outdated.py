@@ -48,6 +48,7 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
         passes("1.x where 1.x is installed", _AS_1, releases=_V1),
         passes("other Trainers, and strategies that others register", _OTHER_TRAINERS, releases=_V2),
         passes("where both kinds of releases are served", _BOTH_KINDS, releases=_V2),
+        passes("a hook that asks for the release itself", _ASKING_HOOK, releases=_V2),
         passes("an option of one's own of that name, where the release is not known", _OWN_OPTION),
     ),
 )
@@ -201,6 +202,11 @@ def _required(method: ast.FunctionDef) -> list[str]:
 
 
 def _is_guarded(script: Script, node: ast.AST) -> bool:
+    """Whether the code asks for the release before; of a hook, also in it."""
+    if isinstance(node, ast.FunctionDef) and any(
+        "__version__" in ast.unparse(one.test) for one in script.inside(node, ast.If)
+    ):
+        return True
     inner = node
     for outer in script.around(node):
         if isinstance(outer, ast.Try) and (inner in outer.body or inner in outer.handlers):
@@ -213,6 +219,14 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
     return False
 
 
+_ASKING_HOOK = """\
+import pytorch_lightning as pl
+
+class Net(pl.LightningModule):
+    def training_step_end(self, parts):
+        if pl.__version__[0] != "2":
+            self.parts = self.all_gather(parts)
+"""
 _FOR_1 = """\
 import pytorch_lightning as pl
 

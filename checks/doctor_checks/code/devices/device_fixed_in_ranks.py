@@ -11,7 +11,7 @@ from doctor.lint.python.cuda import shows_same_devices
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN
-from doctor.lint.python.training import DDP, several_ranks
+from doctor.lint.python.training import DDP, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _INDEXED = re.compile(r"^cuda:(\d+)$")
@@ -50,7 +50,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
     device = torch.device("cuda", local_rank).
     """
     shown = several_ranks(script)
-    if shown is None or simulates_ranks(script) or _spreads_one_model(script):
+    if shown is None or is_test(script) or simulates_ranks(script) or _spreads_one_model(script):
         return
     if _VISIBLE.search(script.text) and not shows_same_devices(script):
         return

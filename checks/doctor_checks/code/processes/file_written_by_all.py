@@ -11,7 +11,8 @@ from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, several_ranks
+from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, several_ranks, unwrapped
+from doctor.lint.python.value_flow import computed_from, handed_in
 from doctor.testing.script_cases import fails, passes
 
 _WRITERS = {
@@ -32,6 +33,8 @@ _OWN = re.compile(
     re.IGNORECASE,
 )
 """Words of paths that differ between ranks, or are not files."""
+
+_LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
 
 
 @rule(
@@ -103,6 +106,7 @@ _OWN = re.compile(
         passes(
             "one of many, by turns", _script("for n in range(rank, 24, 8):\n        np.save(f'{n}.npy', predictions)")
         ),
+        passes("a file for each sample of its own loader", _SAMPLES),
         passes("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
         passes("a cache that rank 0 makes first, while the others wait", _CACHED),
         passes("what is not there yet", _LEFT),
@@ -136,8 +140,8 @@ _OWN = re.compile(
 def file_written_by_all(script: Script) -> Iterator[Violation]:
     """Ask whether every file that a job writes is written by one rank.
 
-    Why it hurts: ranks on one file system write over one another. The file is torn or holds a mix, which shows when the
-    checkpoint is loaded; on a shared file system all of them wait for it.
+    Why it hurts: ranks on one file system write over one another. The file is torn or holds a mix, which shows when it
+    is read; on a shared file system all of them wait for it.
     Fix: `if torch.distributed.get_rank() == 0:` around what writes (not around what synchronises), or a name with the
     rank in it.
     """
@@ -255,8 +259,23 @@ def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> b
     words = words_behind(script, where)
     if any(_OWN.search(word) for word in words) or not _can_be_told(script, where, function):
         return True
+    if _is_of_sample(script, where):
+        return True
     handed = (given for name in words for given in _handed_in(script, name, function))
     return any(_OWN.search(word) for given in handed for word in words_behind(script, given))
+
+
+def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
+    """Whether the name is made of what a loader gives, also through callers: each rank has samples of its own."""
+    for node in computed_from(script, where):
+        scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
+        bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else ()
+        if any(isinstance(one, ast.For) and _LOADER.search(last_name(unwrapped(one.iter))) for one in bound):
+            return True
+        given = handed_in(script, node) if depth and isinstance(node, ast.Name) else ()
+        if any(_is_of_sample(script, one, depth - 1) for one in given):
+            return True
+    return False
 
 
 def _can_be_told(script: Script, where: ast.expr, function: FunctionNode | None) -> bool:
@@ -304,6 +323,22 @@ for epoch in range(10):
 """
 
 
+_SAMPLES = """\
+import numpy as np
+
+def save(results, paths, folder):
+    for result, path in zip(results, paths):
+        name = path.split(".")[0] + ".npy"
+        np.save(os.path.join(folder, name), result)
+
+def main(vae, data, folder):
+    accelerator = Accelerator()
+    dataloader = accelerator.prepare(DataLoader(data))
+    for images, paths in dataloader:
+        save(vae(images), paths, "out")
+
+main(None, None, "out")
+"""
 _MARKER = "with open(OUT + '/COMPLETED', 'w') as file:\n        file.write('done')"
 _MARKER_OF_EPOCH: str = _MARKER.replace(":\n", ":  # !\n").replace("'done'", "str(epoch)")
 _REFUSES = """\
