@@ -6,7 +6,7 @@ import ast
 import re
 
 from doctor.lint.python.collective_paths import ends_process
-from doctor.lint.python.gpu_use import asks_for_several
+from doctor.lint.python.gpu_use import asks_for_several, runs_alone
 from doctor.lint.python.loader_calls import depends_on_ranks
 from doctor.lint.python.rank_branches import is_rank_test, rank_condition
 from doctor.lint.python.script import FunctionNode, Script, last_name
@@ -28,9 +28,9 @@ _DEVICES = re.compile(
 
 
 def may_run_alone(script: Script, node: ast.AST, depth: int = 4) -> bool:
-    """Whether one rank may be the only one that runs it: a certain or possible rank condition is around it, or around
-    every call of its function. In doubt true, which keeps rules silent."""
-    if rank_condition(script, node) is not None or depends_on_ranks(script, node):
+    """Whether one rank may be the only one that runs it: a certain or possible rank condition is around it, or a branch
+    for one process, or around every call of its function. In doubt true, which keeps rules silent."""
+    if rank_condition(script, node) is not None or depends_on_ranks(script, node) or runs_alone(script, node):
         return True
     function = script.function_of(node)
     inner = node

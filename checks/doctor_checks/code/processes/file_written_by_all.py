@@ -107,6 +107,10 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
             "one of many, by turns", _script("for n in range(rank, 24, 8):\n        np.save(f'{n}.npy', predictions)")
         ),
         passes("a file for each sample of its own loader", _SAMPLES),
+        passes(
+            "where an option says one process", _script("if args.dist == 'off':\n        np.save('a.npy', predictions)")
+        ),
+        fails("where it says several", _script("if args.dist == 'on':\n        np.save('a.npy', predictions)  # !")),
         passes("one after the other", _script("with FileLock('a.lock'):\n        np.save('a.npy', predictions)")),
         passes("a cache that rank 0 makes first, while the others wait", _CACHED),
         passes("what is not there yet", _LEFT),
