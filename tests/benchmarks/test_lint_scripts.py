@@ -8,7 +8,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import lint_scripts
-from lint_corpus import Repository, read_corpus
+from lint_corpus import HALVES, Repository, read_corpus
+from lint_readings import EXCEPTIONS, VERDICTS, ReadHit, read_readings, shares
 from lint_scripts import BENCHMARKS, SETS, Script, read_scripts
 
 
@@ -63,3 +64,18 @@ def test_the_half_of_a_repository_follows_from_its_address():
     assert len({one.address for one in corpus}) == len(corpus) >= 100
     assert one._replace(fresh=True).half == "fresh"
     assert {one.half for one in corpus} == {"tuned", "held", "fresh"}
+
+
+def test_readings_are_of_the_corpus_and_give_reasons():
+    folders = {one.folder: one.half for one in read_corpus()}
+    for reading in read_readings():
+        assert reading.half in HALVES
+        assert {folders[hit.repository] for hit in reading.hits} == {reading.half}
+        assert all(hit.verdict in VERDICTS and bool(hit.why) is (hit.verdict in EXCEPTIONS) for hit in reading.hits)
+        assert len({hit[:4] for hit in reading.hits}) == len(reading.hits)
+
+
+def test_shares_leave_arguable_hits_out_and_count_them_as_wrong():
+    hits = [ReadHit("a+b", "c.py", 1, "CODE001", "error", verdict, "") for verdict in ("right", "arguable", "wrong")]
+    assert shares(hits) == ("3", "1", "1", "1", "50.0%", "33.3%")
+    assert shares([]) == ("0", "0", "0", "0", "", "")
