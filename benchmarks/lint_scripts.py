@@ -9,8 +9,8 @@ before the first run: the lines that a finding may name, and the ids that count 
 for the fault) any finding on these lines counts. ``certain`` says whether the fault follows from the code alone, so
 that severity ``error`` is right. Every finding in a healthy variant is a false alarm. The groups: ``script`` and
 ``project`` are training programs, ``environment`` are variables and devices that a program sets, ``launch`` are launch
-files. The second set was written by somebody who knew the names of the rules and not their source; its first kept score is
-from before any change of a rule.
+files. The second set was written by somebody who knew the names of the rules and not their source; its first kept score
+is from before any change of a rule.
 
 Exits with 1 if fewer scripts are found or more healthy variants have a finding than in the last kept score.
 """
