@@ -1,14 +1,18 @@
 """Score ``doctor check`` on recommended environments and on environment faults from public threads.
 
-    python benchmarks/environments.py               scores all environments and faults
-    python benchmarks/environments.py WORD ...      only those whose name contains a word; nothing is kept
-    python benchmarks/environments.py --keep        adds the score to benchmarks/environments_results.json
+    python benchmarks/environments.py                 scores the environments and faults of the first set
+    python benchmarks/environments.py --set second    those of the second set
+    python benchmarks/environments.py WORD ...        only those whose name contains a word; nothing is kept
+    python benchmarks/environments.py --keep          adds the score to benchmarks/environments_results.json
+    python benchmarks/environments.py --evidence      writes the table of kept scores into docs/evidence.md
 
 ``environments/recommended.json`` holds the variables that clouds, computing centers and launchers recommend or export,
 ``environments/faults.json`` environments that public threads report as faulty with the ids that count as found, and
 ``environments/machines.json`` the machines of both. A recommended environment with a ``profile`` has the source and the
 variables of that site profile (``doctor check --profile``), and its own ones beside them. All of it was committed
-before the first run, except for 18 environments that came later with the site profiles. Every environment is a process
+before the first run, except for 18 environments that came later with the site profiles. ``recommended_2.json`` and
+``faults_2.json`` are the second set, gathered from other sources after the rules had been corrected with the first
+one, and committed before their first run. Every environment is a process
 in network, mount and host-name namespaces in which the interfaces (veth), the RDMA devices (a recorded sysfs tree),
 the plugins and the files of that machine exist; the GPUs are those of a driver library of the tests.
 ``exported`` marks rows that were written from what a launcher is known to export. ``caused`` of a fault says whether
@@ -17,7 +21,7 @@ it is caused for real in the namespaces, is only a setting, or comes from a reco
 
 Every finding of severity error or warning in a recommended environment is an alarm. A fault is found if one of its ids
 has a finding of any severity with the words of ``says`` in it. Exits with 1 if fewer faults are found or more
-environments have an alarm than in the last kept score. Needs root.
+environments have an alarm than in the last kept score of the set. Needs root.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from readme import write_between
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
@@ -55,6 +61,10 @@ GRAPHS = (
     ' latencyinter="0" typeintra="SYS" typeinter="PIX" samechannels="1"><channel><gpu dev="0"/><gpu dev="1"/>'
     '<gpu dev="2"/><gpu dev="3"/></channel></graph></graphs>'
 )
+
+
+SETS = {"first": ("recommended", "faults"), "second": ("recommended_2", "faults_2")}
+"""The files of the environments and of the faults of each set."""
 
 
 class Row(NamedTuple):
@@ -87,7 +97,7 @@ def read(name: str) -> Any:
 
 
 def read_entries(name: str) -> list[dict[str, Any]]:
-    """The entries of ``recommended`` or ``faults``; those of a site profile have its source and its variables."""
+    """The entries of a file of environments or faults; those of a profile have its source and its variables."""
     return [_with_profile(entry) if "profile" in entry else entry for entry in read(name)]
 
 
@@ -99,7 +109,7 @@ def _with_profile(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(name: str) -> list[Row]:
-    """The rows of ``recommended`` or ``faults``."""
+    """The rows of a file of environments or faults."""
     machines = read("machines")
     return [_row(entry, machines) for entry in read_entries(name)]
 
@@ -123,11 +133,12 @@ def _host(number: int, machine: Mapping[str, Any], entry: Mapping[str, Any], var
     files = machine.get("files", ())
     # The driver library of the tests stays in the path of the loader.
     rest = {"LD_LIBRARY_PATH": ':"$LD_LIBRARY_PATH"'}
+    verbs = ['export LD_LIBRARY_PATH="$HOME/verbs:$LD_LIBRARY_PATH"'] if machine.get("rdma") else []
     exports = [f"export {name}={_in_home(value, files)}{rest.get(name, '')}" for name, value in variables.items()]
     limit = "ulimit -l unlimited 2>/dev/null || true"
     gpus = tuple(machine.get("gpus", ()))
     packages = tuple(machine.get("packages", CUDA if gpus else ()))
-    shell = "\n".join([limit, *exports, entry.get("shell", "")])
+    shell = "\n".join([limit, *verbs, *exports, entry.get("shell", "")])
     process = Process(shell=shell, gpus=gpus, packages=packages, wrapper=entry.get("wrapper", ""))
     setup = [
         f"hostname node{number}",
@@ -173,6 +184,8 @@ def _rdma(devices: Mapping[str, Mapping[str, str]], gpus: Sequence[str]) -> list
         return []
     copy = "mkdir -p class; mount -t tmpfs class class; cp -a /sys/class/. class/ 2>/dev/null || true"
     lines = [f"{copy}; mkdir -p class/infiniband dev; mount -t tmpfs dev dev; mkdir -p dev/infiniband dev/shm"]
+    # A host with RDMA devices has libibverbs, whether or not the testing machine has it.
+    lines.append("mkdir -p verbs; cp -L /lib/*/libdl.so.2 verbs/libibverbs.so.1")
     lines.append(
         "cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/fd dev/; mount --rbind /dev/shm dev/shm"
     )
@@ -280,41 +293,58 @@ def show(recommended: Sequence[Score], faults: Sequence[Score]) -> None:
     )
 
 
-def kept() -> list[dict[str, Any]]:
-    """The kept scores, oldest first."""
-    if not RESULTS.exists():
-        return []
-    scores: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8"))
-    return scores
+def kept(name: str | None = None) -> list[dict[str, Any]]:
+    """The kept scores of a set, or of all of them, oldest first."""
+    scores: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
+    return [one for one in scores if name in (None, one.get("set", "first"))]
 
 
-def keep(counts: Mapping[str, Any]) -> None:
-    """Add a score with its date and commit."""
+def keep(name: str, counts: Mapping[str, Any]) -> None:
+    """Add a score of a set with its date and commit."""
     command = ("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    scores = [*kept(), {"date": date, "commit": commit, **counts}]
+    scores = [*kept(), {"date": date, "commit": commit, "set": name, **counts}]
     RESULTS.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def markdown() -> str:
+    """The first and the last kept score of each set, and what the last one missed."""
+    lines = ["| Set | Score | Recommended | With an alarm | Faults | Found |", "|---|---|---|---|---|---|"]
+    rest = []
+    for name in SETS:
+        scores = kept(name)
+        for when, one in zip(("before corrections", "now"), (scores[0], scores[-1]), strict=True):
+            share = f"{one['found']} ({one['found'] / one['faults']:.0%})"
+            counts = (one["recommended"], one["with an alarm"], one["faults"], share)
+            lines.append(f"| {name} | {when} | {' | '.join(map(str, counts))} |")
+        missed = ", ".join(f"`{fault}`" for fault in scores[-1]["missed"])
+        rest.append(f"Not found in the {name} set: {missed or 'none'}.")
+    return "\n".join((*lines, "", *rest))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Score, print, and compare with the last kept score."""
     parser = argparse.ArgumentParser(description="Score doctor check on environments.")
+    parser.add_argument("--set", choices=SETS, default="first", help="which environments and faults")
     parser.add_argument("--keep", action="store_true", help="add the score to environments_results.json")
+    parser.add_argument("--evidence", action="store_true", help="write the kept scores into docs/evidence.md")
     parser.add_argument("words", nargs="*", help="only environments whose name contains one of these")
     options = parser.parse_args(arguments)
+    if options.evidence:
+        write_between("environments", markdown(), page="docs/evidence.md")
+        return 0
     chosen = [
         [row for row in read_rows(name) if not options.words or any(word in row.name for word in options.words)]
-        for name in ("recommended", "faults")
+        for name in SETS[options.set]
     ]
     recommended, faults = (score_all(rows) for rows in chosen)
     show(recommended, faults)
     counts = summary(recommended, faults)
-    worse = bool(kept()) and (
-        counts["found"] < kept()[-1]["found"] or counts["with an alarm"] > kept()[-1]["with an alarm"]
-    )
+    last = kept(options.set)[-1:]
+    worse = any(counts["found"] < one["found"] or counts["with an alarm"] > one["with an alarm"] for one in last)
     if options.keep and not options.words:
-        keep(counts)
+        keep(options.set, counts)
     return int(worse and not options.words)
 
 

@@ -9,7 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import environments
-from environments import read, read_entries, read_rows
+from environments import SETS, read, read_entries, read_rows
 
 from doctor.knowledge.sites.profiles import site_profiles
 from tests.faults.stage import Outcome
@@ -20,14 +20,18 @@ PLAYBOOKS = {path.stem.split("-")[0] for path in (Path(__file__).parents[2] / "p
 
 
 def test_sizes_and_unique_names():
-    recommended, faults = read("recommended"), read("faults")
-    names = [entry["name"] for entry in (*recommended, *faults)]
-    assert len(recommended) >= 103
-    assert len(faults) >= 81
+    sizes = {file: len(read(file)) for files in SETS.values() for file in files}
+    names = [entry["name"] for file in sizes for entry in read(file)]
+    assert sizes == {"recommended": 151, "faults": 111, "recommended_2": 71, "faults_2": 65}
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("file", ["recommended", "faults"])
+def test_the_second_set_has_no_source_of_the_first():
+    first, second = ({entry["source"] for file in files for entry in read_entries(file)} for files in SETS.values())
+    assert not first & second
+
+
+@pytest.mark.parametrize("file", [file for files in SETS.values() for file in files])
 def test_every_entry_has_a_source_a_machine_and_variables(file: str):
     machines = read("machines")
     for entry in read_entries(file):
@@ -35,7 +39,7 @@ def test_every_entry_has_a_source_a_machine_and_variables(file: str):
         assert entry["machine"] in machines, entry["name"]
         assert all(VARIABLE.fullmatch(name) for name in entry["variables"]), entry["name"]
         assert all(isinstance(value, str) for value in entry["variables"].values()), entry["name"]
-        assert file == "faults" or entry["variables"], entry["name"]
+        assert file.startswith("faults") or entry["variables"], entry["name"]
 
 
 def test_every_site_profile_is_a_healthy_environment():
@@ -48,8 +52,9 @@ def test_an_entry_of_a_profile_adds_to_its_variables():
     assert row["variables"] == {**variables, "LD_LIBRARY_PATH": "/usr/local/tcpx/lib64"}
 
 
-def test_every_fault_names_ids_and_how_it_is_caused():
-    for entry in read("faults"):
+@pytest.mark.parametrize("file", [faults for _, faults in SETS.values()])
+def test_every_fault_names_ids_and_how_it_is_caused(file: str):
+    for entry in read(file):
         assert entry["ids"], entry["name"]
         assert PLAYBOOKS.issuperset(entry["ids"]), entry["name"]
         assert entry["caused"] in CAUSED, entry["name"]
