@@ -125,13 +125,15 @@ _LIBRARIES = ("TORCH_", "PYTORCH_", "GLOO_", "TP_", "UCX_", "FI_")
 
 @cache
 def misspelled(name: str) -> str | None:
-    """The variable of PyTorch, Gloo, TensorPipe, UCX or libfabric that ``name`` misspells by one letter.
+    """The variable of PyTorch, NCCL, Gloo, TensorPipe, UCX or libfabric that ``name`` misspells by one letter.
 
-    0 and 1 count as the letters O and I. ``None`` if the name is a known one or resembles none, as a variable of a
-    script with such a prefix does."""
+    0 and 1 count as the letters O and I. CCL_ is the prefix of oneCCL, and of NCCL without its first letter. ``None``
+    if the name is a known one or resembles none, as a variable of a script with such a prefix does."""
     names, by_shape = _library_variables()
     if concerns_nccl(name) or name in names:
         return None
+    if name.startswith("CCL_") and known(f"N{name}") is not None:
+        return f"N{name}"
     shape = name.upper().translate(_LOOK_ALIKE)
     if not shape.startswith(_LIBRARIES):
         return None

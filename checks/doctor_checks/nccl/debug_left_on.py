@@ -61,6 +61,8 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
         Fails("every call of NCCL is traced", healthy().environ(NCCL_DEBUG="TRACE"), ranks=(0, 1)),
         Fails("all subsystems at INFO", healthy().environ(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="ALL"), ranks=(0, 1)),
         Fails("DETAIL on all ranks", healthy(2, 2).environ(TORCH_DISTRIBUTED_DEBUG="detail"), ranks=(0, 1, 2, 3)),
+        Fails("0 turns caching off too", healthy().environ(PYTORCH_NO_CUDA_MEMORY_CACHING="0"), ranks=(0, 1)),
+        Fails("wait() blocks", healthy().environ(TORCH_NCCL_BLOCKING_WAIT="1"), ranks=(0, 1)),
         Fails("every kernel launch waits", healthy().environ(ranks=(1,), CUDA_LAUNCH_BLOCKING="1"), ranks=(1,)),
         Fails(
             "DETAIL on one rank alone",
@@ -138,7 +140,10 @@ _COSTS = {
     "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for its end, and several communicators may deadlock",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory",
     "TORCH_NCCL_NAN_CHECK": "every collective searches its input for NaN first",
+    "TORCH_NCCL_BLOCKING_WAIT": "wait() blocks the thread until the collective has ended, so nothing overlaps with it",
 }
+_BY_PRESENCE = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
+"""Read by whether they are set, whatever the value (c10/cuda/CUDACachingAllocator.cpp, pytorch issue 145661)."""
 _TRACED = "every call of NCCL writes a line"
 _OFF = ("", "0", "n", "no", "f", "false", "off")
 
@@ -147,6 +152,8 @@ def _cost(stated: EffectiveSetting) -> str | None:
     name, value = stated.setting.name, stated.setting.value
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
         return _TRACED
+    if name in _BY_PRESENCE and value:
+        return f"{_COSTS[name]}; any value turns it on, 0 too" if value.strip().lower() in _OFF else _COSTS[name]
     return _COSTS.get(name) if value.strip().lower() not in _OFF else None
 
 

@@ -17,6 +17,7 @@ from doctor.facts import (
     TrainerFacts,
     TrainingFacts,
 )
+from doctor.knowledge.environment_variables import known as known_variable
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.knowledge.releases import within
 from doctor.knowledge.variable_values import effective as effective_value
@@ -208,12 +209,18 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
     name, value = mode[0], mode[1].strip()
     if value == "0":
         yield _Gap(f"{name}=0: {_UNNOTICED}", f"export {name}=3")
-    elif value in ("1", "2"):
+    elif value in ("1", "2") and _has_recorder(torch):
         row = BY_NAME.get(launcher or "")
         by_launcher = row is not None and f"{name}={value}" in row.exports
         why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
         known_to = torch is not None and within(torch, before="2.7")
         yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)
+
+
+def _has_recorder(torch: str | None) -> bool:
+    """Whether this torch can write dumps: releases before that recommend NCCL_ASYNC_ERROR_HANDLING=1."""
+    info = known_variable("TORCH_NCCL_DUMP_ON_TIMEOUT")
+    return torch is None or info is None or info.first is None or not within(torch, before=info.first)
 
 
 def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:

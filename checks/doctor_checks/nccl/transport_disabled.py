@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Finding, Job, Rank, Severity, Verdict, Violation, check, merge, rule, source_of
-from doctor.facts import Gpu, GpuFacts, HostFacts, LaunchFacts, MissingReason, NcclFacts, PeerLink, Setting
+from doctor.facts import Fabric, Gpu, GpuFacts, HostFacts, LaunchFacts, MissingReason, NcclFacts, PeerLink, Setting
 from doctor.knowledge.interface_syntax import parse_nccl_integer
 from doctor.knowledge.variable_values import effective as effective_value
 from doctor.lint.launch.launch_file import EnvironmentSetting
@@ -16,6 +16,9 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 
 _PCIE = ("internal", "single-switch", "multiple-switches")
 """Paths over PCIe that NCCL uses for peer-to-peer by default (up to PXB, NCCL src/graph/paths.cc)."""
+
+
+_SHARED = Fabric("completed", 0, 1, "8e5ca1ab-1e00-4c11-9e0b-000000000001")
 
 
 def _without_peers(links: tuple[PeerLink, ...]) -> tuple[PeerLink, ...]:
@@ -57,6 +60,12 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
             "NVLink is there, P2P is off",
             healthy(2, 8).environ(ranks=range(8, 16), NCCL_P2P_DISABLE="1"),
             ranks=tuple(range(8, 16)),
+        ),
+        Passes("hosts that share no NVLink", healthy(2, 2).environ(NCCL_CUMEM_ENABLE="0")),
+        Fails(
+            "hosts that share NVLink, without the handles that reach over it",
+            healthy(2, 1).gpu(0, fabric=_SHARED).environ(NCCL_CUMEM_ENABLE="0"),
+            ranks=(0, 1),
         ),
         Fails("the nearest level alone", healthy(1, 8).environ(NCCL_P2P_LEVEL="LOC"), ranks=tuple(range(8))),
         Fails(
@@ -129,10 +138,21 @@ def _findings(job: Job) -> Iterator[Finding]:
         elif len(gpus.gpus) > 1:
             losses = _lost(nccl, gpus, guarded=bool(host and host.pci_access_control))
         else:
-            continue
+            losses = iter(())
         for setting, lost, severity in losses:
             if ranks := tuple(rank.number for rank in identical.members if not _is_alone(rank)):
                 yield _finding(setting, lost, severity, ranks)
+        off = _multi_node_nvlink_off(nccl, gpus) if gpus and job.is_multi_host else None
+        if off:
+            yield _finding(off, "NVLink between hosts (MNNVL): NCCL uses the network cards", None, identical.ranks)
+
+
+def _multi_node_nvlink_off(nccl: NcclFacts, gpus: GpuFacts) -> Setting | None:
+    """NCCL shares memory between hosts by cuMem handles alone (src/mnnvl.cc), in a clique of the fabric."""
+    cliques = [gpu.fabric for gpu in gpus.gpus if gpu.fabric and gpu.fabric.state == "completed" and gpu.fabric.cluster]
+    if not any(set(fabric.cluster or "") - set("0-") for fabric in cliques):
+        return None
+    return _switch(nccl, "NCCL_CUMEM_ENABLE", 0) or _switch(nccl, "NCCL_MNNVL_ENABLE", 0)
 
 
 def _is_alone(rank: Rank) -> bool:

@@ -44,6 +44,18 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
         ),
         Fails("no longer read", healthy(2, 2).environ(NCCL_IB_GDR_LEVEL="3", ranks=(2, 3)), ranks=(2, 3)),
         Fails("removed without a successor", healthy().environ(NCCL_SINGLE_RING_THRESHOLD="0"), ranks=(0, 1)),
+        Fails(
+            "checks that are off by default since",
+            healthy().environ(NCCL_CHECKS_DISABLE="1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Fails(
+            "the size of a queue, which has a default",
+            healthy().environ(NCCL_WORK_FIFO_DEPTH="1048576"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Fails("renamed in 2.21", healthy().environ(NCCL_MNNVL="1"), ranks=(0, 1)),
         Fails(
             "torch's old spelling is still read",
@@ -85,7 +97,8 @@ def _findings(job: Job) -> Iterator[Finding]:
                     ranks=stated.ranks,
                     evidence=_evidence(stated, since, info.replaced_by),
                     fix=_fix(stated, info.replaced_by),
-                    severity=Severity.INFO if info.still_read else None,
+                    effect=_WITHOUT_LOSS.get(stated.setting.name, ""),
+                    severity=Severity.INFO if info.still_read or stated.setting.name in _WITHOUT_LOSS else None,
                     source=source_of(stated.setting),
                 )
 
@@ -111,6 +124,12 @@ def _evidence(stated: EffectiveSetting, since: str, replacement: str | None) -> 
     origin = stated.origin
     return {"name": setting.name, "value": setting.value, "from": origin, "since": release, "instead": replacement}
 
+
+_WITHOUT_LOSS = {
+    "NCCL_CHECKS_DISABLE": "None: the checks of arguments that it turned off are off by default (NCCL_CHECK_POINTERS).",
+    "NCCL_WORK_FIFO_DEPTH": "The queue of kernel work has its default size; NCCL chooses and communicates as before.",
+}
+"""Removed names whose loss changes neither what NCCL chooses nor whether ranks agree, and their effects."""
 
 _SAME_VALUES = {
     "NCCL_IB_GDR_LEVEL",
