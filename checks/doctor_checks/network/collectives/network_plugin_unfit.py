@@ -88,6 +88,11 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
         Passes("no plug-in is wanted", healthy(2, 2).environ(NCCL_NET_PLUGIN="none", NCCL_TUNER_PLUGIN="none")),
         Passes("RDMA is asked for and there", healthy(2, 2, rdma=2).environ(NCCL_NET="IB")),
         Passes("EFA with its plug-in", healthy(2, 2).put(_EFA).alter(NcclFacts, plugins=_GOOD)),
+        Fails(
+            "a plug-in on one of two hosts",
+            healthy(2, 1).alter(NcclFacts, ranks=(1,), plugins=_GOOD),
+            ranks=(0,),
+        ),
         Fails("the plug-in's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
         Fails(
             "a network of a plug-in that is not installed",
@@ -136,6 +141,27 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
         found += [*_missing(nccl, identical), *_stale(nccl, identical), *_network(nccl, identical)]
         found += _elastic_fabric(nccl, identical, job.is_multi_host)
     yield from merge(found)
+    yield from _on_some_ranks(job)
+
+
+def _on_some_ranks(job: Job) -> Iterator[Finding]:
+    """Whether a plug-in would carry data on some ranks, and NCCL's own network on the others."""
+    present: list[int] = []
+    absent: list[int] = []
+    paths = set()
+    for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, SoftwareFacts, GpuFacts, TrainerFacts)):
+        if nccl_matters(identical):
+            plugin = loaded_net_plugin(nccl)
+            (absent if plugin is None else present).extend(identical.ranks)
+            paths |= {plugin.path} if plugin and plugin.path else set()
+    if present and absent and job.is_multi_host:
+        yield Finding(
+            f"A network plug-in is found on {len(present)} of {len(present) + len(absent)} ranks only",
+            ranks=tuple(sorted(present if len(present) < len(absent) else absent)),
+            evidence={"with": sorted(present)[:64], "without": sorted(absent)[:64], "paths": sorted(paths)},
+            effect="Ranks that choose different networks can't connect: the job hangs or fails when NCCL starts.",
+            fix="Use one image on all hosts, or `export NCCL_NET_PLUGIN=none` on all of them.",
+        )
 
 
 def _missing(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from doctor.analysis.interface_choice import good_interfaces, is_loopback
@@ -19,12 +20,14 @@ from doctor.api import (
     event_groups,
     finding_from_logs,
     hosts_text,
+    merge,
 )
 from doctor.facts import EnvironmentFacts, HostFacts, InterfaceFacts, NameLookup
 from doctor.knowledge.interface_syntax import gloo_names
 from doctor.testing import Fails, Passes, healthy, logged
 
 _LOOPBACK = (NameLookup("node", "hostname", ("127.0.1.1",), seconds=0.001),)
+_MOVED = (NameLookup("node", "hostname", ("203.0.113.9",), seconds=0.001),)
 _BOTH = (NameLookup("node", "hostname", ("127.0.1.1", "10.0.0.1"), seconds=0.001),)
 
 
@@ -96,6 +99,15 @@ _CONNECTIONS = (
             "Debian's 127.0.1.1 on one host of two",
             healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_LOOPBACK),
             ranks=(2, 3),
+        ),
+        Fails(
+            "the address of a host before the move",
+            healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_MOVED),
+            ranks=(2, 3),
+        ),
+        Passes(
+            "the same with GLOO_SOCKET_IFNAME",
+            healthy(2, 2).alter(HostFacts, hosts=("node1",), names=_MOVED).environ(GLOO_SOCKET_IFNAME="eth0"),
         ),
         Fails(
             "127.0.1.1 on both hosts, and GLOO_SOCKET_IFNAME is unset",
@@ -173,6 +185,8 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
         and name.addresses
         and all(map(is_loopback, name.addresses))
     ]
+    if job.is_multi_host:
+        yield from merge(_foreign(job))
     by_name = [identical for _, identical in affected if _goes_by_name(identical)]
     advertised = {rank.host.machine for identical in by_name for rank in identical.members}
     groups: dict[Severity, list[tuple[NameLookup, IdenticalRanks]]] = {}
@@ -191,6 +205,31 @@ def hostname_loopback(job: Job) -> Iterator[Verdict]:
             evidence={"names": {name.name: list(name.addresses) for name, _ in hosts[:16]}},
             fix=_fix(first.name, members.find(InterfaceFacts)) if len(names) == 1 else "",
             explains=("NET027",),
+        )
+
+
+def _foreign(job: Job) -> Iterator[Finding]:
+    """Hosts whose own name leads to addresses that none of their interfaces has. Gloo can't bind to such an address
+    and falls back to the loopback (torch ProcessGroupGloo.cpp, createDefaultDevice). Where two machines share a name,
+    NET003 says so."""
+    names = Counter(host.name for host in job.hosts)
+    for host, identical in job.each(HostFacts, also=(EnvironmentFacts, InterfaceFacts)):
+        name = next((name for name in host.names if name.role == "hostname" and name.addresses), None)
+        interfaces = identical.find(InterfaceFacts)
+        if name is None or interfaces is None or not interfaces.interfaces or not _goes_by_name(identical):
+            continue
+        if any(names[rank.host.name] > 1 for rank in identical.members):
+            continue
+        own = {address.address for interface in interfaces.interfaces for address in interface.addresses}
+        if any(address in own or is_loopback(address) for address in name.addresses):
+            continue
+        yield Finding(
+            f"{name.name} resolves its own name to {name.addresses[0]}: an address that no interface of it has",
+            ranks=identical.ranks,
+            evidence={"name": name.name, "addresses": list(name.addresses), "own": sorted(own)[:16]},
+            effect="Gloo can't bind to the address: it warns `Unable to resolve hostname to a (local) address` and "
+            "gives out 127.0.0.1, where no other host reaches it.",
+            fix=_fix(name.name, interfaces),
         )
 
 

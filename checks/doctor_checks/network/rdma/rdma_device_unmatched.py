@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from doctor.analysis.interface_choice import (
     active_rdma_ports,
@@ -28,7 +28,8 @@ from doctor.api import (
     source_of,
 )
 from doctor.facts import GpuFacts, MissingReason, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
-from doctor.knowledge.interface_syntax import nccl_device_list
+from doctor.knowledge.environment_variables import slips
+from doctor.knowledge.interface_syntax import nccl_device_list, parse_nccl_integer
 from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy, logged
@@ -215,6 +216,8 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
             continue
         if named and not active and not job.is_multi_host:
             continue  # A single host without a cable needs no RDMA.
+        if wanted.exclude and not named and parse_nccl_integer(nccl.get("NCCL_MNNVL_ENABLE"), 2) == 1:
+            continue  # NVLink between hosts, asked for, carries everything (NCCL src/init.cc: 2 is automatic).
         found.append(_finding(setting, named, [one.name for one in active], identical))
     yield from merge(found)
 
@@ -240,6 +243,8 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     names = [device.name for device in rdma.devices]
     if not fault and wanted.exclude and not any(map(wanted.names, names)):
         fault = "it excludes none of this host's RDMA devices"
+    if not fault and wanted.exclude and (slip := _misspelled(setting.value, names)):
+        fault = f"it excludes {slip[0]}, which this host does not have; did you mean {slip[1]}?"
     if fault:
         yield Finding(
             f"{setting_text(setting)}: {fault}",
@@ -250,6 +255,18 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),
         )
+
+
+def _misspelled(value: str, devices: Sequence[str]) -> tuple[str, str] | None:
+    """The first entry that matches no device and differs by one letter from a device that the list leaves in."""
+    entries = [entry.partition(":")[0] for entry in value.removeprefix("^").removeprefix("=").split(",")]
+    for entry in entries:
+        if not entry or any(device.startswith(entry) for device in devices):
+            continue
+        for device in devices:
+            if slips(entry, device, 1) == 1 and device not in entries:
+                return entry, device
+    return None
 
 
 def _finding(setting: Setting, named: list[str], active: list[str], identical: IdenticalRanks) -> Finding:
