@@ -65,8 +65,11 @@ def within(version: str, first: str | None = None, before: str | None = None) ->
 
 
 def minimum_driver(cuda: str) -> str | None:
-    """Return the oldest Linux driver for a CUDA release (``12.8``) under minor-version compatibility, if known."""
-    return _table().minimum_driver.get(cuda.partition(".")[0])
+    """Return the oldest Linux driver for a CUDA release (``12.8``) under minor-version compatibility, if known.
+
+    Releases before 11, which have no such compatibility, have a driver each (CUDA release notes, table of drivers)."""
+    drivers = _table().minimum_driver
+    return drivers.get(".".join(cuda.split(".")[:2])) or drivers.get(cuda.partition(".")[0])
 
 
 def minimum_nccl(compute_capability: str) -> str | None:

@@ -66,8 +66,17 @@ def _put_torch(site: Path, version: str) -> None:
             "-Wl,--no-as-needed",
             "-l:libnccl.so.2",
         )
-        architectures = 'const char *list = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120";'
-        _compile(package / "lib" / "libtorch_python.so", architectures)
+        _compile(package / "lib" / "libtorch_python.so", f'const char *list = "{_architectures(digits)}";')
+
+
+def _architectures(digits: str) -> str:
+    """What the wheels for a CUDA release were built for: ``torch.cuda.get_arch_list()`` of 1.7.1+cu102, 2.5.0+cu121 and
+    2.8.0+cu128."""
+    if digits.startswith("10"):
+        return "sm_37 sm_50 sm_60 sm_70 sm_75"
+    if int(digits) < 128:
+        return f"sm_50 sm_60 sm_70 sm_75 sm_80 sm_86{' sm_90' if int(digits) >= 118 else ''}"
+    return "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"
 
 
 def put_nccl(folder: Path, version: str) -> Path:

@@ -19,7 +19,7 @@ from doctor.api import (
     merge,
     rule,
 )
-from doctor.facts import LaunchFacts
+from doctor.facts import GpuFacts, LaunchFacts
 from doctor.knowledge.launcher_index import LOCAL_RANKS, SCRIPT_VARIABLES
 from doctor.lint.launch.process_launches import (
     ProcessLaunch,
@@ -198,7 +198,11 @@ def _joined(names: list[str]) -> str:
 def _judge_local_ranks(job: Job) -> Iterator[Finding]:
     for local in job.by_host():
         launches = [(rank.number, launch) for rank in local.members if (launch := rank.find(LaunchFacts)) is not None]
-        without = tuple(number for number, launch in launches if _lacks_local_rank(launch, len(launches)))
+        gpus = local.find(GpuFacts)
+        # Of a process that is judged alone, its neighbors are not seen: several GPUs stand for them.
+        alone = len(job.ranks) == 1 and gpus is not None and len(gpus.gpus) > 1
+        seen = 2 if alone and any((launch.world_size or 1) > 1 for _, launch in launches) else len(launches)
+        without = tuple(number for number, launch in launches if _lacks_local_rank(launch, seen))
         if without:
             yield Finding(
                 "LOCAL_RANK is not set, but there are several ranks per host",

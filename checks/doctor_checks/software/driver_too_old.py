@@ -87,6 +87,8 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
             ranks=(2, 3),
         ),
         Fails("CUDA 12 under a driver for 11", _drivers("470.57.02", "11.4"), ranks=(2, 3)),
+        Fails("CUDA 10.2 under a driver for 10.1", _drivers("418.87.01", "10.1", "10.2"), ranks=(2, 3)),
+        Passes("CUDA 10.2 under a driver for 11", _drivers("450.51.06", "11.0", "10.2")),
         Fails("CUDA 13 under a driver for 12", _drivers("570.124.06", "12.8", "13.0"), ranks=(2, 3)),
         Fails("just below the minimum, NVML silent", _drivers("525.60.11", None), ranks=(2, 3)),
         Fails(
@@ -192,12 +194,18 @@ def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _DriverRequ
     return _DriverRequirement(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
 
 
+_BEFORE_COMPATIBILITY = ("8", "9", "10")
+"""Major releases of CUDA each of whose minor releases needs a driver of its own."""
+
+
 def _is_too_old(need: _DriverRequirement) -> bool:
     """By the major release of CUDA that the driver says it supports: every driver of that major release runs all of
     its minor releases (CUDA compatibility guide, "minor version compatibility"). Without that, by the driver's number,
     which counts differently under WSL and on Jetson."""
     if need.compatibility and need.minimum and is_older(need.compatibility, need.minimum) is False:
         return False
+    if need.supports and need.cuda.partition(".")[0] in _BEFORE_COMPATIBILITY:
+        return bool(is_older(need.supports, need.cuda))
     if need.supports:
         return bool(is_older(need.supports.partition(".")[0], need.cuda.partition(".")[0]))
     return bool(need.driver and need.minimum and is_older(need.driver, need.minimum))

@@ -12,9 +12,10 @@ from doctor.analysis.visible_devices import (
     process_ids,
     sees_host_processes,
     shares_by_machine,
+    visible_to,
 )
 from doctor.api import Finding, Job, LocalRanks, Rank, Scope, Severity, Unknown, Verdict, check
-from doctor.facts import EnvironmentFacts, Gpu, GpuFacts, GpuProcess, HostFacts
+from doctor.facts import EnvironmentFacts, Gpu, GpuFacts, GpuProcess, HostFacts, LaunchFacts
 from doctor.testing import Fails, Passes, healthy, logged
 
 LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
@@ -28,7 +29,19 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
     needs=(GpuFacts,),
     cases=lambda: (
         Passes("default mode", healthy(hosts=2, per_host=2)),
-        Passes("exclusive, one rank a GPU", healthy(per_host=2).gpu(0, compute_mode="exclusive-process")),
+        Passes(
+            "exclusive, and each rank sees its own GPU alone",
+            healthy(per_host=2)
+            .gpu(0, compute_mode="exclusive-process")
+            .environ(ranks=(0,), CUDA_VISIBLE_DEVICES="0")
+            .environ(ranks=(1,), CUDA_VISIBLE_DEVICES="1"),
+        ),
+        Fails(
+            "exclusive, one rank a GPU, and the ranks see the GPUs of the others",
+            healthy(per_host=2).gpu(0, compute_mode="exclusive-process").gpu(1, compute_mode="exclusive-process"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
         Passes("default mode, shared", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="0")),
         Passes(
             "exclusive and shared through MPS",
@@ -95,6 +108,29 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
             elif _may_be_taken(machine, share.gpu):
                 reason = f"GPU {share.gpu.index} takes one process, and whether one has it can't be seen from here"
                 yield Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
+        yield from _exposed(machine, [share.gpu for share in limited if not _forbidden(machine, share.gpu, 1)])
+
+
+def _exposed(machine: LocalRanks, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Ranks that can open a GPU of another one by mistake, which costs memory in the default mode and fails here."""
+    ranks = [rank for rank in machine.members if not _by_mps(rank) and _is_one_of_several(rank)]
+    seen = {rank.number: visible_to(rank) for rank in ranks}
+    wide = tuple(number for number, one in seen.items() if one and (one.devices is None or len(one.devices) > 1))
+    if gpus and wide:
+        yield Finding(
+            f"GPUs of {machine.name} are in mode {gpus[0].compute_mode}, and its ranks see one another's GPUs",
+            ranks=wide,
+            evidence={"compute_mode": gpus[0].compute_mode, "gpus": [gpu.index for gpu in gpus]},
+            effect="A rank that touches another GPU than its own, as by cuda() before set_device() or by a barrier "
+            "without device_ids, ends with `all CUDA-capable devices are busy or unavailable`.",
+            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call torch.cuda.set_device(local_rank) first.",
+            severity=Severity.INFO,
+        )
+
+
+def _is_one_of_several(rank: Rank) -> bool:
+    launch = rank.find(LaunchFacts)
+    return launch is not None and (launch.local_world_size or 1) > 1
 
 
 def _by_mps(rank: Rank) -> bool:
