@@ -120,8 +120,8 @@ class Trainer:
     """Stands for Transformers' Trainer, whose own AdamW of 2022 updates one parameter after the other: it has no
     temporaries as large as all of them, as a fused kernel has none."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.args = model, SimpleNamespace(optim="adamw_hf, as fused")
+    def __init__(self, model: nn.Module, optimizer: str = "adamw_hf, as fused") -> None:
+        self.model, self.args = model, SimpleNamespace(optim=optimizer)
 
 
 def classifier_of_2022(
@@ -145,6 +145,23 @@ def classifier(
     ids = torch.zeros(batch, tokens, dtype=torch.long)
     mask = {"attention_mask": torch.ones(batch, tokens, dtype=torch.long)} if masked else {}
     return model, {"input_ids": ids, "labels": torch.zeros(batch, dtype=torch.long), **mask}
+
+
+def trained_by_trainer(
+    kind: str, head: str, config: dict[str, Any], inputs: str, batch: int
+) -> tuple[Trainer, nn.Module, dict[str, torch.Tensor]]:
+    """A model in Transformers' Trainer of 2024, with the shapes that optimum-benchmark gives to its task."""
+    import transformers
+
+    made = getattr(transformers, f"{kind}Config")(**config)
+    made._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}{head}" if kind == "GPT2" else f"{kind}For{head}")(made)
+    ids = torch.zeros((batch, 1, 16) if inputs == "choice" else (batch, 16), dtype=torch.long)
+    labels = ids if inputs == "tokens" else torch.zeros(batch, dtype=torch.long)
+    if inputs == "image":
+        return Trainer(model, "adamw_torch"), model, {"pixel_values": torch.zeros(batch, 3, 224, 224), "labels": labels}
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    return Trainer(model, "adamw_torch"), model, given
 
 
 # --- A vision transformer as in torchvision ---

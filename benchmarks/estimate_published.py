@@ -2,7 +2,7 @@
 
 ``estimate_published.json`` beside this program has the figures with their sources; ``estimate_factories.py`` rebuilds
 the model and the step of each without weights. A hash of the address of each figure divides them: mechanisms may be
-examined on the half ``tuned``; the half ``held`` only scores them.
+examined on the half ``tuned``; the half ``held`` only scores them. Figures of the set ``fresh`` were gathered later.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PATH = ROOT / "benchmarks" / "estimate_published.json"
 PATIENCE = 600.0
 
 Metric = Literal["allocated", "reserved", "process"]
+HALVES = ("tuned", "held", "fresh")
 METRICS: tuple[Metric, ...] = ("allocated", "reserved", "process")
 
 GOALS: dict[Metric, tuple[float, float]] = {
@@ -42,7 +43,9 @@ COVERED, WIDTH = 0.90, 0.10
 
 
 class PublishedSource(msgspec.Struct, frozen=True, kw_only=True):
-    """``url`` with ``at``, its commit or date. ``is_current``: nearly the same software as that which estimates."""
+    """``url`` with ``at``, its commit or date. ``is_current``: nearly the same software as that which estimates.
+
+    ``is_fresh``: gathered after the mechanisms were fixed, and committed before the first estimate."""
 
     url: str
     at: str
@@ -50,6 +53,7 @@ class PublishedSource(msgspec.Struct, frozen=True, kw_only=True):
     software: str
     method: str
     is_current: bool = False
+    is_fresh: bool = False
     capability: str = ""
     cuda: str = ""
 
@@ -108,7 +112,10 @@ class PublishedResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def half_of(case: PublishedCase, source: PublishedSource) -> str:
-    """Return the half to which a hash of the address assigns a case: that of the source, and its place in it."""
+    """Return ``fresh``, or the half to which a hash of the address assigns a case: that of the source, and its place
+    in it."""
+    if source.is_fresh:
+        return "fresh"
     address = f"{source.url}#{case.name}"
     return "held" if hashlib.sha256(address.encode()).digest()[0] % 2 else "tuned"
 
@@ -186,14 +193,14 @@ def _line(one: PublishedError) -> str:
 def summary(results: PublishedResults) -> str:
     """Return the error of each half by metric, with the same and with older software."""
     lines = ["| half | software | metric | figures | median | median absolute | lowest | highest |", "|---" * 8 + "|"]
-    for half in ("tuned", "held"):
+    for half in HALVES:
         for is_current in (True, False):
             for metric in (*METRICS, None):
                 chosen = list(_chosen(results.errors, half, is_current, metric))
                 if chosen and (metric is not None or not is_current):
                     lines.append(_row(half, is_current, metric, chosen))
     ranges = [one for one in results.errors if one.high]
-    for half in ("tuned", "held"):
+    for half in HALVES:
         own = [one for one in ranges if one.half == half]
         if own:
             lines += ["", _coverage(half, own)]
