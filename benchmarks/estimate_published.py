@@ -45,7 +45,9 @@ COVERED, WIDTH = 0.90, 0.10
 class PublishedSource(msgspec.Struct, frozen=True, kw_only=True):
     """``url`` with ``at``, its commit or date. ``is_current``: nearly the same software as that which estimates.
 
-    ``is_fresh``: gathered after the mechanisms were fixed, and committed before the first estimate."""
+    ``workspace``: bytes that its software gives to cuBLAS, if not those of current releases: torch before 2.5 gives
+    none to hipBLAS (``CublasHandlePool.cpp``). ``is_fresh``: gathered after the mechanisms were fixed, and committed
+    before the first estimate."""
 
     url: str
     at: str
@@ -56,6 +58,7 @@ class PublishedSource(msgspec.Struct, frozen=True, kw_only=True):
     is_fresh: bool = False
     capability: str = ""
     cuda: str = ""
+    workspace: int | None = None
 
 
 class PublishedCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,8 +161,9 @@ def _errors_of(case: PublishedCase, source: PublishedSource) -> Iterator[Publish
 
     plan = case.plan
     factory = f"benchmarks/estimate_factories.py:{case.name}"
+    given = workspace(source.capability) if source.workspace is None else source.workspace
     with TracerClient(
-        factory, directory=ROOT, seconds=PATIENCE, workspace=workspace(source.capability), capability=source.capability
+        factory, directory=ROOT, seconds=PATIENCE, workspace=given, capability=source.capability
     ) as tracer:
         traced = tracer.run(plan)
     values = {
@@ -263,7 +267,20 @@ def is_good(results: PublishedResults) -> bool:
     if not held:
         return False
     inside, width = covered(held)
+    near = near and _is_fresh_good([one for one in results.errors if one.half == "fresh"])
     return near and worst and older and inside >= COVERED and round(width, 3) <= WIDTH
+
+
+def _is_fresh_good(fresh: Sequence[PublishedError]) -> bool:
+    """Whether the set ``fresh``, whose software is older, reaches the aims of the same software."""
+    for metric in METRICS:
+        median, worst = GOALS[metric]
+        offs = [one.off for one in fresh if one.metric == metric]
+        if offs and (statistics.median(map(abs, offs)) > median or min(offs) < -worst):
+            return False
+        if offs and metric != "allocated" and max(offs) > worst:
+            return False
+    return True
 
 
 def markdown(results: PublishedResults) -> str:

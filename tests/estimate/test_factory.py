@@ -32,6 +32,7 @@ MODULE = """
 
     def data(): return torch.randn(128, 64), torch.randint(0, 10, (128,))
     def pair(): return Net(), data()
+    def compiled(): return torch.compile(Net()), data()
     def turned(): return data(), Net()
     def three(): return Net(), *data()
     def one(): return Net(), torch.randn(128, 64)
@@ -147,6 +148,12 @@ def test_what_a_factory_may_return(name, step):
     assert PARAMETERS * 4 < traced.parts.total < PARAMETERS * 9
     assert traced.bound == ""
     assert traced.notes == ()
+
+
+def test_a_compiled_module_has_no_truth_value(step):
+    traced = step("plain:compiled")
+    assert traced.parameter_bytes == PARAMETERS
+    assert any("torch.compile" in note for note in traced.notes)
 
 
 def test_a_file_is_a_module_too(step):

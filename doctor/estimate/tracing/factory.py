@@ -96,7 +96,9 @@ def unpack_output(returned: object, name: str) -> FactoryOutput:
     """Identify module, batch, Trainer and loader, in any order."""
     parts = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     trainer = _take(parts, lambda part: _is_named(part, "Trainer"))
-    module = _take(parts, lambda part: isinstance(part, Module)) or _module_of(trainer)
+    module = _take(parts, lambda part: isinstance(part, Module))
+    if module is None:  # not `or`: a compiled module has no truth value
+        module = _module_of(trainer)
     if module is None:
         raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, and no torch.nn.Module is among it")
     loader = _take(parts, _is_loader)
@@ -130,8 +132,8 @@ def _is_loader(part: object) -> bool:
 
 
 def _module_of(trainer: Any) -> Module | None:
-    module = getattr(trainer, "model", None) or getattr(trainer, "lightning_module", None)
-    return module if isinstance(module, Module) else None
+    found = (getattr(trainer, name, None) for name in ("model", "lightning_module"))
+    return next((module for module in found if isinstance(module, Module)), None)
 
 
 def _loader_of(trainer: Any, module: Module) -> Any:

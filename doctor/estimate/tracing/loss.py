@@ -47,23 +47,28 @@ def _called(module: Module, batch: Any) -> tuple[Any, tuple[Any, ...]]:
     if isinstance(batch, Mapping):
         if _fits(module, (), dict(batch)):
             return module(**batch), ()
-        taken = {name: value for name, value in batch.items() if name in inspect.signature(module.forward).parameters}
+        taken = {name: value for name, value in batch.items() if name in _signature(module).parameters}
         if taken and _fits(module, (), taken):
             return module(**taken), tuple(value for name, value in batch.items() if name not in taken)
         return module(batch), ()
     if isinstance(batch, (tuple, list)):
         if _fits(module, tuple(batch), {}):
             return module(*batch), ()
-        names = list(inspect.signature(module.forward).parameters)
+        names = list(_signature(module).parameters)
         takes_batch = len(names) == 1 and "batch" in names[0]
         if len(batch) > 1 and not takes_batch:
             return module(batch[0]), tuple(batch[1:])
     return module(batch), ()
 
 
+def _signature(module: Module) -> inspect.Signature:
+    """Return the parameters of the forward pass: of a compiled module, those of the module that was compiled."""
+    return inspect.signature(getattr(module, "_orig_mod", module).forward)
+
+
 def _fits(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     try:
-        inspect.signature(module.forward).bind(*args, **kwargs)
+        _signature(module).bind(*args, **kwargs)
     except TypeError:
         return False
     except ValueError:  # a signature that is not available
