@@ -37,6 +37,11 @@ def main() -> None:
         from doctor.version import __version__
 
         sys.exit(_run(lambda: print(f"rankdoctor {__version__}")))  # noqa: T201
+    if sys.argv[1:3] == ["run", "--"] and len(sys.argv) > 3:
+        # Without options: each rank of a job starts this way, and building the command line takes longer than the rest.
+        from doctor.monitor.autostart.launch import replace_process
+
+        sys.exit(_run(lambda: replace_process(sys.argv[3:])))
     sys.exit(_run(_command))
 
 

@@ -63,6 +63,7 @@ _ELSEWHERE: dict[str, str] = {
     "attach": "doctor.cli.attach",
     "estimate": "doctor.cli.estimate",
     "lint": "doctor.cli.lint",
+    "run": "doctor.cli.run",
 }
 """Commands that are loaded on use, by the module whose ``command`` they are."""
 

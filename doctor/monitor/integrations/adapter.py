@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from doctor.core.background import start_thread
 from doctor.core.facts import TrainingFacts
@@ -20,6 +23,7 @@ from doctor.monitor.watchdog.decision import OnHang
 P = ParamSpec("P")
 A = TypeVar("A", bound="Adapter[Any]")
 R = TypeVar("R", bound="AdapterRun")
+ExceptHook = Callable[[type[BaseException], BaseException, "TracebackType | None"], None]
 
 
 class AdapterRun:
@@ -28,9 +32,39 @@ class AdapterRun:
     def __init__(self, session: WatchSession) -> None:
         self.session = session
         self.telemetry: RankTelemetry = session.telemetry
+        self._hook: tuple[ExceptHook, ExceptHook] | None = None
+        self._at_exit: Callable[[], None] | None = None
 
     def restore(self) -> None:
         """Restore whatever was changed in the framework's objects."""
+        hook, self._hook = self._hook, None
+        if hook is not None and sys.excepthook is hook[0]:  # not replaced since
+            sys.excepthook = hook[1]
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+
+    def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
+        """Have ``callback`` called with an uncaught exception, which is then handled as before."""
+        before, process = sys.excepthook, os.getpid()
+
+        def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if os.getpid() == process:  # not in a process that the program forked
+                callback(error)
+            before(kind, error, trace)
+
+        sys.excepthook = report
+        self._hook = (report, before)
+
+    def watch_exit(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called at interpreter exit, unless this run has ended before."""
+        process = os.getpid()
+
+        def end() -> None:
+            if os.getpid() == process:
+                callback()
+
+        self._at_exit = end
+        atexit.register(end)
 
     def restore_after_close(self) -> None:
         """Restore changes that have to stay until the session is closed."""
@@ -57,7 +91,16 @@ class Adapter(Generic[R]):
 
     Raises:
         ValueError: an argument is not valid.
+
+    Attributes:
+        unasked: the program did not ask for it: ``doctor run`` added it, and one that the program has takes its place.
+        claimed: one that watches a framework, or that the program asked for, has begun a run in this process.
+        stand_in: watches a loop that nothing else watches; it makes way when ``claimed`` becomes true.
     """
+
+    unasked = False
+    claimed: ClassVar[bool] = False
+    stand_in: ClassVar[Adapter[Any] | None] = None
 
     def __init__(
         self,
@@ -88,6 +131,7 @@ class Adapter(Generic[R]):
             self._end_run()
             if self._guard.off or is_disabled():
                 return
+            self._claim()
             run = start()
             try:
                 run.session.open()
@@ -97,6 +141,13 @@ class Adapter(Generic[R]):
             self._run = run
         except Exception as error:  # noqa: BLE001 - the callback's guard
             self._guard.switch_off("the beginning of a run", error)
+
+    def _claim(self) -> None:
+        stand_in = Adapter.stand_in
+        if stand_in is not self:
+            Adapter.claimed = True
+            if stand_in is not None:
+                stand_in._end_run()
 
     def _new_session(self, rank: int, world_size: int, default: Path, training: TrainingFacts) -> WatchSession:
         """Return a session that is not open yet. ``default``: the run's own output directory."""

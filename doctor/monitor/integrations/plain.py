@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from doctor.core.facts import Sampler, TrainingFacts
 from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
@@ -29,6 +29,7 @@ from doctor.monitor.integrations.torch_state import (
     torch_rank,
     unwrapped,
 )
+from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.watch_session import WatchSession
 
 T = TypeVar("T")
@@ -44,27 +45,42 @@ class LoaderSlot(NamedTuple):
     number: int
 
 
+class LoaderInSlot(Protocol):
+    """A loader, and its identity within the loop."""
+
+    slot: LoaderSlot
+
+    @property
+    def wrapped(self) -> Any:
+        """The loader itself."""
+
+
 class PlainRun(AdapterRun):
     """One watched run of a plain loop.
 
-    ``wrapper``: the model as passed; ``steps``: optimizer steps so far; ``loss``: of the last step.
+    ``steps``: optimizer steps so far; ``loss``: of the last step.
     """
 
     def __init__(self, session: WatchSession) -> None:
         super().__init__(session)
-        self.wrapper: object = None
         self.steps = 0
         self.loss: object = None
-        self._active_loaders: list[WatchedLoader[Any]] = []
-        self._attached: dict[LoaderSlot, object] = {}
+        self._wrapper: Callable[[], Any] = lambda: None
+        self._active_loaders: list[LoaderInSlot] = []
+        self._attached: dict[LoaderSlot, Callable[[], Any]] = {}
         self._passes: dict[LoaderSlot, int] = {}
         self._has_checked_start = False
         self._steps_before = 0
 
+    @property
+    def wrapper(self) -> Any:
+        """The model as passed, which is not kept alive."""
+        return self._wrapper()
+
     def use_model(self, module: Any) -> None:
         """Record the model as it is wrapped."""
         telemetry = self.telemetry
-        self.wrapper = module
+        self._wrapper = weak_reference(module)
         replicated, broadcast = replication(module)
         device = device_of(module)
         telemetry.steps.use_device(device)
@@ -72,15 +88,16 @@ class PlainRun(AdapterRun):
         telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
         self._refresh_facts()
 
-    def attach(self, loader: WatchedLoader[Any]) -> None:
+    def attach(self, loader: LoaderInSlot) -> None:
         """Describe a loader unless it is known: it may be wrapped anew in every epoch."""
-        if self._attached.get(loader.slot) is not loader.wrapped:
-            self._attached[loader.slot] = loader.wrapped
+        known = self._attached.get(loader.slot)
+        if known is None or known() is not loader.wrapped:
+            self._attached[loader.slot] = weak_reference(loader.wrapped)
             self.telemetry.loaders.attach(*loader.slot, loader.wrapped)
             if self.telemetry.training.data_parallel_size is None:
                 self._refresh_facts()
 
-    def pass_start(self, loader: WatchedLoader[Any]) -> None:
+    def pass_start(self, loader: LoaderInSlot) -> None:
         """Record the start of a pass; before the very first batch, all ranks are evaluated."""
         self.attach(loader)
         self._active_loaders.append(loader)
@@ -102,14 +119,14 @@ class PlainRun(AdapterRun):
         self.loss = loss
         self.telemetry.optimizer_step()
 
-    def batch_start(self, loader: WatchedLoader[Any], number: int, batch: object) -> None:
+    def batch_start(self, loader: LoaderInSlot, number: int, batch: object) -> None:
         """Record a batch. (step path)"""
         stage, index = loader.slot
         if stage == "train":
             self._steps_before = self.steps
         self.telemetry.batch_start(stage, number, index, batch)
 
-    def batch_end(self, loader: WatchedLoader[Any]) -> None:
+    def batch_end(self, loader: LoaderInSlot) -> None:
         """Record the end of a batch when the loop asks for the next one. (step path)"""
         if loader.slot.stage != "train":
             self.telemetry.batch_end(loader.slot.stage)
@@ -117,12 +134,12 @@ class PlainRun(AdapterRun):
         loss, self.loss = self.loss, None
         self.telemetry.batch_end("train", step=self.steps, loss=loss)
 
-    def batch_left(self, loader: WatchedLoader[Any]) -> None:
+    def batch_left(self, loader: LoaderInSlot) -> None:
         """Record that the loop was left within a batch, which is complete if the optimizer stepped."""
         if loader.slot.stage == "train" and self.steps > self._steps_before:
             self.batch_end(loader)
 
-    def pass_end(self, loader: WatchedLoader[Any], *, ended: bool) -> None:
+    def pass_end(self, loader: LoaderInSlot, *, ended: bool) -> None:
         """Record the end of a pass; ``ended``: the loader was exhausted."""
         telemetry, (stage, index) = self.telemetry, loader.slot
         telemetry.loader_end(stage, index, ended=ended)

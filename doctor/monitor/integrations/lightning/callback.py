@@ -26,7 +26,7 @@ class LightningHooks(Adapter[LightningRun]):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called when the process group exists and the loaders do not.
 
-        Of several callbacks, only the first watches.
+        Of several callbacks, only one watches: the first that the program asked for, else the first.
         """
 
         def start() -> LightningRun:
@@ -38,7 +38,10 @@ class LightningHooks(Adapter[LightningRun]):
             return run
 
         first = value_or_default(
-            lambda: next(one for one in trainer.callbacks if isinstance(one, LightningHooks)), self
+            lambda: min(
+                (one for one in trainer.callbacks if isinstance(one, LightningHooks)), key=lambda one: one.unasked
+            ),
+            self,
         )
         if first is self:
             self._begin(start)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import sys
-from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from doctor.core.facts import TrainingFacts, Variable
@@ -29,8 +26,6 @@ DEFAULTS: dict[str, object] = {
 LOADER_DEFAULTS: dict[str, object] = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
 """The same for ``accelerator_config``."""
 
-ExceptHook = Callable[[type[BaseException], BaseException, "TracebackType | None"], None]
-
 
 class TransformersRun(AdapterRun):
     """One watched run of a Trainer.
@@ -49,32 +44,6 @@ class TransformersRun(AdapterRun):
         self._evaluates = False
         self._batch = 0
         self._kept = 0
-        self._hook: tuple[ExceptHook, ExceptHook] | None = None
-        self._at_exit: Callable[[], None] | None = None
-
-    def restore(self) -> None:
-        """Restore the exception hook, unless it was replaced since."""
-        hook, self._hook = self._hook, None
-        if hook is not None and sys.excepthook is hook[0]:
-            sys.excepthook = hook[1]
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
-
-    def watch_exceptions(self, callback: Callable[[BaseException], None]) -> None:
-        """Have ``callback`` called with an uncaught exception, which is then handled as before."""
-        before = sys.excepthook
-
-        def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            callback(error)
-            before(kind, error, trace)
-
-        sys.excepthook = report
-        self._hook = (report, before)
-
-    def watch_exit(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called at interpreter exit, unless this run has ended before."""
-        self._at_exit = callback
-        atexit.register(callback)
 
     # Training.
 

@@ -85,6 +85,10 @@ class LoaderHistories:
         history = self._histories.get((stage, index))
         return history.end(ended) if history is not None else 0
 
+    def forget(self, stage: str, index: int) -> None:
+        """Drop a loader that turned out not to be one of ``stage``."""
+        self._histories.pop((stage, index), None)
+
     def units(self) -> int | None:
         """Return tokens, else samples, of the largest training batch since the last call."""
         return max((history.take_units() for history in self._of("train")), default=0) or None
@@ -165,8 +169,8 @@ class _LoaderHistory:
         self.units = 0
         self.epochs: deque[_LoaderEpoch] = deque(maxlen=KEPT_EPOCHS) if epochs is None else epochs
         self._loader_facts = loader_facts
-        self._loader = _reference(loader)
-        self._sampler = _reference(index_sampler_of(loader))
+        self._loader = weak_reference(loader)
+        self._sampler = weak_reference(index_sampler_of(loader))
         self._newest = newest
         self._next = epoch
         self._current: _LoaderEpoch | None = None
@@ -245,7 +249,7 @@ class _LoaderHistory:
         return self._current
 
 
-def _reference(thing: Any) -> Callable[[], Any]:
+def weak_reference(thing: Any) -> Callable[[], Any]:
     """Return a weak reference, so that loaders, which hold datasets, can be freed.
 
     An object without weak references (a plain list as sampler) is small and is kept.

@@ -1,0 +1,71 @@
+"""``doctor run``: starts a command whose training processes are watched without an edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from doctor.cli.options import words
+from doctor.monitor.autostart.launch import replace_process
+from doctor.monitor.watch_options import OnError, Probes
+from doctor.monitor.watchdog.decision import OnHang
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--folder",
+    "dirpath",
+    type=click.Path(path_type=Path),
+    help="Write the report and the records of the ranks here (default: rankdoctor beside the run's own output).",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(get_args(OnError)),
+    help="raise: end all ranks at the start if an error is found that would break the run (default: warn).",
+)
+@click.option(
+    "--on-hang",
+    type=click.Choice(get_args(OnHang)),
+    help="abort: end a rank once a hang has been explained (default: report).",
+)
+@click.option(
+    "--hang-after",
+    type=float,
+    metavar="S",
+    help="Seconds without progress that count as a hang (default: adapts to the run's own steps).",
+)
+@click.option("--every-n-steps", type=int, metavar="N", help="Interval of memory samples and checksums (default: 50).")
+@click.option(
+    "--probe",
+    type=click.Choice(get_args(Probes)),
+    help="light: probe the connections between hosts at the start (default: none).",
+)
+@click.option("--prometheus-port", type=int, metavar="PORT", help="Serve metrics on this port of each host.")
+@click.option("--select", default="", metavar="IDS", help="Run these checks only: ids or families, comma-separated.")
+@click.option("--ignore", default="", metavar="IDS", help="Accept these findings: ids or families, comma-separated.")
+@click.option("--share-group", metavar="GROUP", help="Share the files of the run with this group (name or number).")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(command: tuple[str, ...], select: str, ignore: str, **given: Any) -> None:
+    r"""Run COMMAND, and watch its training processes as the callback would, without an edit of the script.
+
+    \b
+    doctor run -- torchrun --nproc-per-node=8 train.py
+    srun doctor run --on-hang abort -- python train.py
+
+    Watched are the Trainers of Lightning and Hugging Face, and loops of your own around DistributedDataParallel
+    or FSDP, with Accelerate and Fabric too. A script that has the callback or doctor.watch keeps its own.
+    All Python processes below COMMAND inherit it; those of another user, interpreter or Python release are not
+    watched and say so, and `python -I`, `-E` and `-S` can't be reached. DOCTOR_DISABLE=1 turns it off.
+
+    The exit code is that of COMMAND; 126 if it can't be executed, 127 if it is not found, and 2 for a wrong option
+    of doctor run.
+    """
+    from doctor.monitor.autostart.options import encode_options
+
+    try:
+        options = encode_options({**given, "select": words(select), "ignore": words(ignore)})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    raise SystemExit(replace_process(command, options))

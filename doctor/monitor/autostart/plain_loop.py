@@ -1,0 +1,423 @@
+"""Watches a loop of the program's own around a wrapped model, from what torch is called for.
+
+It sees every batch that a ``DataLoader`` yields, and the steps of optimizers by torch's global hooks. A run begins with
+the first of them in the thread that wrapped a model, if a process group of several ranks exists. It ends with the
+program, when the default process group is destroyed, or when the model is gone.
+
+A pass over a loader trains if gradients are enabled and the model is in training mode when its first batch arrives;
+otherwise it is an evaluation, of which only the progress is recorded. The first optimizer step confirms it: then all
+ranks are evaluated once, and a pass that ended before without a step is forgotten. A batch in which optimizers stepped
+counts as one optimizer step, because some optimizers consist of several. Without a loader, a batch lasts from one step
+of the first optimizer to the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from doctor.core.random_state import random_state_kept
+from doctor.monitor.autostart.options import decode_options
+from doctor.monitor.integrations.adapter import Adapter, guarded
+from doctor.monitor.integrations.hook_guard import value_or_default
+from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
+from doctor.monitor.integrations.torch_state import distributed, torch_rank, unwrapped
+from doctor.monitor.telemetry.data.loader_history import weak_reference
+from doctor.monitor.watch_session import WatchSession
+
+TRAIN = LoaderSlot("train", 0)
+"""Slot of the loader whose batches are counted: of several at once, the first."""
+
+
+class ObservedPass:
+    """One pass over a loader, neither of which is kept alive.
+
+    ``trains``: whether its batches are those of training, known from the first one on; ``batches``: so far.
+    """
+
+    def __init__(self, loader: Any, iterator: Any) -> None:
+        self.slot = TRAIN
+        self.trains: bool | None = None
+        self.batches = 0
+        self.has_ended = False
+        self._loader = weak_reference(loader)
+        self._iterator = weak_reference(iterator)
+
+    @property
+    def wrapped(self) -> Any:
+        """The loader."""
+        return self._loader()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no batch can follow: it was exhausted, or its iterator is gone."""
+        return self.has_ended or self._iterator() is None
+
+
+class LoopRun(PlainRun):
+    """One watched run of a loop that was not edited."""
+
+    def __init__(self, session: WatchSession) -> None:
+        super().__init__(session)
+        self._has_checked_start = True  # not before the first batch: a rank may evaluate alone
+        self._primary: ObservedPass | None = None
+        self._last: ObservedPass | None = None
+        self._is_fetched = False  # the primary pass, since the last optimizer step
+        self._in_batch = False
+        self._has_stepped = False
+        self._is_confirmed = False
+        self._optimizer: Callable[[], Any] = lambda: None
+        self._without_loader = 0
+        self._version: Callable[[], int] = lambda: 0
+        self._seen_version = 0
+
+    def use_model(self, module: Any) -> None:
+        """Record the model, and a parameter that shows steps of optimizers that torch compiled."""
+        super().use_model(module)
+        first = next((one for one in module.parameters() if one.requires_grad), None)
+        if first is not None:
+            parameter = weakref.ref(first)
+            self._version = lambda: getattr(parameter(), "_version", 0)
+            self._seen_version = self._version()
+
+    def fetching(self, one: ObservedPass) -> None:
+        """Record that the loop asks for a batch: the one before is done. (step path)"""
+        if one is self._primary:
+            self._end_batch()
+        elif one.trains is False:
+            self.telemetry.mark("data")
+
+    def fetched(self, one: ObservedPass, batch: object) -> None:
+        """Record the next batch of a pass. (step path)"""
+        self._last = one
+        if one.trains is None:
+            one.trains = torch.is_grad_enabled() and bool(getattr(unwrapped(self.wrapper), "training", True))
+            self._begin_pass(one)
+        if one is self._primary:
+            self._is_fetched = self._in_batch = True
+            self.batch_start(one, one.batches, batch)
+        else:
+            self.telemetry.mark("step")
+        one.batches += 1
+
+    def exhausted(self, one: ObservedPass) -> None:
+        """Record that a pass has no more batches."""
+        one.has_ended = True
+        if one is self._primary:
+            self._end_pass(ended=True)
+        elif one.trains is False:
+            self.telemetry.stage_end("validate", back_to="train" if self._is_confirmed else None)
+
+    def restarted(self, loader: object) -> None:
+        """Record that a new pass over a loader begins, which leaves the one before."""
+        if self._primary is not None and self._primary.wrapped is loader:
+            self._end_pass(ended=False)
+
+    def optimizer_begins(self, optimizer: object) -> None:
+        """Record the start of an optimizer step. (step path)"""
+        if self._primary is None and not self._passes:
+            self._step_without_loader(optimizer)
+        self.telemetry.mark("optimizer")
+
+    def optimizer_ended(self) -> None:
+        """Record the end of an optimizer step. (step path)"""
+        self._has_stepped = True
+        last, self._is_fetched = self._last, self._is_fetched
+        if last is not None and last is not self._primary and last.trains and not self._is_fetched:
+            self._take(last)  # the loop has gone on to another loader
+        self._is_fetched = False
+        self.telemetry.mark("forward" if self._without_loader else "batch-end")
+        if not self._is_confirmed:
+            self._confirm()
+
+    def mark_checkpoint(self, *, begins: bool) -> None:
+        """Record the start or the end of writing a file."""
+        self.telemetry.mark("checkpoint" if begins else "batch-end")
+
+    def finish(self) -> None:
+        """Record the last batch, if its step was done."""
+        if self._has_stepped:
+            self._end_batch()
+
+    def _begin_pass(self, one: ObservedPass) -> None:
+        if not one.trains:
+            self.telemetry.stage_start("validate")
+        elif self._primary is None or self._primary.is_over:
+            self._take(one)
+
+    def _take(self, one: ObservedPass) -> None:
+        """Count the batches of this pass from now on."""
+        if self._primary is not None:
+            self._end_pass(ended=False)
+        self._without_loader = 0
+        self._primary = one
+        self.pass_start(one)
+
+    def _end_batch(self) -> None:
+        if not self._in_batch:
+            return
+        self._in_batch = False
+        version = self._version()
+        if version != self._seen_version and not self._has_stepped:
+            self._has_stepped = True  # a compiled optimizer calls no hooks
+            self._confirm()
+        self._seen_version = version
+        if self._has_stepped:
+            self._has_stepped = False
+            self.step(None)
+        self.telemetry.batch_end("train", step=self.steps)
+
+    def _end_pass(self, *, ended: bool) -> None:
+        one, self._primary = self._primary, None
+        if one is None:
+            return
+        if self._has_stepped:
+            self._end_batch()
+        self._in_batch = False
+        if self._is_confirmed:
+            self.pass_end(one, ended=ended)
+            return
+        self._active_loaders.clear()
+        self._attached.clear()
+        self.telemetry.epoch_end("train")
+        self.telemetry.loaders.forget(*TRAIN)
+
+    def _step_without_loader(self, optimizer: object) -> None:
+        """Let a batch end, and the next one begin, with each step of the first optimizer that is still in use."""
+        if self._optimizer() is None:
+            self._optimizer = weak_reference(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        if not self._without_loader:
+            self.telemetry.stage_start("train")
+            self.telemetry.epoch_start("train", 0)
+        self._end_batch()
+        self.telemetry.train_batch_start(self._without_loader, 0)
+        self._in_batch = True
+        self._without_loader += 1
+
+    def _confirm(self) -> None:
+        """Have all ranks evaluated once: with the first optimizer step, in which they meet."""
+        if not self._is_confirmed:
+            self._is_confirmed = True
+            self._refresh_facts()
+            self.session.check_start()
+
+
+class LoopWatch(Adapter[LoopRun]):
+    """Watches the loops of this process that no other adapter watches, one after the other."""
+
+    current: ClassVar[LoopWatch | None] = None
+    unasked = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._models: list[weakref.ref[Any]] = []
+        self._passes: weakref.WeakKeyDictionary[Any, ObservedPass] = weakref.WeakKeyDictionary()
+        self._thread = 0
+        self._within = False  # a loader that Accelerate prepared, which iterates over others
+
+    def wrapped(self, model: Any) -> None:
+        """Take note of a model that was wrapped in this thread."""
+        self._thread = threading.get_ident()
+        self._models = [*(one for one in self._models if one() is not None), weakref.ref(model)]
+
+    def pass_starts(self, loader: Any, iterator: Any) -> None:
+        """Called when a loader is iterated over anew."""
+        if self._listens():
+            self._restarted(loader)
+            self._passes[iterator] = ObservedPass(loader, iterator)
+
+    @guarded
+    def _restarted(self, run: LoopRun, loader: Any) -> None:
+        run.restarted(loader)
+
+    def fetching(self, iterator: Any) -> bool:
+        """Called before a batch is fetched; returns whether its arrival is to be told. (step path)"""
+        if not self._listens() or not self._has_begun():
+            return False
+        one = self._passes.get(iterator)
+        if one is None:  # begun before the first model was wrapped, or by a loader with an iterator of its own
+            one = self._passes[iterator] = ObservedPass(iterator, iterator)
+        self._fetching(one)
+        return True
+
+    @guarded
+    def _fetching(self, run: LoopRun, one: ObservedPass) -> None:
+        run.fetching(one)
+
+    @guarded
+    def fetched(self, run: LoopRun, iterator: Any, batch: object) -> None:
+        """Called with a batch. (step path)"""
+        run.fetched(self._passes[iterator], batch)
+
+    @guarded
+    def exhausted(self, run: LoopRun, iterator: Any) -> None:
+        """Called when there is no more batch."""
+        run.exhausted(self._passes[iterator])
+
+    def watched_pass(self, loader: Any, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over a loader that fetches from others, whose batches do not count."""
+        if not self._listens():
+            yield from iterator
+            return
+        self.pass_starts(loader, iterator)
+        while True:
+            told = self.fetching(iterator)
+            self._within = True
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                self._within = False
+                if told:
+                    self.exhausted(iterator)
+                return
+            finally:
+                self._within = False
+            if told:
+                self.fetched(iterator, batch)
+            yield batch
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Called before a step of any optimizer. (step path)"""
+        if self._listens() and self._has_begun():
+            self._optimizer_begins(optimizer)
+
+    @guarded
+    def _optimizer_begins(self, run: LoopRun, optimizer: Any) -> None:
+        run.optimizer_begins(optimizer)
+
+    def optimizer_ended(self) -> None:
+        """Called after a step of any optimizer. (step path)"""
+        if self._listens():
+            self._optimizer_ended()
+
+    @guarded
+    def _optimizer_ended(self, run: LoopRun) -> None:
+        run.optimizer_ended()
+
+    def checkpoint_begins(self) -> bool:
+        """Called before a file is written; returns whether its end is to be told."""
+        if self._run is None or not self._listens():
+            return False
+        self._checkpoint(begins=True)
+        return True
+
+    def checkpoint_ended(self) -> None:
+        """Called when the file is written."""
+        self._checkpoint(begins=False)
+
+    @guarded
+    def _checkpoint(self, run: LoopRun, *, begins: bool) -> None:
+        run.mark_checkpoint(begins=begins)
+
+    def end(self) -> None:
+        """End the run, if there is one."""
+        self._end()
+
+    @guarded
+    def _end(self, run: LoopRun, error: BaseException | None = None) -> None:
+        value_or_default(run.finish, None)
+        self._end_run(error)
+
+    def forget(self) -> None:
+        """Called in a forked process, which has neither the threads nor the connections of the run."""
+        self._run, self._thread = None, 0
+
+    def _listens(self) -> bool:
+        return threading.get_ident() == self._thread and not self._within and not Adapter.claimed
+
+    def _has_begun(self) -> bool:
+        """Return whether a run is under way; begin one if there is something to watch."""
+        run = self._run
+        if run is not None:
+            if run.wrapper is not None:
+                return True
+            self._end()
+        if self._guard.off or not any(one() is not None for one in self._models):
+            return False
+        if distributed() is None or torch_rank(os.environ).world_size < 2 or WatchSession.open_sessions:
+            return False
+        with random_state_kept():
+            self._begin(self._start)
+            self._begun()
+        return self._run is not None
+
+    def _start(self) -> LoopRun:
+        process = torch_rank(os.environ)
+        return LoopRun(self._new_session(process.rank, process.world_size, Path.cwd(), plain_facts(None)))
+
+    @guarded
+    def _begun(self, run: LoopRun) -> None:
+        run.watch_exceptions(self._end)
+        run.watch_exit(self._end)
+        run.use_model(max((one for ref in self._models if (one := ref()) is not None), key=_size))
+
+
+def open_loop() -> LoopWatch:
+    """Create the watch of this process, and have torch's loaders and optimizers call it.
+
+    Raises:
+        ValueError: the options of ``doctor run`` are not valid.
+    """
+    loop = LoopWatch(**decode_options())
+    _observe_loaders(loop)
+    _observe_optimizers(loop)
+    os.register_at_fork(after_in_child=loop.forget)
+    LoopWatch.current = Adapter.stand_in = loop
+    return loop
+
+
+def _observe_loaders(loop: LoopWatch) -> None:
+    from torch.utils.data import dataloader
+
+    iterations: Any = dataloader._BaseDataLoaderIter
+    iterate, fetch = dataloader.DataLoader.__iter__, iterations.__next__
+
+    @functools.wraps(iterate)
+    def iterated(self: Any) -> Any:
+        iterator = iterate(self)
+        loop.pass_starts(self, iterator)
+        return iterator
+
+    @functools.wraps(fetch)
+    def next_batch(self: Any) -> Any:
+        if not loop.fetching(self):
+            return fetch(self)
+        try:
+            batch = fetch(self)
+        except StopIteration:
+            loop.exhausted(self)
+            raise
+        loop.fetched(self, batch)
+        return batch
+
+    dataloader.DataLoader.__iter__ = iterated  # type: ignore[method-assign]
+    iterations.__next__ = next_batch
+
+
+def _observe_optimizers(loop: LoopWatch) -> None:
+    """``torch.compile`` traces hooks, and would compile a counter anew at every step: it sees empty functions."""
+    from torch.optim import optimizer as optimizers
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            loop.optimizer_begins(optimizer)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            loop.optimizer_ended()
+
+    optimizers.register_optimizer_step_pre_hook(before)
+    optimizers.register_optimizer_step_post_hook(after)
+
+
+def _size(model: Any) -> int:
+    return sum(one.numel() for one in model.parameters())

@@ -1,0 +1,128 @@
+"""Installers for torch and Accelerate: what a loop without a framework does is passed on to ``plain_loop.py``.
+
+A process that never wraps a model (DistributedDataParallel, FSDP, ``fully_shard``) pays for one more frame in each of
+these rare calls, and nothing else is changed in it: loaders and optimizers are observed from the first wrapped model
+on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
+
+PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"
+_failures: list[Exception] = []
+
+
+def watch_ddp(module: Any) -> None:
+    """Have every ``DistributedDataParallel`` that is constructed observed."""
+    _after_construction(module.DistributedDataParallel)
+
+
+def watch_fsdp(module: Any) -> None:
+    """Have every ``FullyShardedDataParallel`` that is constructed observed."""
+    _after_construction(module.FullyShardedDataParallel)
+
+
+def watch_fully_shard(module: Any) -> None:
+    """Have every module that ``fully_shard`` changes observed."""
+    shard = module.fully_shard
+    if getattr(shard, "__watched__", False):  # an older path of the same function
+        return
+
+    @functools.wraps(shard)
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        sharded = shard(module, *args, **kwargs)
+        for one in module if isinstance(module, (list, tuple)) else (module,):
+            _wrapped(one)
+        return sharded
+
+    fully_shard.__watched__ = True  # type: ignore[attr-defined]
+    module.fully_shard = fully_shard
+
+
+def watch_process_groups(module: Any) -> None:
+    """Have the watch ended before the default process group is destroyed."""
+    destroy = module.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> Any:
+        if (group is None or group == module.GroupMember.WORLD) and (loop := _loop()) is not None:
+            loop.end()
+        return destroy(group)
+
+    module.destroy_process_group = destroy_process_group
+
+
+def watch_checkpoints(module: Any) -> None:
+    """Have the time of ``torch.save`` recorded as that of a checkpoint."""
+    write = module.save
+
+    @functools.wraps(write)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        loop = _loop()
+        if loop is None or not loop.checkpoint_begins():
+            return write(*args, **kwargs)
+        try:
+            return write(*args, **kwargs)
+        finally:
+            loop.checkpoint_ended()
+
+    module.save = save
+
+
+def watch_accelerate_loaders(module: Any) -> None:
+    """Have loaders that Accelerate prepared observed as a whole: inside, they fetch one batch ahead, or on rank 0."""
+    for name in ("DataLoaderShard", "DataLoaderDispatcher"):
+        kind = getattr(module, name, None)
+        if kind is not None:
+            kind.__iter__ = _as_whole(kind.__iter__)
+
+
+def _as_whole(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    @functools.wraps(iterate)
+    def iterated(self: Any) -> Iterator[Any]:
+        iterator, loop = iterate(self), _loop()
+        return iterator if loop is None else loop.watched_pass(self, iterator)
+
+    return iterated
+
+
+def _after_construction(kind: Any) -> None:
+    construct = kind.__init__
+
+    @functools.wraps(construct)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        _wrapped(self)
+
+    kind.__init__ = constructed
+
+
+def _wrapped(model: Any) -> None:
+    """Pass on a wrapped model; the first one loads the code that watches a loop. After a failure, none is passed on."""
+    if is_disabled() or _failures:
+        return
+    try:
+        loop = _loop()
+        if loop is None:
+            from doctor.core.random_state import random_state_kept
+
+            with random_state_kept():
+                from doctor.monitor.autostart.plain_loop import open_loop
+
+                loop = open_loop()
+        loop.wrapped(model)
+    except Exception as error:  # noqa: BLE001 - the program must not be affected
+        _failures.append(error)
+        tell(f"{type(error).__name__}: {error}")
+
+
+def _loop() -> Any:
+    """Return what watches the loop of this process, once a model was wrapped."""
+    module = sys.modules.get(PLAIN_LOOP)
+    return None if module is None else module.LoopWatch.current
