@@ -30,16 +30,21 @@ from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
 from doctor.monitor.integrations.torch_state import distributed, torch_rank, unwrapped
 from doctor.monitor.telemetry.data.loader_history import weak_reference
+from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
 from doctor.monitor.watch_session import WatchSession
 
 TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
+UNKNOWN_WORK = {**PHASE_TIMEOUTS, "batch-end": 60.0, "epoch-end": 120.0}
+"""Seconds for a rank that is busy after a step or a pass: nothing tells an evaluation without a loader, an upload, or the
+end of training from a hang there. Ranks that wait for one another report early all the same."""
 
 
 class ObservedPass:
     """One pass over a loader, neither of which is kept alive.
 
-    ``trains``: whether its batches are those of training, known from the first one on; ``batches``: so far.
+    ``trains``: whether its batches are those of training, known from the first one on; ``batches``: so far; ``kind``:
+    the dataset and the batch size.
     """
 
     def __init__(self, loader: Any, iterator: Any) -> None:
@@ -47,13 +52,18 @@ class ObservedPass:
         self.trains: bool | None = None
         self.batches = 0
         self.has_ended = False
-        self._loader = weak_reference(loader)
+        self.kind = (id(getattr(loader, "dataset", loader)), getattr(loader, "batch_size", None))
+        self._loader: Callable[[], Any] = lambda: loader
         self._iterator = weak_reference(iterator)
 
     @property
     def wrapped(self) -> Any:
         """The loader."""
         return self._loader()
+
+    def release(self) -> None:
+        """Leave the loader to the program, which may have nothing but its iterator."""
+        self._loader = weak_reference(self._loader())
 
     @property
     def is_over(self) -> bool:
@@ -66,10 +76,12 @@ class LoopRun(PlainRun):
 
     def __init__(self, session: WatchSession) -> None:
         super().__init__(session)
+        self.telemetry.progress.phase_timeouts = UNKNOWN_WORK
         self._has_checked_start = True  # not before the first batch: a rank may evaluate alone
         self._primary: ObservedPass | None = None
         self._last: ObservedPass | None = None
         self._is_fetched = False  # the primary pass, since the last optimizer step
+        self._kinds: set[tuple[int, Any]] = set()  # of the passes that optimizers stepped in
         self._in_batch = False
         self._has_stepped = False
         self._is_confirmed = False
@@ -100,6 +112,7 @@ class LoopRun(PlainRun):
         if one.trains is None:
             one.trains = torch.is_grad_enabled() and bool(getattr(unwrapped(self.wrapper), "training", True))
             self._begin_pass(one)
+            one.release()
         if one is self._primary:
             self._is_fetched = self._in_batch = True
             self.batch_start(one, one.batches, batch)
@@ -129,10 +142,11 @@ class LoopRun(PlainRun):
     def optimizer_ended(self) -> None:
         """Record the end of an optimizer step. (step path)"""
         self._has_stepped = True
-        last, self._is_fetched = self._last, self._is_fetched
-        if last is not None and last is not self._primary and last.trains and not self._is_fetched:
+        last, is_fetched, self._is_fetched = self._last, self._is_fetched, False
+        if last is not None and last is not self._primary and last.trains and not is_fetched:
             self._take(last)  # the loop has gone on to another loader
-        self._is_fetched = False
+        if self._primary is not None:
+            self._kinds.add(self._primary.kind)
         self.telemetry.mark("forward" if self._without_loader else "batch-end")
         if not self._is_confirmed:
             self._confirm()
@@ -149,16 +163,19 @@ class LoopRun(PlainRun):
     def _begin_pass(self, one: ObservedPass) -> None:
         if not one.trains:
             self.telemetry.stage_start("validate")
-        elif self._primary is None or self._primary.is_over:
-            self._take(one)
+        elif (self._primary is None or self._primary.is_over) and (not self._kinds or one.kind in self._kinds):
+            self._take(one)  # another kind of loader may be one that is evaluated in training mode
 
     def _take(self, one: ObservedPass) -> None:
-        """Count the batches of this pass from now on."""
+        """Count the batches of this pass, those that it has yielded included."""
         if self._primary is not None:
             self._end_pass(ended=False)
         self._without_loader = 0
         self._primary = one
         self.pass_start(one)
+        for number in range(one.batches):
+            self.batch_start(one, number, None)
+        self._in_batch = one.batches > 0
 
     def _end_batch(self) -> None:
         if not self._in_batch:

@@ -1,7 +1,7 @@
 """Installers for Trainers: each gets the callback that its program could have passed to it.
 
-The callback is added when a Trainer has been constructed (Lightning) or starts (Hugging Face), unless the program has
-passed one itself. Nothing of the doctor is imported before.
+Lightning's gets it when it has been constructed, Hugging Face's while it trains, evaluates or predicts, unless the
+program has passed one itself. Nothing of the doctor is imported before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def watch_lightning(module: Any) -> None:
     @functools.wraps(construct)
     def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
-        _harmless(_add_to_lightning, self)
+        _value_or_line(_add_to_lightning, self)
 
     kind.__init__ = constructed
 
@@ -39,19 +39,29 @@ def watch_transformers(module: Any) -> None:
 def _with_callback(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     def started(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _harmless(_add_to_transformers, self)
-        return start(self, *args, **kwargs)
+        added = _value_or_line(_add_to_transformers, self)
+        if added is None:
+            return start(self, *args, **kwargs)
+        try:
+            return start(self, *args, **kwargs)
+        except BaseException as error:
+            added._on_exception(error)
+            raise
+        finally:
+            _value_or_line(self.callback_handler.remove_callback, added)
 
     return started
 
 
-def _harmless(add: Callable[[Any], None], trainer: Any) -> None:
+def _value_or_line(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return ``change(value)``; ``None`` if that fails, which costs one line."""
     if is_disabled():
-        return
+        return None
     try:
-        add(trainer)
+        return change(value)
     except Exception as error:  # noqa: BLE001 - the program must not be affected
         tell(f"{type(error).__name__}: {error}")
+        return None
 
 
 def _add_to_lightning(trainer: Any) -> None:
@@ -66,17 +76,16 @@ def _add_to_lightning(trainer: Any) -> None:
     trainer.callbacks[:] = [*(one for one in trainer.callbacks if one not in last), added, *last]
 
 
-def _add_to_transformers(trainer: Any) -> None:
-    """Add it, or remove it again where the program has added its own since."""
+def _add_to_transformers(trainer: Any) -> Any:
+    """Add it for one call of the Trainer, and return it; ``None`` if there is one, as within another call."""
     with random_state_kept():
         from doctor.monitor.integrations.transformers.hf_callback import HFDoctorCallback, TransformersHooks
 
-        callbacks = trainer.callback_handler.callbacks
-        present = [one for one in callbacks if isinstance(one, TransformersHooks)]
-        if not present:
-            trainer.callback_handler.add_callback(_made(HFDoctorCallback))
-    if not all(one.unasked for one in present):
-        callbacks[:] = [one for one in callbacks if one not in present or not one.unasked]
+        if any(isinstance(one, TransformersHooks) for one in trainer.callback_handler.callbacks):
+            return None
+        added = _made(HFDoctorCallback)
+    trainer.callback_handler.add_callback(added)
+    return added
 
 
 def _made(kind: Callable[..., Any]) -> Any:

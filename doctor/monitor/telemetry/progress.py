@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import EpochEnd, Failure, PointInTime, ProgressFacts
@@ -75,7 +75,7 @@ class Progress:
     """The progress of one rank.
 
     ``hang_after``: fixed limit in seconds instead of typical intervals; ``step_now``: returns the optimizer steps, from
-    any thread.
+    any thread; ``phase_timeouts``: as :data:`PHASE_TIMEOUTS`.
     """
 
     def __init__(self, run: str = "", hang_after: float | None = None) -> None:
@@ -85,6 +85,7 @@ class Progress:
         self.epoch: int | None = None
         self.step: int | None = None
         self.step_now: Callable[[], int] | None = None
+        self.phase_timeouts: Mapping[str, float] = PHASE_TIMEOUTS
         self.batch: int | None = None
         self.loader: int | None = None
         self.passed = 0
@@ -135,7 +136,7 @@ class Progress:
         if self._hang_after is not None:
             return self._hang_after
         interval = self._interval
-        floor = PHASE_TIMEOUTS.get("setup" if self.stage == "setup" else self.point, FLOOR)
+        floor = self.phase_timeouts.get("setup" if self.stage == "setup" else self.point, FLOOR)
         return max(floor, FIRST if interval is None else interval.most(young=self.passed < YOUNG))
 
     def limit_of_waiting(self) -> float:
