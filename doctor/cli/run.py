@@ -12,8 +12,22 @@ from doctor.monitor.autostart.launch import replace_process
 from doctor.monitor.watch_options import OnError, Probes
 from doctor.monitor.watchdog.decision import OnHang
 
+_HELP = """Run COMMAND, and watch its training processes as the callback would, without an edit of the script.
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+\b
+Example: doctor run --on-hang abort -- torchrun --nproc-per-node=8 train.py
+
+Watched are the Trainers of Lightning and Hugging Face, and loops of your own around DistributedDataParallel or FSDP,
+with Accelerate and Fabric too. A script that has the callback or doctor.watch keeps its own. All Python processes below
+COMMAND inherit it; those of another user, interpreter or Python release are not watched and say so, and `python -I`,
+`-E` and `-S` can't be reached. DOCTOR_DISABLE=1 turns it off.
+
+The exit code is that of COMMAND; 126 if it can't be executed, 127 if it is not found, and 2 for a wrong option of
+doctor run.
+"""
+
+
+@click.command("run", help=_HELP, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--folder",
     "dirpath",
@@ -48,20 +62,7 @@ from doctor.monitor.watchdog.decision import OnHang
 @click.option("--share-group", metavar="GROUP", help="Share the files of the run with this group (name or number).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(command: tuple[str, ...], select: str, ignore: str, **given: Any) -> None:
-    r"""Run COMMAND, and watch its training processes as the callback would, without an edit of the script.
-
-    \b
-    doctor run -- torchrun --nproc-per-node=8 train.py
-    srun doctor run --on-hang abort -- python train.py
-
-    Watched are the Trainers of Lightning and Hugging Face, and loops of your own around DistributedDataParallel
-    or FSDP, with Accelerate and Fabric too. A script that has the callback or doctor.watch keeps its own.
-    All Python processes below COMMAND inherit it; those of another user, interpreter or Python release are not
-    watched and say so, and `python -I`, `-E` and `-S` can't be reached. DOCTOR_DISABLE=1 turns it off.
-
-    The exit code is that of COMMAND; 126 if it can't be executed, 127 if it is not found, and 2 for a wrong option
-    of doctor run.
-    """
+    """Replace this process by the command; see ``_HELP``."""
     from doctor.monitor.autostart.options import encode_options
 
     try:

@@ -29,11 +29,12 @@ def replace_process(command: "Sequence[str]", options: str = "") -> int:
     """
     environ = original_environ()
     if not hook.is_disabled():
-        reason = obstacle() or unreached(command)
+        reason = obstacle()
+        if not reason:
+            set_hook(environ, options)
+            reason = unreached(command)  # its children may still be reached
         if reason:
             hook.tell(reason)
-        else:
-            set_hook(environ, options)
     _restore_signals()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

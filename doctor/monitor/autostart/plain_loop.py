@@ -36,8 +36,8 @@ from doctor.monitor.watch_session import WatchSession
 TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
 UNKNOWN_WORK = {**PHASE_TIMEOUTS, "batch-end": 60.0, "epoch-end": 120.0}
-"""Seconds for a rank that is busy after a step or a pass: nothing tells an evaluation without a loader, an upload, or the
-end of training from a hang there. Ranks that wait for one another report early all the same."""
+"""Seconds for a rank that is busy after a step or a pass: nothing tells an evaluation without a loader, an upload, or
+the end of training from a hang there. Ranks that wait for one another report early all the same."""
 
 
 class ObservedPass:
