@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent
 REAL_TIME = frozenset(
     (
         "attach",
+        "autostart",
         "cluster",
         "examples",
         "faults",
@@ -32,6 +33,7 @@ marker ``real_time``. A scheduler that stops one process for seconds changes wha
 counts if it repeats, with new fixtures; every repetition is listed at the end of the run (``RERUN``)."""
 SLOW = (
     "attach/test_gathered.py",
+    "autostart/test_jobs.py",
     "cluster/test_ray.py",
     "estimate/test_accuracy.py",
     "examples/test_github_action.py",

@@ -1,8 +1,8 @@
 """Watches a loop of the program's own around a wrapped model, from what torch is called for.
 
 It sees every batch that a ``DataLoader`` yields, and the steps of optimizers by torch's global hooks. A run begins with
-the first of them in the thread that wrapped a model, if a process group of several ranks exists. It ends with the
-program, when the default process group is destroyed, or when the model is gone.
+the first pass over a loader, or step, in the thread that wrapped a model, if a process group of several ranks exists.
+It ends with the program, when the default process group is destroyed, or when the model is gone.
 
 A pass over a loader trains if gradients are enabled and the model is in training mode when its first batch arrives;
 otherwise it is an evaluation, of which only the progress is recorded. The first optimizer step confirms it: then all
@@ -44,7 +44,7 @@ class ObservedPass:
     """One pass over a loader, neither of which is kept alive.
 
     ``trains``: whether its batches are those of training, known from the first one on; ``batches``: so far; ``kind``:
-    the dataset and the batch size.
+    what loaders that are made anew for every epoch have in common.
     """
 
     def __init__(self, loader: Any, iterator: Any) -> None:
@@ -52,7 +52,8 @@ class ObservedPass:
         self.trains: bool | None = None
         self.batches = 0
         self.has_ended = False
-        self.kind = (id(getattr(loader, "dataset", loader)), getattr(loader, "batch_size", None))
+        dataset: Any = getattr(loader, "dataset", None)
+        self.kind = (type(dataset), value_or_default(lambda: len(dataset), None), getattr(loader, "batch_size", None))
         self._loader: Callable[[], Any] = lambda: loader
         self._iterator = weak_reference(iterator)
 
@@ -64,6 +65,11 @@ class ObservedPass:
     def release(self) -> None:
         """Leave the loader to the program, which may have nothing but its iterator."""
         self._loader = weak_reference(self._loader())
+
+    def release_persistent(self) -> None:
+        """Do so if the loader keeps its iterator, and with it would be kept alive by this pass."""
+        if getattr(self._loader(), "persistent_workers", False):
+            self.release()
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +87,7 @@ class LoopRun(PlainRun):
         self._primary: ObservedPass | None = None
         self._last: ObservedPass | None = None
         self._is_fetched = False  # the primary pass, since the last optimizer step
-        self._kinds: set[tuple[int, Any]] = set()  # of the passes that optimizers stepped in
+        self._kinds: set[tuple[Any, ...]] = set()  # of the passes that optimizers stepped in
         self._in_batch = False
         self._has_stepped = False
         self._is_confirmed = False
@@ -112,7 +118,7 @@ class LoopRun(PlainRun):
         if one.trains is None:
             one.trains = torch.is_grad_enabled() and bool(getattr(unwrapped(self.wrapper), "training", True))
             self._begin_pass(one)
-            one.release()
+            one.release_persistent()
         if one is self._primary:
             self._is_fetched = self._in_batch = True
             self.batch_start(one, one.batches, batch)
@@ -123,6 +129,7 @@ class LoopRun(PlainRun):
     def exhausted(self, one: ObservedPass) -> None:
         """Record that a pass has no more batches."""
         one.has_ended = True
+        one.release()
         if one is self._primary:
             self._end_pass(ended=True)
         elif one.trains is False:
@@ -173,6 +180,7 @@ class LoopRun(PlainRun):
         self._without_loader = 0
         self._primary = one
         self.pass_start(one)
+        one.release()
         for number in range(one.batches):
             self.batch_start(one, number, None)
         self._in_batch = one.batches > 0
@@ -246,11 +254,17 @@ class LoopWatch(Adapter[LoopRun]):
         self._thread = threading.get_ident()
         self._models = [*(one for one in self._models if one() is not None), weakref.ref(model)]
 
+    def is_watching(self) -> bool:
+        """Return whether a run is under way that this thread trains in; begin one if there is something to watch.
+
+        Called before a loader is iterated over, because its samplers are traced from then on.
+        """
+        return self._listens() and self._has_begun()
+
     def pass_starts(self, loader: Any, iterator: Any) -> None:
-        """Called when a loader is iterated over anew."""
-        if self._listens():
-            self._restarted(loader)
-            self._passes[iterator] = ObservedPass(loader, iterator)
+        """Called when a loader is iterated over anew, in a run."""
+        self._restarted(loader)
+        self._passes[iterator] = ObservedPass(loader, iterator)
 
     @guarded
     def _restarted(self, run: LoopRun, loader: Any) -> None:
@@ -258,7 +272,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     def fetching(self, iterator: Any) -> bool:
         """Called before a batch is fetched; returns whether its arrival is to be told. (step path)"""
-        if not self._listens() or not self._has_begun():
+        if not self.is_watching():
             return False
         one = self._passes.get(iterator)
         if one is None:  # begun before the first model was wrapped, or by a loader with an iterator of its own
@@ -282,7 +296,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     def watched_pass(self, loader: Any, iterator: Iterator[Any]) -> Iterator[Any]:
         """Iterate over a loader that fetches from others, whose batches do not count."""
-        if not self._listens():
+        if not self.is_watching():
             yield from iterator
             return
         self.pass_starts(loader, iterator)
@@ -304,7 +318,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Called before a step of any optimizer. (step path)"""
-        if self._listens() and self._has_begun():
+        if self.is_watching():
             self._optimizer_begins(optimizer)
 
     @guarded
@@ -400,8 +414,10 @@ def _observe_loaders(loop: LoopWatch) -> None:
 
     @functools.wraps(iterate)
     def iterated(self: Any) -> Any:
+        is_watched = loop.is_watching()
         iterator = iterate(self)
-        loop.pass_starts(self, iterator)
+        if is_watched:
+            loop.pass_starts(self, iterator)
         return iterator
 
     @functools.wraps(fetch)

@@ -1,0 +1,154 @@
+"""A training loop that nobody edited, on the ranks that a launcher started; leaves a trace of all it might be disturbed
+in. ``python loop.py FOLDER [KIND]``."""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+ROWS, BATCH = 96, 4
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows that depend on all sources of random numbers."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return torch.rand(8) + random.random() + float(numpy.random.random()) + index
+
+
+def net():
+    """Small, with dropout."""
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+
+
+def plain(folder, kind):
+    """DistributedDataParallel, with an evaluation and a checkpoint in every epoch; in ``hang``, rank 1 stops."""
+    sampler = DistributedSampler(Rows())
+    model = DistributedDataParallel(net())
+    loader = DataLoader(Rows(), BATCH, sampler=sampler, num_workers=1 if kind == "workers" else 0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        model.train()
+        for number, batch in enumerate(loader):
+            if kind == "hang" and epoch and number == 3 and dist.get_rank() == 1:
+                time.sleep(1000)
+            loss = model(batch).square().mean() + random.random()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield model, loss
+        model.eval()
+        with torch.no_grad():
+            for batch in DataLoader(Rows(), 16):
+                model(batch)
+        if dist.get_rank() == 0:
+            torch.save(model.state_dict(), folder / "checkpoint.pt")
+
+
+def fsdp2(folder, kind):
+    """fully_shard over gloo, without a loader."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=dist.init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(30):
+        loss = model(torch.rand(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+def accelerated(folder, kind):
+    """A loop that Accelerate prepared, with accumulation."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Rows(), BATCH, shuffle=True))
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = model(batch).square().mean() + random.random()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            yield model, loss
+
+
+def edited(folder, kind):
+    """The same as ``plain``, watched by the program itself."""
+    import doctor
+
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Rows(), BATCH, sampler=DistributedSampler(Rows()))
+    with doctor.watch(dirpath=folder / "own") as watch:
+        watch.model(model)
+        for batch in watch.loader(loader):
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+            yield model, loss
+    for batch in loader:
+        model(batch).mean().backward()
+        optimizer.step()
+
+
+KINDS = {"fsdp2": fsdp2, "accelerated": accelerated, "edited": edited}
+
+
+def states():
+    """The state of every source of random numbers."""
+    numbers = (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().numpy().tobytes())
+    return hashlib.sha256(repr(numbers).encode()).hexdigest()
+
+
+def train(folder, kind):
+    """Train, and write down all steps."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(7 + rank)
+    trace, made = [], None
+    for model, loss in KINDS.get(kind, plain)(folder, kind):
+        made = model
+        trace.append((loss.item().hex(), states()))
+    parameters = [getattr(one, "_local_tensor", one).detach().numpy().tobytes() for one in made.parameters()]
+    trace.append(hashlib.sha256(b"".join(parameters)).hexdigest())
+    (folder / f"trace-{rank}.json").write_text(json.dumps(trace))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def spawned(rank, folder, kind):
+    """One rank of those that this program starts itself."""
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+    train(folder, kind)
+
+
+if __name__ == "__main__":
+    folder, kind = Path(sys.argv[1]), (sys.argv[2:] or ["plain"])[0]
+    if kind in ("spawn", "fork"):
+        os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[3]}
+        torch.multiprocessing.start_processes(spawned, (folder, kind), nprocs=2, start_method=kind)
+    else:
+        train(folder, kind)

@@ -1,0 +1,119 @@
+"""Whole jobs of two ranks below ``doctor run``: each is watched once, and is otherwise the job without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.lab.needs import ROOT, clean_environ
+from tests.lab.ports import free_port
+from tests.lab.speed import patience
+
+PROGRAMS = Path(__file__).parent / "programs"
+RUN = [sys.executable, "-m", "doctor", "run"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def job(folder: Path, *command: str, options: tuple[str, ...] | None = ("--",)) -> subprocess.CompletedProcess[str]:
+    """Run a program of ours in ``folder``, without ``doctor run`` where there are no options."""
+    environ = clean_environ(folder) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}", "OMP_NUM_THREADS": "1"}
+    prefix = [] if options is None else [*RUN, *options]
+    return subprocess.run(
+        [*prefix, *command], cwd=folder, env=environ, capture_output=True, text=True, timeout=patience(100)
+    )
+
+
+def loop(folder: Path, *words: str, options: tuple[str, ...] | None = ("--",)) -> subprocess.CompletedProcess[str]:
+    return job(folder, *TORCHRUN, str(PROGRAMS / "loop.py"), str(folder), *words, options=options)
+
+
+def report_in(folder: Path) -> Any:
+    """The report of a run of two ranks in which nothing went wrong with the doctor."""
+    report = json.loads((folder / "report.json").read_text())
+    assert report["coverage"]["ranks_seen"] == 2
+    assert report["coverage"]["checks"].get("error", 0) == 0
+    return report
+
+
+def findings(report: Any) -> dict[str, Any]:
+    return {
+        result["id"]: one for result in report["results"] for one in result["findings"] if one["severity"] != "info"
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "workers", "fsdp2", "accelerated"])
+def test_the_numbers_are_those_of_the_job_without_it(kind: str, tmp_path: Path) -> None:
+    """Losses, parameters and the random states of torch, numpy and Python after every step."""
+    if kind == "accelerated" and find_spec("accelerate") is None:
+        pytest.skip("needs accelerate")
+    traces = []
+    for name, options in (("bare", None), ("watched", ("--every-n-steps", "3", "--"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = loop(folder, kind, options=options)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "switched itself off" not in done.stderr
+        assert "is not watched" not in done.stderr
+        traces.append([(folder / f"trace-{rank}.json").read_text() for rank in range(2)])
+    assert traces[0] == traces[1]
+    assert not (tmp_path / "bare/rankdoctor").exists()
+    assert findings(report_in(tmp_path / "watched/rankdoctor")) == {}
+
+
+def test_a_hang_of_one_rank_is_named(tmp_path: Path) -> None:
+    options = ("--folder", "out", "--on-hang", "abort", "--hang-after", f"{patience(3):g}", "--")
+    done = loop(tmp_path, "hang", options=options)
+    assert done.returncode == 1  # torchrun's
+    found = findings(report_in(tmp_path / "out"))
+    assert found["RUN001"]["ranks"] == [1]
+    assert found["RUN001"]["source"]["file"].endswith("loop.py")
+    assert "RUN001" in done.stderr
+
+
+def test_a_program_that_watches_itself_is_watched_once(tmp_path: Path) -> None:
+    done = loop(tmp_path, "edited")
+    assert done.returncode == 0, done.stderr[-3000:]
+    report_in(tmp_path / "own")
+    assert not (tmp_path / "rankdoctor").exists()
+    assert not (tmp_path / "own/earlier").exists()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ranks_that_the_program_starts_itself(method: str, tmp_path: Path) -> None:
+    program = [sys.executable, str(PROGRAMS / "loop.py"), str(tmp_path), method, f"{free_port()}"]
+    done = job(tmp_path, *program)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert findings(report_in(tmp_path / "rankdoctor")) == {}
+
+
+def test_a_broken_package_costs_one_line_a_process(tmp_path: Path) -> None:
+    (tmp_path / "doctor_checks").mkdir()
+    (tmp_path / "msgspec.py").write_text("raise ImportError('a broken dependency')\n")
+    broken = ["env", f"PYTHONPATH={tmp_path}:{ROOT / 'doctor/monitor/autostart/hook'}:{ROOT}:{ROOT / 'checks'}"]
+    done = job(tmp_path, *broken, *TORCHRUN, str(PROGRAMS / "loop.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sum("a broken dependency" in line for line in done.stderr.splitlines()) == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("framework", ["lightning.pytorch", "pytorch_lightning", "transformers"])
+def test_trainers_get_the_callback_once(framework: str, own: bool, tmp_path: Path) -> None:
+    if find_spec(framework.partition(".")[0]) is None:
+        pytest.skip(f"needs {framework}")
+    launcher = TORCHRUN if framework == "transformers" else [sys.executable]
+    words = [str(PROGRAMS / "trainer.py"), str(tmp_path), framework, *(["own"] if own else [])]
+    done = job(tmp_path, *launcher, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folders = {path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("report.json")}
+    used = {folder for folder in folders if "earlier" not in folder}
+    assert used == ({"own"} if own else {"out/rankdoctor"})
+    report_in(tmp_path / used.pop())

@@ -1,0 +1,403 @@
+"""What the watch over an unedited loop tells the monitor: event by event, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, dataloader
+
+import doctor
+from doctor.monitor.autostart import plain_loop, torch_modules
+from doctor.monitor.autostart.plain_loop import LoopWatch, open_loop
+from doctor.monitor.findings_error import Findings
+from doctor.monitor.integrations.adapter import Adapter
+from doctor.monitor.integrations.torch_state import TorchRank
+from tests.integrations.recorded import RecordedSession, found
+
+EPOCH = ("mark", "epoch-end")
+
+
+@pytest.fixture(autouse=True)
+def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[LoopWatch]:
+    """The watch of this process, as if it were one of two ranks; torch is restored."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("doctor.monitor.integrations.adapter.WatchSession", RecordedSession)
+    monkeypatch.setattr(plain_loop, "distributed", lambda: True)
+    monkeypatch.setattr(plain_loop, "torch_rank", lambda environ: TorchRank(0, 2))
+    monkeypatch.setattr(plain_loop.os, "register_at_fork", lambda **functions: None)
+    monkeypatch.setattr(Adapter, "claimed", False)
+    monkeypatch.setattr(Adapter, "stand_in", None)
+    monkeypatch.setattr(LoopWatch, "current", None)
+    for kind, name in ((DataLoader, "__iter__"), (dataloader._BaseDataLoaderIter, "__next__")):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+        monkeypatch.setattr(optimizers, name, type(getattr(optimizers, name))())
+    RecordedSession.made.clear()
+    made = open_loop()
+    yield made
+    made.end()
+    for session in RecordedSession.made:
+        session.telemetry.close()
+    RecordedSession.made.clear()
+
+
+class Training:
+    """A model and its optimizer."""
+
+    def __init__(self, loop: LoopWatch) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        loop.wrapped(self.model)
+
+    def step(self, batch: torch.Tensor) -> None:
+        self.model(batch).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def rows(batches: int) -> Any:
+    return DataLoader(torch.ones(batches * 2, 1), batch_size=2)
+
+
+def run() -> RecordedSession:
+    (session,) = RecordedSession.made
+    return session
+
+
+STEP = [("mark", "optimizer"), ("mark", "batch-end")]
+
+
+def batch(number: int) -> list[tuple[Any, ...]]:
+    return [("batch_start", "train", number, 0), *STEP, ("batch_end", "train")]
+
+
+def epoch(number: int, batches: int = 2) -> list[tuple[Any, ...]]:
+    within = [entry for place in range(batches) for entry in batch(place)]
+    return [("stage_start", "train"), ("epoch_start", "train", number), *within]
+
+
+ENDED = [("loader_end", "train", 0, True), ("epoch_end", "train")]
+
+
+def without_check(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    assert calls[0] == ("open",)
+    assert calls.count(("check_start",)) == 1
+    return [entry for entry in calls[1:] if entry != ("check_start",)]
+
+
+def test_epochs_over_one_loader(loop: LoopWatch) -> None:
+    training, loader = Training(loop), rows(2)
+    for _ in range(2):
+        for one in loader:
+            training.step(one)
+    loop.end()
+    calls = run().calls
+    assert calls[: calls.index(("check_start",)) + 1] == [
+        ("open",),
+        ("stage_start", "train"),
+        ("epoch_start", "train", 0),
+        ("batch_start", "train", 0, 0),
+        *STEP,
+        ("check_start",),
+    ]
+    assert without_check(calls) == [*epoch(0), *ENDED, *epoch(1), *ENDED, ("close",)]
+    assert run().telemetry.progress.step == 4
+    (facts,) = run().telemetry.loaders.facts().loaders
+    assert (facts.length, [one.batches for one in facts.epochs]) == (2, [2, 2])
+
+
+def test_the_same_as_the_loop_that_was_edited(loop: LoopWatch) -> None:
+    def records(session: RecordedSession) -> Any:
+        telemetry = session.telemetry
+        loaders = [(one.stage, one.length, one.epochs) for one in telemetry.loaders.facts().loaders]
+        return loaders, telemetry.progress.step, telemetry.replica.model().parameters, telemetry.progress.batch
+
+    training = Training(loop)
+    for _ in range(2):
+        for one in rows(3):
+            training.step(one)
+    loop.end()
+    training = Training(loop)
+    with doctor.watch() as w:
+        w.model(training.model)
+        for _ in range(2):
+            for one in w.loader(rows(3)):
+                training.step(one)
+                w.step()
+    unedited, edited = RecordedSession.made
+    assert records(unedited) == records(edited)
+
+
+def test_evaluations_are_progress_and_nothing_else(loop: LoopWatch) -> None:
+    training, loader, validation = Training(loop), rows(2), rows(3)
+    for one in loader:
+        training.step(one)
+        training.model.eval()
+        for _ in validation:
+            pass
+        training.model.train()
+        with torch.no_grad():
+            for _ in validation:
+                break
+    loop.end()
+    assert [one.stage for one in run().telemetry.loaders.facts().loaders] == ["train"]
+    assert run().telemetry.progress.step == 2
+    evaluated = [entry for entry in run().calls if entry == ("stage_start", "validate")]
+    assert len(evaluated) == 4
+    assert run().said("batch_start") == [("batch_start", "train", 0, 0), ("batch_start", "train", 1, 0)]
+    assert run().said("loader_end") == [("loader_end", "train", 0, True)]
+
+
+def test_an_evaluation_with_gradients_before_the_first_step_is_forgotten(loop: LoopWatch) -> None:
+    training = Training(loop)
+    for _ in rows(5):
+        pass
+    for one in rows(2):
+        training.step(one)
+    loop.end()
+    (facts,) = run().telemetry.loaders.facts().loaders
+    assert (facts.length, [one.batches for one in facts.epochs]) == (2, [2])
+    assert run().said("loader_end") == [("loader_end", "train", 0, True)]
+    assert run().telemetry.progress.facts().ended[0].batches == 2
+
+
+def test_another_loader_counts_when_optimizers_step_in_it(loop: LoopWatch) -> None:
+    training = Training(loop)
+    for one in rows(2):
+        training.step(one)
+    for _ in rows(4):  # gradients are enabled, and nothing is trained
+        pass
+    assert len(run().said("batch_start")) == 2
+    for place, one in enumerate(rows(6)):
+        if place % 2:
+            training.step(one)
+    loop.end()
+    (facts,) = run().telemetry.loaders.facts().loaders
+    assert facts.length == 6
+    assert [one.batches for one in facts.epochs] == [2, 6]
+    assert run().telemetry.progress.step == 5
+
+
+def test_a_loop_that_is_left_has_not_ended_its_loader(loop: LoopWatch) -> None:
+    training, loader = Training(loop), rows(3)
+    for _ in range(2):
+        for one in loader:
+            training.step(one)
+            break
+    loop.end()
+    assert run().said("loader_end") == [("loader_end", "train", 0, False)]
+    assert run().telemetry.progress.step == 2
+
+
+def test_two_loaders_at_once_are_one_batch(loop: LoopWatch) -> None:
+    training = Training(loop)
+    for one, _ in zip(rows(3), rows(3), strict=True):
+        training.step(one)
+    loop.end()
+    assert len(run().said("batch_start")) == 3
+    assert run().telemetry.progress.step == 3
+
+
+def test_several_optimizers_in_a_batch_are_one_step(loop: LoopWatch) -> None:
+    training = Training(loop)
+    other = Training(loop)
+    for one in rows(3):
+        training.step(one)
+        other.step(one)
+        other.step(one)
+    loop.end()
+    assert run().telemetry.progress.step == 3
+    assert len(run().said("batch_end")) == 3
+
+
+def test_accumulated_batches(loop: LoopWatch) -> None:
+    training = Training(loop)
+    for place, one in enumerate(rows(6)):
+        training.model(one).mean().backward()
+        if place % 3 == 2:
+            training.optimizer.step()
+    loop.end()
+    assert run().telemetry.progress.step == 2
+    assert [one.batches for one in run().telemetry.loaders.facts().loaders[0].epochs] == [6]
+
+
+def test_without_a_loader_a_batch_is_a_step(loop: LoopWatch) -> None:
+    training, other = Training(loop), Training(loop)
+    for _ in range(3):
+        training.step(torch.ones(2, 1))
+        other.step(torch.ones(2, 1))
+    loop.end()
+    assert run().said("batch_start") == [("batch_start", "train", number, 0) for number in range(3)]
+    assert run().telemetry.progress.step == 3
+    assert run().telemetry.loaders.facts().loaders == ()
+
+
+def test_an_optimizer_that_torch_compiled(loop: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+    training = Training(loop)
+    step = torch.compile(training.optimizer.step, backend="eager")
+    for _ in range(2):
+        for one in rows(3):
+            training.model(one).mean().backward()
+            step()
+            training.optimizer.zero_grad(set_to_none=False)
+    loop.end()
+    assert run().telemetry.progress.step == 6
+    assert ("mark", "optimizer") not in run().calls
+    assert [one.batches for one in run().telemetry.loaders.facts().loaders[0].epochs] == [3, 3]
+
+
+def test_checkpoints(loop: LoopWatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(torch.serialization, "save", torch.serialization.save)
+    monkeypatch.setitem(torch_modules.sys.modules, torch_modules.PLAIN_LOOP, plain_loop)
+    torch_modules.watch_checkpoints(torch.serialization)
+    training = Training(loop)
+    torch.serialization.save({}, tmp_path / "a")  # no run yet
+    for one in rows(1):
+        training.step(one)
+        torch.serialization.save(training.model.state_dict(), tmp_path / "b")
+        with pytest.raises(RuntimeError):
+            torch.serialization.save({}, tmp_path / "no/folder")
+    marks = [entry[1] for entry in run().said("mark")]
+    assert marks[2:] == ["checkpoint", "batch-end", "checkpoint", "batch-end"]
+    assert (tmp_path / "b").exists()
+
+
+def test_threads_that_did_not_wrap_a_model_are_not_watched(loop: LoopWatch) -> None:
+    training = Training(loop)
+
+    def work() -> None:
+        for one in rows(3):
+            training.step(one)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert RecordedSession.made == []
+
+
+@pytest.mark.parametrize("missing", ["model", "group", "ranks"])
+def test_no_run_begins_without(missing: str, loop: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(loop)
+    if missing == "model":
+        loop._models.clear()
+    elif missing == "group":
+        monkeypatch.setattr(plain_loop, "distributed", lambda: None)
+    else:
+        monkeypatch.setattr(plain_loop, "torch_rank", lambda environ: TorchRank(0, 1))
+    for one in rows(2):
+        training.step(one)
+    assert RecordedSession.made == []
+
+
+def test_a_run_of_the_programs_own_comes_first(loop: LoopWatch) -> None:
+    training, loader = Training(loop), rows(2)
+    with doctor.watch() as w:
+        for one in w.loader(loader):
+            training.step(one)
+    for one in loader:  # after it, too
+        training.step(one)
+    (session,) = RecordedSession.made
+    assert session.said("mark") == []
+
+
+def test_a_run_under_way_makes_way(loop: LoopWatch) -> None:
+    training, loader = Training(loop), rows(2)
+    for one in loader:
+        training.step(one)
+    with doctor.watch() as w:
+        for one in w.loader(loader):
+            training.step(one)
+    first, second = RecordedSession.made
+    assert first.calls[-1] == ("close",)
+    assert second.said("mark") == []
+
+
+def test_a_model_that_is_gone_ends_its_run_and_is_not_kept(loop: LoopWatch) -> None:
+    for number in range(2):
+        training = Training(loop)
+        for one in rows(2):
+            training.step(one)
+        model = plain_loop.weakref.ref(training.model)
+        del training
+        gc.collect()
+        assert model() is None
+        assert len(RecordedSession.made) == number + 1
+    assert RecordedSession.made[0].calls[-1] == ("close",)
+
+
+def test_loaders_and_datasets_are_not_kept(loop: LoopWatch) -> None:
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(1)
+
+    training, dataset = Training(loop), Rows()
+    for one in DataLoader(dataset, 2):
+        training.step(one)
+        break
+    del one
+    known = plain_loop.weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert known() is None
+
+
+def test_findings_of_the_start_end_the_loop(loop: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordedSession, "check_start", found)
+    training = Training(loop)
+    (one,) = rows(1)
+    with pytest.raises(Findings):
+        training.step(one)
+    assert run().said("check_start", "close") == []
+
+
+def test_failures_of_the_doctor_switch_it_off(
+    loop: LoopWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise LookupError("of the doctor")
+
+    for name in ("fetched", "optimizer_ended"):
+        monkeypatch.setattr(plain_loop.LoopRun, name, broken)
+    training = Training(loop)
+    for one in rows(6):
+        training.step(one)
+    errors = capsys.readouterr().err
+    assert errors.count("switched itself off") == 1
+    assert "LookupError: of the doctor" in errors
+
+
+def test_a_forked_process_leaves_the_run_alone(loop: LoopWatch) -> None:
+    training, loader = Training(loop), rows(2)
+    for one in loader:
+        training.step(one)
+    before, kept = list(run().calls), loop._run
+    loop.forget()
+    for one in loader:
+        training.step(one)
+    loop.end()
+    assert run().calls == before
+    loop._run = kept
+
+
+def test_an_iterator_that_is_asked_by_hand(loop: LoopWatch) -> None:
+    training, iterator = Training(loop), iter(rows(2))
+    with contextlib.suppress(StopIteration):
+        while True:
+            training.step(next(iterator))
+    loop.end()
+    assert run().said("loader_end") == [("loader_end", "train", 0, True)]
+    assert run().telemetry.progress.step == 2
