@@ -55,13 +55,13 @@ ROOMS: dict[str, str] = {
     "doctor.report": "core core.check core.check_registry lint.engine.registry lint.engine.rule estimate.data_model",
     "doctor.monitor": f"{EXAMINE} knowledge analysis collectors cluster cluster.transport session version "
     "monitor.sinks monitor.telemetry monitor.watchdog",
-    "doctor.monitor.autostart": "core report doctor monitor monitor.integrations monitor.telemetry",
+    "doctor.monitor.autostart": "core report monitor monitor.integrations monitor.telemetry",
     "doctor.monitor.telemetry": "core collectors",
     "doctor.monitor.watchdog": "core collectors analysis.launch_origin cluster.membership "
-    "cluster.rendezvous.process_identity cluster.transport monitor.telemetry",
+    "cluster.rendezvous.process_identity cluster.transport monitor.telemetry monitor.watch_options",
     "doctor.monitor.sinks": "core report",
     "doctor.cli": f"{EXAMINE} knowledge.sites attach cluster postmortem lint estimate probes session report version "
-    "monitor.autostart monitor.watch_options monitor.watchdog",
+    "monitor.autostart monitor.watch_options",
     "doctor_checks": "",
     "doctor_checks._trial_conclusions": "api facts analysis.trial_selection",
     "doctor_checks.code": "api testing knowledge lint.fix.trainer_arguments lint.launch lint.python",

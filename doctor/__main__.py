@@ -38,7 +38,7 @@ def main() -> None:
 
         sys.exit(_run(lambda: print(f"rankdoctor {__version__}")))  # noqa: T201
     if sys.argv[1:3] == ["run", "--"] and len(sys.argv) > 3:
-        # Without options: each rank of a job starts this way, and building the command line takes longer than the rest.
+        # Without options. Every rank of a job may start this way, and building a command line takes longer than this.
         from doctor.monitor.autostart.launch import replace_process
 
         sys.exit(_run(lambda: replace_process(sys.argv[3:])))
@@ -146,11 +146,19 @@ def _command() -> int:
     threading.excepthook = lambda broken: _say(f"a thread ended early: {_reason(broken.exc_value or MemoryError())}")
     import click
 
-    from doctor.cli.main import app
     from doctor.core.errors import UnusableError
 
+    app: click.Command
+    if sys.argv[1:2] == ["run"]:  # without the other commands, for the same reason
+        from doctor.cli.run import command
+
+        app, name, arguments = command, "doctor run", sys.argv[2:]
+    else:
+        from doctor.cli.main import app as commands
+
+        app, name, arguments = commands, "doctor", sys.argv[1:]
     try:
-        return app.main(prog_name="doctor", standalone_mode=False) or 0
+        return app.main(arguments, prog_name=name, standalone_mode=False) or 0
     except click.Abort:
         return INTERRUPTED
     except click.ClickException as error:

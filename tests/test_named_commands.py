@@ -16,7 +16,14 @@ from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
 
 ROOT = Path(__file__).parents[1]
-MANUALS = ("README.md", "CONTRIBUTING.md", "PLUGINS.md", "tests/README.md", "docs/how-to/my-job-hangs-now.md")
+MANUALS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "PLUGINS.md",
+    "tests/README.md",
+    "docs/how-to/my-job-hangs-now.md",
+    "docs/how-to/run-without-an-edit.md",
+)
 PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), *(ROOT / name for name in MANUALS)]
 SOURCES = [*sorted((ROOT / "doctor").rglob("*.py")), *sorted((ROOT / "checks").rglob("*.py"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix not in (".png", ".pyc", ""))
@@ -55,6 +62,8 @@ def wrong_in(code):
             continue
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         known |= {"--help", "-h"}
+        if "--" in words:  # those that follow are another command's
+            words = words[: words.index("--")]
         given = [found[0] for word in words if (found := OPTION.match(word))]
         strange = [option for option in given if option not in known]
         yield from (f"doctor {name} {option}" for option in strange)
@@ -101,8 +110,8 @@ def _uses_the_script(path):
 
 def test_the_search_sees_what_it_has_to():
     """The sentences that once were wrong, and commands in each of the places where they stand."""
-    wrong = "`doctor run` names what grows\n```\nsrun doctor check --no-such\n```\n`torchrun --no-python doctor chekc`"
-    assert list(wrong_in("\n".join(CODE.findall(wrong)))) == ["doctor run", "doctor check --no-such", "doctor chekc"]
+    wrong = "`doctor runs` names what grows\n```\nsrun doctor check --no-such\n```\n`torchrun --no-python doctor chekc`"
+    assert list(wrong_in("\n".join(CODE.findall(wrong)))) == ["doctor runs", "doctor check --no-such", "doctor chekc"]
     assert list(wrong_in('"$doctor" check --selekt HOST')) == ["doctor check --selekt"]
     assert list(wrong_in("    run: doctor check --format github --fail-on x $OPTIONS")) == []
     assert sum(len(list(COMMAND.finditer(code_in(path)))) for path in [*PAGES, *EXAMPLES, *SOURCES]) > 60

@@ -26,10 +26,10 @@ from doctor.cli.options import (
     settings_options,
     strict_option,
     with_common_options,
-    words,
 )
 from doctor.cli.output import rendered, write, write_drawn
 from doctor.core.decoding import prepared
+from doctor.core.text import words
 
 if TYPE_CHECKING:
     from doctor.core.report_document import Report

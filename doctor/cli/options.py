@@ -11,6 +11,7 @@ import click
 
 from doctor.cli.output import print_notice
 from doctor.core.files.trusted_owners import VARIABLE
+from doctor.core.text import words
 
 if TYPE_CHECKING:
     from doctor.core.report_document import FailOn
@@ -175,8 +176,3 @@ def here() -> Path:
         return Path.cwd()
     except OSError:
         return Path("/")
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a comma-separated list."""
-    return [word.strip() for word in text.split(",") if word.strip()]

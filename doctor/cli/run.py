@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import click
 
-from doctor.cli.options import words
+from doctor.core.text import words
 from doctor.monitor.autostart.launch import replace_process
-from doctor.monitor.watch_options import OnError, Probes
-from doctor.monitor.watchdog.decision import OnHang
+from doctor.monitor.watch_options import OnError, OnHang, Probes
 
+_SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 100}
 _HELP = """Run COMMAND, and watch its training processes as the callback would, without an edit of the script.
 
 \b
@@ -27,7 +27,7 @@ doctor run.
 """
 
 
-@click.command("run", help=_HELP, context_settings={"allow_interspersed_args": False})
+@click.command("run", help=_HELP, context_settings=_SETTINGS)
 @click.option(
     "--folder",
     "dirpath",

@@ -1,4 +1,4 @@
-"""Text for users: names in natural order (``node2`` before ``node10``), and sizes in binary units."""
+"""Text for users, such as names in natural order (``node2`` before ``node10``), and lists of words from users."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ _NUMBER = re.compile(r"(\d{1,9})", re.ASCII)
 def natural_key(name: str) -> tuple[tuple[int, str], ...]:
     """Return the sort key of a name, which orders names by the numbers in them."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name))
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a comma-separated list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def number_runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 from doctor.core.errors import UnusableError
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.files.trusted_owners import VARIABLE, TrustedOwners, chosen_group
-from doctor.monitor.watchdog.decision import OnHang
 
 OnError = Literal["warn", "raise"]
+OnHang = Literal["report", "abort"]
 Probes = Literal["none", "light"]
 
 _CHOICES = {"on_error": get_args(OnError), "on_hang": get_args(OnHang), "probe": get_args(Probes)}

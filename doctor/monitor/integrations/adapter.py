@@ -16,9 +16,8 @@ from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.hook_guard import HookGuard, is_disabled, value_or_default
 from doctor.monitor.sinks.console import print_status
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry
-from doctor.monitor.watch_options import OnError, Probes, WatchOptions
+from doctor.monitor.watch_options import OnError, OnHang, Probes, WatchOptions
 from doctor.monitor.watch_session import WatchSession
-from doctor.monitor.watchdog.decision import OnHang
 
 P = ParamSpec("P")
 A = TypeVar("A", bound="Adapter[Any]")

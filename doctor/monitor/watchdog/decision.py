@@ -19,8 +19,6 @@ Trigger = Literal["before", "round", "stall", "failure", "end"]
 CheckId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,64}\Z")]
 MOST_IDS = 1024
 
-OnHang = Literal["report", "abort"]
-
 
 class RankSource(Protocol):
     """The facts of one rank, as the watchdog requests them from its own thread."""

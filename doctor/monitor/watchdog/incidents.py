@@ -9,8 +9,9 @@ from typing import NamedTuple
 from doctor.cluster.transport.codec import decode_all, encode
 from doctor.cluster.transport.store import Mailbox
 from doctor.monitor.telemetry.progress import Stall
+from doctor.monitor.watch_options import OnHang
 from doctor.monitor.watchdog.abort import abort_process
-from doctor.monitor.watchdog.decision import Decision, OnHang
+from doctor.monitor.watchdog.decision import Decision
 from doctor.monitor.watchdog.protocol import DecisionMessage, RankPresence, RankResumed
 from doctor.monitor.watchdog.rounds.collection_round import CollectionRound, RoundTimeouts
 from doctor.monitor.watchdog.rounds.round_request import RoundRequest

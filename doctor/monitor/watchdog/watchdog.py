@@ -22,8 +22,9 @@ from doctor.core.background import BackgroundCall, start_thread
 from doctor.core.files.own_folder import OwnFolder
 from doctor.core.job import Job
 from doctor.monitor.telemetry.rank_telemetry import Sections
+from doctor.monitor.watch_options import OnHang
 from doctor.monitor.watchdog.admission import own_namespace
-from doctor.monitor.watchdog.decision import Decision, OnHang, OnRecovery, RankSource, Trigger
+from doctor.monitor.watchdog.decision import Decision, OnRecovery, RankSource, Trigger
 from doctor.monitor.watchdog.local_peers.peer_observation import LocalPeerProbe, host_key
 from doctor.monitor.watchdog.local_peers.stack_dump import STACK_DUMPER, stack_file
 from doctor.monitor.watchdog.local_state import LocalState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from doctor.monitor.watch_options import OnHang
 from doctor.monitor.watchdog.admission import AdmissionLeader, AdmissionRequest
-from doctor.monitor.watchdog.decision import OnHang
 from doctor.monitor.watchdog.incidents import IncidentHandler
 from doctor.monitor.watchdog.rounds.periodic_rounds import PeriodicRounds
 from doctor.monitor.watchdog.rounds.requested_rounds import RequestedRounds
