@@ -3,9 +3,10 @@
     python benchmarks/run_cost.py [start] [steps] [--rounds N]
 
 ``start``: seconds of wall clock of commands below ``doctor run`` and without it, by turns, as medians of the
-differences of pairs. ``steps``: CPU time of all threads of rank 0 for a step of a loop with DistributedDataParallel
-over Gloo, two ranks and a model of two small layers: without the doctor, with ``doctor.watch`` by hand, and below
-``doctor run``, by turns. Needs torch and the installed command ``doctor`` beside this Python.
+differences of pairs. ``steps``: CPU time of the training thread of rank 0 of two for a step of a loop with
+DistributedDataParallel over Gloo and a model of two small layers, with ``doctor.watch`` by hand and below
+``doctor run``: blocks of steps with and without the doctor's calls, by turns. What the doctor's own thread does beside
+is the same in both. Needs torch and the installed command ``doctor`` beside this Python.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ PREFIXES: dict[str, list[str]] = {
     "doctor run --": [DOCTOR, "run", "--"],
     "doctor run --on-hang abort --": [DOCTOR, "run", "--on-hang", "abort", "--"],
 }
-STEPS, WARM = 3000, 500
+BLOCK, TURNS = 100, 12
 LOOP = f"""
-import contextlib, os, sys, time
+import statistics, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -42,24 +43,34 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-loader = DataLoader(TensorDataset(torch.randn({STEPS}, 64)), 1)
-def train(batches, step):
+loader = DataLoader(TensorDataset(torch.randn({BLOCK * (2 * TURNS + 2)}, 64)), 1)
+taken = [[], []]
+def train(batches, step, switch):
+    since = None
     for number, (batch,) in enumerate(batches):
-        if number == {WARM}:
-            since = time.process_time()
+        block, within = divmod(number, {BLOCK})
+        if not within:
+            if block > 2:
+                taken[(block - 1) % 2].append(time.thread_time() - since)
+            switch(bool(block % 2))
+            since = time.thread_time()
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         step()
+    switch(True)
     if dist.get_rank() == 0:
-        print((time.process_time() - since) / {STEPS - WARM} * 1e6)
+        print(*(1e6 * statistics.median(one) / {BLOCK} for one in taken))
 if sys.argv[1] == "edited":
     import doctor
     with doctor.watch() as watch:
+        run = watch._run
         watch.model(model)
-        train(watch.loader(loader), watch.step)
+        train(watch.loader(loader), watch.step, lambda on: setattr(watch, "_run", run if on else None))
 else:
-    train(loader, lambda: None)
+    from doctor.monitor.autostart.plain_loop import LoopWatch
+    thread = LoopWatch.current._thread
+    train(loader, lambda: None, lambda on: setattr(LoopWatch.current, "_thread", thread if on else 0))
 dist.destroy_process_group()
 """
 
@@ -87,9 +98,9 @@ def measure_starts(rounds: int) -> None:
 
 
 def measure_steps(rounds: int) -> None:
-    """Print the CPU time of a step, and what is added to it."""
-    kinds = {"without": ([], "bare"), "doctor.watch": ([], "edited"), "doctor run": ([DOCTOR, "run", "--"], "bare")}
-    taken: Mapping[str, list[float]] = {name: [] for name in kinds}
+    """Print the CPU time that is added to a step."""
+    kinds = {"doctor.watch": ([], "edited"), "doctor run": ([DOCTOR, "run", "--"], "bare")}
+    taken: Mapping[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "loop.py"
         program.write_text(LOOP)
@@ -97,11 +108,14 @@ def measure_steps(rounds: int) -> None:
             for name, (prefix, word) in kinds.items():
                 command = [*prefix, *TORCHRUN, str(program), word]
                 done = subprocess.run(command, check=True, cwd=folder, capture_output=True, text=True)
-                taken[name].append(float(done.stdout.split()[-1]))
+                off, on = map(float, done.stdout.split()[-2:])
+                taken[name].append((off, on))
     for name, samples in taken.items():
-        added = statistics.median(one - base for one, base in zip(samples, taken["without"], strict=True))
-        print(f"{name:14s} {statistics.median(samples):7.1f} µs of CPU time a step   added {added:6.1f} µs")
-    print(f"{rounds} rounds of {STEPS - WARM} steps")
+        added = statistics.median(on - off for off, on in samples)
+        least, most = min(on - off for off, on in samples), max(on - off for off, on in samples)
+        base = statistics.median(off for off, _ in samples)
+        print(f"{name:14s} {base:7.1f} µs a step off   added {added:6.1f} µs ({least:.1f} to {most:.1f})")
+    print(f"{rounds} rounds of {TURNS} pairs of {BLOCK} steps")
 
 
 def main() -> None:
