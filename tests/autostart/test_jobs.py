@@ -94,6 +94,15 @@ def test_ranks_that_the_program_starts_itself(method: str, tmp_path: Path) -> No
     assert findings(report_in(tmp_path / "rankdoctor")) == {}
 
 
+def test_an_exception_that_multiprocessing_catches_is_named(tmp_path: Path) -> None:
+    done = job(tmp_path, sys.executable, str(PROGRAMS / "loop.py"), str(tmp_path), "crash", f"{free_port()}")
+    assert done.returncode == 1
+    assert "ValueError: of rank 1" in done.stderr
+    found = findings(report_in(tmp_path / "rankdoctor"))["RUN004"]
+    assert found["ranks"] == [1]
+    assert "ValueError: of rank 1" in found["summary"]
+
+
 def test_a_broken_package_costs_one_line_a_process(tmp_path: Path) -> None:
     (tmp_path / "doctor_checks").mkdir()
     (tmp_path / "msgspec.py").write_text("raise ImportError('a broken dependency')\n")

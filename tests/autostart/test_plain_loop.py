@@ -380,6 +380,16 @@ def test_failures_of_the_doctor_switch_it_off(
     assert "LookupError: of the doctor" in errors
 
 
+def test_nothing_that_is_odd_reaches_the_program(
+    loop: LoopWatch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loop, "_passes", None)  # an iterator without weak references
+    training = Training(loop)
+    for one in rows(6):
+        training.step(one)
+    assert capsys.readouterr().err.count("switched itself off") == 1
+
+
 def test_a_forked_process_leaves_the_run_alone(loop: LoopWatch) -> None:
     training, loader = Training(loop), rows(2)
     for one in loader:

@@ -79,7 +79,9 @@ def obstacle() -> str:
     if os.pathsep in hook.FOLDER:
         return f"{hook.FOLDER} can't be an entry of PYTHONPATH"
     owners = {0, os.geteuid(), os.stat(os.path.realpath(sys.executable)).st_uid}
-    for path in (hook.FOLDER, os.path.join(hook.FOLDER, "sitecustomize.py")):
+    folders = [hook.FOLDER, *(os.path.join(hook.FOLDER, *[".."] * height) for height in (1, 2, 3))]
+    files = [os.path.join(hook.FOLDER, name) for name in ("sitecustomize.py", "__pycache__")]
+    for path in map(os.path.normpath, folders + [file for file in files if os.path.exists(file)]):
         seen = os.stat(path)
         if seen.st_uid not in owners:
             return (

@@ -19,12 +19,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from doctor.core.random_state import random_state_kept
 from doctor.monitor.autostart.options import decode_options
+from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
@@ -32,6 +33,9 @@ from doctor.monitor.integrations.torch_state import distributed, torch_rank, unw
 from doctor.monitor.telemetry.data.loader_history import weak_reference
 from doctor.monitor.telemetry.progress import PHASE_TIMEOUTS
 from doctor.monitor.watch_session import WatchSession
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
@@ -236,6 +240,22 @@ class LoopRun(PlainRun):
             self.session.check_start()
 
 
+def harmless(hook: Callable[Concatenate[LoopWatch, P], T]) -> Callable[Concatenate[LoopWatch, P], T | None]:
+    """Wrap what torch's functions call to raise only :class:`Findings`; ``None`` after another exception."""
+
+    def wrapper(self: LoopWatch, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return hook(self, *args, **kwargs)
+        except Findings:
+            raise
+        except Exception as error:  # noqa: BLE001 - the program must not be affected
+            self._failed(hook.__name__, error)
+            return None
+
+    wrapper.__name__, wrapper.__doc__ = hook.__name__, hook.__doc__
+    return wrapper
+
+
 class LoopWatch(Adapter[LoopRun]):
     """Watches the loops of this process that no other adapter watches, one after the other."""
 
@@ -254,6 +274,7 @@ class LoopWatch(Adapter[LoopRun]):
         self._thread = threading.get_ident()
         self._models = [*(one for one in self._models if one() is not None), weakref.ref(model)]
 
+    @harmless
     def is_watching(self) -> bool:
         """Return whether a run is under way that this thread trains in; begin one if there is something to watch.
 
@@ -261,6 +282,7 @@ class LoopWatch(Adapter[LoopRun]):
         """
         return self._listens() and self._has_begun()
 
+    @harmless
     def pass_starts(self, loader: Any, iterator: Any) -> None:
         """Called when a loader is iterated over anew, in a run."""
         self._restarted(loader)
@@ -270,6 +292,7 @@ class LoopWatch(Adapter[LoopRun]):
     def _restarted(self, run: LoopRun, loader: Any) -> None:
         run.restarted(loader)
 
+    @harmless
     def fetching(self, iterator: Any) -> bool:
         """Called before a batch is fetched; returns whether its arrival is to be told. (step path)"""
         if not self.is_watching():
@@ -316,6 +339,7 @@ class LoopWatch(Adapter[LoopRun]):
                 self.fetched(iterator, batch)
             yield batch
 
+    @harmless
     def optimizer_begins(self, optimizer: Any) -> None:
         """Called before a step of any optimizer. (step path)"""
         if self.is_watching():
@@ -325,6 +349,7 @@ class LoopWatch(Adapter[LoopRun]):
     def _optimizer_begins(self, run: LoopRun, optimizer: Any) -> None:
         run.optimizer_begins(optimizer)
 
+    @harmless
     def optimizer_ended(self) -> None:
         """Called after a step of any optimizer. (step path)"""
         if self._listens():
@@ -334,6 +359,7 @@ class LoopWatch(Adapter[LoopRun]):
     def _optimizer_ended(self, run: LoopRun) -> None:
         run.optimizer_ended()
 
+    @harmless
     def checkpoint_begins(self) -> bool:
         """Called before a file is written; returns whether its end is to be told."""
         if self._run is None or not self._listens():
@@ -341,6 +367,7 @@ class LoopWatch(Adapter[LoopRun]):
         self._checkpoint(begins=True)
         return True
 
+    @harmless
     def checkpoint_ended(self) -> None:
         """Called when the file is written."""
         self._checkpoint(begins=False)
@@ -349,9 +376,10 @@ class LoopWatch(Adapter[LoopRun]):
     def _checkpoint(self, run: LoopRun, *, begins: bool) -> None:
         run.mark_checkpoint(begins=begins)
 
-    def end(self) -> None:
-        """End the run, if there is one."""
-        self._end()
+    @harmless
+    def end(self, error: BaseException | None = None) -> None:
+        """End the run, if there is one. ``error``: the exception that ends it."""
+        self._end(error)
 
     @guarded
     def _end(self, run: LoopRun, error: BaseException | None = None) -> None:

@@ -75,6 +75,26 @@ def watch_checkpoints(module: Any) -> None:
     module.save = save
 
 
+def watch_spawned_processes(module: Any) -> None:
+    """Have exceptions of functions that ``torch.multiprocessing.spawn`` runs reported: it catches them itself."""
+    run = module._wrap
+
+    @functools.wraps(run)
+    def wrapped(function: Callable[..., Any], *args: Any) -> Any:
+        return run(functools.partial(_reporting, function), *args)
+
+    module._wrap = wrapped
+
+
+def _reporting(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        if (loop := _loop()) is not None:
+            loop.end(error)
+        raise
+
+
 def watch_accelerate_loaders(module: Any) -> None:
     """Have loaders that Accelerate prepared observed as a whole: inside, they fetch one batch ahead, or on rank 0."""
     for name in ("DataLoaderShard", "DataLoaderDispatcher"):

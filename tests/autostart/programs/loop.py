@@ -34,7 +34,7 @@ def net():
 
 
 def plain(folder, kind):
-    """DistributedDataParallel, with an evaluation and a checkpoint in every epoch; in ``hang``, rank 1 stops."""
+    """DistributedDataParallel, an evaluation and a checkpoint in each epoch; rank 1 stops (hang) or raises (crash)."""
     sampler = DistributedSampler(Rows())
     model = DistributedDataParallel(net())
     loader = DataLoader(Rows(), BATCH, sampler=sampler, num_workers=1 if kind == "workers" else 0)
@@ -45,6 +45,8 @@ def plain(folder, kind):
         for number, batch in enumerate(loader):
             if kind == "hang" and epoch and number == 3 and dist.get_rank() == 1:
                 time.sleep(1000)
+            if kind == "crash" and epoch and number == 3 and dist.get_rank() == 1:
+                raise ValueError("of rank 1")
             loss = model(batch).square().mean() + random.random()
             loss.backward()
             optimizer.step()
@@ -147,8 +149,10 @@ def spawned(rank, folder, kind):
 
 if __name__ == "__main__":
     folder, kind = Path(sys.argv[1]), (sys.argv[2:] or ["plain"])[0]
-    if kind in ("spawn", "fork"):
+    if kind in ("spawn", "fork", "crash"):
         os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[3]}
-        torch.multiprocessing.start_processes(spawned, (folder, kind), nprocs=2, start_method=kind)
+        torch.multiprocessing.start_processes(
+            spawned, (folder, kind), nprocs=2, start_method="fork" if kind == "fork" else "spawn"
+        )
     else:
         train(folder, kind)
