@@ -311,6 +311,19 @@ def test_a_run_of_the_programs_own_comes_first(loop: LoopWatch) -> None:
     assert session.said("mark") == []
 
 
+def test_torch_is_left_alone_once_something_else_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopWatch, "current", None)
+    opened: list[Any] = []
+    monkeypatch.setattr(plain_loop, "open_loop", lambda: opened.append(None))
+    monkeypatch.setattr(Adapter, "claimed", True)
+    torch_modules._wrapped(torch.nn.Linear(1, 1))
+    assert opened == []
+    monkeypatch.setattr(Adapter, "claimed", False)
+    monkeypatch.setattr(torch_modules, "_failures", [])
+    torch_modules._wrapped(torch.nn.Linear(1, 1))
+    assert opened == [None]
+
+
 def test_a_run_under_way_makes_way(loop: LoopWatch) -> None:
     training, loader = Training(loop), rows(2)
     for one in loader:

@@ -124,8 +124,12 @@ def _after_construction(kind: Any) -> None:
 
 
 def _wrapped(model: Any) -> None:
-    """Pass on a wrapped model; the first one loads the code that watches a loop. After a failure, none is passed on."""
-    if is_disabled() or _failures:
+    """Pass on a wrapped model; the first one loads the code that watches a loop.
+
+    None is passed on after a failure, or once a Trainer or the program itself has begun to watch.
+    """
+    adapter = sys.modules.get("doctor.monitor.integrations.adapter")
+    if is_disabled() or _failures or (adapter is not None and adapter.Adapter.claimed):
         return
     try:
         loop = _loop()
