@@ -1,6 +1,6 @@
 """What the callback costs a run: CPU time a step, wall time of a 10 ms step, memory over 100,000 steps.
 
-    python benchmarks/callback_cost.py [steps] [ten] [growth] [where] [--world 1 2] [--readme]
+    python benchmarks/callback_cost.py [steps] [ten] [growth] [where] [--world 1 2] [--write]
 
 ``steps``: within one fit, blocks of steps run by turns without any callback, without one again (what noise looks like),
 with an empty callback, with the doctor's, and with Lightning's DeviceStatsMonitor and ThroughputMonitor; which comes
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeVar
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
-from readme import word_of, write_between  # noqa: E402 - the path comes first
+from evidence_pages import word_of, write_between  # noqa: E402 - the path comes first
 
 BLOCK = 100
 """Steps of a block: what all of them do every 50 (a log line, a look at memory) falls into each block twice."""
@@ -507,7 +507,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("what", nargs="*", choices=[*MEASURES, []], help="default: steps, ten, growth")
     parser.add_argument("--world", type=int, nargs="+", default=[1, 2], help="processes (default: 1 2)")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/evidence")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
@@ -524,7 +524,7 @@ def main(arguments: Sequence[str]) -> int:
         tell_growth(table)
     if {*what} - {"where"}:
         print("\n".join(table.lines))
-    if options.readme:
+    if options.write:
         write_between("callback-cost", "\n".join(table.lines))
     return 0 if table.kept else 1
 

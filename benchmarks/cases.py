@@ -1,7 +1,7 @@
 """Texts of failures that people reported in public, each alone in a log: is the cause that was found there the verdict?
 
     python benchmarks/cases.py [PATH]            a folder of NNN.json, or a file with one case a line
-    python benchmarks/cases.py --readme          writes the tables of the cases in tests/data into README.md
+    python benchmarks/cases.py --write          writes the tables of the cases in tests/data into docs/evidence
 
 A case has ``text``, ``cause_family``, ``accepted_ids`` and, to tell which count for the headline, ``text_source``,
 ``input_kind``, ``text_states_cause`` and ``under_determined``.
@@ -27,7 +27,7 @@ from doctor.postmortem.run_reader import read_runs
 from doctor.session import judge
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from readme import folded, write_between
+from evidence_pages import folded, write_between
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTED = ROOT / "tests" / "data" / "reported_failures.jsonl"
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
         print("there are no cases")
         return 2
     print("\n".join([summary(found), "", *confusion(found), "", *reliability(found), "", *wrong(found)]))
-    if "--readme" in arguments:
+    if "--write" in arguments:
         every = folded("Family by family", "\n".join(confusion(found)))
         write_between("cases", "\n\n".join([summary(found), "\n".join(reliability(found)), every]))
     return int(not found.is_enough)

@@ -1,6 +1,6 @@
 """How many of the failure messages of other software are recognized, by component.
 
-    python benchmarks/coverage.py                  the table; with --write also into docs/evidence.md
+    python benchmarks/coverage.py                  the table; with --write also into docs/evidence
     python benchmarks/coverage.py --missed NAME    messages of a component that are not recognized, and why
     python benchmarks/coverage.py --sample 200     a random sample with classes, to be classified again independently
     python benchmarks/coverage.py --healthy [DIR…] wrong matches in the healthy public texts, and in healthy logs of DIR
@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from readme import write_between  # noqa: E402
+from evidence_pages import write_between  # noqa: E402
 
 from doctor.analysis.logs.root_event import CRASH, ENDS, EXCEPTION, LOST_PEERS, ROOTS, TIMED_OUT  # noqa: E402 - the path comes first
 from doctor.knowledge.log_patterns import known_patterns  # noqa: E402
@@ -192,7 +192,7 @@ def main() -> int:
         text, is_reached = table()
         print(text)
         if options.write:
-            write_between("coverage", text, "docs/evidence.md")
+            write_between("coverage", text)
         return int(not is_reached)
     return 0
 

@@ -1,7 +1,7 @@
 """What the checks find and what they leave alone: every named fault fixture, every healthy twin.
 
     python benchmarks/detection.py            prints the table
-    python benchmarks/detection.py --readme   writes it into README.md
+    python benchmarks/detection.py --write   writes it into docs/evidence
 
 A fault counts as detected when its id is found, and as rightly blamed when exactly the ranks at fault are named. A
 false alarm is a finding of severity error or warning on a healthy case, by its own check; whole healthy jobs are put
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from readme import write_between  # noqa: E402 - the path comes first
+from evidence_pages import write_between  # noqa: E402 - the path comes first
 
 from doctor.core.check import Case, Check  # noqa: E402
 from doctor.core.check_registry import CheckRegistry, load_registry  # noqa: E402
@@ -112,7 +112,7 @@ def main() -> int:
     print(text)
     misses = [miss for row in rows.values() for miss in row.misses]
     print(*misses, sep="\n", end="\n" if misses else "")
-    if "--readme" in sys.argv:
+    if "--write" in sys.argv:
         write_between("detection", text)
     return 1 if misses else 0
 

@@ -4,7 +4,7 @@
     python benchmarks/environments.py --set second    those of the second set
     python benchmarks/environments.py WORD ...        only those whose name contains a word; nothing is kept
     python benchmarks/environments.py --keep          adds the score to benchmarks/environments_results.json
-    python benchmarks/environments.py --evidence      writes the table of kept scores into docs/evidence.md
+    python benchmarks/environments.py --evidence      writes the table of kept scores into docs/evidence
 
 ``environments/recommended.json`` holds the variables that clouds, computing centers and launchers recommend or export,
 ``environments/faults.json`` environments that public threads report as faulty with the ids that count as found, and
@@ -38,7 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from readme import write_between
+from evidence_pages import write_between
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
@@ -328,11 +328,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Score doctor check on environments.")
     parser.add_argument("--set", choices=SETS, default="first", help="which environments and faults")
     parser.add_argument("--keep", action="store_true", help="add the score to environments_results.json")
-    parser.add_argument("--evidence", action="store_true", help="write the kept scores into docs/evidence.md")
+    parser.add_argument("--evidence", action="store_true", help="write the kept scores into docs/evidence")
     parser.add_argument("words", nargs="*", help="only environments whose name contains one of these")
     options = parser.parse_args(arguments)
     if options.evidence:
-        write_between("environments", markdown(), page="docs/evidence.md")
+        write_between("environments", markdown())
         return 0
     chosen = [
         [row for row in read_rows(name) if not options.words or any(word in row.name for word in options.words)]

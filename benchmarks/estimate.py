@@ -1,8 +1,8 @@
 """``doctor estimate`` against what training really takes: a table over many models and ways to train them.
 
-    python benchmarks/estimate.py [--device cpu|cuda] [--only WORD | --again | --kept] [--readme]
+    python benchmarks/estimate.py [--device cpu|cuda] [--only WORD | --again | --kept] [--write]
     python benchmarks/estimate.py --speed
-    python benchmarks/estimate.py --published [--only WORD | --kept] [--readme]
+    python benchmarks/estimate.py --published [--only WORD | --kept] [--write]
 
 Each configuration is estimated without data and then trained for some steps in a fresh process (two for two ranks),
 whose largest allocation is the truth: ``torch.cuda.max_memory_allocated`` on a GPU, and the allocations that torch's
@@ -34,7 +34,7 @@ from estimate_cases import CASES, ON_GPU  # noqa: E402 - the path comes first
 from estimate_published import main as published  # noqa: E402
 from estimate_results import MIB, Results, Row, is_good, markdown, percent, summary  # noqa: E402
 from estimate_truth import Case, Truth  # noqa: E402
-from readme import write_between  # noqa: E402
+from evidence_pages import write_between  # noqa: E402
 
 from doctor.core.errors import UnusableError  # noqa: E402
 from doctor.estimate.data_model import TracedStep, TrainingPlan  # noqa: E402
@@ -257,14 +257,14 @@ def main() -> int:
     )
     parser.add_argument("--kept", action="store_true", help="show what was kept in place of running")
     parser.add_argument("--again", action="store_true", help="estimate again, and keep what training took")
-    parser.add_argument("--readme", action="store_true")
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--published", action="store_true", help="compare with published peaks of real GPUs")
     given = parser.parse_args()
     if given.speed:
         return speed()
     if given.published:
-        return published(given.only, is_kept=given.kept, in_readme=given.readme)
+        return published(given.only, is_kept=given.kept, is_written=given.write)
     path = path_for(given.device)
     kept = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
     if kept and (given.kept or given.again):
@@ -273,7 +273,7 @@ def main() -> int:
         results = among(kept, table(given.device, given.only))
     path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     print(summary(results))
-    if given.readme:
+    if given.write:
         write_between("estimate", markdown(results))
     return int(not is_good(results))
 

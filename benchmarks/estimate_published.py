@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 from estimate_results import MIB, percent
-from readme import folded, write_between
+from evidence_pages import folded, write_between
 
 from doctor.core.errors import UnusableError
 from doctor.estimate.data_model import TrainingPlan
@@ -316,7 +316,7 @@ def _among(before: PublishedResults, new: PublishedResults) -> PublishedResults:
     )
 
 
-def main(only: str, *, is_kept: bool = False, in_readme: bool = False) -> int:
+def main(only: str, *, is_kept: bool = False, is_written: bool = False) -> int:
     """Run the table, or show what was kept, and print each half's error. ``only``: keep the other cases' results."""
     before = msgspec.json.decode(RESULTS.read_bytes(), type=PublishedResults) if RESULTS.exists() else None
     results = before if is_kept and before else run(only)
@@ -325,6 +325,6 @@ def main(only: str, *, is_kept: bool = False, in_readme: bool = False) -> int:
     print(summary(results))
     if not is_kept:
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    if in_readme:
-        write_between("estimate-published", markdown(results), page="docs/evidence.md")
+    if is_written:
+        write_between("estimate-published", markdown(results))
     return int(not is_good(results))

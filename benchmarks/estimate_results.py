@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from readme import folded
+from evidence_pages import folded
 
 MEDIAN, NINETY_FIFTH, BELOW = 0.03, 0.10, 0.05
 """Aims: of the errors without their sign, and how far an estimate may lie below the truth."""
@@ -82,7 +82,7 @@ def is_good(results: Results) -> bool:
 
 
 def markdown(results: Results) -> str:
-    """As the README shows it."""
+    """As the page of evidence shows it."""
     lines = ["| Configuration | Real peak | Estimate | Error | Peak comes in |", "|---|---|---|---|---|"]
     for row in results.rows:
         if row.error:

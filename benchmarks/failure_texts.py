@@ -4,7 +4,7 @@
     python benchmarks/failure_texts.py --misses           also lists the misses of the half ``rules``
     python benchmarks/failure_texts.py --sample fresh_1   scores one file of benchmarks/failure_texts
     python benchmarks/failure_texts.py --json FILE        writes the result of each text to FILE
-    python benchmarks/failure_texts.py --write            writes the kept scores into docs/evidence.md
+    python benchmarks/failure_texts.py --write            writes the kept scores into docs/evidence
     python benchmarks/failure_texts.py --keep             adds the scores to benchmarks/failure_texts_results.json
 
 The expected ids were committed before the first run on a text. A text belongs to the half ``rules`` if the first hex
@@ -333,13 +333,13 @@ def main() -> None:
     parser.add_argument("--sample", action="append", help="a file of benchmarks/failure_texts (default: both halves)")
     parser.add_argument("--misses", action="store_true", help="list the misses of the half `rules`")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of each text to FILE")
-    parser.add_argument("--write", action="store_true", help="write the kept scores into docs/evidence.md, and no more")
+    parser.add_argument("--write", action="store_true", help="write the kept scores into docs/evidence, and no more")
     parser.add_argument("--keep", action="store_true", help=f"add the scores to {RESULTS.name}")
     arguments = parser.parse_args()
     if arguments.write:
-        from readme import write_between
+        from evidence_pages import write_between
 
-        write_between("failure texts", kept_table(), "docs/evidence.md")
+        write_between("failure texts", kept_table())
         return
     samples: dict[str, Sequence[Score]] = {}
     for sample in arguments.sample or HALVES:

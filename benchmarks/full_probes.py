@@ -3,7 +3,7 @@
     python benchmarks/full_probes.py                 20 times each, with a healthy run after every round
     python benchmarks/full_probes.py --times 3       fewer
     python benchmarks/full_probes.py NET014 GPU      only scenes whose title begins with one of these words
-    python benchmarks/full_probes.py --readme        writes the table into README.md
+    python benchmarks/full_probes.py --write        writes the table into docs/evidence
 
 One rank on each of eight hosts of the lab (see ``live_faults.py``), which share the processors of this machine, asks
 ``doctor check --probe full``. Found: the id and its severity. Right culprit: exactly the ranks and hosts at fault are
@@ -32,7 +32,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from readme import write_between  # noqa: E402 - the path comes first
+from evidence_pages import write_between  # noqa: E402 - the path comes first
 
 from tests.faults.live.full_scenes import SCENES, twins_of  # noqa: E402
 from tests.faults.live.scenes import LiveScene, judged, noise  # noqa: E402
@@ -174,14 +174,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Faults that only full probes find.")
     parser.add_argument("words", nargs="*", help="beginnings of titles")
     parser.add_argument("--times", type=int, default=TIMES)
-    parser.add_argument("--readme", action="store_true")
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     began = time.monotonic()
     chosen = [scene for scene in SCENES if not given.words or scene.title.startswith(tuple(given.words))]
     rows = play_all(chosen, given.times)
     where = f"{len(os.sched_getaffinity(0))} processors for all hosts, {time.monotonic() - began:.0f} s in all."
     print(table(rows), where, sep="\n\n")
-    if given.readme:
+    if given.write:
         write_between("full", f"{table(rows)}\n\n{where}")
     return 0 if all(row.is_good for row in rows) else 1
 

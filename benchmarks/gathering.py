@@ -1,6 +1,6 @@
 """What gathering costs: whole checks on hosts of the lab, and large jobs whose ranks are simulated.
 
-    python benchmarks/gathering.py [lab|large] [--readme]
+    python benchmarks/gathering.py [lab|large] [--write]
 
 ``lab``: 8 hosts (network namespaces; needs root) of one rank. The check over torch's store against eight concurrent
 ``import torch`` of the same round, the check over a shared folder, and the verdict on a rank that never comes against
@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks")]
 
-from readme import write_between  # noqa: E402 - the path comes first
+from evidence_pages import write_between  # noqa: E402 - the path comes first
 
 from doctor.cluster.transport.store import KeyValueStore  # noqa: E402
 from doctor.core.job import Member  # noqa: E402
@@ -230,7 +230,7 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print, and write the table into the README where that is asked for."""
+    """Measure, print, and write the table into docs/evidence if asked."""
     gc.disable()  # as the command does
     if arguments == ["--store"]:
         for ranks in STORE_SIZES:
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str]) -> None:
     if "lab" not in arguments:
         rows += measure_store() + measure_folder()
     print(_table(rows))
-    if "--readme" in arguments:
+    if "--write" in arguments:
         write_between("gathering", _table(rows))
 
 

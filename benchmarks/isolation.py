@@ -1,6 +1,6 @@
 """Which way of pairing hosts finds the slow part: faults planted in simulated networks, ours against five others.
 
-    python benchmarks/isolation.py [--quick] [--readme] [--only designs|small|sizes] [--trials N] [--sizes 4,8,1024]
+    python benchmarks/isolation.py [--quick] [--write] [--only designs|small|sizes] [--trials N] [--sizes 4,8,1024]
 
 Three tables: all designs, all designs in a network so small that all pairs can be played, and this doctor by numbers of
 hosts. Every cell is ``precision / recall``: of what was blamed, how much was planted, and of what was planted, how much
@@ -29,9 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from evidence_pages import write_between  # noqa: E402
 from isolation_faults import Network, plant  # noqa: E402 - the path comes first
 from isolation_rivals import DESIGNS, Claim, Design  # noqa: E402
-from readme import write_between  # noqa: E402
 
 from doctor.probes.bandwidth.transfer import MOST_BYTES  # noqa: E402
 
@@ -209,10 +209,10 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    """Print the tables, and put them into the README if asked."""
+    """Print the tables, and write them into docs/evidence if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few trials of small networks")
-    parser.add_argument("--readme", action="store_true", help="write the tables into README.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/evidence")
     parser.add_argument(
         "--trials", type=int, default=20, help="networks of each kind (fewer of the large ones by size)"
     )
@@ -225,13 +225,13 @@ def main() -> int:
     short: list[str] = []
     if options.only in (None, "designs"):
         setting = (16, *MAIN[1:]) if options.quick else MAIN
-        scores = designs_table("isolation", number, setting, write=options.readme)
+        scores = designs_table("isolation", number, setting, write=options.write)
         short += shortfalls(scores[DESIGNS[0].name], setting[0]) if setting == MAIN else ()
     if options.only in (None, "small"):
-        designs_table("isolation-small", number, (8, *SMALL[1:]) if options.quick else SMALL, write=options.readme)
+        designs_table("isolation-small", number, (8, *SMALL[1:]) if options.quick else SMALL, write=options.write)
     if options.only in (None, "sizes"):
         table = markdown(by_size(number, sizes))
-        if options.readme:
+        if options.write:
             write_between("isolation-sizes", f"This doctor, one fault of each kind (precision / recall):\n\n{table}")
     print(f"{time.perf_counter() - began:.0f} s", *short, sep="\n")
     return 1 if short else 0

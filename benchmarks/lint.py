@@ -1,8 +1,8 @@
 """What ``doctor lint`` costs, and whether its hits in real sources are right.
 
     python benchmarks/lint.py --speed [PATH…]
-    python benchmarks/lint.py --hits [PATH…] [--new] [--readme]
-    python benchmarks/lint.py --rivals [--readme]
+    python benchmarks/lint.py --hits [PATH…] [--new] [--write]
+    python benchmarks/lint.py --rivals [--write]
     python benchmarks/lint.py --sources DIR [--half tuned|held|fresh] [--show]
 
 Without PATHs: the installed sources of the libraries below. ``--hits`` prints every hit with its line and what was
@@ -27,9 +27,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evidence_pages import write_between
 from lint_corpus import HALVES, show_corpus
 from lint_rivals import rivals_table
-from readme import write_between
 
 DOCTOR = str(Path(sys.executable).parent / "doctor")
 LIBRARIES = ("lightning", "accelerate", "transformers", "torch", "ray", "torchmetrics")
@@ -110,7 +110,7 @@ def judged() -> dict[tuple[str, str, str], tuple[bool, str]]:
     return {(one["id"], one["path"], one["code"]): (one["right"], one["why"]) for one in entries}
 
 
-def show_hits(paths: list[Path], *, new: bool, readme: bool) -> None:
+def show_hits(paths: list[Path], *, new: bool, write: bool) -> None:
     """Print the hits, the counts by rule, and the share that is right."""
     report, seconds = lint(*paths)
     known, hits = judged(), hits_of(report, paths)
@@ -126,7 +126,7 @@ def show_hits(paths: list[Path], *, new: bool, readme: bool) -> None:
     table = hits_table(report, hits, known, f"{_sources(paths)}; {seconds:.0f} s")
     print(f"\n{table}\n")
     print("\n".join(crashes) if crashes else "no crash")
-    if readme:
+    if write:
         write_between("lint-hits", table)
 
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--sources", type=Path)
     parser.add_argument("--half", choices=HALVES)
-    for name in ("speed", "hits", "rivals", "new", "readme", "show"):
+    for name in ("speed", "hits", "rivals", "new", "write", "show"):
         parser.add_argument(f"--{name}", action="store_true")
     asked = parser.parse_args()
     if asked.sources:
@@ -179,11 +179,11 @@ def main() -> None:
     if asked.speed:
         measure(paths)
     if asked.hits or asked.new:
-        show_hits(paths, new=asked.new, readme=asked.readme)
+        show_hits(paths, new=asked.new, write=asked.write)
     if asked.rivals:
         table = rivals_table()
         print(table)
-        if asked.readme:
+        if asked.write:
             write_between("lint-rivals", table)
 
 

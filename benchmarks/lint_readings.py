@@ -1,7 +1,7 @@
 """First readings of hits of ``doctor lint`` in public repositories, and the scores on the bad scripts, as tables.
 
     python benchmarks/lint_readings.py            prints the tables
-    python benchmarks/lint_readings.py --write    writes them into docs/evidence.md
+    python benchmarks/lint_readings.py --write    writes them into docs/evidence
 
 ``lint_readings.json`` holds what somebody judged who opened the source around each hit, before a rule was changed
 because of it: ``right``, ``arguable`` (true, and of little use there: tests, demonstrations, code that works by luck)
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evidence_pages import write_between
 from lint_scripts import COUNTS, SETS, kept
-from readme import write_between
 
 READINGS = Path(__file__).with_name("lint_readings.json")
 VERDICTS = ("right", "arguable", "wrong")
@@ -121,8 +121,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     readings = "\n\n".join(map(reading_table, read_readings()))
     if parser.parse_args().write:
-        write_between("lint-scripts", scripts_table(), "docs/evidence.md")
-        write_between("lint-readings", readings, "docs/evidence.md")
+        write_between("lint-scripts", scripts_table())
+        write_between("lint-readings", readings)
         return
     print(f"{scripts_table()}\n\n{readings}")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/live_faults.py            prints the table
     python benchmarks/live_faults.py NET ENV    only scenes whose title begins with one of these words
-    python benchmarks/live_faults.py --readme   writes it into README.md
+    python benchmarks/live_faults.py --write   writes it into docs/evidence
 
 The hosts are network, process, name, mount and IPC namespaces of this machine on a switch of their own; the ranks are
 started as launchers do it, meet in a shared folder or in torch's store, and probe one another. Detected: the id, its
@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from readme import folded, word_of, write_between  # noqa: E402 - the path comes first
+from evidence_pages import folded, word_of, write_between  # noqa: E402 - the path comes first
 
 from doctor.core.check import FAMILIES  # noqa: E402
 from tests.faults.live.healthy_jobs import HEALTHY  # noqa: E402
@@ -139,4 +139,4 @@ def main(words: list[str], *, write: bool = False) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    sys.exit(main([word for word in arguments if word != "--readme"], write="--readme" in arguments))
+    sys.exit(main([word for word in arguments if word != "--write"], write="--write" in arguments))

@@ -2,7 +2,7 @@
 
     python benchmarks/real_faults.py            prints the table
     python benchmarks/real_faults.py NET ENV    only scenes whose title begins with one of these words
-    python benchmarks/real_faults.py --readme   writes it into README.md
+    python benchmarks/real_faults.py --write   writes it into docs/evidence
 
 A scene causes one fault in processes, namespaces, limits, files, sockets, launchers or a driver of the lab; its twin is
 the same without the fault. Found: the id, with the severity, the words and the exit code that belong to it. Blamed
@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from readme import folded, word_of, write_between  # noqa: E402 - the path comes first
+from evidence_pages import folded, word_of, write_between  # noqa: E402 - the path comes first
 
 from tests.faults.healthy_machines import MACHINES  # noqa: E402 - the path comes first
 from tests.faults.program import SCENES  # noqa: E402
@@ -100,4 +100,4 @@ def main(words: list[str], *, write: bool = False) -> int:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    sys.exit(main([word for word in arguments if word != "--readme"], write="--readme" in arguments))
+    sys.exit(main([word for word in arguments if word != "--write"], write="--write" in arguments))

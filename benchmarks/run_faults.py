@@ -3,7 +3,7 @@
     python benchmarks/run_faults.py                     plays everything, prints the table
     python benchmarks/run_faults.py --only RUN006,leak  only what has one of these words in its id or name
     python benchmarks/run_faults.py --alone             without the callback: every fault does what is said of it
-    python benchmarks/run_faults.py --readme            writes the table into README.md
+    python benchmarks/run_faults.py --write            writes the table into docs/evidence
 
 Real trainings of two to four processes over Gloo on the CPU, by Lightning's Trainer and in plain loops, with the
 callback's defaults unless the name says otherwise. Found: the id, its severity and its words are in the report, before
@@ -27,7 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "checks"), str(ROOT / "benchmarks")]
 
-from readme import folded, word_of, write_between  # noqa: E402 - the path comes first
+from evidence_pages import folded, word_of, write_between  # noqa: E402 - the path comes first
 
 from doctor.core.check import FAMILIES  # noqa: E402
 from tests.faults.run.program import HEALTHY, SCENES  # noqa: E402
@@ -228,7 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="words of ids or names, separated by commas")
     parser.add_argument("--alone", action="store_true", help="without the callback")
-    parser.add_argument("--readme", action="store_true", help="write the tables into README.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/evidence")
     options = parser.parse_args()
     words = [word.strip() for word in options.only.split(",") if word.strip()]
     scenes = [scene for scene in SCENES if not words or any(word in scene.title for word in words)]
@@ -239,7 +239,7 @@ def main() -> int:
     rows = play(scenes, healthy)
     sums = totals(rows, time.monotonic() - began)
     print(table(rows), by_family(rows), sums, sep="\n\n")
-    if options.readme:
+    if options.write:
         write_between("run", f"{sums}.\n\n{by_family(rows)}\n\n{folded('Every run', table(rows))}")
     return 0 if passes(rows) else 1
 

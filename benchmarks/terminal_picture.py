@@ -43,7 +43,8 @@ def output_of_the_job() -> str:
 
 def finding_in(output: str) -> list[str]:
     """The lines of the finding, without the rows in :data:`LEFT_OUT`."""
-    lines, row = [], ""
+    lines: list[str] = []
+    row = ""
     started = False
     for line in output.splitlines():
         plain = _ESCAPE.sub("", line)

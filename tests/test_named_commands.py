@@ -24,7 +24,11 @@ MANUALS = (
     "docs/how-to/my-job-hangs-now.md",
     "docs/how-to/run-without-an-edit.md",
 )
-PAGES = [*sorted((ROOT / "playbooks").glob("*.md")), *(ROOT / name for name in MANUALS)]
+PAGES = [
+    *sorted((ROOT / "playbooks").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in MANUALS),
+]
 SOURCES = [*sorted((ROOT / "doctor").rglob("*.py")), *sorted((ROOT / "checks").rglob("*.py"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix not in (".png", ".pyc", ""))
 CODE = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)

@@ -34,7 +34,7 @@ def block(heading, language):
 def test_the_sample_of_a_check_compares_versions(tmp_path, python, is_found):
     """As text, 3.9 comes after 3.11."""
     path = tmp_path / "ours.py"
-    path.write_text(block("Add a check", "python"))
+    path.write_text(block("Write a check", "python"))
     settings = Settings(plugins=(path,), select=("ACME001",))
     sketch = healthy(1, 2).alter(SoftwareFacts, ranks=(1,), python=python)
     everywhere = sketch.alter(SoftwareFacts, ranks=(0,), python="3.12.1")

@@ -1,9 +1,8 @@
 """Write the output of commands that README.md shows.
 
-    python benchmarks/readme_samples.py
+    python benchmarks/samples.py
 
-Each sample is the real output of its command in an empty folder, in a terminal of 96 columns; the name of this machine and
-its own network findings are left out.
+Each sample is the output of its command in an empty folder, in a terminal of 96 columns.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from readme import ROOT, write_between
+from evidence_pages import ROOT, write_between
 
 BIN = Path(sys.executable).parent
 WIDTH = "96"
