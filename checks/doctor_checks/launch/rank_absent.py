@@ -31,6 +31,7 @@ from doctor.api import (
 from doctor.facts import Event, SlurmFacts
 from doctor.knowledge.launcher_index import BY_NAME
 from doctor.testing import Fails, Passes, healthy, logged
+from doctor_checks.launch._restart_messages import RESTARTS
 
 MEASURED_AGAIN = ("NET006", "NET013", "NET014", "NET015")
 """Consequences for the peers of a dead or stopped process: connections to it get no answer."""
@@ -73,7 +74,11 @@ def _by_barrier(job: Job) -> Iterator[Finding]:
         # A rank timed out, or one or more were still waiting in their last lines.
         times = sum(event.count for event in group.events)
         gave_up = any(event.kind == "torch.store.barrier_timeout" for event in group.events) or times > 1
-        if joined >= world or set_up_after(job, last) or not gave_up:
+        if joined == world or set_up_after(job, last) or not gave_up:
+            continue
+        if joined > world:
+            if is_logged(job, *RESTARTS):  # otherwise the sizes of the ranks differ: ENV003
+                yield _more_than_world(group, joined, world)
             continue
         missing = tuple(rank for rank in range(world) if rank not in waiting) if len(waiting) == joined else ()
         absent = ranks_in_words(missing) if missing else "the others"
@@ -84,6 +89,20 @@ def _by_barrier(job: Job) -> Iterator[Finding]:
             evidence={"joined": joined, "world_size": world, "waiting": waiting},
             confidence=0.9 if missing else 0.85,
         )
+
+
+def _more_than_world(group: EventGroup, joined: int, world: int) -> Finding:
+    """The barrier waits for an exact number, which a restarted job passes if the store kept the keys of an attempt."""
+    return finding_from_logs(
+        group,
+        f"{joined} processes reached init_process_group() of {world} ranks: the store counts an earlier attempt, or "
+        "another job",
+        ranks=(),
+        evidence={"joined": joined, "world_size": world},
+        confidence=0.8,
+        fix="End all processes of the earlier attempt, and start again with another port or --rdzv-id. The first error "
+        "of that attempt is the root cause.",
+    )
 
 
 def _barriers(job: Job) -> Iterator[EventGroup]:
@@ -188,6 +207,16 @@ def _ends_there(job: Job, event: Event) -> bool:
                 "srun: error: node0: tasks 0,2: Terminated",
             ),
             ranks=(3,),
+        ),
+        Fails(
+            "a store that counts the processes of an earlier attempt",
+            logged(
+                "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 2/3 attempts left; "
+                "will restart worker group",
+                "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+                "store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)",
+            ),
+            ranks=(),
         ),
         Passes("all ranks joined", healthy(hosts=2, per_host=2)),
         Passes(

@@ -36,10 +36,16 @@ def blocks_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for block in itertools.chain((first,), rest):
         plain = mark.sub(b"", block) if mark else block
         plain = _ENTITY.sub(lambda found: _ENTITIES[found[0]], plain) if is_escaped else plain
+        plain = _EMPHASIS.sub(rb"\g<indent>\g<text>", plain) if b"**" in plain or b"`" in plain else plain
         # Text that was copied from a terminal is short.
         yield _unwrapped(plain) if second is None else plain
 
 
+_EMPHASIS = re.compile(
+    rb"^(?P<indent>[ \t]{0,40})(?P<mark>\*\*|__|`)(?P<text>[A-Za-z][^\n`]{0,4000}?)(?P=mark)[ \t]*(?=\r?$)",
+    re.MULTILINE,
+)
+"""A line of Markdown that is bold or code as a whole."""
 _ENTITIES = {
     b"&lt;": b"<",
     b"&gt;": b">",

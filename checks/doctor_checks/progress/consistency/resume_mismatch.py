@@ -89,8 +89,8 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
     if job.evidence is None:
         yield Skip("no log tells of a checkpoint")
     for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
-        was = group.value("was", "was2", "was3", "was4", "old", "old2") or "other"
-        now = group.value("now", "now3", "now4", "new", "new2") or "another number"
+        was = group.value("was", "was2", "was3", "was4", "old", "old2", "old3") or "other"
+        now = group.value("now", "now3", "now4", "new", "new2", "new3") or "another number"
         if was == now or (group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events)):
             continue
         what = f"with {group.value('arg')} {was}" if group.value("arg") else f"by {was} ranks"
