@@ -18,8 +18,8 @@ from doctor.knowledge.releases import within
 
 
 class ValueFault(NamedTuple):
-    """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: it still
-    has its probably intended effect; ``harmless``: everything in it that matters is valid."""
+    """Why a value is not valid. ``problem`` completes ``NAME=value …``; ``expected``: valid values; ``mild``: the value
+    still has its probably intended effect; ``harmless``: every part that has an effect is valid."""
 
     problem: str
     expected: str
@@ -70,20 +70,20 @@ def _simple(info: VariableInfo, name: str, value: str, release: str | None) -> V
     match info.grammar:
         case "exact-word" if value not in info.words:
             expected = f"{' or '.join(info.words)}, in capitals"
-            return ValueFault("is passed over without a message, as if not set", expected)
+            return ValueFault("is not a valid value: NCCL silently ignores it", expected)
         case "path-level" if value not in info.words and not value[:1].isdigit():
             expected = f"{', '.join(info.words)} in capitals, or 0 to 5"
-            return ValueFault("is passed over without a message, as if not set", expected)
+            return ValueFault("is not a valid level: NCCL silently ignores it", expected)
         case "protocols":
             return _choice(value, {word.casefold() for word in PROTOCOLS}, PROTOCOLS, release)
         case "network-policy" if not re.fullmatch(r"AUTO|ALL|MAX:0*[1-9]\d*", value, re.IGNORECASE):
-            return ValueFault("is not understood: AUTO holds", "AUTO, ALL or MAX: and a number")
+            return ValueFault("is not a valid value: NCCL uses AUTO", "AUTO, ALL or MAX:<number>")
         case "address" if not (found := _ADDRESS.fullmatch(value)) or int(found[1]) > 65535:  # the highest TCP port
-            return ValueFault("is no address with a port", "HOST:PORT, or [IPv6]:PORT")
+            return ValueFault("is not an address with a port", "HOST:PORT, or [IPv6]:PORT")
         case "torch-flag" if value.lower() not in _TRUTH:
-            return ValueFault("is no bool: torch raises when it makes the process group", "0 or 1")
+            return ValueFault("is not a boolean: PyTorch raises an error when it creates the process group", "0 or 1")
         case "torch-word" if value.upper() not in info.words:
-            return ValueFault("is no known word: torch raises when it is imported", ", ".join(info.words))
+            return ValueFault("is not a valid value: PyTorch raises an error on import", ", ".join(info.words))
     return None
 
 
@@ -93,16 +93,16 @@ _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s\[\]:]+):(\d{1,5})")
 def _number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     number = parse_nccl_integer(value, 0)
     if not is_number(value):
-        return ValueFault(f"is no number: NCCL reads it as {number}", _range(info))
+        return ValueFault(f"is not a number: NCCL reads it as {number}", _range(info))
     if number in (-1, -2):
-        return None  # NCCL's own marks for "decide by yourself"
+        return None  # NCCL's values for "automatic"
     if _is_outside(info, number):
         kept = number & info.bits if info.bits else 0
         if kept > 0:
-            return ValueFault(f"is out of range: the device uses its low bits, {kept}", _range(info), harmless=True)
+            return ValueFault(f"is out of range: the device truncates it to {kept}", _range(info), harmless=True)
         return ValueFault("is out of range", _range(info))
     if info.step and number % info.step:
-        return ValueFault(f"is no multiple of {info.step}", _range(info))
+        return ValueFault(f"is not a multiple of {info.step}", _range(info))
     return None
 
 
@@ -115,22 +115,22 @@ def _range(info: VariableInfo) -> str:
     low, high = info.minimum, info.maximum
     step = f", a multiple of {info.step}" if info.step else ""
     if low is None and high is None:
-        return "a whole number"
+        return "an integer"
     if high is None:
-        return f"a whole number from {low} on{step}"
-    return f"a whole number from {low} to {high}{step}"
+        return f"an integer of at least {low}{step}"
+    return f"an integer from {low} to {high}{step}"
 
 
 def _flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     number = parse_nccl_integer(value, 0)
     if not is_number(value):
         effect = "turns it on" if number else "disables nothing" if "DISABLE" in name else "leaves it off"
-        return ValueFault(f"is no number: NCCL reads it as {number} and {effect}", "0 or 1")
+        return ValueFault(f"is not a number: NCCL reads it as {number} and {effect}", "0 or 1")
     if number in (-2, -1, 0, 1):
         return None
     if name == "NCCL_P2P_DISABLE":
-        return ValueFault("is not 1, and only 1 disables it", "0 or 1")
-    return ValueFault("is neither 0 nor 1: NCCL takes it for 1", "0 or 1", mild=True)
+        return ValueFault("has no effect: only 1 disables P2P", "0 or 1")
+    return ValueFault("is neither 0 nor 1: NCCL treats it as 1", "0 or 1", mild=True)
 
 
 def _wide_flag(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
@@ -140,16 +140,16 @@ def _wide_flag(info: VariableInfo, name: str, value: str, release: str | None) -
     word = value.casefold() in ("t", "true", "f", "false")
     if word and (release is None or not within(release, before="2.30")):
         return None
-    return ValueFault("is not understood: the default holds", "0 or 1")
+    return ValueFault("is not a valid value: NCCL uses the default", "0 or 1")
 
 
 def _word(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     harmless = name == "NCCL_DEBUG" and value.casefold() in ("none", "off", "0")
     if harmless or value.casefold() in {word.casefold() for word in info.words}:
         return None
-    effect = "no log is written" if name == "NCCL_DEBUG" else "the default holds"
+    effect = "NCCL writes no log" if name == "NCCL_DEBUG" else "NCCL uses the default"
     quiet = name == "NCCL_DEBUG" and value.casefold() in ("error", "fatal", "critical", "quiet")
-    return ValueFault(f"is no known word: {effect}", " or ".join(info.words), mild=quiet)
+    return ValueFault(f"is not a valid value: {effect}", " or ".join(info.words), mild=quiet)
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
@@ -159,9 +159,9 @@ def _words(info: VariableInfo, name: str, value: str, release: str | None) -> Va
     unknown = [word for word in words if word.strip().casefold() not in allowed]
     if not unknown:
         return None
-    problem, expected = f"holds {_quoted(unknown)}, which NCCL does not know", f"a list of {', '.join(info.words)}"
+    problem, expected = f"contains {_quoted(unknown)}, which NCCL does not know", f"a list of {', '.join(info.words)}"
     if len(unknown) < len(words):
-        return ValueFault(f"{problem}: NCCL skips it", expected, mild=True, harmless=True)
+        return ValueFault(f"{problem} and ignores", expected, mild=True, harmless=True)
     # No bit of the mask is set, and ncclDebugLog() returns before it prints any line. The job is unaffected.
     return ValueFault(f"{problem}: it logs nothing, not even warnings", expected, mild=True, harmless=True)
 
@@ -210,27 +210,27 @@ def _uncovered(value: str, allowed: set[str], release: str | None) -> ValueFault
     if not lost:
         return None
     problem = f"leaves no algorithm for {', '.join(lost)}: NCCL fails these calls with 'invalid usage'"
-    return ValueFault(problem, "a list that includes Ring, which serves every collective", mild=True)
+    return ValueFault(problem, "a list that includes Ring, which supports every collective", mild=True)
 
 
 def _choice(value: str, allowed: set[str], words: tuple[str, ...], release: str | None) -> ValueFault | None:
-    expected = f"a list of {', '.join(words)}, or ^ and those to leave out"
+    expected = f"a list of {', '.join(words)}, or ^ and those to exclude"
     strict = release is None or within(release, first=STRICT_LISTS)
     if not strict and (";" in value or ":" in value):
-        return ValueFault(f"has a list per collective, which NCCL understands from {STRICT_LISTS} on", expected)
-    effect = "NCCL refuses it" if strict else "NCCL passes it over"
+        return ValueFault(f"has one list per collective, which NCCL supports since {STRICT_LISTS}", expected)
+    effect = "NCCL rejects it" if strict else "NCCL ignores it"
     collectives = {word.casefold() for word in COLLECTIVES}
     for position, part in enumerate(filter(None, value.split(";"))):
         collective, colon, entries = part.rpartition(":")
         if not colon and position:
-            return ValueFault("has a part without a collective behind the first one: NCCL refuses it", expected)
+            return ValueFault("has a second part that names no collective: NCCL rejects it", expected)
         if colon and collective.casefold() not in collectives:
             return ValueFault(
                 f"names the collective {_quoted([collective])}: {effect}", f"one of {', '.join(COLLECTIVES)}"
             )
         unknown = [word for word in entries.removeprefix("^").split(",") if word and word.casefold() not in allowed]
         if unknown:
-            return ValueFault(f"holds {_quoted(unknown)}: {effect}", expected)
+            return ValueFault(f"contains {_quoted(unknown)}: {effect}", expected)
     return None
 
 
@@ -240,25 +240,25 @@ def _cta_policy(info: VariableInfo, name: str, value: str, release: str | None) 
     if value[:1].isdigit():
         return ValueFault("is out of range", "0, 1, 2, or DEFAULT, EFFICIENCY, ZERO joined with |")
     if release is not None and within(release, before="2.29"):
-        return ValueFault("is a word, which NCCL understands from 2.29 on: it is read as 0", "0, 1 or 2")
+        return ValueFault("is a word, which NCCL supports since 2.29: this release reads it as 0", "0, 1 or 2")
     unknown = [word for word in value.split("|") if word and word.upper() not in ("DEFAULT", "EFFICIENCY", "ZERO")]
     if not unknown:
         return None
-    return ValueFault(f"holds {_quoted(unknown)}, which NCCL passes over", "DEFAULT, EFFICIENCY, ZERO joined with |")
+    return ValueFault(f"contains {_quoted(unknown)}, which NCCL ignores", "DEFAULT, EFFICIENCY, ZERO joined with |")
 
 
 def _subnet(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     try:
         ipaddress.ip_network(value, strict=False)
     except ValueError:
-        return ValueFault("is no subnet: NCCL passes it over", "ADDRESS/BITS, such as 10.0.0.0/16")
-    return None if "/" in value else ValueFault("has no prefix length: NCCL passes it over", "such as 10.0.0.0/16")
+        return ValueFault("is not a subnet: NCCL ignores it", "ADDRESS/BITS, such as 10.0.0.0/16")
+    return None if "/" in value else ValueFault("has no prefix length: NCCL ignores it", "such as 10.0.0.0/16")
 
 
 def _torch_number(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:
     match = re.match(r"\s*([+-]?\d+)", value)  # std::stoi ignores what follows the digits
     if not match:
-        return ValueFault("is no number: torch raises when it makes the process group", _range(info))
+        return ValueFault("is not a number: PyTorch raises an error when it creates the process group", _range(info))
     return ValueFault("is out of range", _range(info)) if _is_outside(info, int(match.group(1))) else None
 
 

@@ -1,24 +1,24 @@
-"""NCCL013: NCCL failed, and the evidence does not say why."""
+"""NCCL013: NCCL failed, and the logs do not say why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before
-from doctor.analysis.logs.logging_advice import recorder_switch
+from doctor.analysis.logs.logging_advice import recorder_assignments
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs, is_logged
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
 MEANINGS = (
-    ("system error", "a call to the system failed: a socket, shared memory or an RDMA device"),
-    ("cuda error", "a CUDA call of NCCL failed: the driver, the memory or the GPU"),
-    ("internal error", "NCCL met a state that it did not expect, often because a peer had gone"),
-    ("invalid usage", "NCCL was called in a way that it refuses: two ranks on one GPU, a wrong device"),
-    ("invalid argument", "NCCL was called with an argument that it refuses"),
-    ("remote process exited", "a peer ended, or the network to it broke: its own log says why"),
+    ("system error", "a system call failed: a socket, shared memory or an RDMA device"),
+    ("cuda error", "a CUDA call failed in NCCL: the driver, GPU memory or the GPU"),
+    ("internal error", "NCCL reached an unexpected state, often because a peer had exited"),
+    ("invalid usage", "NCCL rejected the call: two ranks on one GPU, or a wrong device"),
+    ("invalid argument", "NCCL rejected an argument of the call"),
+    ("remote process exited", "a peer exited or the network to it failed; the peer's log says why"),
 )
-"""NCCL's words for a result (ncclGetErrorString, src/init.cc), and what each can mean."""
+"""NCCL's text for a result (ncclGetErrorString, src/init.cc), and its possible meaning."""
 
 
 @check(
@@ -85,10 +85,9 @@ MEANINGS = (
     ),
 )
 def collective_failed(job: Job) -> Iterator[Verdict]:
-    """Ask whether NCCL failed without saying why.
+    """Ask whether NCCL failed without logging the cause.
 
-    Why it hurts: what stands in the exception is the kind of failure; the cause stands in lines that NCCL writes where
-    NCCL_DEBUG asks for them.
+    Why it hurts: the exception names only the type of failure. NCCL logs the cause only if NCCL_DEBUG is set.
     Fix: run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
     """
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
@@ -99,7 +98,7 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
 
 
 _GONE = ("nccl.peer_closed", "nccl.peer_closed.old", "nccl.recv_fail", "torch.store.recv0", "torch.store.op_failed")
-"""Messages of a peer that is gone, by which its end is judged."""
+"""Messages about a peer that exited; other checks report that exit."""
 
 
 def _is_of_a_peer(events: tuple[Event, ...]) -> bool:
@@ -110,16 +109,16 @@ _RESULTS = {"1": "cuda error", "2": "system error", "3": "internal error", "4": 
 _RESULTS |= {"5": "invalid usage", "6": "remote process exited"}
 """Values of ncclResult_t (src/nccl.h.in)."""
 _PUBLIC_CALLS = ("group.cc", "init.cc", "enqueue.cc")
-"""Files of the calls that return a result to the program. Inner functions also fail where NCCL goes on otherwise."""
+"""Files of the calls that return a result to the program. NCCL can recover from failures of inner functions."""
 
 
 def _results_of_others(job: Job) -> tuple[Event, ...]:
-    """Results that other programs than torch print; RUN012 reports the end of a peer."""
+    """Results printed by programs other than PyTorch; RUN012 reports the exit of a peer."""
     return tuple(one for one in events_of_kinds(job, "nccl.result") if "remote" not in one.text)
 
 
 def _cuda_warnings(job: Job) -> tuple[Event, ...]:
-    """Calls of CUDA that failed in NCCL (CUDACHECK in src/include/checks.h): each returns an unhandled CUDA error."""
+    """CUDA calls that failed in NCCL (CUDACHECK in src/include/checks.h): each returns an unhandled CUDA error."""
     return tuple(one for one in events_of_kinds(job, "nccl.cuda_fail") if "NCCL INFO" not in one.text)
 
 
@@ -136,7 +135,7 @@ def _returned_errors(job: Job) -> tuple[Event, ...]:
 
 
 def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
-    """What :data:`MEANINGS` has for the first result."""
+    """The entry of :data:`MEANINGS` for the first result."""
     text = " ".join(event.text for event in events).lower()
     name = _RESULTS.get(events[0].value("code") or "") if events[0].kind == "nccl.abort_reason" else None
     name = "cuda error" if events[0].kind == "nccl.cuda_fail" else name
@@ -148,18 +147,16 @@ def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
 
 def _finding(job: Job, events: tuple[Event, ...]) -> Finding:
     found = _result_of(events)
-    result, meaning = found or ("no result named", "the lines before it may tell")
-    buffer = recorder_switch(job, 20_000)
+    result, meaning = found or ("no result code", "unknown; read the lines before it")
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"NCCL failed ({result}), and nothing in the evidence says why: {meaning}",
+        f"NCCL failed ({result}), and the logs do not say why",
         ranks=(),
         evidence={"result": result, "may_mean": meaning},
         confidence=0.45,
-        fix="Run again with `export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH "
-        "NCCL_DEBUG_FILE=nccl.%h.%p.log` on all ranks and give the files to `doctor diagnose`: the first WARN line "
-        f"of the first rank that has one names the call that failed. For a hang or a time-out, also {buffer} and "
-        "TORCH_NCCL_DUMP_ON_TIMEOUT=1. `dmesg -T | grep -iE 'xid|oom|mlx5'` of that host, from the same minute.",
+        fix="Run again on all ranks with these variables, then pass the log files to `doctor diagnose`:\n"
+        "export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH NCCL_DEBUG_FILE=nccl.%h.%p.log\n"
+        f"export TORCH_NCCL_DUMP_ON_TIMEOUT=1 {recorder_assignments(job, 20_000)}",
         explains=() if failed_before(job, events[0]) or _is_of_a_peer(events) else ("RUN004",),
         symptoms=False,
     )

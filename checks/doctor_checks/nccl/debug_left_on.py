@@ -1,4 +1,4 @@
-"""NCCL007: a debug setting costs speed, or breaks the run."""
+"""NCCL007: a debug setting slows down or breaks the run."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def _in_run(*, strategy: str | None, seen: int = 0, gpus: int | None = 0) -> Job
     ),
 )
 def debug_left_on(job: Job) -> Iterator[Verdict]:
-    """Ask whether debug settings are left on that cost speed or break the run.
+    """Ask whether debug settings that slow down or break the run are still set.
 
-    Why it hurts: kernels run one after another, every collective is preceded by a comparison over Gloo, or every call
-    writes a line: the run is many times slower, and on some releases it crashes.
-    Fix: unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and export NCCL_DEBUG=WARN.
+    Why it hurts: kernels run one at a time, every collective is first compared over Gloo, or every call writes a log
+    line. The run is many times slower, and on some releases it crashes.
+    Fix: unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and set NCCL_DEBUG=WARN.
     """
     for stated in effective_settings(job):
         if cost := _cost(stated):
@@ -122,29 +122,29 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
                 f"{setting.name}={setting.value}: {cost}",
                 ranks=stated.ranks,
                 evidence={"name": setting.name, "value": setting.value, "from": stated.origin},
-                fix=f"remove it from {stated.origin}" if source_of(setting) else fix,
+                fix=f"Remove {setting.name} from {stated.origin}." if source_of(setting) else fix,
                 source=source_of(setting),
             )
     for subsystems, ranks in group_by_value(job, NcclFacts, lambda nccl, _: _loud_subsystems(nccl)):
         if subsystems:
             yield Finding(
-                f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes lines",
+                f"NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS={subsystems}: every collective writes log lines",
                 ranks=ranks,
                 evidence={"NCCL_DEBUG_SUBSYS": subsystems},
-                fix="unset NCCL_DEBUG_SUBSYS; export NCCL_DEBUG=WARN",
+                fix="unset NCCL_DEBUG_SUBSYS\nexport NCCL_DEBUG=WARN",
             )
     yield from _detail(job)
 
 
 _COSTS = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel launch waits for its end, and several communicators may deadlock",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory",
-    "TORCH_NCCL_NAN_CHECK": "every collective searches its input for NaN first",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous, and jobs with several communicators may deadlock",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor allocation calls the CUDA driver",
+    "TORCH_NCCL_NAN_CHECK": "every collective first checks its input for NaN",
     "TORCH_NCCL_BLOCKING_WAIT": "wait() blocks the thread until the collective has ended, so nothing overlaps with it",
 }
 _BY_PRESENCE = ("PYTORCH_NO_CUDA_MEMORY_CACHING",)
 """Read by whether they are set, whatever the value (c10/cuda/CUDACachingAllocator.cpp, pytorch issue 145661)."""
-_TRACED = "every call of NCCL writes a line"
+_TRACED = "every NCCL call writes a log line"
 _OFF = ("", "0", "n", "no", "f", "false", "off")
 
 
@@ -158,7 +158,7 @@ def _cost(stated: EffectiveSetting) -> str | None:
 
 
 _LOUD = {"ALL", "COLL", "CALL", "PROXY"}
-"""Subsystems that write a line for every collective or transfer."""
+"""Subsystems that log a line for every collective or transfer."""
 
 
 def _loud_subsystems(nccl: NcclFacts) -> str | None:
@@ -176,14 +176,14 @@ def _detail(job: Job) -> Iterator[Finding]:
     if not any(stated.setting.name == "TORCH_DISTRIBUTED_DEBUG" for stated in effective_settings(job)):
         return
     found = split(job, EnvironmentFacts, _is_detail, expected=expected_value(job, EnvironmentFacts, _is_detail))
-    # An expectation tells which ranks are odd; where all are alike, DETAIL costs what it costs, expected or not.
+    # A baseline shows which ranks deviate; if all ranks agree, DETAIL has the same cost with or without a baseline.
     if len(found.groups) > 1:
         yield Finding(
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL on some ranks only: they compare collectives with ranks that do not",
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL is set on some ranks only, which then wait for the others",
             ranks=found.odd,
             evidence={"is_detail": describe(found)},
-            effect="The ranks with DETAIL wait for the others in a comparison that these never join: the run hangs.",
-            fix="unset TORCH_DISTRIBUTED_DEBUG on all ranks, or export it on all of them",
+            effect="The ranks with DETAIL wait in a comparison that the other ranks never join: the run hangs.",
+            fix="Unset TORCH_DISTRIBUTED_DEBUG on all ranks, or set it to the same value on all of them.",
             severity=Severity.ERROR,
         )
         return
@@ -199,8 +199,8 @@ def _detail(job: Job) -> Iterator[Finding]:
 
 
 def _severity_of_detail(identical: IdenticalRanks) -> Severity:
-    """In torch 2.13 DistributedDataParallel over Gloo ends in a segmentation fault under DETAIL, seen with 2.13.0: in
-    its first forward pass, so a run that has taken a step is past it."""
+    """In torch 2.13 (observed in 2.13.0), DETAIL makes DistributedDataParallel over Gloo end with a segmentation fault
+    in its first forward pass. A run that has completed a step is not affected."""
     software, training, steps = identical.find(SoftwareFacts), identical.find(TrainingFacts), identical.find(StepFacts)
     torch = software.torch if software else None
     if torch is None or not within(torch.version, first="2.13", before="2.14") or _is_over_nccl(identical, training):
@@ -215,7 +215,7 @@ def _severity_of_detail(identical: IdenticalRanks) -> Severity:
 
 
 _DDP = ("ddp", "distributeddataparallel")
-"""How the strategies of Lightning begin, and the wrapper's class, that are DistributedDataParallel."""
+"""Prefixes of Lightning's strategies, and the wrapper class, that use DistributedDataParallel."""
 
 
 def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> bool:
@@ -224,19 +224,19 @@ def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> 
     return nccl_matters(identical)
 
 
-_COMPARED = "every collective is compared over Gloo first"
-_CRASHES = "DistributedDataParallel over Gloo crashes with it in torch 2.13"
+_COMPARED = "every collective is first compared over Gloo"
+_CRASHES = "it crashes DistributedDataParallel over Gloo in torch 2.13"
 
 
 def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
     claim = {Severity.ERROR: _CRASHES, Severity.WARNING: f"{_COMPARED}, and {_CRASHES}"}.get(severity, _COMPARED)
-    crash = "Every rank ends with SIGSEGV (exit code -11) in the first forward pass."
+    crash = "Every rank crashes with SIGSEGV (exit code -11) in the first forward pass."
     return Finding(
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL: {claim}",
         ranks=ranks,
         evidence={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
         effect="" if severity is Severity.INFO else crash,
-        fix="unset TORCH_DISTRIBUTED_DEBUG, or export TORCH_DISTRIBUTED_DEBUG=INFO",
+        fix="Unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO.",
         severity=severity,
     )
 
@@ -259,11 +259,11 @@ _LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL
     ),
 )
 def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether a launch file sets what is meant for the search of a fault and costs speed.
+    """Ask whether a launch file sets debug variables that slow down the run.
 
-    Why it hurts: each launch or collective waits or writes a line: the run is many times slower, and on some releases
-    it crashes.
-    Fix: remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and `export NCCL_DEBUG=WARN`.
+    Why it hurts: every kernel launch or collective waits or writes a log line. The run is many times slower, and on
+    some releases it crashes.
+    Fix: remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and set NCCL_DEBUG=WARN.
     """
     for setting in file.settings:
         if not setting.is_exported or not setting.is_certain or setting.known_value is None:

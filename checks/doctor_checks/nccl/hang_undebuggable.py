@@ -109,19 +109,19 @@ def _dumps_to(*, exists: bool = True, writable: bool | None = True) -> StorageFa
     ),
 )
 def hang_undebuggable(job: Job) -> Iterator[Verdict]:
-    """Ask whether a hang would leave evidence behind: a flight-recorder dump of every rank.
+    """Ask whether a hang would leave evidence: a flight-recorder dump of every rank.
 
-    Why it hurts: the run ends at the time-out, or never, and nothing tells which rank was missing from which
-    collective.
-    Fix: export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1
-    TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/folder/trace_rank_, and unset what turns them off.
+    Why it hurts: the run ends at the timeout or never, and nothing shows which rank did not reach which collective.
+    Fix: set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DEBUG_INFO_TEMP_FILE (a
+    path prefix on shared storage) on all ranks.
     """
     yield from merge(_findings(job))
 
 
 class _Gap(NamedTuple):
-    """Why evidence would be missing. ``is_default``: nobody asked for it; ``is_likely``: known of this release;
-    ``is_silent``: no error names the collective either."""
+    """Why evidence would be missing. ``is_default``: not set by the user; ``is_likely``: known to happen in this
+    release; ``is_silent``: no error message names the collective either.
+    """
 
     why: str
     fix: str
@@ -174,9 +174,9 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
     off_by_default = within(torch or "", before="2.11")
     fix = "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000"
     if size is not None and size[1].strip() == "0":
-        yield _Gap(f"{size[0]}=0 turns the flight recorder off", fix, is_default=off_by_default)
+        yield _Gap(f"{size[0]}=0 turns off the flight recorder", fix, is_default=off_by_default)
     elif size is None and off_by_default:
-        yield _Gap(f"the flight recorder is off by default in torch {torch}", fix, is_default=True)
+        yield _Gap(f"the flight recorder is off by default in PyTorch {torch}", fix, is_default=True)
     yield from _dump(environment, torch)
     blocking = _value(environment, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
     if blocking and blocking[1] == "1":
@@ -185,8 +185,8 @@ def _gaps(environment: EnvironmentFacts, torch: str | None, launcher: str | None
     yield from _error_handling(environment, torch, launcher)
 
 
-_NO_DUMP = "no dump is written at the time-out"
-_UNNOTICED = "a failed collective is never noticed, and the run hangs for ever"
+_NO_DUMP = "no dump is written on timeout"
+_UNNOTICED = "a failed collective is not detected, and the run hangs indefinitely"
 
 
 def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
@@ -197,12 +197,12 @@ def _dump(environment: EnvironmentFacts, torch: str | None) -> Iterator[_Gap]:
     if dump is not None and dump[1] == "0":
         yield _Gap(f"{dump[0]}=0: {_NO_DUMP}", fix, is_default=off_by_default)
     elif dump is None and off_by_default:
-        yield _Gap(f"torch {torch} writes no dump at the time-out by default", fix, is_default=True)
+        yield _Gap(f"PyTorch {torch} does not write a dump on timeout by default", fix, is_default=True)
 
 
 def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: str | None) -> Iterator[_Gap]:
-    """The library's own mode is 3. The launchers torchrun and Ray export 1 to their workers, which aborts first; from
-    torch 2.7 on the dump is meant to come before that."""
+    """PyTorch's default mode is 3. torchrun and Ray export 1 to their workers, which aborts the communicator first;
+    since torch 2.7, the dump is written before that."""
     mode = _value(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
     if mode is None:
         return
@@ -212,7 +212,7 @@ def _error_handling(environment: EnvironmentFacts, torch: str | None, launcher: 
     elif value in ("1", "2") and _has_recorder(torch):
         row = BY_NAME.get(launcher or "")
         by_launcher = row is not None and f"{name}={value}" in row.exports
-        why = f"{name}={value} aborts the communicator first, which may end the process before its dump is written"
+        why = f"{name}={value} may end the process before its dump is written"
         known_to = torch is not None and within(torch, before="2.7")
         yield _Gap(why, f"export {name}=3", is_default=by_launcher, is_likely=known_to)
 
@@ -229,12 +229,12 @@ def _folders(storage: StorageFacts | None) -> Iterator[_Gap]:
             continue
         if folder.exists is False:
             yield _Gap(
-                f"{folder.path} ({folder.source}) does not exist: no dump can be written", f"mkdir -p {folder.path}"
+                f"{folder.path} ({folder.source}) does not exist: dumps cannot be written", f"mkdir -p {folder.path}"
             )
         elif folder.writable is False:
             yield _Gap(
-                f"{folder.path} ({folder.source}) can't be written: no dump is left",
-                f"chmod u+w {folder.path}, or name another folder in {folder.source}",
+                f"{folder.path} ({folder.source}) is not writable: dumps cannot be written",
+                f"Set {folder.source} to a path in a writable folder, or make {folder.path} writable.",
             )
 
 
@@ -267,9 +267,9 @@ _OFF = {
     ),
 )
 def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether a launch file keeps what a hang would leave behind: a flight-recorder dump of every rank.
+    """Ask whether a launch file keeps the evidence of a hang: a flight-recorder dump of every rank.
 
-    Fix: remove the variable, and `export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
+    Fix: remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
     """
     for setting in file.settings:
         value, why = _OFF.get(setting.name, ("", ""))

@@ -101,10 +101,10 @@ def _in_file(name: str, value: str) -> tuple[Setting, ...]:
 def settings_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks run NCCL with the same effective settings.
 
-    Why it hurts: ranks that choose another algorithm, protocol, number of channels or network wait for data that
-    never comes: the first collective hangs, or is cut short, with no message that names the setting.
-    Fix: set it on every rank or on none: export it in the job script, pass it with `mpirun -x` or `srun --export=ALL`,
-    and bring /etc/nccl.conf and ~/.nccl.conf of the hosts into line.
+    Why it hurts: ranks that select different algorithms, protocols, channel counts or networks wait for data that
+    never arrives. The first collective hangs or truncates data, and no message names the setting.
+    Fix: set the variable on every rank or on none: export it in the job script, pass it with `mpirun -x` or `srun
+    --export=ALL`, and make /etc/nccl.conf and ~/.nccl.conf identical on all hosts.
     """
     if stands_alone(job, job.expected.each(NcclFacts) if job.expected else ()):
         yield Skip(ALONE)
@@ -121,7 +121,7 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
         else:
             yield from _differences(job, name, found)
     for (ranks, severity), settings in unlike.items():
-        # Most often one script or one file brings all of them.
+        # Usually one script or one file sets all of them.
         rows = tuple(found.unlike(name, _shown) for name, found in settings)
         deviation = BaselineDeviation(rows, all(found.drifted for _, found in settings))
         yield deviation.finding(
@@ -146,7 +146,7 @@ def _values(worked: Job, names: Iterable[str]) -> Iterator[tuple[str, str | None
 
 
 _OF_ONE_JOB = frozenset({"NCCL_COMM_ID", "NCCL_IB_ADDR_RANGE", "NCCL_SOCKET_MAGIC"})
-"""Addresses and a mark that tells jobs apart: another job's are no reference."""
+"""Addresses and an identifier of one job: those of another job cannot serve as a baseline."""
 
 
 def _matters(name: str) -> bool:
@@ -157,10 +157,10 @@ def _matters(name: str) -> bool:
 def _differences(job: Job, name: str, found: MajoritySplit) -> Iterator[Finding]:
     if not found.minorities:
         return
-    common = "no common value" if found.common is None else f"elsewhere {_shown(found.common.value)}"
     values = ", ".join(_shown(group.value) for group in found.minorities[:4])
+    sides = f": {values} here, {_shown(found.common.value)} elsewhere" if found.common else f", split evenly: {values}"
     yield Finding(
-        f"{name} differs: {values}; {common}" if found.common else f"{name} differs, split evenly: {values}",
+        f"{name} differs between ranks{sides}",
         ranks=found.odd,
         evidence={
             "name": name,
@@ -178,7 +178,7 @@ def _severity(name: str) -> Severity | None:
 
 
 _CONSEQUENCES = {"NCCL_IB_GID_INDEX": ("NET021",), "NCCL_SOCKET_FAMILY": ("NET016",)}
-"""Checks that find, with the same expectation, what comes of a setting."""
+"""Checks that, with the same baseline, report the consequence of a setting."""
 
 
 def _shown(value: object) -> str:

@@ -40,12 +40,12 @@ _OVERRULED = Setting("NCCL_IB_DISABLE", "0", overrides=("/etc/nccl.conf:4=1",))
     ),
 )
 def settings_from_file(job: Job) -> Iterator[Verdict]:
-    """Ask whether a configuration file changes the settings that NCCL runs with.
+    """Ask whether a configuration file changes the settings that NCCL uses.
 
-    Why it hurts: the setting stands in no job script, so nobody looks for it; on a host without the file NCCL runs
-    with other settings.
-    Fix: move what the job needs into the job script, and remove the line; or export the variable, which wins over both
-    files.
+    Why it hurts: the setting is not in any job script, so it is easily overlooked. On a host without the file, NCCL
+    runs with different settings.
+    Fix: move the settings that the job needs into the job script and remove them from the file, or export the
+    variables, which take precedence over both files.
     """
     for group in group_by_value(
         job,

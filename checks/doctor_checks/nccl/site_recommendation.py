@@ -78,10 +78,10 @@ def _on_a10g(release: str) -> JobBuilder:
     ),
 )
 def site_recommendation(job: Job) -> Iterator[Verdict]:
-    """Ask whether the environment has what the chosen site profile recommends.
+    """Ask whether the environment follows the recommendations of the selected site profile.
 
-    Why it hurts: the provider or computing center publishes the value for this system; without it, the job may be
-    slower, or run into a problem that the value avoids.
+    Why it hurts: the provider or computing center publishes this value for the system. Without it, the job may be
+    slower or run into a problem that the value avoids.
     Fix: export the variable on all ranks, unless the job needs another value.
     """
     for chosen, same in job.each(SiteProfileFacts):
@@ -111,7 +111,7 @@ def _values(environment: EnvironmentFacts, nccl: NcclFacts | None) -> dict[str, 
 
 
 def _applies(recommended: Recommendation, job: Job, gpus: GpuFacts | None) -> bool:
-    """Whether a recommendation is for this job; GPUs that are not known may be those that it is for."""
+    """Whether a recommendation applies to this job; it does if the GPU model is unknown."""
     if recommended.multi_host and not job.is_multi_host:
         return False
     if not recommended.gpus or gpus is None or not gpus.gpus:

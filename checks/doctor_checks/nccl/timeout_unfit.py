@@ -1,4 +1,4 @@
-"""NCCL012: the process group's time-out does not fit the job."""
+"""NCCL012: the process group's timeout exceeds the job's time limit."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def _trainer(timeout: str) -> TrainerFacts:
     ),
 )
 def timeout_unfit(job: Job) -> Iterator[Verdict]:
-    """Ask whether a hang would be noticed before the job's time is up.
+    """Ask whether a hang would be detected before the job reaches its time limit.
 
-    Why it hurts: the scheduler ends the job before the process group's time-out does, so a hang looks like a job that
-    was too long, and no dump says where it stood.
-    Fix: pass a shorter time-out: init_process_group(timeout=timedelta(minutes=5)), or DDPStrategy(timeout=…).
+    Why it hurts: the scheduler ends the job before the process group times out, so a hang looks like a job that took
+    too long, and no dump shows where the ranks were blocked.
+    Fix: pass a shorter timeout to init_process_group(timeout=timedelta(minutes=5)) or
+    DDPStrategy(timeout=timedelta(minutes=5)).
     """
     key = group_by_value(
         job,
@@ -60,7 +61,7 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
     for (limit, together, timeout, origin), ranks in key:
         if limit is not None and together and timeout > limit > 0:
             yield Finding(
-                f"the process group waits {timeout} s ({origin}), longer than the job's time limit of {limit} s",
+                f"Process-group timeout ({timeout} s, {origin}) exceeds the job's time limit ({limit} s)",
                 ranks=ranks,
                 evidence={"timeout_seconds": timeout, "timeout_from": origin, "time_limit_seconds": limit},
             )
@@ -71,8 +72,7 @@ def _together(launch: LaunchFacts | None) -> bool:
 
 
 def _timeout(trainer: TrainerFacts | None, software: SoftwareFacts | None, *, nccl: bool) -> tuple[int, str]:
-    """Seconds, and where they come from. torch/distributed/constants.py: 1,800 s by default; for NCCL 600 s from torch
-    2.2 on."""
+    """Seconds, and their origin. torch/distributed/constants.py: 1,800 s by default; 600 s for NCCL since torch 2.2."""
     stated = (
         next((argument.value for argument in trainer.arguments if argument.name == "timeout"), None)
         if trainer
@@ -80,10 +80,10 @@ def _timeout(trainer: TrainerFacts | None, software: SoftwareFacts | None, *, nc
     )
     seconds = _seconds(stated or "")
     if seconds is not None:
-        return seconds, "the Trainer's argument"
+        return seconds, "argument of the Trainer"
     torch = software.torch.version if software and software.torch else ""
     short = nccl and not within(torch, before="2.2")
-    return (600, "torch's default for NCCL") if short else (1800, "torch's default")
+    return (600, "PyTorch's default for NCCL") if short else (1800, "PyTorch's default")
 
 
 def _seconds(text: str) -> int | None:

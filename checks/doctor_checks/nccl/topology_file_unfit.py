@@ -1,4 +1,4 @@
-"""NCCL014: a topology or graph file is missing, unreadable or of another machine."""
+"""NCCL014: a topology or graph file is missing, unreadable or describes another machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _graphs(*gpus: str, error: str | None = None) -> JobBuilder:
 
 
 _DEFAULT = "/var/run/nvidia-topologyd/virtualTopology.xml"
-"""Where NCCL looks of its own accord; most machines have none (graph/topo.cc)."""
+"""The path that NCCL reads by default; most machines have no such file (graph/topo.cc)."""
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if file != _DEFAULT:
             yield finding_from_logs(
                 group,
-                f"NCCL is told to read {file}, and can't: {group.value('err')}",
+                f"NCCL cannot read {file}: {group.value('err')}",
                 evidence={"file": file, "error": group.value("err")},
                 confidence=0.9,
                 symptoms=False,
@@ -101,17 +101,17 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def topology_file_unfit(job: Job) -> Iterator[Verdict]:
-    """Ask whether the files that NCCL_TOPO_FILE and NCCL_GRAPH_FILE name are there and describe this machine.
+    """Ask whether the files named by NCCL_TOPO_FILE and NCCL_GRAPH_FILE exist and describe this machine.
 
-    Why it hurts: without the file NCCL sees the virtual machine's flat PCI tree and picks slow paths; with one of
-    another machine it picks wrong ones, or fails to start.
-    Fix: unset the variable, or name the file that the cloud provides for this type of machine.
+    Why it hurts: without the file, NCCL uses the flat PCI tree of the virtual machine and selects slow paths. With a
+    file of another machine, NCCL selects wrong paths or fails to start.
+    Fix: unset the variable, or set it to the file that the cloud provides for this machine type.
     """
     yield from merge(_findings(job))
     for nccl, identical in job.each(NcclFacts):
         for file in _files(nccl):
             if file.exists is None:
-                yield Unknown(f"{file.path} ({file.variable}) could not be looked at", identical.ranks)
+                yield Unknown(f"{file.path} ({file.variable}) could not be accessed", identical.ranks)
 
 
 def _files(nccl: NcclFacts) -> Iterator[ReferencedFile]:
@@ -127,16 +127,16 @@ def _findings(job: Job) -> Iterator[Finding]:
                     f"{file.variable}={file.path} {wrong}",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus), "error": file.error},
-                    fix=f"unset {file.variable}, or name this machine's own file",
+                    fix=f"Unset {file.variable}, or set it to the file for this machine type.",
                     source=source_of(setting),
                 )
             elif file.variable == _GRAPHS and file.exists:
                 yield Finding(
-                    f"{_GRAPHS}={file.path} replaces NCCL's search for rings and trees",
+                    f"{_GRAPHS}={file.path} overrides NCCL's search for rings and trees",
                     ranks=identical.ranks,
                     evidence={"path": file.path, "gpus_in_file": list(file.gpus)},
-                    effect="The file fits one machine, one set of visible GPUs and one NCCL release.",
-                    fix=f"unset {_GRAPHS}, unless a file for exactly this machine is being tested",
+                    effect="The file is valid for one machine, one set of visible GPUs and one NCCL release only.",
+                    fix=f"Unset {_GRAPHS}, unless you are testing a file for exactly this machine.",
                     severity=Severity.INFO,
                     source=source_of(setting),
                 )
@@ -146,16 +146,16 @@ def _wrong(file: ReferencedFile, gpus: GpuFacts | None) -> str | None:
     if file.exists is False:
         return "does not exist"
     if file.readable is False:
-        return "can't be read" + (f" ({file.error})" if file.error else "")
+        return "cannot be read" + (f" ({file.error})" if file.error else "")
     if file.error:
         return f"is not valid: {file.error}"
     if file.variable == _GRAPHS:
         beyond = [number for number in map(int, file.gpus) if gpus and gpus.gpus and number >= len(gpus.gpus)]
         if not beyond:
             return None
-        return f"names GPU {max(beyond)}, and this host has {len(gpus.gpus) if gpus else 0} GPUs"
+        return f"names GPU {max(beyond)}, but this host has {len(gpus.gpus) if gpus else 0} GPUs"
     here = {bus_key(gpu.bus_id) for gpu in gpus.gpus} if gpus else set()
     named = {bus_key(bus_id) for bus_id in file.gpus}
     if here and named and not here & named:
-        return f"is of another machine: none of its {len(named)} GPUs is among the {len(here)} of this host"
+        return f"describes another machine: none of its {len(named)} GPUs is among the {len(here)} of this host"
     return None

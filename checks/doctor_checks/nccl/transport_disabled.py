@@ -1,4 +1,4 @@
-"""NCCL006: a left-over switch turns off a fast path that the machine has."""
+"""NCCL006: a leftover setting turns off a fast path between GPUs."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def _without_nvlink(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     ),
 )
 def transport_disabled(job: Job) -> Iterator[Verdict]:
-    """Ask whether a left-over switch turns off a fast path between GPUs that this machine has.
+    """Ask whether a leftover setting turns off a fast path between the GPUs of this host.
 
-    Why it hurts: the GPUs of one host then talk through host memory or the network card, at a fraction of the speed;
-    nothing but a line at NCCL_DEBUG=INFO says so.
-    Fix: unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are for debugging.
+    Why it hurts: the GPUs of a host then communicate through host memory or the network card, at a fraction of the
+    speed. Only a line logged at NCCL_DEBUG=INFO shows it.
+    Fix: unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are meant for debugging.
     """
     yield from merge(_findings(job))
 
@@ -156,7 +156,7 @@ def _multi_node_nvlink_off(nccl: NcclFacts, gpus: GpuFacts) -> Setting | None:
 
 
 def _is_alone(rank: Rank) -> bool:
-    """Whether the job has one process a host: nothing is exchanged inside it."""
+    """Whether the job has one process per host: no data is exchanged within a host."""
     launch = rank.find(LaunchFacts)
     return bool(launch and launch.running_together and launch.local_world_size == 1)
 
@@ -170,7 +170,7 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
     by_pcie = not guarded and any(link.path in _PCIE and link.read == "ok" for link in gpus.links)
     peers = "NVLink" if by_nvlink else "PCIe peer-to-peer" if by_pcie else None
     if not gpus.links and not guarded:
-        peers = peers or "peer-to-peer, if these GPUs have it (the driver does not show their links)"
+        peers = peers or "peer-to-peer access, if these GPUs support it (the driver does not report their links)"
     off = _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl)
     if off and peers:
         yield off, peers, None
@@ -182,22 +182,22 @@ def _lost(nccl: NcclFacts, gpus: GpuFacts, *, guarded: bool) -> Iterator[Lost]:
     # NVLS needs an NVSwitch, Hopper or later, and more than two GPUs (NCCL src/transport/nvls.cc).
     switched = [gpu for gpu in gpus.gpus if any(link.active and link.remote == "switch" for link in gpu.nvlinks or ())]
     recent = [gpu for gpu in switched if (gpu.compute_capability or "").partition(".")[0] in ("9", "10")]
-    # Rings and trees over NVLink remain, and NVLS takes GPU memory for each communicator: recipes of AWS, Google and
-    # NVIDIA (MLPerf training 4.0) turn it off on purpose.
+    # Rings and trees over NVLink remain available, and NVLS uses GPU memory for each communicator: recipes of AWS,
+    # Google and NVIDIA (MLPerf training 4.0) turn it off on purpose.
     if nvls and len(recent) > 2:
         yield nvls, "NVLink SHARP (NVLS)", Severity.INFO
 
 
 def _lost_elsewhere(nccl: NcclFacts) -> Iterator[Lost]:
-    """Where no GPU is seen (login node, batch script, no driver) the switch still reaches the machine that trains. Most
-    machines have nothing that NVLS could use."""
-    where = "on any machine with several GPUs (none is seen here)"
+    """If no GPU is visible (login node, batch script, no driver), the variable still reaches the training host. Most
+    hosts do not support NVLS."""
+    where = "on hosts with several GPUs (no GPU is visible here)"
     if off := _switch(nccl, "NCCL_P2P_DISABLE", 1) or _nearest_level(nccl):
-        yield off, f"peer-to-peer {where}", None
+        yield off, f"peer-to-peer access {where}", None
     if shm := _switch(nccl, "NCCL_SHM_DISABLE", 1):
         yield shm, f"shared memory {where}", None
     if nvls := _switch(nccl, "NCCL_NVLS_ENABLE", 0):
-        yield nvls, "NVLink SHARP (NVLS) where a machine has it (no GPU is seen here)", Severity.INFO
+        yield nvls, "NVLink SHARP (NVLS) on hosts that support it (no GPU is visible here)", Severity.INFO
 
 
 def _switch(nccl: NcclFacts, name: str, value: int) -> Setting | None:
@@ -212,10 +212,10 @@ def _nearest_level(nccl: NcclFacts) -> Setting | None:
 
 def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tuple[int, ...]) -> Finding:
     unused = severity is Severity.INFO and setting.name == "NCCL_SHM_DISABLE"
-    where = f"remove it from {setting.source}" if source_of(setting) else f"unset {setting.name}"
+    fix = f"Remove {setting.name} from {setting.source}." if source_of(setting) else f"unset {setting.name}"
     return Finding(
         f"{setting.name}={setting.value} turns off {lost}"
-        + (", which NVLink makes dispensable here" if unused else ""),
+        + (" (unused here: all GPUs are connected by NVLink)" if unused else ""),
         ranks=ranks,
         evidence={
             "name": setting.name,
@@ -224,19 +224,19 @@ def _finding(setting: Setting, lost: str, severity: Severity | None, ranks: tupl
             "line": setting.line,
             "lost": lost,
         },
-        fix=where,
+        fix=fix,
         severity=severity,
         source=source_of(setting),
     )
 
 
 _LINKED = re.compile(r"(v100|a100|a800|h100|h200|h800|h20|gh200|b200|b300|gb200)[\w.-]*", re.IGNORECASE)
-"""GPUs of data centres, whose peers reach each other by NVLink or over PCIe switches."""
+"""Data center GPUs, which are connected by NVLink or PCIe switches."""
 _OFF = {
-    "NCCL_P2P_DISABLE": ("1", "GPUs of a host do not reach each other directly"),
-    "NCCL_SHM_DISABLE": ("1", "ranks of a host do not talk over shared memory"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs of a host cannot access each other directly"),
+    "NCCL_SHM_DISABLE": ("1", "ranks of a host cannot communicate through shared memory"),
     "NCCL_NVLS_ENABLE": ("0", "NVLink SHARP is not used"),
-    "NCCL_P2P_LEVEL": ("LOC", "GPUs of a host do not reach each other directly"),
+    "NCCL_P2P_LEVEL": ("LOC", "GPUs of a host cannot access each other directly"),
 }
 _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
 
@@ -279,10 +279,10 @@ _FOUR = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH --gres=gpu:a100:4")
     ),
 )
 def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
-    """Ask whether a batch script turns off a fast path of the GPUs that it names.
+    """Ask whether a batch script turns off a fast path of the GPUs that it requests.
 
-    Why it hurts: collectives take the way through the host's memory or the network, at a tenth of the rate.
-    Fix: remove the variable; where a fault of this machine asks for it, say so on its line.
+    Why it hurts: collectives go through host memory or the network, at a tenth of the bandwidth.
+    Fix: remove the variable; if a fault of this machine requires it, add a comment with the reason to its line.
     """
     model = _model(file)
     if model is None:
@@ -299,7 +299,7 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
 
 
 def _model(file: ShellFile) -> str | None:
-    """The GPUs that are asked for by name, where there are several on a host."""
+    """The GPU model that the script requests by name, if it requests several per host."""
     job = file.allocation
     if job is None or (job.gpus_per_node or 0) < 2:
         return None

@@ -1,4 +1,4 @@
-"""NCCL010: more than one NCCL can be loaded."""
+"""NCCL010: several NCCL libraries can be loaded."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ def _two_wheels(version: str) -> tuple[tuple[Package, ...], tuple[NcclLibrary, .
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """Torch asks for a function that the NCCL which was loaded does not have."""
+    """PyTorch needs a function that the loaded NCCL does not have."""
     wheels = {
         f"{group.value('cuda')} {group.value('ver')}" for group in event_groups(job, "nccl.wheel", by=("cuda", "ver"))
     }
     for group in event_groups(job, "nccl.symbol_missing", by=("symbol",)):
         yield finding_from_logs(
             group,
-            f"the NCCL that was loaded lacks {group.value('symbol')}: it is older than the one that torch was "
-            f"built with",
+            f"The loaded NCCL lacks {group.value('symbol')}: it is older than the NCCL that PyTorch was built with",
             evidence={"symbol": group.value("symbol"), "wanted_by": group.value("lib"), "wheels": sorted(wheels)},
             confidence=0.95 if len(wheels) > 1 else 0.85,
             explains=("NCCL009", "VER002"),
@@ -103,14 +102,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def two_libraries(job: Job) -> Iterator[Verdict]:
-    """Ask whether torch gets the NCCL that it was built with, where several can be found.
+    """Ask whether PyTorch loads the NCCL that it was built with if several are installed.
 
-    Why it hurts: an older one lacks functions (`undefined symbol: ncclCommRegister` when torch is imported) or brings
-    back faults that were mended; which one is loaded hangs on variables and on the order of imports.
-    Fix: take the other one out of LD_PRELOAD and LD_LIBRARY_PATH, and keep one nvidia-nccl wheel.
+    Why it hurts: an older NCCL lacks functions (`undefined symbol: ncclCommRegister` when torch is imported) or has
+    bugs that were fixed later. Environment variables and the import order decide which one is loaded.
+    Fix: remove the other NCCL from LD_PRELOAD and LD_LIBRARY_PATH, and keep one nvidia-nccl wheel.
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
-        yield Skip("no NCCL can be found")
+        yield Skip("no NCCL library was found")
         return
     for found, ranks in group_by_value(job, SoftwareFacts, lambda software, _: _found(software)):
         if found is not None:
@@ -118,8 +117,9 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
 
 
 class _Found(NamedTuple):
-    """What one environment holds: the NCCL that torch asks for and the wheel that brings it, the one it gets, the
-    others, the installed wheels."""
+    """The NCCL libraries of one environment: the release that torch was built with, the wheel that provides it, the
+    library that is loaded, the others, the installed wheels.
+    """
 
     wanted: str
     wheel: str
@@ -147,13 +147,13 @@ def _judge(found: _Found, ranks: tuple[int, ...]) -> Iterator[Verdict]:
     several = bool(found.others) or len(found.wheels) > 1
     if is_older(version, found.wanted):
         yield _finding(
-            found, ranks, f"torch gets NCCL {version}, older than the {found.wanted} that it was built with", None
+            found, ranks, f"PyTorch loads NCCL {version}, older than the {found.wanted} it was built with", None
         )
     elif several and is_older(found.wanted, version):
-        summary = f"torch gets NCCL {version}, newer than the {found.wanted} that it was built with"
+        summary = f"PyTorch loads NCCL {version}, newer than the {found.wanted} it was built with"
         yield _finding(found, ranks, summary, Severity.WARNING)
     elif len(found.wheels) > 1:
-        summary = f"{' and '.join(found.wheels)} are both installed and share one folder"
+        summary = f"{' and '.join(found.wheels)} are installed in the same folder"
         yield _finding(found, ranks, summary, Severity.INFO)
 
 
@@ -176,9 +176,9 @@ def _finding(found: _Found, ranks: tuple[int, ...], summary: str, severity: Seve
 def _fix(found: _Found) -> str:
     origin = found.chosen.origin
     if origin == "LD_PRELOAD":
-        return "unset LD_PRELOAD, or take libnccl out of it"
+        return "Remove libnccl from LD_PRELOAD."
     if origin == "LD_LIBRARY_PATH":
-        return f"take {found.chosen.path.rpartition('/')[0]} out of LD_LIBRARY_PATH"
+        return f"Remove {found.chosen.path.rpartition('/')[0]} from LD_LIBRARY_PATH."
     install = f"pip install --force-reinstall --no-deps {found.wheel}=={found.wanted.partition('+')[0]}"
     surplus = [wheel.split()[0] for wheel in found.wheels if wheel.split()[0] != found.wheel]
-    return f"pip uninstall -y {' '.join(surplus)}; {install}" if surplus else install
+    return f"pip uninstall -y {' '.join(surplus)}\n{install}" if surplus else install

@@ -1,4 +1,4 @@
-"""NCCL002: a known variable has a value that it does not take."""
+"""NCCL002: a known variable has an invalid value."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
     ),
 )
 def value_invalid(job: Job) -> Iterator[Verdict]:
-    """Ask whether every known variable has a value that its reader takes.
+    """Ask whether every known variable has a valid value.
 
-    Why it hurts: NCCL reads text as 0 and passes unknown words over in silence, so the setting does not do what it
-    says; torch raises when it makes the process group.
-    Fix: write a value that the variable takes, or unset it.
+    Why it hurts: NCCL reads text as 0 and silently ignores unknown words, so the setting does not have the intended
+    effect. PyTorch raises an error when it creates the process group.
+    Fix: set the variable to a valid value, or unset it.
     """
     release = only_nccl(job)
     for stated in effective_settings(job):
@@ -159,13 +159,13 @@ _MEANT = {"1": ("true", "yes", "on", "t", "y", "enable", "enabled"), "0": ("fals
 
 def _fix(stated: EffectiveSetting, expected: str) -> str:
     setting = stated.setting
-    where = f"in {stated.origin}, write " if source_of(setting) else "export "
+    in_file = source_of(setting) is not None
     meant = next((number for number, words in _MEANT.items() if setting.value.strip().lower() in words), None)
     if meant is not None and expected.startswith("0 or 1"):
-        return f"{where}{setting.name}={meant}"
-    if source_of(setting):
-        return f"remove the line from {stated.origin}, or give {setting.name} a value that fits: {expected}"
-    return f"unset {setting.name}, or give it a value that fits: {expected}"
+        return f"Write {setting.name}={meant} in {stated.origin}." if in_file else f"export {setting.name}={meant}"
+    if in_file:
+        return f"Remove {setting.name} from {stated.origin}, or set it to a valid value: {expected}."
+    return f"Unset {setting.name}, or set it to a valid value: {expected}."
 
 
 def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
@@ -177,8 +177,8 @@ def _sockets(job: Job, *, most: int = 64) -> Iterator[Finding]:
         asked = parse_nccl_integer(threads, 0) * parse_nccl_integer(sockets, 0)
         if asked > most:
             yield Finding(
-                f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is {asked} sockets: NCCL opens "
-                f"{most} at most",
+                f"NCCL_SOCKET_NTHREADS={threads} × NCCL_NSOCKS_PERTHREAD={sockets} exceeds NCCL's limit of {most} "
+                "sockets",
                 ranks=identical.ranks,
                 evidence={"sockets_asked": asked, "sockets_most": most},
                 fix=f"export NCCL_NSOCKS_PERTHREAD={most // max(parse_nccl_integer(threads, 1), 1)}",
@@ -193,10 +193,10 @@ def _files(job: Job) -> Iterator[Finding]:
         for file in nccl.files if named else ():
             if file.path == named and not file.exists:
                 yield Finding(
-                    f"NCCL_CONF_FILE={named} is no file: NCCL reads no settings of the user, without a message",
+                    f"NCCL_CONF_FILE={named} does not exist: NCCL silently ignores it",
                     ranks=identical.ranks,
                     evidence={"path": named, "error": file.error},
-                    fix="unset NCCL_CONF_FILE, or write the whole path (NCCL does not expand ~)",
+                    fix="Unset NCCL_CONF_FILE, or set it to an absolute path; NCCL does not expand ~.",
                     severity=Severity.WARNING,
                 )
 
@@ -224,7 +224,7 @@ def _files(job: Job) -> Iterator[Finding]:
     ),
 )
 def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether every known variable of a launch file has a value that its reader takes."""
+    """Ask whether every known variable of a launch file has a valid value."""
     for setting in file.settings:
         if not setting.is_exported or setting.known_value is None or known_variable(setting.name) is None:
             continue
@@ -233,7 +233,7 @@ def value_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 f"{setting.name}={setting.known_value or repr('')} {fault.problem}",
-                fix=f"A value that fits: {fault.expected}.",
+                fix=f"Set {setting.name} to a valid value: {fault.expected}.",
                 severity=_severity(fault),
                 evidence=(("name", setting.name), ("value", setting.known_value), ("expected", fault.expected)),
             )

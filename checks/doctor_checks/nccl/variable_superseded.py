@@ -71,9 +71,9 @@ _OLD_NCCL = (NcclLibrary("/usr/lib/libnccl.so.2", "2.20.5", "system", chosen=Tru
 def variable_superseded(job: Job) -> Iterator[Verdict]:
     """Ask whether any variable is set that was renamed or removed.
 
-    Why it hurts: a release that no longer reads it runs as if it were not set, without a word; one that still reads
-    it will stop to.
-    Fix: set the variable that took its place, and unset the old one.
+    Why it hurts: a release that no longer reads the variable silently ignores it. A release that still reads it will
+    stop doing so.
+    Fix: set the variable that replaced it, and unset the old one.
     """
     yield from merge(_findings(job))
 
@@ -104,14 +104,14 @@ def _findings(job: Job) -> Iterator[Finding]:
 
 
 def _perhaps(stated: EffectiveSetting, since: str, replacement: str | None) -> Finding:
-    """Of a job whose release is not known, and may be one that reads it."""
+    """For a job whose release is unknown: it may still read the variable."""
     name, reader = stated.setting.name, since.partition(" ")[0]
-    instead = f"; {replacement} replaces it there" if replacement else ""
+    instead = f" ({replacement} replaces it)" if replacement else ""
     return Finding(
-        f"{name} is read by {reader} releases before {since.partition(' ')[2]} only{instead}; this job's is unknown",
+        f"{name} is only read before {reader} {since.partition(' ')[2]}{instead}; the job's release is unknown",
         ranks=stated.ranks,
         evidence=_evidence(stated, since, replacement),
-        effect=f"None before {since}; from there on the setting is silently ignored.",
+        effect=f"None before {since}; later releases silently ignore the setting.",
         fix=f"Find out which release of {reader} the job loads before changing {name}.",
         severity=Severity.INFO,
         source=source_of(stated.setting),
@@ -140,20 +140,24 @@ _SAME_VALUES = {
     "NCCL_MNNVL",
     "NCCL_NCCL_ALLOC_P2P_NET_LL_BUFFERS",
 }
-"""Old names whose values the new name takes unchanged."""
+"""Old names whose values are also valid for the new name."""
 
 
 def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     name = stated.setting.name
     in_file = source_of(stated.setting) is not None
-    where = f"remove it from {stated.origin}" if in_file else f"unset {name}"
     if replacement is None:
-        return where
+        return f"Remove {name} from {stated.origin}." if in_file else f"unset {name}"
     if "=" in replacement:
-        return f"{where}; export {replacement}"
+        return f"Replace {name} with {replacement} in {stated.origin}." if in_file else _replace(name, replacement)
     if (replacement == f"TORCH_{name}" or name in _SAME_VALUES) and not in_file:
-        return f'export {replacement}="${name}"; {where}'
-    return f"{where}; export {replacement}=… if it is still needed"
+        return _replace(name, f'{replacement}="${name}"')
+    remove = f"Remove {name} from {stated.origin}" if in_file else f"Unset {name}"
+    return f"{remove}, and set {replacement} if it is still needed."
+
+
+def _replace(name: str, assignment: str) -> str:
+    return f"export {assignment}\nunset {name}"
 
 
 @rule(
@@ -177,10 +181,10 @@ def _fix(stated: EffectiveSetting, replacement: str | None) -> str:
     ),
 )
 def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether the variables of a launch file bear the names under which they are read today.
+    """Ask whether a launch file uses the current names of its variables.
 
-    Why it hurts: an old name is read with a warning for a while, and then no more: the setting has no effect.
-    Fix: write the new name.
+    Why it hurts: an old name is read with a warning for some releases and then ignored.
+    Fix: use the new name.
     """
     names = {setting.name for setting in file.settings}
     for setting in file.settings:
@@ -194,8 +198,10 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
         reader = "torch" if info.reader == "torch" else "NCCL"
         yield Violation(
             setting.place,
-            f"{setting.name} {still} from {reader} {info.superseded} on{new}",
-            fix=f"`{info.replaced_by}` in place of `{setting.name}`." if info.replaced_by else "Remove it.",
+            f"{setting.name} {still} since {reader} {info.superseded}{new}",
+            fix=f"Replace `{setting.name}` with `{info.replaced_by}`."
+            if info.replaced_by
+            else f"Remove `{setting.name}`.",
             severity=None if info.is_superseded_everywhere and not info.still_read else Severity.INFO,
             evidence=(("name", setting.name), ("replaced_by", info.replaced_by)),
         )

@@ -98,10 +98,10 @@ _NET_PLUGIN = NcclPlugin("net", "libnccl-net.so", path="/opt/amazon/ofi-nccl/lib
     ),
 )
 def variable_unknown(job: Job) -> Iterator[Verdict]:
-    """Ask whether every NCCL_* variable is known, and no variable of torch, Gloo, UCX or libfabric is misspelled.
+    """Ask whether every NCCL_* variable is known and no variable of PyTorch, Gloo, UCX or libfabric is misspelled.
 
-    Why it hurts: a misspelled name is silently ignored, and the run behaves as if it were not set.
-    Fix: write the name as the documentation of NCCL, PyTorch, UCX or libfabric has it.
+    Why it hurts: a misspelled variable is silently ignored.
+    Fix: write the name as in the documentation of NCCL, PyTorch, UCX or libfabric.
     """
     releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
     findings = []
@@ -121,7 +121,7 @@ def _is_unknown(name: str) -> bool:
 
 
 def _superseded(near: str | None, releases: Mapping[str, str | None]) -> VariableInfo | None:
-    """What is known of ``near`` if the job's release replaced it or no longer needs it."""
+    """The entry of ``near`` if the job's release replaced it or no longer needs it."""
     info = known_variable(near) if near else None
     release = releases.get(info.reader) if info else None
     if info is None or info.superseded is None or release is None or within(release, before=info.superseded):
@@ -157,11 +157,11 @@ def _note(old: VariableInfo | None) -> str:
     return f" (now {old.replaced_by})" if old.replaced_by else f" (not needed since {reader} {old.superseded})"
 
 
-_NOT_NEEDED = "None: this release does without the variable that was probably intended."
+_NOT_NEEDED = "None: this release no longer needs the variable that was probably intended."
 
 
 def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """Variables of network plugins where NCCL would load none."""
+    """Variables of network plugins if NCCL would not load any plugin."""
     if any(one.kind == "net" and one.path for one in nccl.plugins):
         return
     owned: dict[str, list[Setting]] = {}
@@ -171,28 +171,28 @@ def _without_plugin(nccl: NcclFacts, identical: IdenticalRanks) -> Iterator[Find
     for plugin, settings in owned.items():
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
         yield Finding(
-            f"{settings[0].name}{more}: only a network plugin reads these variables, and NCCL finds none",
+            f"{settings[0].name}{more}: read only by a network plugin, and NCCL finds no plugin",
             ranks=identical.ranks,
             evidence={"names": [setting.name for setting in settings[:16]], "plugin": plugin},
-            effect="None, if the process that trains finds the plugin; otherwise the settings are silently ignored.",
-            fix="Check that the folder of libnccl-net.so is in LD_LIBRARY_PATH, or remove the variables.",
+            effect="None if the training process finds the plugin; otherwise the settings are silently ignored.",
+            fix="Add the folder of libnccl-net.so to LD_LIBRARY_PATH, or remove the variables.",
             severity=Severity.INFO,
             source=source_of(settings[0]),
         )
 
 
-_UNKNOWN_EFFECT = "None, if a script or a library that is not in the table reads it; otherwise it is silently ignored."
-"""Of a name that resembles no known one. Sites and forks of NCCL have variables of their own: removing one that is in
-use would change a working job."""
+_UNKNOWN_EFFECT = "None if a script or another library reads it; otherwise it is silently ignored."
+"""For a name that does not resemble a known one. Sites and forks of NCCL define their own variables, and removing one
+that is in use would change a working job."""
 
 
 def _fix(stated: EffectiveSetting, near: str | None) -> str:
     setting = stated.setting
     if near is None:
-        return f"Compare {setting.name.strip()} with the documentation of the software that it is set for."
+        return f"Look up {setting.name.strip()} in the documentation of the software it is meant for."
     if source_of(setting):
-        return f"in {stated.origin}, write {near}={setting.value.strip()}"
-    return f'export {near}="${setting.name}"; unset {setting.name}'
+        return f"Write {near}={setting.value.strip()} in {stated.origin}."
+    return f'export {near}="${setting.name}"\nunset {setting.name}'
 
 
 _POD = """\
@@ -231,7 +231,7 @@ spec:
     ),
 )
 def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are ones that somebody reads."""
+    """Ask whether the NCCL_* and TORCH_NCCL_* variables of a launch file are known."""
     for setting in file.settings:
         name = setting.name
         if not setting.is_exported:
@@ -241,6 +241,6 @@ def variable_unknown_in_files(file: EnvironmentSource) -> Iterator[Violation]:
             yield Violation(
                 setting.place,
                 _summary(name, near),
-                fix=f"`{near}` in place of `{name}`.",
+                fix=f"Replace `{name}` with `{near}`.",
                 evidence=(("name", name), ("near", near)),
             )

@@ -51,13 +51,11 @@ CODES = {
 def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     """Ask whether oneCCL, HCCL or another vendor's collective library reported an error.
 
-    Why it hurts: the collective does not complete; the ranks that wait for it end with a timeout.
-    Fix: read the first error of the first rank that has one. oneCCL: `CCL_LOG_LEVEL=info`, `FI_LOG_LEVEL=warn`. HCCL:
-    the code of the message (EI0006 and others) is explained in CANN's HCCL user guide; collect the plog folders of all
-    hosts. Intel Gaudi: collect the folder of HABANA_LOGS of all hosts.
+    Why it hurts: the collective does not complete, and the ranks that wait for it fail with a timeout.
+    Fix: read the first error of the first rank that reports one; the other ranks wait for that rank.
     """
     groups = list(event_groups(job, "collective.vendor", by=("code",)))
-    # A code says more than the lines without one that follow it.
+    # A code is more specific than the lines without one that follow it.
     for group in [group for group in groups if group.value("code") in CODES] or groups[:1]:
         meaning, of_peer = CODES.get(group.value("code") or "", ("", False))
         yield finding_from_logs(
@@ -66,7 +64,25 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
             ranks=() if of_peer else None,
             evidence={"code": group.value("code")} if group.value("code") else None,
             confidence=0.6 if of_peer else 0.85,
+            fix=_fix(group),
         )
+
+
+def _fix(group: EventGroup) -> str:
+    code = group.value("code")
+    if code:
+        return f"Look up {code} in CANN's HCCL user guide, and read the first error in the plog folders of all hosts."
+    if _is_of_oneccl(group):
+        return (
+            "Run again with these variables, and read the first error of the first rank that reports one:\n"
+            "export CCL_LOG_LEVEL=info FI_LOG_LEVEL=warn"
+        )
+    return ""
+
+
+def _is_of_oneccl(group: EventGroup) -> bool:
+    text = group.first.text
+    return group.value("text7") is not None or "oneCCL" in text or "CCL_ERROR" in text
 
 
 def _claim(group: EventGroup, meaning: str) -> str:
@@ -77,7 +93,7 @@ def _claim(group: EventGroup, meaning: str) -> str:
         return f"HCCL failed: {call} returned {group.value('result')}"
     if port := group.value("text7"):
         return f"oneCCL found a failed link between GPUs: {port}"
-    if "oneCCL" in group.first.text or "CCL_ERROR" in group.first.text:
+    if _is_of_oneccl(group):
         where = group.value("function", "function2")
         return f"oneCCL failed in {where}: {text}"
     return f"{group.value('library') or 'HCCL'} failed: {text}"

@@ -38,13 +38,13 @@ def _loading(release: str | None) -> Callable[[tuple[NcclLibrary, ...]], tuple[N
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
-    """NCCL compares releases when ranks meet; and each rank may print its own."""
+    """Mismatches that NCCL reports when ranks connect."""
     for group in event_groups(job, "nccl.version.mismatch", by=("r0", "r1")):
         ranks = tuple(parse_count(group.value(name)) or 0 for name in ("r0", "r1"))
         releases = [_in_words(group.value(name)) for name in ("v0", "v1")]
         yield finding_from_logs(
             group,
-            f"rank {ranks[0]} loads NCCL {releases[0]}, rank {ranks[1]} NCCL {releases[1]}",
+            f"Rank {ranks[0]} loads NCCL {releases[0]}, rank {ranks[1]} loads NCCL {releases[1]}",
             ranks=ranks,
             evidence={"releases": dict(zip(map(str, ranks), releases, strict=True))},
             confidence=0.95,
@@ -52,7 +52,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.netver.mismatch"):
         yield finding_from_logs(
             group,
-            f"NCCL {_in_words(group.value('local'))} here, {_in_words(group.value('remote'))} at {group.value('peer')}",
+            f"NCCL {_in_words(group.value('local'))} here, {_in_words(group.value('remote'))} on {group.value('peer')}",
             evidence={"local": group.value("local"), "remote": group.value("remote"), "peer": group.value("peer")},
             confidence=0.9,
         )
@@ -74,7 +74,7 @@ def _by_ranks(job: Job) -> Iterator[Finding]:
     odd = [rank for release, ranks in groups.items() if tied or release != common for rank in ranks]
     yield finding_from_logs(
         EventGroup("torch.nccl.error", tuple(event for event in events if event.rank in releases)),
-        f"ranks load different NCCLs: {', '.join(sorted(groups))}",
+        f"Ranks load different NCCL releases: {', '.join(sorted(groups))}",
         ranks=tuple(sorted(odd)),
         evidence={"releases": {release: sorted(ranks) for release, ranks in sorted(groups.items())}},
         confidence=0.9,
@@ -82,7 +82,7 @@ def _by_ranks(job: Job) -> Iterator[Finding]:
 
 
 def _in_words(number: str | None) -> str:
-    """22703 as 2.27.3, and 2708 as 2.7.8: how ncclGetVersion() counts since 2.9, and before."""
+    """22703 as 2.27.3, and 2708 as 2.7.8: the encodings of ncclGetVersion() since 2.9 and before it."""
     if not (number or "").isdigit():
         return number or "unknown"
     whole = int(number or 0)
@@ -162,12 +162,14 @@ def _in_words(number: str | None) -> str:
     ),
 )
 def version_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether every rank loads the same NCCL.
+    """Ask whether all ranks load the same NCCL release.
 
-    Why it hurts: NCCL refuses to form a communicator of different releases, or hangs in it; no rank names the other.
-    Fix: start every rank from one image or one environment; compare `pip list | grep nccl` and LD_LIBRARY_PATH.
+    Why it hurts: NCCL fails or hangs when ranks with different releases form a communicator, and the error does not
+    name the other rank.
+    Fix: start all ranks from one image or one environment; compare `pip list | grep nccl` and LD_LIBRARY_PATH on all
+    hosts.
     """
-    # What an environment without torch finds, as one made for the doctor alone, is not what the job loaded.
+    # An environment without torch, for example one made for rankdoctor only, does not show which NCCL the job loads.
     known = baseline_value(job, lambda worked: (_release(one) for one, _ in worked.each(SoftwareFacts) if one.torch))
     expected = None if known is None or known.value == _UNREADABLE else known
     found = split(job, SoftwareFacts, _release, expected=expected)
@@ -178,7 +180,7 @@ def version_differs(job: Job) -> Iterator[Verdict]:
         return
     for group in found.groups:
         if group.value == _UNREADABLE:
-            yield Unknown("the release of the NCCL that would be loaded could not be read", group.ranks)
+            yield Unknown("the release of the loaded NCCL could not be read", group.ranks)
     for group in found.minorities:
         if _UNREADABLE not in (group.value, found.common.value if found.common else None):
             yield _finding(job, found, group)
@@ -201,8 +203,9 @@ def _finding(job: Job, found: MajoritySplit, group: Group[object]) -> Finding:
         evidence = {"releases": describe(found), "goes_with": list(correlates(job, group.ranks))}
         return deviation.finding(group.ranks, evidence)
     release, common = _word(group.value), _word(found.common.value) if found.common else None
+    sides = f": {release} here, {common} elsewhere" if common else f", split evenly: {release} here"
     return Finding(
-        f"NCCL {release}, elsewhere {common}" if common else f"NCCL {release}, other ranks another one, split evenly",
+        f"NCCL release differs between ranks{sides}",
         ranks=group.ranks,
         evidence={"release": group.value, "releases": describe(found), "goes_with": list(correlates(job, group.ranks))},
     )

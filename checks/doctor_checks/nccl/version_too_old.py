@@ -1,4 +1,4 @@
-"""NCCL009: the NCCL release is too old for the GPU, the driver or the fabric, or known to be faulty there."""
+"""NCCL009: the NCCL release is too old for the GPU or the fabric, or has a known bug there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if lacking:
         yield finding_from_logs(
             EventGroup(lacking[0].kind, lacking),
-            "this NCCL has no code for the GPU: it is older than the GPU's architecture",
+            "NCCL has no code for this GPU: the release is older than the GPU's architecture",
             severity=Severity.ERROR,
             confidence=0.75,
             explains=("VER003",),
@@ -55,7 +55,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 _FAILURES = ("nccl.cuda_fail", "nccl.kernel_missing")
 _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid device function")
-"""What CUDA says of a library without code for the device."""
+"""CUDA's messages about a library without code for the device."""
 
 
 @check(
@@ -116,19 +116,20 @@ _NO_CODE = ("no kernel image is available", "named symbol not found", "invalid d
     ),
 )
 def version_too_old(job: Job) -> Iterator[Verdict]:
-    """Ask whether the NCCL release knows the GPU and the fabric, and works there.
+    """Ask whether the NCCL release supports the GPU and the fabric and has no known bug there.
 
-    Why it hurts: a release without code for the GPU fails with `no kernel image`, hangs, or crawls; one that does not
-    know the fabric leaves the fast path unused.
-    Fix: install a torch whose NCCL is new enough, or `pip install -U nvidia-nccl-cu12` (cu13 for a torch of CUDA 13).
+    Why it hurts: a release without code for the GPU fails with `no kernel image`, hangs, or is very slow. One that
+    does not support the fabric does not use the fast path.
+    Fix: install a PyTorch build with a newer NCCL, or run `pip install -U nvidia-nccl-cu12` (nvidia-nccl-cu13 for
+    CUDA 13).
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
-        yield Skip("no NCCL can be found")
+        yield Skip("no NCCL library was found")
         return
     yield from merge(_findings(job))
     for software, identical in job.each(SoftwareFacts):
         if software.nccl_libraries and software.nccl is None:
-            yield Unknown("the release of the NCCL that would be loaded could not be read", identical.ranks)
+            yield Unknown("the release of the loaded NCCL could not be read", identical.ranks)
 
 
 def _findings(job: Job) -> Iterator[Finding]:
@@ -143,7 +144,7 @@ def _findings(job: Job) -> Iterator[Finding]:
             faults += _for_roce(identical.find(RdmaFacts), nccl) if within(version, before="2.21.5") else ()
         for needed, why in faults:
             yield Finding(
-                f"NCCL {version} {why}: {needed} or later is needed",
+                f"NCCL {version} {why}; requires {needed} or later",
                 ranks=identical.ranks,
                 evidence={
                     "nccl": version,
@@ -172,18 +173,18 @@ def _spans_hosts(gpu: Gpu) -> bool:
 
 
 def _for_roce(rdma: RdmaFacts | None, nccl: NcclFacts | None) -> Iterator[tuple[str, str]]:
-    """Before 2.21 the GID index is 0 unless NCCL_IB_GID_INDEX says otherwise (NCCL src/transport/net_ib.cc)."""
+    """Before 2.21 the GID index is 0 unless NCCL_IB_GID_INDEX is set (NCCL src/transport/net_ib.cc)."""
     ports = [port for device in rdma.devices for port in device.ports] if rdma else []
     active = any(port.state == "ACTIVE" and port.link_layer == "Ethernet" for port in ports)
     names = ("NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
     settled = nccl is not None and any(nccl.get(name) for name in names)
     if active and not settled:
-        yield "2.21.5", "takes GID index 0 on RoCE, which is no routable RoCE v2 address (or export NCCL_IB_GID_INDEX)"
+        yield "2.21.5", "uses GID index 0 on RoCE, which is not a routable RoCE v2 address"
 
 
 def _for_torch(software: SoftwareFacts, version: str) -> Iterator[tuple[str, str]]:
-    """With 2.26.2, torch 2.7.0 may hang: it uses NCCL's non-blocking mode where init_process_group gets a device_id.
-    2.7.1 turned that off again."""
+    """With NCCL 2.26.2, torch 2.7.0 may hang: it uses NCCL's non-blocking mode if device_id is passed to
+    init_process_group. torch 2.7.1 turned that mode off again."""
     is_affected = software.torch is not None and within(software.torch.version, first="2.7.0", before="2.7.1")
     if is_affected and within(version, first="2.26.2", before="2.26.3"):
-        yield "torch 2.7.1", "may hang under torch 2.7.0 when init_process_group gets a device_id"
+        yield "torch 2.7.1", "may hang with torch 2.7.0 if device_id is passed to init_process_group"

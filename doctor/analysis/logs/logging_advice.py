@@ -12,9 +12,19 @@ SINCE = "2.8"
 
 def recorder_switch(job: Job | None, entries: int = 2000) -> str:
     """The assignment that enables torch's flight recorder: for the known release of torch, else for both kinds."""
+    first, *older = _assignments(job, entries)
+    return f"{first} (before torch {SINCE} {older[0]})" if older else first
+
+
+def recorder_assignments(job: Job | None, entries: int = 2000) -> str:
+    """The same as arguments of ``export``; both assignments if the release of torch is unknown."""
+    return " ".join(_assignments(job, entries))
+
+
+def _assignments(job: Job | None, entries: int) -> list[str]:
     new, old = f"TORCH_FR_BUFFER_SIZE={entries}", f"TORCH_NCCL_TRACE_BUFFER_SIZE={entries}"
     releases = (facts.version("torch") for facts, _ in job.each(SoftwareFacts)) if job else iter(())
     torch = next(filter(None, releases), None)
     if torch is None:
-        return f"{new} (before torch {SINCE} {old})"
-    return old if is_older(torch, SINCE) else new
+        return [new, old]
+    return [old if is_older(torch, SINCE) else new]
