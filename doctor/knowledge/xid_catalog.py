@@ -27,10 +27,10 @@ class Xid(msgspec.Struct, frozen=True):
 
 ACTIONS: dict[str, str] = {
     "none": "nothing needs to be done",
-    "restart": "restart the job; if it comes back on the same GPU, reset that GPU",
-    "reset": "end all processes on the GPU and reset it: `sudo nvidia-smi --gpu-reset -i <gpu>`, or reboot the host",
-    "reboot": "drain the host and reboot it; if it comes back, have the card, its seat and its power checked",
-    "replace": "drain the host, run NVIDIA's field diagnostics and have the card replaced",
+    "restart": "restart the job; if the error recurs on the same GPU, reset that GPU",
+    "reset": "end all processes on the GPU, then run `sudo nvidia-smi --gpu-reset -i <gpu>` or reboot the host",
+    "reboot": "drain the host and reboot it; if the error recurs, check the card, its seating and its power supply",
+    "replace": "drain the host, run NVIDIA's field diagnostics and replace the card",
 }
 """Text of each action, for the fix of a finding."""
 

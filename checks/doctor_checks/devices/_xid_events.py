@@ -1,4 +1,4 @@
-"""XIDs in kernel logs and in the logs of a job, one entry for each code and device."""
+"""Xids in kernel logs and in the logs of a job, one entry for each code and device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from doctor.api import EventGroup, Finding, Job, LocalRanks, Severity, event_gro
 from doctor.facts import KernelEvent, KernelLogFacts
 from doctor.knowledge.xid_catalog import ACTIONS, Xid, xid
 
-UNLISTED = Xid("not in the XID table of rankdoctor; see NVIDIA's XID catalog", "hardware", "reset")
+UNLISTED = Xid("not in rankdoctor's Xid table; see NVIDIA's Xid catalog", "hardware", "reset")
 
 _RECOVERED = re.compile(r"recovery action changed from \S+ \([^)]*\) to 0x0\b")
-"""An XID 154 that withdraws an earlier request."""
+"""An Xid 154 that withdraws an earlier request."""
 
 
 class XidReport(NamedTuple):
-    """An XID of one device, reported ``lines`` times. ``recent``: since this job began, ``None`` if unknown.
+    """An Xid of one device, reported ``lines`` times. ``recent``: since this job began, ``None`` if unknown.
     ``ranks``: those that use the device, or all ranks of the host if that is unknown."""
 
     code: int
@@ -45,13 +45,13 @@ class XidReport(NamedTuple):
                 "kernel_log": self.last.text,
                 "process_id": self.last.pid,
             },
-            fix=_fix(self.known),
+            fix=_fix(self.known, self.device),
             severity=severity,
         )
 
 
 def xids_of(local: LocalRanks, kinds: Collection[str]) -> Iterator[XidReport]:
-    """The XIDs of these ``kinds`` in the kernel log of a host, by code and device, in the order of their first line.
+    """The Xids of these ``kinds`` in the kernel log of a host, by code and device, in the order of their first line.
 
     A code that is not in the table counts as ``hardware``."""
     log = local.find(KernelLogFacts)
@@ -78,7 +78,7 @@ def xids_of(local: LocalRanks, kinds: Collection[str]) -> Iterator[XidReport]:
 
 
 class LoggedXid(NamedTuple):
-    """An XID of one device in a log. ``device`` is empty if the log has only the number, as in a bug report."""
+    """An Xid of one device in a log. ``device`` is empty if the log has only the number, as in a bug report."""
 
     code: int
     known: Xid
@@ -90,17 +90,20 @@ class LoggedXid(NamedTuple):
         where = f" on the GPU at {self.device}" if self.device else ""
         return finding_from_logs(
             self.events,
-            f"the driver reported Xid {self.code}{where}: {self.known.meaning}",
+            f"Xid {self.code}{where}: {self.known.meaning}",
             evidence={"xid": self.code, **({"device": self.device} if self.device else {})},
-            fix=_fix(self.known),
+            fix=_fix(self.known, self.device),
             severity=severity,
             confidence=0.9 if self.device else 0.75,
             explains=explains,
         )
 
 
-def _fix(known: Xid) -> str:
+def _fix(known: Xid, device: str) -> str:
+    """The action for this device; nvidia-smi takes a PCI address only with its function (``0000:3b:00.0``)."""
     text = ACTIONS[known.action]
+    if device:
+        text = text.replace("<gpu>", device if "." in device else f"{device}.0")
     return text[0].upper() + text[1:] + "."
 
 
@@ -108,7 +111,7 @@ _PREVIOUS = re.compile(r"caused by previous Xid (\d{1,3})\b")
 
 
 def logged_xids(job: Job, kinds: Collection[str]) -> Iterator[LoggedXid]:
-    """The XIDs of these ``kinds`` in logs, by code and device.
+    """The Xids of these ``kinds`` in logs, by code and device.
 
     A driver line with a code that is not in the table counts as ``hardware``; a number without a device must be in it.
     """

@@ -1,4 +1,4 @@
-"""GPU021: torch lacks what the job asks for."""
+"""GPU021: PyTorch lacks the backend that the job requests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFact
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 BUILT_IN = frozenset({"nccl", "gloo", "mpi", "ucc", "xccl"})
-"""Backends that are part of torch or not at all (torch/distributed/distributed_c10d.py, class Backend); any other name
-is a plug-in's."""
+"""Built-in backends of torch (torch/distributed/distributed_c10d.py, class Backend); plugins provide the others."""
 
 
 def _processor_build(sketch: JobBuilder, ranks: tuple[int, ...] | None = None) -> JobBuilder:
@@ -42,19 +41,19 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
-    """What lacks, and how surely it is this torch that lacks it: a build states it, hidden devices look the same to
-    torch as absent ones."""
+    """What is missing, and the confidence that the torch build causes it: torch cannot distinguish hidden devices from
+    absent ones."""
     if backend := group.value("backend"):
-        return f"this torch is built without {backend}, which is asked for", 0.95
+        return f"This PyTorch build lacks {backend}, which the job requests", 0.95
     if device := group.value("device"):
-        return f"this torch is built without {device}, which is asked for", 0.95
+        return f"This PyTorch build lacks {device}, which the job requests", 0.95
     if device := group.value("device2"):
-        return f"no backend of torch.distributed is registered for the device type {device}", 0.8
+        return f"No torch.distributed backend is registered for the device type {device}", 0.8
     if group.value("driver"):
-        return "torch finds no NVIDIA driver", 0.6
+        return "PyTorch finds no NVIDIA driver", 0.6
     if group.value("hidden"):
-        return "torch sees no GPU: there is none, it is hidden, or the driver does not start", 0.4
-    return "GPUs are asked for, and torch sees none", 0.7
+        return "PyTorch sees no GPU: the host has none, it is hidden, or the driver does not start", 0.4
+    return "The job requests GPUs, but PyTorch sees none", 0.7
 
 
 @check(
@@ -98,12 +97,12 @@ def _summary_and_confidence(group: EventGroup) -> tuple[str, float]:
     ),
 )
 def backend_unavailable(job: Job) -> Iterator[Verdict]:
-    """Ask whether this torch has the backend that is asked for, and CUDA where there are GPUs.
+    """Ask whether PyTorch has the backend that the job requests, and CUDA if the host has GPUs.
 
-    Why it hurts: the job stops with "Distributed package doesn't have NCCL built in", or trains on the CPU, silently
-    and a hundred times slower.
-    Fix: install the build for your CUDA, the same on all hosts: `pip install --force-reinstall torch` with the index
-    that https://pytorch.org/get-started/locally names for it; or ask for `gloo` where you want the CPU.
+    Why it hurts: the job fails with "Distributed package doesn't have NCCL built in", or silently trains on the CPU,
+    a hundred times slower.
+    Fix: run `pip install --force-reinstall torch` with the index URL that https://pytorch.org/get-started/locally
+    lists for your CUDA release, on all hosts; to train on the CPU, request the gloo backend.
     """
     also = (GpuFacts, TrainerFacts, EnvironmentFacts)
     builds = [
@@ -120,11 +119,13 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
         without_cuda = not torch.cuda and not torch.hip and processor_asked(identical) is None
         missing = identical.missing(GpuFacts)
         if lacking:
-            yield _finding(torch, identical, f"torch {torch.version} has no {', '.join(lacking)}, which is asked for")
+            yield _finding(
+                torch, identical, f"PyTorch {torch.version} lacks {', '.join(lacking)}, which the job requests"
+            )
         elif without_cuda and _has_gpus(identical):
-            yield _finding(torch, identical, f"torch {torch.version} is built without CUDA, and the host has GPUs")
+            yield _finding(torch, identical, f"PyTorch {torch.version} is built without CUDA, but the host has GPUs")
         elif without_cuda and missing and missing.lack is not MissingReason.ABSENT:
-            words = f"torch {torch.version} is built without CUDA, and whether there are GPUs can't be seen"
+            words = f"PyTorch {torch.version} is built without CUDA, and the GPUs of the host are not visible"
             yield Unknown(f"{words}: {missing.reason}", identical.ranks, missing.unhide)
 
 

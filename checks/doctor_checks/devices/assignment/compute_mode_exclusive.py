@@ -1,4 +1,4 @@
-"""GPU016: the compute mode forbids a context that the job needs."""
+"""GPU016: the compute mode of a GPU blocks a CUDA context that the job needs."""
 
 from __future__ import annotations
 
@@ -78,25 +78,25 @@ LIMITED = ("exclusive-process", "exclusive-thread", "prohibited")
     ),
 )
 def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
-    """Ask whether the compute mode of each GPU lets the job's processes open it.
+    """Ask whether the compute mode of each GPU allows the job's processes to use it.
 
-    Why it hurts: CUDA refuses the context: "CUDA-capable device(s) is/are busy or unavailable", or "all CUDA-capable
-    devices are busy or unavailable".
-    Fix: `sudo nvidia-smi -i <gpu> --compute-mode=DEFAULT`, or one process a GPU, or MPS.
+    Why it hurts: CUDA refuses the context with "CUDA-capable device(s) is/are busy or unavailable" or "all
+    CUDA-capable devices are busy or unavailable".
+    Fix: run `sudo nvidia-smi -i <gpu> --compute-mode=DEFAULT`, start one process per GPU, or use MPS.
     """
     devices = devices_of(job)
     for machine, found in shares_by_machine(job):
         if note := hidden_of_gpus(machine, "compute_mode"):
             yield Unknown(note.reason, machine.ranks, note.unhide)
         limited = [share for share in found if share.ranks and share.gpu.compute_mode in LIMITED]
-        # MPS makes one client of its ranks.
+        # With MPS, the driver sees one client for all ranks.
         used = (devices[rank] for rank in machine.members if limited and not _by_mps(rank))
         clients = Counter(device.gpu.uuid for device in used if device)
         for share in limited:
             reason = _forbidden(machine, share.gpu, clients[share.gpu.uuid])
             if reason:
                 yield Finding(
-                    f"GPU {share.gpu.index} of {machine.name} is in mode {share.gpu.compute_mode}, and {reason}",
+                    f"GPU {share.gpu.index} of {machine.name} is in compute mode {share.gpu.compute_mode}, {reason}",
                     ranks=share.ranks,
                     evidence={
                         "gpu": share.gpu.uuid,
@@ -104,9 +104,10 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
                         "ranks_on_it": len(share.ranks),
                         "processes_on_it": [process.pid for process in share.gpu.processes or ()],
                     },
+                    fix=f"sudo nvidia-smi -i {share.gpu.index} --compute-mode=DEFAULT",
                 )
             elif _may_be_taken(machine, share.gpu):
-                reason = f"GPU {share.gpu.index} takes one process, and whether one has it can't be seen from here"
+                reason = f"GPU {share.gpu.index} allows one process, and its processes are not visible from here"
                 yield Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
         yield from _exposed(machine, [share.gpu for share in limited if not _forbidden(machine, share.gpu, 1)])
 
@@ -147,10 +148,10 @@ def _may_be_taken(machine: LocalRanks, gpu: Gpu) -> bool:
 
 def _forbidden(machine: LocalRanks, gpu: Gpu, clients: int) -> str | None:
     if gpu.compute_mode == "prohibited":
-        return "no process may open it"
+        return "which allows no process"
     if clients > 1:
-        return f"{clients} ranks have to share it"
+        return f"but {clients} ranks share it"
     own, host_ids = process_ids(machine), sees_host_processes(machine)
     taken = [one for one in gpu.processes or () if one.kind == "compute" and is_foreign(one, own, host_ids)]
     served = any(one.kind == "mps" or (one.name or "").startswith("nvidia-cuda-mps") for one in gpu.processes or ())
-    return f"process {taken[0].pid} has it" if taken and not served else None
+    return f"and process {taken[0].pid} already uses it" if taken and not served else None

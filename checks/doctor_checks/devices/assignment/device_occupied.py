@@ -1,4 +1,4 @@
-"""GPU006: somebody else is on the job's GPUs."""
+"""GPU006: other processes use the job's GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
-"""Beginnings of the names of NVIDIA's own daemons, which hold a context and no work of their own."""
+"""Name prefixes of NVIDIA's daemons, which hold a CUDA context but do not run work."""
 
 
 @check(
@@ -74,11 +74,11 @@ SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
 def device_occupied(
     job: Job, *, compute_share: float = 0.005, graphics_share: float = 0.25, unseen_share: float = 0.05
 ) -> Iterator[Verdict]:
-    """Ask whether the GPUs that this job will use are free of other processes.
+    """Ask whether other processes use the GPUs of this job.
 
-    Why it hurts: the other process takes memory and time: this rank runs out of memory or slows every step of all
-    ranks down.
-    Fix: find out whose it is (`nvidia-smi`, `ps -o user,lstart,cmd -p <pid>`), end it or ask its owner, or choose other
+    Why it hurts: the other process uses GPU memory and time. This rank runs out of memory, or slows down every step
+    of all ranks.
+    Fix: find the owner of the process (`nvidia-smi`, `ps -o user,lstart,cmd -p <pid>`) and end it, or select other
     GPUs with CUDA_VISIBLE_DEVICES.
     """
     for machine, found in shares_by_machine(job):
@@ -93,12 +93,12 @@ def device_occupied(
             held = [one for one in share.gpu.processes if _holds(share.gpu, one, compute_share, graphics_share)]
             others = [process for process in held if is_foreign(process, own, host_ids)]
             if others and share.gpu.mig:
-                reason = f"other processes hold memory of GPU {share.gpu.index}, and of which MIG slice can't be seen"
+                reason = f"other processes use GPU {share.gpu.index}, but their MIG slice is not visible"
                 yield Unknown(reason, share.ranks, "nvidia-smi lists processes by slice (columns GI ID and CI ID)")
             elif others:
                 yield _finding(machine, share, others)
             elif any(is_foreign(process, own, host_ids) is None for process in held):
-                reason = f"whose processes hold memory of GPU {share.gpu.index} can't be seen in this container"
+                reason = f"the owners of the processes on GPU {share.gpu.index} are not visible in this container"
                 yield Unknown(reason, share.ranks, "start the container with --pid=host, or run nvidia-smi on the host")
 
 
@@ -117,7 +117,7 @@ def _hidden(machine: LocalRanks, share: GpuSharers, unseen_share: float) -> Iter
         return
     facts = machine.find(GpuFacts)
     note = facts.why_hidden("gpus.processes") if facts else None
-    reason = f"the processes on GPU {gpu.index} are hidden, and {mebibytes(gpu.memory_used)} of it are in use"
+    reason = f"the processes on GPU {gpu.index} are hidden, and {mebibytes(gpu.memory_used)} are in use"
     yield Unknown(f"{reason}: {note.reason}" if note else reason, share.ranks, note.unhide if note else "")
 
 
@@ -125,8 +125,8 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -
     first = max(others, key=lambda process: process.memory or 0)
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     return Finding(
-        f"GPU {share.gpu.index} of {machine.name} is in use: {first.name or 'a process'} (pid {first.pid}) "
-        f"holds {mebibytes(first.memory)}{more}",
+        f"GPU {share.gpu.index} of {machine.name} is used by {first.name or 'a process'} (pid {first.pid}, "
+        f"{mebibytes(first.memory)}){more}",
         ranks=share.ranks,
         evidence={
             "gpu": share.gpu.uuid,
@@ -137,7 +137,7 @@ def _finding(machine: LocalRanks, share: GpuSharers, others: list[GpuProcess]) -
                 for one in others
             ],
         },
-        fix=f"Look whose it is: `ps -o user,lstart,cmd -p {first.pid}`; end it or ask its owner, or choose other GPUs "
-        "with CUDA_VISIBLE_DEVICES.",
+        fix=f"Find its owner with `ps -o user,lstart,cmd -p {first.pid}` and end it, or select other GPUs with "
+        "CUDA_VISIBLE_DEVICES.",
         explains=("MEM003", "GPU016"),
     )

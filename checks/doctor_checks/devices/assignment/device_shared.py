@@ -39,7 +39,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "nccl.dup_gpu"):
         yield finding_from_logs(
             group,
-            f"NCCL found {ranks_in_words(ranks)} on GPUs that others of them use, too",
+            f"NCCL reports that {ranks_in_words(ranks)} share GPUs",
             ranks=ranks,
             evidence={"devices": sorted({_bus_id(event) for event, _ in pairs})},
             confidence=0.95,
@@ -54,7 +54,7 @@ def _named_ranks(event: Event) -> tuple[int, ...]:
 
 
 def _bus_id(event: Event) -> str:
-    """``7000`` is ``0000:07:00.0`` without its signs and leading zeros (NCCL src/misc/utils.cc, busIdToInt64)."""
+    """``7000`` is ``0000:07:00.0`` without separators and leading zeros (NCCL src/misc/utils.cc, busIdToInt64)."""
     digits = (event.value("busid") or "").rjust(9, "0")
     return f"{digits[:-5]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"
 
@@ -139,12 +139,12 @@ def _bus_id(event: Event) -> str:
     ),
 )
 def device_shared(job: Job) -> Iterator[Verdict]:
-    """Ask whether every rank of a machine has a GPU of its own.
+    """Ask whether every rank of a host has its own GPU.
 
-    Why it hurts: NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), and with another backend they halve
-    each other's speed and memory.
-    Fix: start one process a GPU (`torchrun --nproc-per-node=<number of GPUs>`), and bind each to its own before any
-    CUDA call: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`.
+    Why it hurts: NCCL rejects two ranks on one GPU ("Duplicate GPU detected"). With another backend, the ranks share
+    the speed and memory of the GPU.
+    Fix: start one process per GPU (`torchrun --nproc-per-node=gpu`), and call
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before any other CUDA call.
     """
     devices = devices_of(job)
     unclear = [rank for rank, device in devices.items() if device is None and on_processor(rank) is None]
@@ -158,7 +158,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
     for machine in job.by_machine():
         for device, ranks in _together(machine, devices):
             if all(map(_is_behind_cgroup, ranks)) and len({rank.host.index for rank in ranks}) == 1:
-                reason = "SLURM gives each task GPUs of its own, so equal device numbers may be different GPUs"
+                reason = "SLURM assigns GPUs to each task, so equal device numbers may be different GPUs"
                 if len({rank.local_rank for rank in ranks}) > 1:
                     yield Unknown(reason, tuple(rank.number for rank in ranks), "check inside one task: nvidia-smi -L")
                 continue
@@ -202,7 +202,7 @@ def _together(
 
 
 def _is_behind_cgroup(rank: Rank) -> bool:
-    """Whether its device is known by a number alone, and numbers mean other devices in other tasks."""
+    """Whether only the number of its device is known, and the same number means different devices in other tasks."""
     training = rank.find(TrainingFacts)
     if training and training.device_id:
         return False

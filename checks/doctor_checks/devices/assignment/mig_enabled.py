@@ -39,15 +39,15 @@ SLICES = (MigDevice("MIG-aaaa", 0, 20 << 30, "MIG 2g.20gb"), MigDevice("MIG-bbbb
     ),
 )
 def mig_enabled(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks that talk to one another run on whole GPUs, not on MIG slices.
+    """Ask whether ranks that communicate run on whole GPUs, not on MIG slices.
 
-    Why it hurts: slices have no peer access and no NVLink; NCCL refuses several slices of one GPU ("Duplicate GPU
+    Why it hurts: MIG slices have no peer access and no NVLink. NCCL rejects several slices of one GPU ("Duplicate GPU
     detected"), and all traffic of a slice goes through host memory.
-    Fix: train on whole GPUs: switch MIG off (`sudo nvidia-smi -i <gpu> -mig 0`) or ask the scheduler for GPUs without
-    it; use slices for jobs of one process.
+    Fix: train on whole GPUs: turn MIG off with `sudo nvidia-smi -i <gpu> -mig 0`, or request GPUs without MIG from
+    the scheduler; use slices for single-process jobs.
     """
     if job.world_size == 1:
-        yield Skip("one process: no peer access needed")
+        yield Skip("one process: peer access is not needed")
         return
     devices = devices_of(job)
     for local in job.by_host():
@@ -55,7 +55,7 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
         gpus = local.find(GpuFacts)
         if ranks and gpus:
             yield Finding(
-                f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} of {local.name} on MIG slices",
+                f"{len(ranks)} rank{'s run' if len(ranks) > 1 else ' runs'} on MIG slices of {local.name}",
                 ranks=ranks,
                 evidence={
                     "slices_by_gpu": {

@@ -1,4 +1,4 @@
-"""GPU017: a rank's processors are far from its devices."""
+"""GPU017: a rank's CPUs are on another NUMA node than its devices."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _two_sockets(rdma: int = 0) -> JobBuilder:
     ),
 )
 def numa_remote(job: Job) -> Iterator[Verdict]:
-    """Ask whether each rank may run on processors that are local to its GPU and to a network device.
+    """Ask whether each rank may run on CPUs that are local to its GPU and to a network device.
 
-    Why it hurts: every copy to the GPU and every packet crosses the link between the sockets, which costs some per cent
-    of speed and is shared by all.
-    Fix: bind ranks by their GPU: `srun --gpu-bind=closest --cpu-bind=...`, `numactl --cpunodebind=<node>` (nodes are in
-    `nvidia-smi topo -m`), or no binding at all.
+    Why it hurts: every copy to the GPU and every packet crosses the link between the sockets, which all ranks share.
+    It costs a few percent of the speed.
+    Fix: bind ranks near their GPUs with `srun --gpu-bind=closest` or `numactl --cpunodebind=<node>` (`nvidia-smi topo
+    -m` lists the nodes), or remove the CPU binding.
     """
     devices = devices_of(job)
     for local in job.by_host():
@@ -58,10 +58,9 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
         remote = [(rank, far) for rank, gpu in used if (far := _far(gpu, rank, nodes))]
         if remote:
             first, far = remote[0]
-            more = f", and so {len(remote) - 1} more" if len(remote) > 1 else ""
+            more = f" (and {len(remote) - 1} more)" if len(remote) > 1 else ""
             yield Finding(
-                f"rank {first.number} of {local.name} may run only on processors that are remote to "
-                f"{' and '.join(far)}{more}",
+                f"Rank {first.number}{more} of {local.name} is bound to CPUs that are remote from {' and '.join(far)}",
                 ranks=tuple(rank.number for rank, _ in remote),
                 evidence={
                     "remote_devices_by_rank": {str(rank.number): far for rank, far in remote},

@@ -1,4 +1,4 @@
-"""GPU002: a local rank beyond the visible devices."""
+"""GPU002: a local rank exceeds the number of visible devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.ordinal"):
         has = group.value("has")
-        seen = f": {len(has.split(',')) if has.strip() else 0} visible" if has is not None else ""
+        seen = f" ({len(has.split(',')) if has.strip() else 0} visible)" if has is not None else ""
         names = {
             "asked": "asked_for",
             "asked2": "asked_for",
@@ -57,7 +57,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         }
         yield finding_from_logs(
             group,
-            f"a process asked for a GPU beyond those that it sees{seen}",
+            f"A process requested a GPU that is not visible to it{seen}",
             evidence={key: value for name, key in names.items() if (value := group.value(name)) is not None},
             confidence=0.75 if has is not None else 0.95,
         )
@@ -134,12 +134,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
-    """Ask whether each local rank addresses a device that its process sees.
+    """Ask whether each local rank uses a device that is visible to its process.
 
-    Why it hurts: the rank dies with "CUDA error: invalid device ordinal", and the others wait for it until they time
-    out.
-    Fix: start as many processes a host as GPUs are visible, or widen CUDA_VISIBLE_DEVICES; where each process sees one
-    device alone, use `cuda:0` in it.
+    Why it hurts: the rank fails with "CUDA error: invalid device ordinal", and the others wait for it until their
+    timeout.
+    Fix: start as many processes per host as GPUs are visible, or extend CUDA_VISIBLE_DEVICES; if each process sees
+    one device, use `cuda:0` in all of them.
     """
     lists: dict[int, set[str | None]] = {}
     for environment, identical in job.each(EnvironmentFacts):
@@ -170,8 +170,7 @@ def _is_launched(rank: Rank) -> bool:
 
 
 def _ordinal(rank: Rank) -> int:
-    """The number by which the rank addresses its device: as its run says, else its local rank; -1 where its run has
-    one that the driver knows."""
+    """The number of the rank's device: from its run, or else its local rank; -1 if the run reports the device id."""
     training = rank.find(TrainingFacts)
     if training is None or training.device is None:
         return rank.local_rank or 0
@@ -179,24 +178,24 @@ def _ordinal(rank: Rank) -> int:
 
 
 def _has_own_device(rank: Rank, environment: EnvironmentFacts, lists: set[str | None]) -> bool:
-    """Whether its only visible device was given to this rank alone, so that it must be used as device 0."""
+    """Whether its only visible device belongs to this rank, which must use it as device 0."""
     return has_own_gpus(rank) or (environment.get("CUDA_VISIBLE_DEVICES") is not None and len(lists) > 1)
 
 
 def _judge(
     job: Job, environment: EnvironmentFacts, size: int, ranks: list[Rank], severity: Severity
 ) -> Finding | Unknown:
-    """Ranks that share GPUs on purpose are told their number in the program, as local rank modulo devices."""
+    """Ranks that share GPUs on purpose select the device in the program, as local rank modulo devices."""
     numbers, listed = tuple(rank.number for rank in ranks), environment.get("CUDA_VISIBLE_DEVICES")
     if size == 1 and job.ungathered and len(job.ranks) == 1 and listed is not None:
-        reason = "one device is visible to this rank, and whether others share it is not known"
+        reason = "one device is visible to this rank, and it is unknown whether other ranks share it"
         return Unknown(reason, numbers, "gather all ranks of the host")
     devices = "no device is" if size == 0 else "1 device is" if size == 1 else f"{size} devices are"
     local_ranks = sorted({rank.local_rank or 0 for rank in ranks})
     hosts = list(dict.fromkeys(rank.host.name for rank in ranks))
     more = f" and {len(hosts) - 3} more hosts" if len(hosts) > 3 else ""
     return Finding(
-        f"no GPU for local rank{'s' if len(local_ranks) > 1 else ''} {', '.join(map(str, local_ranks))} on "
+        f"No GPU for local rank{'s' if len(local_ranks) > 1 else ''} {', '.join(map(str, local_ranks))} on "
         f"{', '.join(hosts[:3])}{more}: {devices} visible",
         ranks=numbers,
         evidence={"visible_devices": size, "local_ranks": local_ranks, "CUDA_VISIBLE_DEVICES": listed},
@@ -289,8 +288,7 @@ num_processes: COUNT
 def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether a host has a GPU for each rank that is started on it.
 
-    Fix: start as many processes a host as GPUs are asked for and visible: the same number in --nproc-per-node and in
-    --gres, CUDA_VISIBLE_DEVICES or `nvidia.com/gpu`.
+    Fix: use the same number in --nproc-per-node and in --gres, CUDA_VISIBLE_DEVICES or `nvidia.com/gpu`.
     """
     for start in starts_of(file):
         if _uses_gpus(start.launch):
@@ -307,8 +305,8 @@ def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
                         if ranks is not None and ranks > box.gpus and job.processes_place is not None:
                             yield Violation(
                                 job.processes_place,
-                                f"nprocPerNode is {ranks}, and a pod has {box.gpus} GPU{'' if box.gpus == 1 else 's'}",
-                                fix=f'`nprocPerNode: "{box.gpus}"`, or `nvidia.com/gpu: {ranks}`.',
+                                f"nprocPerNode is {ranks}, but a pod has {box.gpus} GPU{'' if box.gpus == 1 else 's'}",
+                                fix=f'Set `nprocPerNode: "{box.gpus}"` or `nvidia.com/gpu: {ranks}`.',
                                 evidence=(("ranks", ranks), ("gpus", box.gpus)),
                             )
 
@@ -335,11 +333,11 @@ def _judge_start(start: ProcessLaunch, file: LaunchFile) -> Iterator[Violation]:
         given = start.step or file.allocation
         gpus = given.gpus_per_node
         if gpus and ranks > gpus and not given.splits_gpus and "exclusive" not in given.options:
-            yield _violation(start.launch.place, ranks, gpus, "the job asks for")
+            yield _violation(start.launch.place, ranks, gpus, "the job requests")
 
 
 def _devices(start: ProcessLaunch) -> int | None:
-    """A Trainer that starts its ranks by itself; behind srun they are SLURM's tasks (ENV010)."""
+    """The devices of a Trainer that starts its own ranks; under srun, they are SLURM's tasks (ENV010)."""
     if start.launch.program != "python" or start.outer is not None:
         return None
     on_processor = trainer_option(start.launch, "accelerator") == "cpu" or "trainer=ddp_sim" in start.launch.arguments
@@ -348,10 +346,10 @@ def _devices(start: ProcessLaunch) -> int | None:
 
 def _violation(place: SourceLocation, ranks: int, gpus: int, why: str) -> Violation:
     devices = f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    source = f"{why} {devices}" if why == "the job asks for" else f"{why} names {devices}"
+    source = f"{why} {devices}" if why == "the job requests" else f"{why} names {devices}"
     return Violation(
         place,
-        f"{ranks} ranks are started on a host, and {source}",
+        f"{ranks} ranks are started per host, but {source}",
         evidence=(("ranks", ranks), ("gpus", gpus)),
     )
 
@@ -362,14 +360,14 @@ def _judge_container(box: Container, gpus: int) -> Iterator[Violation]:
         if ranks is not None and ranks > gpus:
             yield Violation(
                 launch.place,
-                f"{ranks} ranks are started in a pod of {gpus} GPU{'' if gpus == 1 else 's'}",
-                fix=f"`--nproc_per_node={gpus}`, or `nvidia.com/gpu: {ranks}`.",
+                f"{ranks} ranks are started in a pod with {gpus} GPU{'' if gpus == 1 else 's'}",
+                fix=f"Set `--nproc_per_node={gpus}` or `nvidia.com/gpu: {ranks}`.",
                 evidence=(("ranks", ranks), ("gpus", gpus)),
             )
 
 
 def _judge_config(root: YamlNode) -> Iterator[Violation]:
-    """Accelerate makes CUDA_VISIBLE_DEVICES of gpu_ids (accelerate/utils/launch.py)."""
+    """Accelerate sets CUDA_VISIBLE_DEVICES from gpu_ids (accelerate/utils/launch.py)."""
     listed, ranks, place = root.word("gpu_ids"), root.number("num_processes"), root.get("num_processes")
     if listed is None or listed == "all" or ranks is None or place is None or root.flag("use_cpu"):
         return

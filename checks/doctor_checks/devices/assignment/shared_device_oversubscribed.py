@@ -16,9 +16,9 @@ GIB = 1 << 30
 def _in_run(
     peak: int, *, reserved: int, free: int, retries: int = 0, kept: int = 20, busy: tuple[int, ...] = ()
 ) -> JobBuilder:
-    """A watched job of two hosts; on node1 two ranks share a GPU of 80 GiB: each had ``peak`` GiB allocated at most,
-    ``kept`` of them between steps, and holds ``reserved`` GiB, and ``free`` GiB are left. ``busy``: the GPU's
-    utilization at the driver's looks."""
+    """A monitored job of two hosts. On node1, two ranks share a GPU of 80 GiB: each had ``peak`` GiB allocated at most,
+    ``kept`` of them between steps, and ``reserved`` GiB reserved; ``free`` GiB are free. ``busy``: readings of the
+    GPU's utilization."""
     return running(2, 2).alter(
         RunMemoryFacts,
         ranks=(2, 3),
@@ -81,16 +81,16 @@ def _in_run(
 def shared_device_oversubscribed(
     job: Job, *, crowded_share: float = 0.9, busy_percent: float = 95, least_looks: float = 3
 ) -> Iterator[Verdict]:
-    """Ask whether the ranks that share a GPU fit on it together, and whether sharing it gains anything.
+    """Ask whether the ranks that share a GPU fit on it together, and whether sharing improves throughput.
 
-    Why it hurts: each rank alone fits, together they run out of memory, and which of them dies first is chance; and
-    where one of them keeps the GPU busy, the others only take its time.
-    Fix: one rank a GPU with a larger batch; or a smaller batch, so that their estimated peaks together stay below the
-    GPU's memory.
+    Why it hurts: each rank fits alone, but together they run out of memory, and which of them fails first varies. If
+    one rank already keeps the GPU busy, the others only take time from it.
+    Fix: run one rank per GPU with a larger batch, or use a smaller batch, so that the sum of the estimated peaks
+    stays below the GPU's memory.
     """
-    # Above nine tenths MEM003 calls a device nearly full; with retries the ranks empty their caches for one another.
-    # A look says for how much of the last second any process had a kernel on the GPU. From 95 % on the GPU is what all
-    # wait for, and one batch for all ranks takes no more of it than theirs do in turns. Three looks are three minutes.
+    # Above 90 %, MEM003 reports a device as nearly full; retries show that the ranks empty their caches for each other.
+    # A reading is the share of the last second in which any process ran a kernel. From 95 % on, the GPU is the
+    # bottleneck, and one batch for all ranks takes no longer than their turns do. Three readings are three minutes.
     shared = [entry for machine in job.by_machine() for entry in _together(machine.members, devices_of(job))]
     crowds = [crowd for machine in job.by_machine() for crowd in _crowds(machine)]
     if not shared and not crowds:
@@ -104,7 +104,7 @@ def shared_device_oversubscribed(
         peaks = [estimate.device_peak or 0 for rank in ranks if (estimate := rank.find(EstimateFacts))]
         if total is not None and sum(peaks) > total and not watched.issuperset(rank.number for rank in ranks):
             yield Finding(
-                f"{len(ranks)} ranks on {device.label} need {mebibytes(sum(peaks))} and get {mebibytes(total)}",
+                f"{len(ranks)} ranks on {device.label} need {mebibytes(sum(peaks))}, but it has {mebibytes(total)}",
                 ranks=tuple(rank.number for rank in ranks),
                 evidence={"device": device.uuid, "peaks_bytes": peaks, "memory_total_bytes": total},
                 explains=("MEM005",),
@@ -124,20 +124,20 @@ def _crowds(machine: LocalRanks) -> list[Crowd]:
 
 
 def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
-    """Peaks need not come together; where all of them do not fit, it is chance that they have not yet."""
+    """Peaks need not coincide; if their sum does not fit, the ranks fail as soon as they do."""
     memories = [memory for _, memory in crowd]
     total = min(memory.total or 0 for memory in memories)
     peaks = [max(memory.peak_allocated or 0, memory.allocated or 0) for memory in memories]
     free = min((memory.device_free for memory in memories if memory.device_free is not None), default=None)
-    # What no allocator holds: contexts, libraries, communicators.
+    # Memory outside the allocators: contexts, libraries, communicators.
     rest = 0 if free is None else max(0, total - free - sum(memory.reserved or 0 for memory in memories))
     retries = sum((memory.retries or 0) + (memory.failures or 0) for memory in memories)
     need = sum(peaks) + rest
     if need > total or (retries and need > crowded_share * total):
-        refused = f", and {retries} allocations had to empty a cache first" if retries else ""
+        refused = f"; {retries} allocations were retried" if retries else ""
         yield Finding(
-            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need {mebibytes(need)} when their peaks meet "
-            f"(contexts and libraries: {mebibytes(rest)}), it has {mebibytes(total)}{refused}",
+            f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need {mebibytes(need)} if their peaks coincide, "
+            f"but it has {mebibytes(total)}{refused}",
             ranks=tuple(rank.number for rank, _ in crowd),
             evidence={
                 "device": memories[0].device_id,
@@ -151,7 +151,7 @@ def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
 
 
 def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterator[Finding]:
-    """Ranks whose GPU has no pauses that a second process could fill, where a batch for all of them fits into one."""
+    """Ranks whose GPU has no idle time for a second process, if one rank can hold the batch of all of them."""
     memories = [memory for _, memory in crowd]
     looks = max((memory.utilization for memory in memories), key=len)
     peak = max(memory.peak_allocated or 0 for memory in memories)
@@ -161,9 +161,8 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
     if len(looks) < least or median(looks) < busy or not kept < peak or need > room * total:
         return
     yield Finding(
-        f"{len(crowd)} ranks take turns on one GPU of {crowd[0][0].host.name}, which is busy for {median(looks):.0f} % "
-        f"of the time; one rank with {len(crowd)} times the batch does the same without an all-reduce between them, "
-        f"and needs about {mebibytes(need)} of {mebibytes(total)}",
+        f"{len(crowd)} ranks take turns on one GPU of {crowd[0][0].host.name} ({median(looks):.0f} % busy); one rank "
+        f"with {len(crowd)} times the batch would do",
         ranks=tuple(rank.number for rank, _ in crowd),
         evidence={
             "device": memories[0].device_id,
@@ -173,8 +172,9 @@ def _judge_turns(crowd: Crowd, busy: float, least: float, room: float) -> Iterat
             "memory_total_bytes": total,
         },
         severity=Severity.WARNING,
-        fix=f"one rank a GPU, with {len(crowd)} times the batch_size; MPS (nvidia-cuda-mps-control -d) where several "
-        "processes are wanted and their kernels are small",
+        effect="The ranks do not compute in parallel, and their all-reduce takes additional time.",
+        fix=f"Run one rank per GPU with {len(crowd)} times the batch_size, which needs about {mebibytes(need)} of "
+        f"{mebibytes(total)}; if several processes with small kernels are required, use MPS.",
         confidence=0.7,
     )
 

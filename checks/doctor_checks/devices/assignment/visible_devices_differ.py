@@ -32,13 +32,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             listed = tuple(word.strip() for word in (event.value("dev") or "").split(",") if word.strip())
             views.setdefault(event.value("lr") or "", set()).add(listed)
         lists = {view for seen in views.values() for view in seen}
-        # Two lists of one local rank are of two hosts, which nothing tells apart.
+        # Two lists of one local rank come from two hosts, which the log does not distinguish.
         one_host = all(len(seen) == 1 for seen in views.values())
         own = all(len(view) == 1 for view in lists)
         if one_host and not own and len(lists) > 1:
             yield finding_from_logs(
                 group,
-                f"{len(lists)} different lists of visible devices on one host",
+                f"Ranks of one host see {len(lists)} different lists of devices",
                 ranks=(),
                 evidence={"visible_devices_by_local_rank": {rank: list(*seen) for rank, seen in views.items()}},
                 confidence=0.7,
@@ -108,10 +108,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def visible_devices_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether the ranks of a host see the same devices in the same order.
 
-    Why it hurts: `cuda:LOCAL_RANK` then means another device on each rank, or none: two ranks share a GPU, or one dies
-    with "invalid device ordinal"; ranks that hide each other's GPUs may lose peer access.
-    Fix: let all ranks of a host see the same list, and address devices by LOCAL_RANK; or give each rank one device and
-    use `cuda:0` in all of them.
+    Why it hurts: `cuda:LOCAL_RANK` then refers to another device on each rank, or to none. Two ranks share a GPU, or
+    one fails with "invalid device ordinal". Ranks that hide each other's GPUs may lose peer access.
+    Fix: give all ranks of a host the same CUDA_VISIBLE_DEVICES and use LOCAL_RANK as the device number, or give each
+    rank one device and use `cuda:0` in all of them.
     """
     hosts = [local for local in job.by_host() if len(local.members) > 1 and not _without_gpu(local)]
     if not hosts:
@@ -133,7 +133,7 @@ def visible_devices_differ(job: Job) -> Iterator[Verdict]:
         blamed = _blamed(views)
         if blamed:
             yield Finding(
-                f"{len(views)} different lists of visible devices on {local.name}",
+                f"Ranks of {local.name} see {len(views)} different lists of devices",
                 ranks=tuple(sorted(rank.number for rank in blamed)),
                 evidence={
                     "visible_devices_by_rank": {
@@ -150,8 +150,8 @@ def _without_gpu(local: LocalRanks) -> bool:
 
 
 def _blamed(views: dict[View, list[Rank]]) -> list[Rank]:
-    """Where each rank sees one device of its own: those that would address another; else the smaller groups, or all.
-    An expectation can't tell: schedulers grant devices anew for every job."""
+    """The ranks at fault. If each rank sees one different device: those that would use another one; else the smaller
+    groups, or all. A baseline does not help, because schedulers assign devices for every job."""
     if all(len(view) == 1 and len(ranks) == 1 for view, ranks in views.items()):
         return [ranks[0] for ranks in views.values() if ranks[0].local_rank]
     ordered = sorted(views.values(), key=len, reverse=True)

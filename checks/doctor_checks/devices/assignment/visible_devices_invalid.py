@@ -1,4 +1,4 @@
-"""GPU003: CUDA_VISIBLE_DEVICES is not what it looks like."""
+"""GPU003: CUDA_VISIBLE_DEVICES is not valid."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _amd() -> JobBuilder:
     ),
 )
 def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
-    """Ask whether CUDA reads CUDA_VISIBLE_DEVICES as it was meant.
+    """Ask whether CUDA reads CUDA_VISIBLE_DEVICES as intended.
 
-    Why it hurts: CUDA says nothing about a bad entry; it shows fewer devices, or none, and ranks then die with
+    Why it hurts: CUDA silently ignores an invalid entry and shows fewer devices or none. Ranks then fail with
     "invalid device ordinal" or "No CUDA GPUs are available".
-    Fix: name each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
-    variable to show all.
+    Fix: list each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
+    variable to use all devices.
     """
     yield from merge(
         finding
@@ -107,7 +107,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
                 explains=("GPU002", "GPU004"),
             )
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
-            reason = f"whether the devices of CUDA_VISIBLE_DEVICES={text} are there is not known: {missing.reason}"
+            reason = f"the devices of CUDA_VISIBLE_DEVICES={text} could not be verified: {missing.reason}"
             yield Unknown(reason, identical.ranks, missing.unhide)
 
 
@@ -119,8 +119,8 @@ def _may_run_rocm(identical: IdenticalRanks) -> bool:
 
 
 def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """ROCr applies ROCR_VISIBLE_DEVICES first and renumbers what is left; HIP selects from that by HIP_VISIBLE_DEVICES,
-    or by CUDA_VISIBLE_DEVICES if that is empty (clr rocclr/device/rocm/rocdevice.cpp)."""
+    """ROCr applies ROCR_VISIBLE_DEVICES first and renumbers the remaining devices; HIP selects from those by
+    HIP_VISIBLE_DEVICES, or by CUDA_VISIBLE_DEVICES if that is empty (clr rocclr/device/rocm/rocdevice.cpp)."""
     rocr, hip, cuda = (environment.get(f"{name}_VISIBLE_DEVICES") or "" for name in ("ROCR", "HIP", "CUDA"))
     name, text = ("HIP_VISIBLE_DEVICES", hip) if hip else ("CUDA_VISIBLE_DEVICES", cuda)
     listed = [entry.strip() for entry in text.split(",")]
@@ -129,7 +129,7 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
     evidence = {"ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": hip, "CUDA_VISIBLE_DEVICES": cuda}
     if beyond:
         yield Finding(
-            f"{name}={text} names device {beyond[0]}, and ROCR_VISIBLE_DEVICES={rocr} leaves {left} (from 0 on)",
+            f"{name}={text} names device {beyond[0]}, but ROCR_VISIBLE_DEVICES={rocr} leaves {left} (numbered from 0)",
             ranks=identical.ranks,
             evidence=evidence,
             effect="HIP shows fewer GPUs than listed, or none: `invalid device ordinal`, `No HIP GPUs are available`.",
@@ -138,32 +138,31 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
         )
     elif hip and cuda and hip != cuda:
         yield Finding(
-            f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: HIP uses the first",
+            f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: HIP uses the former",
             ranks=identical.ranks,
             evidence=evidence,
-            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, count other GPUs than HIP shows.",
+            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, see other GPUs than HIP.",
             fix=f"export CUDA_VISIBLE_DEVICES={hip}",
             severity=Severity.WARNING,
         )
 
 
 def fault_text(fault: VisibleListFault, there: int) -> str:
-    """The end of a sentence that begins with the value; ``there``: the number of GPUs of the host."""
+    """The predicate of a sentence whose subject is the value; ``there``: the number of GPUs of the host."""
     match fault.kind:
         case "ends":
-            are = "is" if len(fault.others) == 1 else "are"
-            behind = f"; {', '.join(fault.others)} behind it {are} ignored" if fault.others else ""
-            return f"is cut short at {fault.entry!r}, which is no device{behind}"
+            after = f" and ignores {', '.join(fault.others)}" if fault.others else ""
+            return f"contains {fault.entry!r}, which is not a device: CUDA stops there{after}"
         case "repeated":
-            return f"repeats device {fault.entry}: CUDA then shows no device at all"
+            return f"repeats device {fault.entry}: CUDA then shows no device"
         case "partly read":
-            return f"holds {fault.entry!r}, of which CUDA reads {fault.others[0]} alone"
+            return f"contains {fault.entry!r}, of which CUDA reads only {fault.others[0]}"
         case "absent" if fault.entry.isdigit():
-            return f"names device {fault.entry}, and this host shows {there} GPU{'' if there == 1 else 's'}"
+            return f"names device {fault.entry}, but this host has {there} GPU{'' if there == 1 else 's'}"
         case "absent":
-            return f"names {fault.entry}, which is not on this host"
+            return f"names {fault.entry}, which does not exist on this host"
         case _:
-            return f"names {fault.entry}, which fits several devices"
+            return f"names {fault.entry}, which matches several devices"
 
 
 @rule(
@@ -180,7 +179,7 @@ def fault_text(fault: VisibleListFault, there: int) -> str:
     ),
 )
 def visible_devices_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether CUDA reads a list of devices that a file sets as it was meant."""
+    """Ask whether CUDA reads a list of devices that a file sets as intended."""
     for setting in file.settings:
         value = setting.known_value if setting.name == "CUDA_VISIBLE_DEVICES" and setting.is_exported else None
         fault = parse_visible_devices(value).fault if value is not None else None

@@ -8,22 +8,22 @@ from doctor.api import EventGroup, Finding, Job, Severity, Verdict, check, event
 from doctor.testing import Fails, Passes, logged
 
 _OF_HARDWARE = (
-    ("uncorrectable hardware error", "a GPU reported uncorrectable memory errors (RAS)"),
-    ("ecc", "a GPU reported uncorrectable memory errors"),
-    ("poison", "a GPU read data that an uncorrectable error had spoilt (RAS poison)"),
-    ("lost from bus", "a GPU has fallen off the bus"),
-    ("fatal error during gpu init", "the driver could not initialize a GPU"),
-    ("hang", "a GPU stopped processing its queues (GPU hang)"),
-    ("gpu reset", "the driver reset a GPU: all processes on it lost their memory"),
-    ("gpu recovery failed", "the driver could not reset a GPU"),
-    ("vram is lost", "the driver reset a GPU: all processes on it lost their memory"),
-    ("preempt", "a GPU stopped processing its queues, and the driver could not take them from it"),
-    ("fence wait loop", "a GPU stopped processing its queues, and the driver could not take them from it"),
-    ("evict", "a GPU stopped processing its queues, and the driver could not take them from it"),
-    ("test failed", "the driver reset a GPU, and it does not work again"),
-    ("timeout", "a GPU did not finish the work of a ring in time"),
+    ("uncorrectable hardware error", "A GPU reported uncorrectable memory errors (RAS)"),
+    ("ecc", "A GPU reported uncorrectable memory errors"),
+    ("poison", "A GPU read data corrupted by an uncorrectable error (RAS poison)"),
+    ("lost from bus", "A GPU has fallen off the bus"),
+    ("fatal error during gpu init", "The driver could not initialize a GPU"),
+    ("hang", "A GPU stopped processing its queues (GPU hang)"),
+    ("gpu reset", "The driver reset a GPU: all processes on it lost their memory"),
+    ("gpu recovery failed", "The driver could not reset a GPU"),
+    ("vram is lost", "The driver reset a GPU: all processes on it lost their memory"),
+    ("preempt", "A GPU stopped processing its queues, and the driver could not preempt them"),
+    ("fence wait loop", "A GPU stopped processing its queues, and the driver could not preempt them"),
+    ("evict", "A GPU stopped processing its queues, and the driver could not preempt them"),
+    ("test failed", "The driver reset a GPU, but the GPU still does not work"),
+    ("timeout", "A GPU did not complete the work of a ring in time"),
 )
-"""Words of messages that concern a GPU as a whole, and what they mean: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
+"""Words of messages about a whole GPU, and their meanings: amdgpu_job.c, amdgpu_device.c, amdgpu_ras.c and
 kfd_device_queue_manager.c of Linux, runtime.cpp of ROCR-Runtime."""
 
 
@@ -57,17 +57,16 @@ _VAGUE = ("unknown error", "unspecified error")
     ),
 )
 def amd_device_fault(job: Job) -> Iterator[Verdict]:
-    """Ask whether HIP, ROCm's runtime or the amdgpu driver reported a fault of an AMD GPU.
+    """Ask whether HIP, the ROCm runtime or the amdgpu driver reported a fault of an AMD GPU.
 
-    Why it hurts: ROCm's runtime aborts the process, or the driver resets the GPU and all processes on it end; the other
-    ranks wait until their timeout.
-    Fix: look at `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` of the host. A page fault or an
-    illegal access comes from a kernel: run that rank with `AMD_SERIALIZE_KERNEL=3 HIP_LAUNCH_BLOCKING=1`. After memory
-    errors, a hang or a reset exclude the host from the next job.
+    Why it hurts: the ROCm runtime aborts the process, or the driver resets the GPU, which ends all processes on it.
+    The other ranks wait until their timeout.
+    Fix: check `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` on the host. After memory errors, a
+    hang or a reset, exclude the host from the next job.
     """
     for group in event_groups(job, "amd.device", by=("pci", "node")):
         yield _of_device(group)
-    # The assertion that failed says more than the abort that follows it (GPU022).
+    # The failed assertion is more specific than the abort that follows it (GPU022).
     if not is_logged(job, "gpu.assertion"):
         for group in event_groups(job, "amd.kernel_fault"):
             yield _of_kernel(group)
@@ -75,7 +74,7 @@ def amd_device_fault(job: Job) -> Iterator[Verdict]:
 
 def _of_device(group: EventGroup) -> Finding:
     said = (group.value("what", "what2", "what3", "what4", "what5", "what6", "what7", "what8") or "").lower()
-    meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), "a GPU failed")
+    meaning = next((meaning for word, meaning in _OF_HARDWARE if word in said), "A GPU failed")
     pci, node = group.value("pci"), group.value("node", "node2")
     where = f" (PCI {pci})" if pci else f" (node-{node})" if node else ""
     return finding_from_logs(
@@ -93,7 +92,8 @@ def _of_kernel(group: EventGroup) -> Finding:
     where = f" on node-{node}" if node else ""
     return finding_from_logs(
         group,
-        f"a kernel failed{where}: {fault}" + (f" ({reason})" if reason else ""),
+        f"A kernel failed{where}: {fault}" + (f" ({reason})" if reason else ""),
         evidence={"node": node} if node else None,
         confidence=0.5 if fault in _VAGUE else 0.9,
+        fix="Run again with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1 to find the kernel that failed.",
     )

@@ -1,4 +1,4 @@
-"""GPU022: a GPU's work ended in a fault of the program."""
+"""GPU022: a GPU kernel failed because of a fault in the program."""
 
 from __future__ import annotations
 
@@ -38,25 +38,24 @@ from doctor.testing import Fails, Passes, logged
     ),
 )
 def device_fault(job: Job) -> Iterator[Verdict]:
-    """Ask whether a kernel ended in an illegal access, a failed assertion or a launch failure, and on which rank first.
+    """Ask whether a kernel failed with an illegal access, an assertion or a launch failure, and on which rank first.
 
-    Why it hurts: CUDA reports such a fault at some later call, often in NCCL's watchdog, and the context is lost: that
-    rank ends, and the others wait for it until their time-out.
-    Fix: run the rank that is named again with CUDA_LAUNCH_BLOCKING=1, or with `compute-sanitizer python train.py`; a
-    failed assertion is most often an index out of range: compare labels and token ids with the number of classes and
-    the size of the embedding.
+    Why it hurts: CUDA reports the fault at a later call, often in NCCL's watchdog, and the CUDA context is lost. That
+    rank exits, and the others wait for it until their timeout.
+    Fix: run again with CUDA_LAUNCH_BLOCKING=1, or run one process under `compute-sanitizer`, to find the call that
+    fails. For a failed assertion, check whether labels and token ids are out of range.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))
     if not assertions and is_logged(job, "amd.kernel_fault", "amd.device"):
         return  # GPU027
     for group in event_groups(job, "gpu.fault"):
-        who = f" first on {ranks_in_words((group.first.rank,))}:" if group.first.rank is not None else ""
+        who = f" first on {ranks_in_words((group.first.rank,))}" if group.first.rank is not None else ""
         condition = assertions[0].value("expression") if assertions else None
         fault = group.value("fault", "fault2")
         words = f"{fault}" + (f": the assertion `{condition}` failed" if condition else "")
         yield finding_from_logs(
             group,
-            f"a kernel failed,{who} {words}",
+            f"A kernel failed{who}: {words}",
             evidence={"asserted": [line_of(one.first) for one in assertions]} if assertions else None,
             confidence=0.4 if _follows_transport(job, group.first) else 0.95,
         )
@@ -67,5 +66,5 @@ _TRANSPORT = ("nccl.ib_wc", "nccl.ib_async", "nccl.peer_closed", "nccl.peer_clos
 
 
 def _follows_transport(job: Job, fault: Event) -> bool:
-    """Whether NCCL reports the fault after its network failed: its kernel then uses buffers that are being freed."""
+    """Whether NCCL reports the fault after its network failed: its kernels then use buffers that are being freed."""
     return "Cuda failure" in fault.text and any(one.kind in _TRANSPORT for one in events_before(job, fault))

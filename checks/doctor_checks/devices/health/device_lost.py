@@ -1,4 +1,4 @@
-"""GPU019: a GPU does not answer any more."""
+"""GPU019: a GPU no longer responds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from doctor.testing import Fails, Passes, healthy, logged
 from doctor_checks.devices._xid_events import logged_xids, xids_of
 
 TAKEN_OUT = ("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot")
-"""nvml.h nvmlDeviceGpuRecoveryAction_t: what the driver wants before it lets new work on the GPU."""
+"""nvml.h nvmlDeviceGpuRecoveryAction_t: actions that the driver requires before it accepts new work on the GPU."""
 
 BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
-"""What batch systems set in a job: SLURM, LSF, PBS and Flux."""
+"""Variables that batch systems set in a job: SLURM, LSF, PBS and Flux."""
 
 
 def _told(job: Job) -> Iterator[Finding]:
@@ -104,11 +104,11 @@ def _told(job: Job) -> Iterator[Finding]:
     ),
 )
 def device_lost(job: Job) -> Iterator[Verdict]:
-    """Ask whether every GPU of the host still answers.
+    """Ask whether every GPU of the host responds.
 
-    Why it hurts: programs on it hang or die with "unknown error" or "no CUDA-capable device", and often no new CUDA
-    program starts on the whole host.
-    Fix: drain the host and reboot it; if it comes back, have the card, its seat, riser and power checked.
+    Why it hurts: programs on the GPU hang or fail with "unknown error" or "no CUDA-capable device", and often no new
+    CUDA program starts on the host.
+    Fix: drain the host and reboot it; if the GPU is lost again, check the card, its seating, riser and power supply.
     """
     for local, found in shares_by_host(job):
         told = set()
@@ -131,7 +131,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
                     explains=("GPU002", "GPU005", "GPU010", "GPU013"),
                 )
             elif share.gpu.error and share.ranks:
-                yield Unknown(f"GPU {share.gpu.index} of {local.name} can't be read: {share.gpu.error}", share.ranks)
+                yield Unknown(f"GPU {share.gpu.index} of {local.name} cannot be read: {share.gpu.error}", share.ranks)
         yield from _absent_from_driver(local, found)
         for reported in xids_of(local, {"lost"}):
             if bus_key(reported.device) not in told:
@@ -141,16 +141,16 @@ def device_lost(job: Job) -> Iterator[Verdict]:
 
 def _words(gpu: Gpu) -> str | None:
     if gpu.lost:
-        return f"does not answer: {gpu.error or 'lost'}"
+        return f"does not respond: {gpu.error or 'lost'}"
     failing = gpu.ecc_volatile_uncorrected or gpu.remap_pending or gpu.remap_failed or gpu.retired_pages_pending
     if gpu.recovery_action in TAKEN_OUT and not failing:
-        return f"has to be recovered first: the driver asks for a {gpu.recovery_action}"
+        return f"must be recovered: the driver requests a {gpu.recovery_action}"
     return None
 
 
 def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Iterator[Verdict]:
-    """GPUs of the PCI bus that NVML does not count. Containers and the device cgroups of batch systems hide GPUs from
-    NVML and not from sysfs, so only a bare host can be judged; a desktop card may be lent to a virtual machine."""
+    """GPUs on the PCI bus that NVML does not list. Containers and the device cgroups of batch systems hide GPUs from
+    NVML but not from sysfs, so only a bare host is checked; a desktop card may be passed to a virtual machine."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
     if drivers is None or gpus is None or len(drivers.pci_gpus) <= len(gpus.gpus) or _may_be_restricted(local):
         return
@@ -159,7 +159,7 @@ def _absent_from_driver(local: LocalRanks, found: tuple[GpuSharers, ...]) -> Ite
     if absent and known:
         serious = all(is_data_centre(share.gpu) for share in found)
         yield Finding(
-            f"{local.name} has {len(drivers.pci_gpus)} GPUs on the PCI bus, the driver shows {len(gpus.gpus)}",
+            f"{local.name} has {len(drivers.pci_gpus)} GPUs on the PCI bus, but the driver reports {len(gpus.gpus)}",
             ranks=local.ranks,
             evidence={"absent": absent, "pci_gpus": len(drivers.pci_gpus), "driver_gpus": len(gpus.gpus)},
             severity=Severity.ERROR if serious else Severity.INFO,

@@ -1,4 +1,4 @@
-"""GPU026: a GPU or its driver lacks a feature of CUDA."""
+"""GPU026: a GPU or its driver lacks a CUDA feature."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _OF_TRANSPORTS = ("gpu.multicast_fails", "gpu.peer_transport_fails")
 """Refusals in NCCL's setup of NVLink multicast (GPU014) or peer access (GPU018)."""
 
 _WORDS = (
-    ("license", "the virtual GPU has no license, and CUDA is switched off"),
-    ("dynamic parallelism", "CUDA Dynamic Parallelism is used, which MPS does not support on this GPU"),
-    ("affinity", "an execution affinity was asked for that this GPU does not support"),
-    ("limit", "a limit was set that this GPU does not have"),
+    ("license", "The virtual GPU has no license, so CUDA is disabled"),
+    ("dynamic parallelism", "The program uses CUDA Dynamic Parallelism, which MPS does not support on this GPU"),
+    ("affinity", "The program requests an execution affinity that this GPU does not support"),
+    ("limit", "The program sets a limit that this GPU does not support"),
     ("on this os", "CUDA needs a feature that this operating system or container does not allow"),
 )
-"""Words of a result (cudaGetErrorString), and what it means."""
+"""Words of a result (cudaGetErrorString), and its meaning."""
 
 
 @check(
@@ -42,13 +42,14 @@ _WORDS = (
     ),
 )
 def gpu_feature_missing(job: Job) -> Iterator[Verdict]:
-    """Ask whether CUDA refused an operation that this GPU, its virtualization or its driver does not support.
+    """Ask whether CUDA rejected an operation that this GPU, its virtualization or its driver does not support.
 
-    Why it hurts: vGPUs have no unified memory, IPC or peer access until the hypervisor enables them, MIG instances have
-    no peer access, and containers may forbid what CUDA needs. A program or NCCL that uses such a feature ends.
-    Fix: look at `nvidia-smi -q | grep -iE 'virtualization mode|mig mode|license'`. On a vGPU let the hypervisor enable
-    unified memory (`enable_uvm=1`, whole-GPU profiles only). Let NCCL do without: `export NCCL_CUMEM_ENABLE=0
-    NCCL_P2P_DISABLE=1 NCCL_NVLS_ENABLE=0`.
+    Why it hurts: vGPUs have no unified memory, IPC or peer access unless the hypervisor enables them, MIG instances
+    have no peer access, and containers may forbid system calls that CUDA needs. A program that uses such a feature
+    fails.
+    Fix: check `nvidia-smi -q | grep -iE 'virtualization mode|mig mode|license'`; if NCCL fails, set
+    NCCL_CUMEM_ENABLE=0, NCCL_P2P_DISABLE=1 and NCCL_NVLS_ENABLE=0; on a vGPU, have the hypervisor enable unified
+    memory (`enable_uvm=1`, whole-GPU profiles only).
     """
     if is_logged(job, *_OF_TRANSPORTS):
         return
@@ -60,8 +61,6 @@ def _claim(job: Job, group: EventGroup) -> str:
     said = (group.value("what", "what2", "name") or "").lower()
     meaning = next((meaning for word, meaning in _WORDS if word in said), None)
     if meaning is None:
-        by = "NCCL" if "NCCL" in group.first.text or is_logged(job, "torch.nccl.error") else "the program"
-        meaning = (
-            f"{by} uses a feature of CUDA that this GPU or its driver does not support ('operation not supported')"
-        )
+        by = "NCCL" if "NCCL" in group.first.text or is_logged(job, "torch.nccl.error") else "The program"
+        meaning = f"{by} uses a CUDA feature that this GPU or its driver does not support"
     return meaning

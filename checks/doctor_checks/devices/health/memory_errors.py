@@ -79,12 +79,12 @@ def _told(job: Job) -> Iterator[Finding]:
     ),
 )
 def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60) -> Iterator[Verdict]:
-    """Ask whether the memory of each GPU works: no uncorrectable errors, nothing that waits for repair.
+    """Ask whether the memory of each GPU has no uncorrectable errors and no pending repairs.
 
-    Why it hurts: an uncorrectable error ends the program that touches it, or leaves wrong numbers; a GPU that waits for
-    a remap fails at the same place again.
-    Fix: end all processes on the GPU and reset it (`sudo nvidia-smi --gpu-reset -i <gpu>`, or reboot); where the remap
-    failed or a return limit is passed, drain the host and have the card replaced.
+    Why it hurts: an uncorrectable error ends the program that accesses it, or corrupts its data. A GPU with a pending
+    remap fails again at the same address.
+    Fix: end all processes on the GPU and reset it with `sudo nvidia-smi --gpu-reset -i <gpu>`, or reboot; if a remap
+    failed or a replacement limit is reached, drain the host and replace the card.
     """
     for local, found in shares_by_host(job):
         faulty = set()
@@ -108,14 +108,16 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
                         "retired_pages_pending": gpu.retired_pages_pending,
                         "recovery_action": gpu.recovery_action,
                     },
-                    fix="" if share.ranks else "No rank of this job uses it: tell those who run the host.",
+                    fix=_fix(gpu, local.name, faults)
+                    if share.ranks
+                    else "Report this GPU to the cluster administrators.",
                     severity=None if share.ranks else Severity.INFO,
                     explains=("GPU010", "GPU019"),
                 )
         if note := hidden_of_gpus(local, "ecc_volatile_uncorrected", "remap_failed", "retired_pages_pending"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         for reported in xids_of(local, {"memory"}):
-            # An Xid from before this job is past where the counters are clean again: they start anew with a reset.
+            # An Xid from before this job is resolved if the counters are zero: a reset clears them.
             gpus = local.find(GpuFacts)
             uncounted = any(gpu.ecc_volatile_uncorrected is None for gpu in gpus.gpus) if gpus else True
             severity = Severity.ERROR if reported.recent else Severity.WARNING if faulty or uncounted else Severity.INFO
@@ -123,20 +125,30 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
 
 
 def _faults(gpu: Gpu, remapped_rows: int, retired_pages: int) -> Iterator[str]:
-    """NVIDIA "GPU Memory Error Management", RMA policy: 512 remapped rows, or the SRAM threshold flag. Cards before
+    """NVIDIA "GPU Memory Error Management", RMA policy: 512 remapped rows, or the SRAM threshold flag. GPUs before
     Ampere retire pages instead: NVIDIA "Dynamic Page Retirement", RMA policy, 60 pages, one for each error."""
     if gpu.ecc_volatile_uncorrected:
         yield f"{gpu.ecc_volatile_uncorrected} uncorrectable errors"
     if gpu.remap_failed:
-        yield "a row could not be remapped"
+        yield "row remap failed"
     if gpu.remap_pending:
-        yield "a row waits to be remapped at the next reset"
+        yield "row remap pending until the next reset"
     if gpu.retired_pages_pending:
-        yield "pages wait to be retired at the next reset"
+        yield "page retirement pending until the next reset"
     if gpu.ecc_sram_threshold_exceeded:
-        yield "SRAM errors are beyond the limit for return"
+        yield f"SRAM errors {_WORN}"
     if (gpu.remapped_uncorrectable or 0) >= remapped_rows:
-        yield f"{gpu.remapped_uncorrectable} rows remapped"
+        yield f"{gpu.remapped_uncorrectable} remapped rows {_WORN}"
     aggregate = gpu.ecc_aggregate_uncorrected or 0
     if aggregate >= (retired_pages if gpu.remap_failed is None else remapped_rows):
-        yield f"{aggregate} uncorrectable errors in its life, beyond the limit for return"
+        yield f"{aggregate} uncorrectable errors in its lifetime {_WORN}"
+
+
+_WORN = "(replacement limit reached)"
+
+
+def _fix(gpu: Gpu, host: str, faults: tuple[str, ...]) -> str:
+    if gpu.remap_failed or any(fault.endswith(_WORN) for fault in faults):
+        return f"Drain {host}, and have GPU {gpu.index} replaced."
+    reset = f"`sudo nvidia-smi --gpu-reset -i {gpu.index}`"
+    return f"End all processes on GPU {gpu.index} of {host}, then reset it with {reset}, or reboot the host."

@@ -1,4 +1,4 @@
-"""GPU025: CUDA's Multi-Process Service can't be used."""
+"""GPU025: the CUDA Multi-Process Service cannot be used."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
 
-_RESTART = "`echo quit | nvidia-cuda-mps-control`, then `nvidia-cuda-mps-control -d` as the user of the job."
-_FEWER = "Start fewer processes on this GPU: its MPS server takes 48 clients, and 16 before Volta."
+_RESTART = "Restart MPS as the user of the job:\necho quit | nvidia-cuda-mps-control\nnvidia-cuda-mps-control -d"
+_FEWER = "Start fewer processes on this GPU: its MPS server accepts 48 clients (16 before Volta)."
+_OTHERS = "Read the logs of the other processes on this GPU: a fault of one MPS client ends all of them."
 
 REASONS = (
-    (("connect", "cannot find"), "the MPS control daemon or its server can't be reached", _RESTART),
-    (("remote", "rpc"), "the connection to the MPS server broke", _RESTART),
-    (("ready",), "the MPS server accepts no new clients: it recovers from a fault, or ends", _RESTART),
-    (("create", "clients"), "the MPS server has as many clients as the GPU allows", _FEWER),
-    (("terminated",), "the MPS server ended this client, as after a fault of another client on the GPU", ""),
+    (("connect", "cannot find"), "The MPS control daemon or its server is unreachable", _RESTART),
+    (("remote", "rpc"), "The connection to the MPS server was lost", _RESTART),
+    (("ready",), "The MPS server accepts no new clients: it is recovering from a fault or shutting down", _RESTART),
+    (("create", "clients"), "The MPS server has reached the GPU's limit of clients", _FEWER),
+    (("terminated",), "The MPS server terminated this client, usually after a fault of another client", _OTHERS),
 )
-"""Words of a result (cudaErrorMps*, CUDA_ERROR_MPS_*, 805 to 810, as cudaGetErrorString writes them), what it means,
-and what to do."""
+"""Words of a result (cudaErrorMps*, CUDA_ERROR_MPS_*, 805 to 810, as cudaGetErrorString writes them), its meaning and
+its fix."""
 
-_CONNECTIONS = ("the clients of the MPS server use all connections to the GPU", _FEWER)
+_CONNECTIONS = ("The clients of the MPS server use all connections to the GPU", _FEWER)
 
 
 @check(
@@ -51,9 +52,9 @@ def mps_unreachable(job: Job) -> Iterator[Verdict]:
     """Ask whether CUDA can use the Multi-Process Service (MPS) of the host.
 
     Why it hurts: while a control daemon runs, every CUDA process of the host becomes a client of its server. If the
-    server is gone, recovers from a fault or belongs to another user, CUDA can't start.
-    Fix: `echo quit | nvidia-cuda-mps-control` ends the daemon, and `unset CUDA_MPS_PIPE_DIRECTORY` makes a process do
-    without it: one rank a GPU needs no MPS. A fault of one client ends all clients of the GPU: read their logs too.
+    server has exited, is recovering from a fault or belongs to another user, CUDA fails to start.
+    Fix: stop the daemon with `echo quit | nvidia-cuda-mps-control`, or unset CUDA_MPS_PIPE_DIRECTORY for the job;
+    with one rank per GPU, MPS is not needed.
     """
     for group in event_groups(job, "gpu.mps_failed", by=("reason",)):
         meaning, fix = _meaning(group.value("reason") or "")

@@ -1,4 +1,4 @@
-"""GPU010: the driver reported a fault in the kernel log."""
+"""GPU010: the driver reported a GPU fault in the kernel log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from doctor_checks.devices._xid_events import XidReport, logged_xids, xids_of
 
 OWN = ("hardware", "application", "notice")
 ALL = (*OWN, "memory", "nvlink", "lost")
-"""Where the driver itself can't be asked, the checks of memory, NVLink and lost devices can't speak of theirs."""
+"""Without NVML, the checks of memory, NVLink and lost devices do not report their Xids, so this check does."""
 
 
 def _line(code: int, time: float, device: str = "0000:11:00", words: str = "") -> KernelEvent:
@@ -111,10 +111,10 @@ def _told(job: Job) -> Iterator[Finding]:
 def xid_reported(job: Job) -> Iterator[Verdict]:
     """Ask whether the NVIDIA driver reported a fault of a GPU (an Xid) in the kernel log.
 
-    Why it hurts: a hardware Xid usually ends or freezes the programs on that GPU, and the other ranks see only a
-    time-out; the same GPU tends to do it again.
-    Fix: follow what the code asks for; codes and actions are in NVIDIA's Xid catalogue
-    (https://docs.nvidia.com/deploy/xid-errors/), the lines in `sudo dmesg -T | grep -i xid`.
+    Why it hurts: a hardware Xid usually ends or blocks the programs on that GPU, and the other ranks only see a
+    timeout. The fault often recurs on the same GPU.
+    Fix: look up the code in NVIDIA's Xid catalog (https://docs.nvidia.com/deploy/xid-errors/) and follow its action;
+    `sudo dmesg -T | grep -i xid` prints the lines.
     """
     judged = [local for local in job.by_host() if local.find(KernelLogFacts) or _has_gpus(local)]
     if not judged:

@@ -1,4 +1,4 @@
-"""GPU014: the NVSwitch fabric is not run."""
+"""GPU014: the NVSwitch fabric is not ready."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "gpu.multicast_fails"):
         yield finding_from_logs(
             group,
-            "NCCL can't set up multicast memory in the NVSwitches: mostly a fabric manager that was restarted while "
-            "GPUs were in use, or is of another release",
-            fix="End all processes on the GPUs, then `sudo systemctl restart nvidia-fabricmanager`, or reboot; "
-            "NCCL_NVLS_ENABLE=0 does without.",
+            "NCCL cannot set up NVSwitch multicast memory, usually because of the fabric manager",
+            fix="End all processes on the GPUs and run `sudo systemctl restart nvidia-fabricmanager`, or reboot; until "
+            "then, set NCCL_NVLS_ENABLE=0.",
             severity=Severity.WARNING if _went_on(job, group) else None,
             confidence=0.9 if group.value("stated") else 0.7,
             explains=("GPU013", "GPU018", "GPU021", "GPU022", "GPU023"),
@@ -41,7 +40,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _went_on(job: Job, group: EventGroup) -> bool:
-    """Whether the communicator was set up without multicast, as in NCCL 2.27 and 2.28."""
+    """Whether NCCL set up the communicator without multicast, as in 2.27 and 2.28."""
     events = job.evidence.events if job.evidence else ()
     later = events[events.index(group.first) + 1 :] if group.first in events else ()
     return any(event.kind == "nccl.init" and event.value("phase") == "COMPLETE" for event in later)
@@ -109,12 +108,12 @@ def _went_on(job: Job, group: EventGroup) -> bool:
     ),
 )
 def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
-    """Ask whether the fabric manager of an NVSwitch machine runs, in the driver's release, and the fabric is ready.
+    """Ask whether the fabric manager of an NVSwitch host runs in the driver's release and the fabric is ready.
 
-    Why it hurts: CUDA does not start ("system not yet initialized", error 802), or GPUs do not reach one another over
+    Why it hurts: CUDA does not start ("system not yet initialized", error 802), or GPUs cannot reach each other over
     NVLink.
-    Fix: `sudo systemctl enable --now nvidia-fabricmanager`; install it in exactly the driver's release
-    (`nvidia-smi --query-gpu=driver_version --format=csv,noheader`), then reset the GPUs or reboot.
+    Fix: install the fabric manager in exactly the driver's release (`nvidia-smi --query-gpu=driver_version
+    --format=csv,noheader`), run `sudo systemctl enable --now nvidia-fabricmanager`, then reset the GPUs or reboot.
     """
     switched = [local for local in job.by_host() if _has_switches(local)]
     if not switched:
@@ -125,7 +124,7 @@ def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
 
 
 def _has_switches(local: LocalRanks) -> bool:
-    """Its own NVSwitches, or links to those of the rack (GB200 and the like), whose manager runs elsewhere."""
+    """Whether the host has NVSwitches, or links to those of its rack (GB200), whose fabric manager runs elsewhere."""
     drivers, gpus = local.find(DriverFacts), local.find(GpuFacts)
     if drivers and drivers.nvswitches:
         return True
@@ -148,14 +147,14 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
         return
     manager = drivers.service("fabric-manager")
     if manager and manager.running is False:
-        faults.insert(0, "the fabric manager is not running")
+        faults.insert(0, "Fabric manager is not running")
     elif manager and manager.running and _differs(manager.version, gpus.driver_version):
-        faults.insert(0, f"the fabric manager is {manager.version}, the driver {gpus.driver_version}")
+        faults.insert(0, f"Fabric manager {manager.version} does not match driver {gpus.driver_version}")
     if faults:
         yield _finding(local, faults, drivers, gpus)
     elif (manager is None or manager.running is None) and not any(_is_ready(gpu) for gpu in gpus.gpus):
         note = drivers.why_hidden("services")
-        reason = note.reason if note else "it is not known whether a fabric manager runs"
+        reason = note.reason if note else "the state of the fabric manager is unknown"
         yield Unknown(reason, local.ranks, note.unhide if note else "systemctl status nvidia-fabricmanager")
 
 
@@ -167,15 +166,15 @@ def _fabric_faults(gpus: list[Gpu]) -> Iterator[str]:
     waiting = [str(gpu.index) for gpu in gpus if gpu.fabric and gpu.fabric.state in ("not-started", "in-progress")]
     failed = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state == "completed" and gpu.fabric.status]
     if waiting:
-        yield f"the fabric is not initialised on GPU {', '.join(waiting)}"
+        yield f"NVSwitch fabric is not initialized on GPU {', '.join(waiting)}"
     if failed:
         codes = ", ".join(f"{gpu.index} (NVML code {gpu.fabric.status})" for gpu in failed if gpu.fabric)
-        yield f"the fabric failed on GPU {codes}"
+        yield f"NVSwitch fabric failed on GPU {codes}"
 
 
 def _differs(manager: str | None, driver: str | None) -> bool:
-    """The fabric manager has to be of exactly the driver's release (NVIDIA Fabric Manager user guide). A package's
-    version may go on after it: ``570.124.06-1``."""
+    """The fabric manager must have exactly the driver's release (NVIDIA Fabric Manager user guide). The version of a
+    package may have a suffix: ``570.124.06-1``."""
     ours, theirs = _NUMBERS.match(manager or ""), _NUMBERS.match(driver or "")
     return ours is not None and theirs is not None and ours[0] != theirs[0]
 

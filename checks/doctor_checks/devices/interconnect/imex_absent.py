@@ -45,12 +45,12 @@ def _rack(
     ),
 )
 def imex_absent(job: Job) -> Iterator[Verdict]:
-    """Ask whether hosts that share an NVLink domain have the IMEX daemon, a channel, and one clique.
+    """Ask whether hosts that share an NVLink domain have the IMEX daemon, a channel and the same clique.
 
-    Why it hurts: NCCL reports "MNNVL is available but not working", or hosts of one rack talk over the network instead
-    of NVLink.
-    Fix: `sudo systemctl enable --now nvidia-imex` with all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg;
-    give containers /dev/nvidia-caps-imex-channels/channel0; NCCL_MNNVL_ENABLE=0 does without.
+    Why it hurts: NCCL reports "MNNVL is available but not working", or hosts of one rack communicate over the network
+    instead of NVLink.
+    Fix: list all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg, run `sudo systemctl enable --now
+    nvidia-imex`, and pass /dev/nvidia-caps-imex-channels/channel0 to containers; until then, set NCCL_MNNVL_ENABLE=0.
     """
     domains: dict[str, list[LocalRanks]] = {}
     for local in job.by_host():
@@ -59,7 +59,7 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
     spanning = {cluster: members for cluster, members in domains.items() if len(members) > 1}
     if not spanning:
         may_span = job.ungathered and any(map(_domains, job.by_host()))
-        yield Unknown("other ranks not gathered") if may_span else Skip("no two hosts in one NVLink domain")
+        yield Unknown("other ranks not gathered") if may_span else Skip("no two hosts share an NVLink domain")
     for members in spanning.values():
         for local in members:
             yield from _judge(local)
@@ -67,7 +67,7 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
 
 
 def _domains(local: LocalRanks) -> set[Domain]:
-    """The multi-node NVLink domains of a host. A cluster of zeros is an NVSwitch inside the host."""
+    """The multi-node NVLink domains of a host. A cluster id of zeros is an NVSwitch inside the host."""
     gpus = local.find(GpuFacts)
     settings = [nccl.get("NCCL_MNNVL_ENABLE") for rank in local.members[:1] if (nccl := rank.find(NcclFacts))]
     fabrics = [gpu.fabric for gpu in gpus.gpus if gpu.fabric] if gpus and settings != ["0"] else []
@@ -85,9 +85,9 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
     imex = drivers.service("imex")
     faults = []
     if imex and imex.running is False:
-        faults.append("the IMEX daemon is not running")
+        faults.append("IMEX daemon is not running")
     if not drivers.imex_channels:
-        faults.append("no IMEX channel can be opened")
+        faults.append("no IMEX channel is accessible")
     if faults:
         yield Finding(
             f"{local.name}: {' and '.join(faults)}",
@@ -99,7 +99,7 @@ def _judge(local: LocalRanks) -> Iterator[Verdict]:
             },
         )
     elif imex is None or imex.running is None:
-        reason = "whether the IMEX daemon runs can't be seen from here"
+        reason = "the state of the IMEX daemon is not visible from here"
         yield Unknown(reason, local.ranks, "nvidia-imex-ctl -N on the host")
 
 
@@ -107,7 +107,7 @@ def _judge_cliques(members: list[LocalRanks]) -> Iterator[Verdict]:
     groups: dict[frozenset[Domain], list[LocalRanks]] = {}
     for local in members:
         groups.setdefault(frozenset(_domains(local)), []).append(local)
-    # No expectation: a clique is known by its rack, and another job may have run in another one.
+    # No baseline: a clique belongs to a rack, and another job may have run in another rack.
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if len({domain for domains in groups for domain in domains}) < 2:
         return
@@ -115,7 +115,7 @@ def _judge_cliques(members: list[LocalRanks]) -> Iterator[Verdict]:
     odd = ordered if even or len(ordered) == 1 else ordered[1:]
     hosts = [local for _, locals_ in odd for local in locals_]
     yield Finding(
-        f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} of one NVLink domain in another clique: "
+        f"{len(hosts)} host{'s are' if len(hosts) > 1 else ' is'} in another clique of the same NVLink domain: "
         f"{', '.join(local.name for local in hosts[:4])}",
         ranks=tuple(rank for local in hosts for rank in local.ranks),
         evidence={

@@ -1,4 +1,4 @@
-"""GPU013: NVLinks are down or failing."""
+"""GPU013: NVLinks are down or report errors."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def _told(job: Job) -> Iterator[Finding]:
 def nvlink_down(job: Job) -> Iterator[Verdict]:
     """Ask whether all NVLinks of each GPU are up and without fatal errors.
 
-    Why it hurts: NCCL falls back to PCIe or shared memory for that GPU, many times slower, or fails to start; errors
-    that the link can't repair end the job.
-    Fix: look at `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`; reset the GPUs or reboot the
-    host; if it comes back, have bridges, board or switch checked.
+    Why it hurts: NCCL falls back to PCIe or shared memory for that GPU, which is many times slower, or fails to
+    start. Errors that the link cannot recover from end the job.
+    Fix: check `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`, then reset the GPUs or reboot the
+    host; if the error recurs, check the bridges, the baseboard and the switches.
     """
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig]
@@ -124,8 +124,8 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
             yield from _judge(local, share, links, most[share.gpu.name], len(used))
         for reported in xids_of(local, {"nvlink"}):
             yield _from_log(local, reported)
-        # Fatal errors of NVSwitches ("SXid (PCI:…): 19084, Fatal, Link 40 …", NVIDIA Fabric Manager user guide); the
-        # driver repairs those that it calls non-fatal.
+        # Fatal errors of NVSwitches ("SXid (PCI:…): 19084, Fatal, Link 40 …", NVIDIA Fabric Manager user guide). The
+        # driver recovers from those that it calls non-fatal.
         log = local.find(KernelLogFacts)
         fatal = {
             (event.code, event.device): event
@@ -136,7 +136,7 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
             began = log.job_started if log else None
             recent = began is not None and event.time is not None and event.time >= began
             yield Finding(
-                f"the NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
+                f"NVSwitch at {device} of {local.name} reported the fatal SXid {code}",
                 ranks=local.ranks,
                 evidence={"sxid": code, "device": device, "seconds_since_boot": event.time, "kernel_log": event.text},
                 severity=Severity.ERROR if recent else Severity.WARNING,
@@ -152,11 +152,11 @@ def _judge(local: LocalRanks, share: GpuSharers, active: int, most: int, peers: 
     facts = local.find(GpuFacts) if gpu.nvlinks is None else None
     note = facts.why_hidden("gpus.nvlinks") if facts else None
     if note:
-        yield Unknown(f"the NVLinks of GPU {gpu.index} can't be read: {note.reason}", share.ranks, note.unhide)
+        yield Unknown(f"the NVLinks of GPU {gpu.index} cannot be read: {note.reason}", share.ranks, note.unhide)
         return
     total = len(gpu.nvlinks or ())
     if active < most or 0 < active < total:
-        words = f"{active} of {total} NVLinks active"
+        words = f"{active} of {total} NVLinks are active"
         yield _finding(local, share, words, _severity(gpu, active == most and peers > 1), most)
     if failing := [link for link in gpu.nvlinks or () if link.fatal]:
         words = f"{sum(link.fatal or 0 for link in failing)} recovery errors on {len(failing)} NVLinks"
@@ -164,8 +164,8 @@ def _judge(local: LocalRanks, share: GpuSharers, active: int, most: int, peers: 
 
 
 def _severity(gpu: Gpu, all_alike: bool) -> Severity:
-    """Where all GPUs of the host lack the same links, it may be the way this machine or virtual machine is built. A
-    PCIe card without any link, beside others that have them, is most often one without a bridge."""
+    """If all GPUs of the host lack the same links, the machine or virtual machine may be built that way. A PCIe card
+    without any link, next to others that have links, usually has no bridge."""
     if all_alike:
         return Severity.WARNING
     return Severity.INFO if "pcie" in gpu.name.lower() and not _active(gpu) else Severity.ERROR

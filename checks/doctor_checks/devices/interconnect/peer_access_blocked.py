@@ -1,4 +1,4 @@
-"""GPU018: GPUs can't reach each other although the machine is built for it."""
+"""GPU018: GPUs cannot access each other although the machine supports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from doctor.facts import Gpu, GpuFacts, HostFacts, MigDevice, NcclFacts, PeerLin
 from doctor.testing import Fails, Passes, healthy, logged
 
 FIT = (None, "ok")
-"""States of access that NVML does not report, or reports to work."""
+"""Access states that NVML does not report, or reports as working."""
 NEAR = ("nvlink", "internal", "single-switch", "multiple-switches")
 """Paths over which NCCL uses peer access by default (NCCL src/graph/paths.cc, PATH_PXB)."""
 
@@ -54,7 +54,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         of_a_job = is_logged(job, "nccl.", "torch.")
         yield finding_from_logs(
             group,
-            "the IOMMU stopped an access between devices",
+            "The IOMMU blocked an access between devices",
             severity=None if by_driver else Severity.WARNING if of_a_job else Severity.INFO,
             symptoms=by_driver or of_a_job,
             confidence=0.8 if by_driver else 0.5,
@@ -62,8 +62,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _from_the_start(job: Job) -> Iterator[Finding]:
-    """Where GPUs of one host send each other directly, every rank has started the first collective, and none has ended
-    it: what carries it never worked."""
+    """GPUs of one host use peer access, all ranks started the first collective, and none completed it: peer access
+    never worked."""
     sent = {event.value("transport") for group in event_groups(job, "nccl.conn") for event in group.events}
     sizes = {int(value) for group in event_groups(job, "nccl.init") for value in group.values("nranks")}
     for group in event_groups(job, "torch.nccl.watchdog_timeout"):
@@ -72,10 +72,9 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
         if sent == {"P2P"} and everybody and first == set(group.ranks):
             yield finding_from_logs(
                 group,
-                "the first collective never ended, though every rank of the host had started it: GPUs reach each other "
-                "by peer access, and it does not work",
-                fix="NCCL_P2P_DISABLE=1 proves it. For good: switch off ACS on the PCIe switches and the IOMMU (or "
-                "iommu=pt) in the firmware and on the kernel's command line.",
+                "The first collective never completed on any rank: GPU peer access does not work",
+                fix="Run with NCCL_P2P_DISABLE=1 to confirm, then disable ACS on the PCIe switches and the IOMMU (or "
+                "set iommu=pt) in the firmware and on the kernel command line.",
                 confidence=0.6,
             )
 
@@ -169,12 +168,12 @@ def _from_the_start(job: Job) -> Iterator[Finding]:
     ),
 )
 def peer_access_blocked(job: Job) -> Iterator[Verdict]:
-    """Ask whether GPUs that the topology connects may reach each other's memory.
+    """Ask whether GPUs that the topology connects can access each other's memory.
 
-    Why it hurts: NCCL stops with "P2P is disabled between NVLINK connected GPUs", or goes through host memory; with
-    PCIe access control on bare metal, peer traffic can hang or arrive corrupt.
-    Fix: for NVLink, see that the fabric manager runs and reset the GPUs; for PCIe, switch off ACS in the BIOS or by
-    `setpci`, and the IOMMU or set `iommu=pt`; until then NCCL_P2P_DISABLE=1 lets the job run, slower.
+    Why it hurts: NCCL fails with "P2P is disabled between NVLINK connected GPUs", or uses host memory. With PCIe
+    access control on bare metal, peer traffic can hang or be corrupted.
+    Fix: for NVLink, check that the fabric manager runs and reset the GPUs; for PCIe, disable ACS in the BIOS or with
+    `setpci`, and disable the IOMMU or set `iommu=pt`; until then, set NCCL_P2P_DISABLE=1, which is slower.
     """
     judged = [(local, users) for local, found in shares_by_host(job) if len(users := _users(found)) > 1]
     if not judged:
@@ -197,7 +196,7 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
 
 
 def _users(found: tuple[GpuSharers, ...]) -> Users:
-    """GPUs that ranks use, by index; under MIG none has peer access, which another check judges."""
+    """GPUs that ranks use, by index. GPUs with MIG have no peer access; another check reports them."""
     used = (share for share in found if share.ranks and not share.gpu.lost and not share.gpu.mig)
     return {share.gpu.index: (share.gpu, share.ranks) for share in used}
 
@@ -209,7 +208,7 @@ def _is_blocked(link: PeerLink, gpu: Gpu) -> bool:
 
 
 def _severity(local: LocalRanks) -> Severity:
-    """A job that does without peer access runs, slower."""
+    """A job that disables peer access runs, but more slowly."""
     settings = [nccl.get("NCCL_P2P_DISABLE") for rank in local.members if (nccl := rank.find(NcclFacts))]
     return Severity.WARNING if settings and all(value == "1" for value in settings) else Severity.ERROR
 

@@ -1,4 +1,4 @@
-"""GPU011: a GPU is slowed down."""
+"""GPU011: a GPU is throttled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from doctor.facts import Gpu, GpuFacts, TrainingFacts
 from doctor.testing import Fails, Passes, healthy, running
 
 HELD_BACK = {
-    "hardware-slowdown": "hardware slow-down",
-    "hardware-thermal": "too hot (hardware)",
-    "software-thermal": "too hot (driver)",
-    "hardware-power-brake": "power brake from outside",
+    "hardware-slowdown": "hardware slowdown",
+    "hardware-thermal": "hardware thermal slowdown",
+    "software-thermal": "software thermal slowdown",
+    "hardware-power-brake": "external power brake",
 }
-"""nvml.h nvmlClocksEventReason*: reasons that no healthy GPU has, idle or busy."""
+"""nvml.h nvmlClocksEventReason*: reasons that a healthy GPU never has, idle or busy."""
 
 CAP = "software-power-cap"
 
@@ -68,18 +68,18 @@ CAP = "software-power-cap"
     ),
 )
 def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float = 0.9) -> Iterator[Verdict]:
-    """Ask whether a GPU runs slower than it could, because of heat, power or its hardware.
+    """Ask whether a GPU is throttled because of heat, power or a hardware fault.
 
-    Why it hurts: every collective waits for the slowest GPU, so one throttled card slows the whole job down.
-    Fix: look at `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`; have the host's cooling, dust, power supplies and
-    power limit checked; leave the host out until then.
+    Why it hurts: every collective waits for the slowest GPU, so one throttled GPU slows down the whole job.
+    Fix: exclude the host until its cooling, power supplies and power limit are checked; see `nvidia-smi -q -d
+    PERFORMANCE,TEMPERATURE,POWER`.
     """
     for local in job.by_host():
         if note := hidden_of_gpus(local, "clock_reasons"):
             yield Unknown(note.reason, local.ranks, note.unhide)
     used = [(local, share) for local, found in shares_by_host(job) for share in found if share.ranks]
-    # GPUs that the power cap slows down while most of the same model run faster at this moment, under this load;
-    # another job's clocks are no reference.
+    # GPUs that the power cap slows down while most GPUs of the same model run faster under the same load. Clocks of
+    # another job cannot serve as a baseline.
     gpus = [share.gpu for _, share in used]
     models: dict[str, list[Gpu]] = {}
     for gpu in gpus:
@@ -96,7 +96,7 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
         if reasons:
             yield _finding(local, share, ", ".join(reasons))
         elif id(share.gpu) in slow:
-            yield _finding(local, share, "held at its power limit, below the clock of its peers")
+            yield _finding(local, share, "power limit reached, clock below its peers")
 
 
 def _finding(local: LocalRanks, share: GpuSharers, reasons: str) -> Finding:

@@ -1,4 +1,4 @@
-"""GPU020: a GPU has room and time to spare."""
+"""GPU020: a GPU is mostly idle and has free memory."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ def _snapshot(percent: int, used: int) -> JobBuilder:
 def device_idle(
     job: Job, *, busy_share: float = 0.4, memory_share: float = 0.5, waiting_share: float = 0.25
 ) -> Iterator[Verdict]:
-    """Ask whether GPUs stay idle and empty for most of the time.
+    """Ask whether GPUs are mostly idle and have enough free memory for a larger batch.
 
-    Why it hurts: the same work could be done in less time, or on fewer GPUs.
-    Fix: a larger batch (with the learning rate that goes with it), fewer accumulated batches, mixed precision.
+    Why it hurts: the same work could be done in less time or on fewer GPUs.
+    Fix: use a larger batch and adjust the learning rate, accumulate fewer batches, or use mixed precision.
     """
-    # Below two fifths the driver counts whole stretches without any kernel; half of the memory is where a batch twice
-    # as large fits. A rank that waits for data is RUN005's.
+    # Below 40 %, the GPU runs no kernel for long periods. With half of the memory free, a batch twice as large fits.
+    # RUN005 reports ranks that wait for data.
     devices = devices_of(job)
     looks = [(rank, memory) for rank in job.ranks if (memory := rank.find(RunMemoryFacts)) and memory.total]
     if not looks:
         yield Skip("no rank trains on a GPU")
     seen = [(rank, memory, _readings(memory, devices[rank])) for rank, memory in looks]
     if unseen := tuple(rank.number for rank, _, readings in seen if readings is None):
-        yield Unknown("how busy the GPU is can't be seen", unseen, _unhide(job))
+        yield Unknown("the utilization of the GPU is not available", unseen, _unhide(job))
     if looks and not any(readings for _, _, readings in seen):
-        yield Skip("the driver was not asked since training began")
+        yield Skip("no GPU utilization was read since training began")
     idle = [
         one
         for rank, memory, readings in seen
@@ -82,7 +82,7 @@ def device_idle(
 
 
 class _Idle(NamedTuple):
-    """``times``: how many times as large a batch could be."""
+    """``times``: the factor by which the batch could grow."""
 
     rank: Rank
     memory: RunMemoryFacts
@@ -92,7 +92,7 @@ class _Idle(NamedTuple):
 
 
 def _readings(memory: RunMemoryFacts, device: VisibleDevice | None) -> tuple[int, ...] | None:
-    """Per cents; empty where the driver was asked before training had taken its memory."""
+    """Percentages; empty if utilization was read before training had allocated its memory."""
     if memory.utilization:
         return memory.utilization
     gpu = device.gpu if device else None
@@ -109,7 +109,8 @@ def _waits(rank: Rank, share: float) -> bool:
 
 
 def _with_room(rank: Rank, memory: RunMemoryFacts, readings: tuple[int, ...], share: float) -> Iterator[_Idle]:
-    """Where memory is left, too: parameters and optimizer stay as they are, what the peak adds grows with the batch."""
+    """Ranks with free memory: parameters and optimizer state stay constant, the rest of the peak grows with the
+    batch."""
     total, peak, kept = memory.total or 1, memory.peak_allocated, memory.allocated
     if peak is None or kept is None or peak + (memory.foreign or 0) >= share * total:
         return
@@ -121,17 +122,17 @@ def _with_room(rank: Rank, memory: RunMemoryFacts, readings: tuple[int, ...], sh
 def _finding(job: Job, idle: list[_Idle]) -> Finding:
     worst = max(idle, key=lambda one: one.busy)
     left = (worst.memory.total or 0) - (worst.memory.foreign or 0) - (worst.memory.peak_allocated or 0)
-    who = "the GPU is" if len(idle) == 1 else f"{len(idle)} GPUs are"
+    who = "The GPU is" if len(idle) == 1 else f"{len(idle)} GPUs are"
     training = worst.rank.find(TrainingFacts)
     words = ["a larger batch_size in the DataLoader"]
     if training and training.accumulate > 1:
-        words.append(f"accumulate fewer than {training.accumulate} batches")
+        words.append(f"accumulation over fewer than {training.accumulate} batches")
     if training and (training.precision or "").startswith("32"):
         words.append('Trainer(precision="bf16-mixed")' if uses_lightning(job) else "torch.autocast in bfloat16")
     return Finding(
-        f"{who} busy for {worst.busy:.0f} % of the time or less, and {mebibytes(left)} of "
-        f"{mebibytes(worst.memory.total)} stay free at the peak"
-        + (f": room for a batch about {worst.times} times as large" if worst.times > 1 else ""),
+        f"{who} busy at most {worst.busy:.0f} % of the time, with {mebibytes(left)} of "
+        f"{mebibytes(worst.memory.total)} free at the peak"
+        + (f"; a batch {worst.times} times as large would fit" if worst.times > 1 else ""),
         ranks=tuple(one.rank.number for one in idle),
         evidence={
             "busy_per_cent_by_rank": {str(one.rank.number): one.busy for one in idle[:16]},
@@ -140,7 +141,7 @@ def _finding(job: Job, idle: list[_Idle]) -> Finding:
             "memory_total_bytes": worst.memory.total,
             "batch_could_be_times": worst.times,
         },
-        fix=", or ".join(words) + "; where steps are short, torch.compile and fewer .item() calls",
+        fix=f"Use {', or '.join(words)}; if steps are short, use torch.compile and fewer .item() calls.",
         confidence=0.8 if worst.looks > 2 else 0.5,
     )
 

@@ -1,4 +1,4 @@
-"""GPU024: a rank's device computes or copies slower than those of its peers."""
+"""GPU024: a rank's device computes or copies more slowly than those of its peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from doctor.testing.collective_timings import exchanged
 from doctor_checks._trial_conclusions import with_trials
 
 COMES_WITH_OTHERS = ("out of memory", "busy or unavailable", "is this rank's", "memory are free", "no answer within")
-"""Errors that say more of the moment, or of the doctor, than of the device."""
+"""Errors that indicate a temporary state or a problem of the measurement, not a fault of the device."""
 
 
 def _gpu(rank: int, **changes: object) -> DeviceSpeed:
@@ -59,7 +59,7 @@ def _eight(odd: int | None = None, **changes: object) -> JobBuilder:
 
 
 _LINK = 63e9
-"""What PCIe 5.0 x16 carries, bytes a second."""
+"""Bandwidth of PCIe 5.0 x16 in bytes per second."""
 
 
 def _alone(share: float) -> JobBuilder:
@@ -139,15 +139,14 @@ def device_slow(
 ) -> Iterator[Verdict]:
     """Ask whether every rank's device computes and copies about as fast as those of its peers.
 
-    Why it hurts: every collective waits for the slowest rank, so one slow GPU, link or shared processor sets the pace
-    of the whole job.
-    Fix: a GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`, `nvidia-smi -q | grep -A3 Link`, and leave its host out
-    until it is mended; a processor: bind each rank to cores of its own (`srun --cpu-bind=cores`), end what else runs
-    there.
+    Why it hurts: every collective waits for the slowest rank, so one slow GPU, link or shared CPU core limits the
+    speed of the whole job.
+    Fix: for a GPU, exclude its host and check `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`; for a CPU, bind each rank
+    to its own cores (`srun --cpu-bind=cores`) and end other processes there.
     """
-    # 0.6: GPUs of one model differ by some 10 % in clock, and ranks that share processors by 20 %. Four robust
-    # deviations: where the peers themselves lie far apart, none of them is an outlier. 0.2: who has no peers stands
-    # beside its own PCIe link, of which a healthy GPU has some 85 %, and a virtual machine or shared switch less.
+    # 0.6: GPUs of one model differ by about 10 % in clock, and ranks that share CPUs by 20 %. Four robust deviations:
+    # if the peers themselves differ widely, none of them is an outlier. 0.2: a rank without peers is compared with its
+    # own PCIe link, of which a healthy GPU reaches about 85 %, and a virtual machine or a shared switch less.
     broken = dict(_errors(job))
     for rank, error in broken.items():
         yield _cannot_compute(job, rank, error) if _blames_device(error) else Unknown(error, (rank,))
@@ -158,12 +157,12 @@ def device_slow(
         yield _slow_copies(job, copies)
     judged = compare_devices(job, share=speed_share, deviations=deviations)
     if not judged.compared and not broken:
-        yield Skip("fewer than three ranks have a device of one kind")
+        yield Skip("fewer than three ranks have the same kind of device")
         return
     if judged.alone:
-        yield Unknown("fewer than two others have a device of this kind", judged.alone)
+        yield Unknown("fewer than two other ranks have this kind of device", judged.alone)
     if judged.unconfirmed:
-        yield Unknown("slow once, and not measured again", judged.unconfirmed, "doctor check --probe full")
+        yield Unknown("slow in a single measurement", judged.unconfirmed, "doctor check --probe full")
     by_rank: dict[int, list[SlowDevice]] = {}
     for slow in judged.slow:
         by_rank.setdefault(slow.rank, []).append(slow)
@@ -185,21 +184,23 @@ def _blames_device(error: str) -> bool:
 def _cannot_compute(job: Job, rank: int, error: str) -> Finding:
     hosts = job.hosts_of((rank,))
     return Finding(
-        f"rank {rank} can't compute on its device: {error}",
+        f"Rank {rank} cannot compute on its device: {error}",
         ranks=(rank,),
         severity=Severity.ERROR,
         evidence={"error": error, "exclude": list(hosts)},
-        fix="dmesg -T | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER: leave the host out until it is mended",
+        fix=f"Exclude {', '.join(hosts)} until it is repaired, and check there:\n"
+        "sudo dmesg -T | grep -i xid\n"
+        "nvidia-smi -q -d ECC,ROW_REMAPPER",
     )
 
 
 def _slow_messages(near: SlowNeighbour) -> Finding:
     worst, usual = near.messages[0]
     others = {"sending": "to", "receiving": "from"}.get(near.way, "to and from")
-    whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} the other devices of its host"
+    whose = "messages to each other" if len(near.ranks) > 1 else f"messages {others} other GPUs of the host"
     return Finding(
-        f"{ranks_in_words(near.ranks)} on {near.host}: {whose} reach {near.share * 100:.2g} % of the bandwidth of "
-        f"the same pairs on other hosts, {worst.value / 1e9:.1f} GB/s, usual {usual / 1e9:.1f} GB/s",
+        f"{ranks_in_words(near.ranks).capitalize()} on {near.host}: {whose} reach {near.share * 100:.2g} % of the "
+        f"usual bandwidth ({worst.value / 1e9:.1f} of {usual / 1e9:.1f} GB/s)",
         ranks=near.ranks,
         evidence={
             "messages": {
@@ -208,20 +209,20 @@ def _slow_messages(near: SlowNeighbour) -> Finding:
             },
             "exclude": [near.host],
         },
-        fix=f"on {near.host}: nvidia-smi nvlink -s; nvidia-smi topo -m; dmesg -T | grep -iE 'xid.*(74|nvlink)'; "
-        f"exclude the host meanwhile (srun --exclude={near.host})",
+        fix=f"Exclude {near.host} (`srun --exclude={near.host}`) and check its links with `nvidia-smi nvlink -s`, "
+        "`nvidia-smi topo -m` and `sudo dmesg -T | grep -iE 'xid.*(74|nvlink)'`.",
         confidence=near.confidence,
     )
 
 
 def _slow_copies(job: Job, copies: SlowCopies) -> Finding:
-    """Of a rank without peers: virtual machines and shared switches are as slow by design, so this only informs."""
+    """For a rank without peers: virtual machines and shared switches can be that slow by design, so this is info."""
     (what, speed), hosts = min(copies.speeds.items(), key=lambda item: item[1]), job.hosts_of((copies.rank,))
     link = f"generation {copies.gpu.pcie_generation} x{copies.gpu.pcie_width}"
     way = "to" if what == "to_device" else "from"
     return Finding(
-        f"rank {copies.rank} on {', '.join(hosts)}: copies {way} {copies.sample.device} at {speed / 1e9:.1f} GB/s, "
-        f"where its PCIe link ({link}) would carry {copies.roofline / 1e9:.1f} GB/s",
+        f"Rank {copies.rank} on {', '.join(hosts)}: copies {way} {copies.sample.device} reach {speed / 1e9:.1f} of "
+        f"{copies.roofline / 1e9:.1f} GB/s of its PCIe link ({link})",
         ranks=(copies.rank,),
         evidence={
             "device": f"{copies.sample.device} ({copies.sample.name})",
@@ -229,8 +230,8 @@ def _slow_copies(job: Job, copies: SlowCopies) -> Finding:
             "pcie_link_carries": f"{copies.roofline / 1e9:.1f} GB/s",
             **{_NAMES[name]: f"{value / 1e9:.1f} GB/s" for name, value in copies.speeds.items()},
         },
-        fix=f"on {', '.join(hosts)}: nvidia-smi topo -m (is the rank on the GPU's NUMA node? does the GPU share a "
-        "switch with others that are busy?); in a virtual machine ask the provider what it grants",
+        fix=f"Check with `nvidia-smi topo -m` on {', '.join(hosts)} that the rank runs on the GPU's NUMA node and that "
+        "the GPU shares no switch with busy devices; in a virtual machine, ask the provider for its bandwidth limit.",
         severity=Severity.INFO,
     )
 
@@ -248,7 +249,7 @@ def _finding(job: Job, found: list[SlowDevice]) -> Finding:
         **({"exclude": list(hosts)} if is_gpu else {}),
     }
     return Finding(
-        f"rank {worst.rank} on {', '.join(hosts)}: {_claim(worst)}",
+        f"Rank {worst.rank} on {', '.join(hosts)}: {_claim(worst)}",
         ranks=(worst.rank,),
         evidence=evidence,
         fix=_fix_of_gpu(worst, hosts) if is_gpu else _fix_of_processor(sample),
@@ -265,12 +266,12 @@ def _written(slow: SlowDevice, value: float) -> str:
 
 
 def _claim(slow: SlowDevice) -> str:
-    speeds = f"{_written(slow, slow.value)}, its peers {_written(slow, slow.usual)}"
+    speeds = f"{_written(slow, slow.value)} (peers: {_written(slow, slow.usual)})"
     if slow.what != "product":
         way = "to" if slow.what == "to_device" else "from"
-        return f"copies {way} {slow.sample.device} at {speeds}"
+        return f"copies {way} {slow.sample.device} run at {speeds}"
     where = slow.sample.device if slow.sample.device.startswith("cuda") else "the CPU"
-    return f"multiplies matrices on {where} at {speeds}{_share(slow)}"
+    return f"matrix products on {where} run at {speeds}{_share(slow)}"
 
 
 def _share(slow: SlowDevice) -> str:
@@ -278,15 +279,19 @@ def _share(slow: SlowDevice) -> str:
     if share is None or usual is None:
         return ""
     if share > 0.8 * usual:
-        return ": it has its processor as its peers have theirs, and that one is slow"
-    return f": it gets {share:.0%} of {_processors(slow.sample)}, which others use"
+        return "; its CPU is slow, but not shared"
+    return f"; it gets {share:.0%} of {_processors(slow.sample)}, which other processes use"
+
+
+def _where(sample: DeviceSpeed) -> str:
+    return _processors(sample) if sample.pinned_to else "this host"
 
 
 def _processors(sample: DeviceSpeed) -> str:
     if not sample.pinned_to:
-        return "a processor"
+        return "one CPU"
     listed = ", ".join(map(str, sample.pinned_to[:8]))
-    return f"processor {listed}" if len(sample.pinned_to) == 1 else f"one of the processors {listed}"
+    return f"CPU {listed}" if len(sample.pinned_to) == 1 else f"one of the CPUs {listed}"
 
 
 def _of_processor(slow: SlowDevice) -> dict[str, object]:
@@ -299,12 +304,18 @@ def _of_processor(slow: SlowDevice) -> dict[str, object]:
 
 
 def _fix_of_gpu(slow: SlowDevice, hosts: tuple[str, ...]) -> str:
-    look = "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE"
+    look = "the GPU with `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE`"
     if slow.what != "product":
-        look = "nvidia-smi -q | grep -A 12 'GPU Link Info'; nvidia-smi topo -m (is the rank on the GPU's NUMA node?)"
-    return f"on {', '.join(hosts)}: {look}; leave the host out meanwhile (srun --exclude={','.join(hosts)})"
+        look = (
+            "its PCIe link with `nvidia-smi -q | grep -A 12 'GPU Link Info'` and the rank's NUMA node with "
+            "`nvidia-smi topo -m`"
+        )
+    return f"Exclude {', '.join(hosts)} (`srun --exclude={','.join(hosts)}`) and check {look}."
 
 
 def _fix_of_processor(sample: DeviceSpeed) -> str:
-    where = f"top -1 -H; ps -eLo pid,psr,pcpu,comm --sort=-pcpu | head: end what runs on {_processors(sample)}"
-    return f"{where}, or bind the rank elsewhere (srun --cpu-bind=cores, taskset -cp)"
+    listing = "`ps -eLo pid,psr,pcpu,comm --sort=-pcpu | head`"
+    return (
+        f"End other processes on {_where(sample)} ({listing} lists them), or bind the rank to other CPUs "
+        "(`srun --cpu-bind=cores`)."
+    )

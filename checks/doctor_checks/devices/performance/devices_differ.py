@@ -1,4 +1,4 @@
-"""GPU005: ranks run on different GPUs or drivers."""
+"""GPU005: ranks use different GPUs or drivers."""
 
 from __future__ import annotations
 
@@ -107,17 +107,17 @@ def _smaller(sketch: JobBuilder, host: str) -> JobBuilder:
     ),
 )
 def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]:
-    """Ask whether all ranks run on the same model of GPU, with the same memory, driver and MIG layout.
+    """Ask whether all ranks use the same GPU model, memory size, driver release and MIG layout.
 
-    Why it hurts: every step waits for the slowest GPU, the smallest memory decides the batch size, and mixed drivers
-    may choose different algorithms or fail in one place alone.
-    Fix: ask the scheduler for one kind of GPU (for example `--constraint` or `--gres=gpu:h100:8`), and bring all hosts
-    to one driver.
+    Why it hurts: every step waits for the slowest GPU, the smallest memory limits the batch size, and mixed drivers
+    may select different algorithms or fail on some hosts only.
+    Fix: request one kind of GPU from the scheduler (`--constraint` or `--gres=gpu:h100:8`), and install one driver
+    release on all hosts.
     """
     used = {one: _used(one) for one in ((job, job.expected) if job.expected else (job,))}
     sizes = {alike.memory for found in used.values() for alike in found if alike.memory}
-    # Sizes that differ by less than `share` under one name: settings such as ECC or the driver's own reserve shift the
-    # total a little.
+    # Sizes of one model that differ by less than `share` are equal: ECC and the driver's reserve change the total
+    # slightly.
     steps: dict[int, str] = {}
     first = 0
     for size in sorted(sizes):
@@ -138,12 +138,12 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
     if stands_alone(job, [one.expected for one in parted.values()]):
         yield Skip(ALONE)
     if len(job.ranks) == 1:
-        # One process may start ranks on all GPUs, or use one of them: good to know, no more.
+        # One process may start ranks on all GPUs, or use only one of them: this is info.
         gpus, launch = job.ranks[0].find(GpuFacts), job.ranks[0].find(LaunchFacts)
         names = sorted({gpu.name for gpu in gpus.gpus if gpu.name}) if gpus else []
         if len(names) > 1 and not (launch and launch.running_together):
             yield Finding(
-                f"this host has different GPUs: {', '.join(names)}",
+                f"This host has different GPU models: {', '.join(names)}",
                 ranks=(job.ranks[0].number,),
                 evidence={"models": names},
                 severity=Severity.INFO,
@@ -154,10 +154,10 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
 
 
 def _group(job: Job, used: _Used, steps: Mapping[int, str]) -> dict[str, Groups]:
-    groups: dict[str, Groups] = {"driver": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
+    groups: dict[str, Groups] = {"Driver": {}, "GPU model": {}, "GPU memory": {}, "MIG layout": {}}
     for gpus, identical in job.each(GpuFacts):
         if gpus.driver_version:
-            groups["driver"].setdefault(gpus.driver_version, []).extend(identical.ranks)
+            groups["Driver"].setdefault(gpus.driver_version, []).extend(identical.ranks)
     for alike, users in used.items():
         values = (alike.name or None, steps.get(alike.memory or 0), _layout(alike))
         for trait, value in zip(("GPU model", "GPU memory", "MIG layout"), values, strict=True):
@@ -177,7 +177,7 @@ _Used = Mapping[_AlikeGpus, list[int]]
 
 
 def _used(job: Job) -> _Used:
-    """The ranks of GPUs that are alike in what is compared; a large job has few kinds of GPUs."""
+    """The ranks by GPUs that are identical in all compared traits; a large job has few kinds of GPUs."""
     found: dict[_AlikeGpus, list[int]] = {}
     for _, gpus in shares_by_host(job):
         for gpu, ranks in gpus:
@@ -199,7 +199,7 @@ def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
         return
     parts = [f"{value} on {len(ranks):,} rank{'s' if len(ranks) > 1 else ''}" for value, ranks in parted.groups]
     yield Finding(
-        f"{trait} differs: {'split evenly, ' if parted.even else ''}{'; '.join(parts[:4])}",
+        f"{trait} differs between ranks{', split evenly' if parted.even else ''}: {'; '.join(parts[:4])}",
         ranks=parted.odd,
         evidence={
             "trait": trait,
@@ -210,10 +210,10 @@ def _judge(job: Job, trait: str, parted: MajoritySplit) -> Iterator[Finding]:
 
 
 def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Finding]:
-    """One finding for ranks that differ in the same: another model has another memory, and its host another driver."""
+    """One finding for ranks that differ in several traits: another model has another memory size and driver."""
     unlike: dict[tuple[int, ...], dict[str, Group[Any]]] = {}
     for trait, one in parted.items():
-        # A lone process may use any GPU of its host, and needs no more than that one of them is as expected.
+        # A single process may use any GPU of its host, so one GPU that matches the baseline is enough.
         as_expected = set(one.common.ranks if one.common else ())
         for group in one.minorities:
             if not as_expected.issuperset(group.ranks):
@@ -221,6 +221,6 @@ def _unexpected(job: Job, parted: Mapping[str, MajoritySplit]) -> Iterator[Findi
     for ranks, groups in unlike.items():
         rows = tuple(parted[trait].unlike(trait, str, group) for trait, group in groups.items())
         deviation = BaselineDeviation(rows, all(parted[trait].drifted for trait in groups))
-        # A machine of another kind has other network cards too.
+        # A host with other GPUs also has other network cards.
         explains = ("NET022",) if "GPU model" in groups else ()
         yield deviation.finding(ranks, {"goes_along_with": list(correlates(job, ranks))}, explains=explains)

@@ -1,4 +1,4 @@
-"""GPU012: a PCIe link runs below what it can."""
+"""GPU012: a PCIe link runs below its maximum."""
 
 from __future__ import annotations
 
@@ -44,13 +44,12 @@ from doctor.testing import Fails, Passes, healthy
     ),
 )
 def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
-    """Ask whether each GPU's PCIe link runs at the generation and width that card and slot allow.
+    """Ask whether each GPU's PCIe link runs at the highest generation and width that the card and slot support.
 
     Why it hurts: copies from the host, checkpoints and network traffic of this GPU are slower by the same factor, and
-    the others wait for it.
-    Fix: look under load at `nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,
-    pcie.link.width.current,pcie.link.width.max --format=csv` and at `sudo dmesg | grep -i aer`; have the card reseated,
-    riser and BIOS setting checked.
+    the other ranks wait for it.
+    Fix: check the link under load with `nvidia-smi -q | grep -A 12 'GPU Link Info'` and `sudo dmesg | grep -i aer`,
+    then reseat the card and check the riser and the BIOS settings.
     """
     for local, found in shares_by_host(job):
         used = [share for share in found if share.ranks and not share.gpu.lost]
@@ -58,15 +57,15 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
         if note := hidden_of_gpus(local, "pcie_width", "pcie_generation"):
             yield Unknown(note.reason, local.ranks, note.unhide)
         for share in used:
-            # An idle GPU lowers its generation to save power, and some lower the width too: only a load, or neighbours
-            # that keep theirs in a server, make it a fault. Slots of desktop boards differ in width.
+            # An idle GPU lowers its generation to save power, and some GPUs also lower the width. It is a fault only
+            # under load, or if other GPUs of a server keep their width. Slots of desktop boards differ in width.
             gpu = share.gpu
             loaded = (gpu.utilization or 0) >= loaded_percent
             narrow = bool(_lacks(gpu.pcie_width, gpu.pcie_width_max))
             slow = loaded and bool(_lacks(gpu.pcie_generation, gpu.pcie_generation_max))
             if narrow or slow:
                 yield Finding(
-                    f"the PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
+                    f"PCIe link of GPU {gpu.index} of {local.name} runs at {_words(gpu)}",
                     ranks=share.ranks,
                     evidence={
                         "gpu": gpu.uuid,
@@ -89,4 +88,4 @@ def _lacks(now: int | None, best: int | None) -> bool | None:
 
 def _words(gpu: Gpu) -> str:
     best = f"generation {gpu.pcie_generation_max} x{gpu.pcie_width_max}"
-    return f"generation {gpu.pcie_generation} x{gpu.pcie_width}, of {best}"
+    return f"generation {gpu.pcie_generation} x{gpu.pcie_width} (maximum: {best})"

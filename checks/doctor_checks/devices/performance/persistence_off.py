@@ -1,4 +1,4 @@
-"""GPU008: the driver unloads between processes."""
+"""GPU008: persistence mode is off."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from doctor.testing import Fails, Passes, healthy
     ),
 )
 def persistence_off(job: Job) -> Iterator[Verdict]:
-    """Ask whether persistence mode is on on data-centre GPUs.
+    """Ask whether persistence mode is enabled on data center GPUs.
 
-    Why it hurts: the driver unloads when the last process leaves: every start waits seconds for each GPU, settings such
-    as power limits are lost, and error counters start anew.
-    Fix: enable the daemon, `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1` until the next
-    boot.
+    Why it hurts: the driver releases the GPU when the last process exits. Every start then takes seconds per GPU,
+    settings such as power limits are lost, and error counters are reset.
+    Fix: enable the daemon with `sudo systemctl enable --now nvidia-persistenced`, or run `sudo nvidia-smi -pm 1`
+    after each boot.
     """
     findings = []
     for local, found in shares_by_host(job):
@@ -44,7 +44,7 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
             yield Unknown(note.reason, local.ranks, note.unhide)
         if off:
             finding = Finding(
-                f"persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of the host",
+                f"Persistence mode is off on {len(off)} GPU{'s' if len(off) > 1 else ''} of the host",
                 ranks=tuple(sorted({rank for share in off for rank in share.ranks})),
                 evidence={"gpus": [share.gpu.index for share in off], "model": off[0].gpu.name},
             )
