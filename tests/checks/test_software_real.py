@@ -76,7 +76,7 @@ def test_versions_differ(tmp_path: Path) -> None:
     older = software(install_torch(tmp_path / "older", "2.7.1+cu126", "12.6"))
     result = judged(job_of(common, common, older), "VER001")
     assert blamed(result) == {2}
-    assert "torch 2.7.1, CUDA 12.6, elsewhere 2.8.0, 12.8" in result.findings[0].summary
+    assert "torch 2.7.1 (elsewhere 2.8.0), CUDA 12.6 (elsewhere 12.8)" in result.findings[0].summary
     assert "all on node2" in result.findings[0].summary
     assert judged(job_of(common, common), "VER001").status is Status.PASS
 
@@ -124,9 +124,15 @@ def test_two_lightnings(tmp_path: Path, old: str, faulty: set[int]) -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"PL_TRAINER_GPUS": "4"}, "Trainer argument gpus was removed in 2.0.0"),
-        ({"PL_TRAINER_STRATEGY": "ddp_sharded"}, "strategy ddp_sharded was removed in 2.0.0"),
-        ({"LT_STRATEGY": "dp", "LT_CLI_USED": "1"}, "strategy dp was removed in 2.0.0"),
+        ({"PL_TRAINER_GPUS": "4"}, "Lightning 2.6.1 does not accept the Trainer argument gpus (removed in 2.0.0)"),
+        (
+            {"PL_TRAINER_STRATEGY": "ddp_sharded"},
+            "Lightning 2.6.1 does not accept the strategy ddp_sharded (removed in 2.0.0)",
+        ),
+        (
+            {"LT_STRATEGY": "dp", "LT_CLI_USED": "1"},
+            "Lightning 2.6.1 does not accept the strategy dp (removed in 2.0.0)",
+        ),
         ({"PL_TRAINER_DEVICES": "4", "PL_TRAINER_STRATEGY": "fsdp"}, None),
     ],
 )

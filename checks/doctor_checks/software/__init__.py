@@ -1,1 +1,1 @@
-"""Checks of the family software: releases that fit together or do not."""
+"""Checks of the family software: compatibility of installed releases."""

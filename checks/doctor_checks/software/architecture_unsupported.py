@@ -1,4 +1,4 @@
-"""VER003: this torch has no code for the GPU."""
+"""VER003: PyTorch has no code for the GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUILT = ("sm_75", "sm_80", "sm_86", "sm_90")
 
 
 def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
-    """A torch with these architectures; the second host has GPUs of that capability."""
+    """A PyTorch build with these architectures; the second host has GPUs of that capability."""
     return (
         healthy(hosts=2)
         .alter(SoftwareFacts, torch=TorchBuild("2.8.0", cuda="12.8", architectures=architectures))
@@ -43,12 +43,12 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
     ),
 )
 def architecture_unsupported(job: Job) -> Iterator[Verdict]:
-    """Ask whether this torch has code for the architecture of the rank's GPU.
+    """Ask whether PyTorch has code for the architecture of the rank's GPU.
 
-    Why it hurts: torch imports and sees the GPU; the first kernel ends with "no kernel image is available for execution
-    on the device".
-    Fix: install a torch whose torch.cuda.get_arch_list() holds the GPU's sm number; new GPUs need a newer torch, and
-    wheels for CUDA 13 dropped GPUs before compute capability 7.5.
+    Why it hurts: torch imports and detects the GPU, but the first kernel fails with "no kernel image is available for
+    execution on the device".
+    Fix: install a PyTorch build whose torch.cuda.get_arch_list() includes the GPU's sm number; new GPUs need a newer
+    PyTorch, and wheels for CUDA 13 do not support GPUs before compute capability 7.5.
     """
     unsupported: dict[tuple[str, str], list[Rank]] = {}
     unread: list[int] = []
@@ -70,12 +70,12 @@ def architecture_unsupported(job: Job) -> Iterator[Verdict]:
         yield _finding(capability, ranks)
     if unread:
         yield Unknown(
-            "the architectures of this torch or of the GPU could not be read",
+            "the architectures of PyTorch or of the GPU could not be read",
             tuple(sorted(unread)),
             'python -c "import torch; print(torch.cuda.get_arch_list())"',
         )
     elif not unsupported and all(map(_needs_none, job.ranks)):
-        yield Skip("no rank uses a GPU with this torch")
+        yield Skip("no rank uses a GPU")
 
 
 def _needs_none(rank: Rank) -> bool:
@@ -84,8 +84,8 @@ def _needs_none(rank: Rank) -> bool:
 
 
 class _Code(NamedTuple):
-    """Compiled code for ``major.minor``. ``kind``: ``sm`` machine code or ``compute`` PTX; ``only``: ``a`` for that
-    GPU alone, ``f`` for its family, else empty."""
+    """Compiled code for ``major.minor``. ``kind``: ``sm`` machine code or ``compute`` PTX; ``only``: ``a`` for exactly
+    that GPU, ``f`` for its family, else empty."""
 
     kind: str
     major: int
@@ -94,8 +94,8 @@ class _Code(NamedTuple):
 
 
 def _runs_on(capability: str, architectures: Iterable[str]) -> bool:
-    """Machine code runs on its own generation from its own minor number on; PTX on everything newer; code marked ``a``
-    on its GPU alone, ``f`` on its generation (CUDA programming guide, "application compatibility")."""
+    """Machine code runs on GPUs of its major number with an equal or higher minor number; PTX on all newer GPUs; code
+    marked ``a`` only on its GPU, ``f`` on its generation (CUDA programming guide, "application compatibility")."""
     major, _, minor = capability.partition(".")
     gpu = (int(major), int(minor or 0))
     found = (re.fullmatch(r"(?:(sm|compute)_)?(\d+)(\d)([af]?)", name) for name in architectures)
@@ -117,7 +117,7 @@ def _finding(capability: str, members: list[Rank]) -> Finding:
     software = members[0].find(SoftwareFacts)
     torch = software.torch if software else None
     return Finding(
-        f"torch {torch.version if torch else ''} has no code for sm_{capability.replace('.', '')}"
+        f"PyTorch {torch.version if torch else ''} has no code for sm_{capability.replace('.', '')}"
         f" ({gpu.name if gpu else 'GPU'})",
         ranks=tuple(sorted(rank.number for rank in members)),
         evidence={

@@ -1,4 +1,4 @@
-"""VER002: the driver and its libraries do not fit the CUDA runtime."""
+"""VER002: the driver or its libraries do not support the CUDA runtime."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         found = group.value("found")
         yield finding_from_logs(
             group,
-            "the driver is too old for the CUDA that is in use"
-            + (f": it supports {int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""),
+            "The driver is too old for the CUDA runtime in use"
+            + (f": it supports CUDA {int(found) // 1000}.{int(found) % 1000 // 10}" if found else ""),
             evidence={"cuda_of_driver": found} if found else None,
             confidence=0.95,
             explains=_CONSEQUENCES,
@@ -99,12 +99,12 @@ _CONSEQUENCES = ("GPU021", "GPU022", "NCCL008")
     ),
 )
 def driver_too_old(job: Job) -> Iterator[Verdict]:
-    """Ask whether the driver is new enough for the CUDA of torch, and its libraries belong to it.
+    """Ask whether the driver supports the CUDA release of PyTorch and matches its libraries.
 
-    Why it hurts: torch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel ends with
-    "CUDA driver version is insufficient for CUDA runtime version"; frameworks may then go on on the CPU.
-    Fix: update the driver, or install a torch built for the CUDA that the driver supports:
-    `pip install --force-reinstall torch` with the index that https://pytorch.org/get-started/locally names for it.
+    Why it hurts: PyTorch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel fails with
+    "CUDA driver version is insufficient for CUDA runtime version". Frameworks may then fall back to the CPU.
+    Fix: update the driver, or run `pip install --force-reinstall torch` with the index URL that
+    https://pytorch.org/get-started/locally lists for a CUDA release that the driver supports.
     """
     mismatched = tuple(_mismatched(job))
     yield from merge(mismatched)
@@ -123,15 +123,15 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
             yield older
             continue
         if need.driver is None:
-            yield Unknown("the driver's version could not be read", identical.ranks, "cat /proc/driver/nvidia/version")
+            yield Unknown("the driver version could not be read", identical.ranks, "cat /proc/driver/nvidia/version")
         elif need.minimum is None:
-            yield Unknown(f"the minimum driver of CUDA {need.cuda} is not known to this release", identical.ranks)
+            yield Unknown(f"the minimum driver of CUDA {need.cuda} is unknown to this release", identical.ranks)
         elif _is_too_old(need):
             old.setdefault(need, []).extend(identical.ranks)
     for need, ranks in old.items():
         beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
         yield Finding(
-            f"driver {need.driver}{beside} is too old for CUDA {need.cuda}, which needs {need.minimum}",
+            f"Driver {need.driver}{beside} is too old for CUDA {need.cuda}, which requires {need.minimum}",
             ranks=tuple(ranks),
             evidence={
                 "driver": need.driver,
@@ -140,43 +140,43 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
                 "minimum_driver": need.minimum,
                 "forward_compatibility": need.compatibility,
             },
-            fix=f"update the driver to {need.minimum} or newer, or install a torch built for an older CUDA"
-            + (f" ({need.supports} at most)" if need.supports else ""),
+            fix=f"Update the driver to {need.minimum} or newer, or install a PyTorch build for "
+            + (f"CUDA {need.supports} or older." if need.supports else "an older CUDA release."),
         )
 
 
 def _mismatched(job: Job) -> Iterator[Finding]:
-    """Hosts whose NVML refuses the kernel driver: it was updated and not loaded again."""
+    """Hosts whose NVML rejects the kernel driver: it was updated but not reloaded."""
     for _, identical in job.each(SoftwareFacts, also=(GpuFacts, DriverFacts)):
         missing, drivers = identical.missing(GpuFacts), identical.find(DriverFacts)
         if missing is not None and missing.reason.startswith(DRIVER_MISMATCH):
             yield Finding(
-                "Driver/library version mismatch: the NVIDIA libraries are of another release than the kernel driver",
+                "Driver/library version mismatch: the NVIDIA libraries do not match the loaded kernel driver",
                 ranks=identical.ranks,
                 evidence={"nvml": missing.reason, "kernel_driver": drivers.kernel_driver if drivers else None},
-                effect="CUDA and nvidia-smi fail on this host until the kernel modules are loaded again.",
-                fix="sudo reboot  # or unload the nvidia modules and load them again",
+                effect="CUDA and nvidia-smi fail on this host until the kernel modules are reloaded.",
+                fix="Reboot the host, or unload and reload the nvidia kernel modules.",
                 explains=("GPU019", "GPU021"),
             )
 
 
 def _older_libcuda(driver: str | None, identical: IdenticalRanks) -> Finding | None:
-    """A forward-compatibility package that is older than the kernel driver, which CUDA refuses (error 803)."""
+    """A forward-compatibility package that is older than the kernel driver, which CUDA rejects (error 803)."""
     drivers = identical.find(DriverFacts)
     package = drivers.forward_compatibility if drivers else None
     if not package or not driver or not is_older(package, driver):
         return None
     return Finding(
-        f"the loader finds libcuda {package} of a CUDA compat package, older than driver {driver}",
+        f"The loader finds libcuda {package} of a CUDA compat package, which is older than driver {driver}",
         ranks=identical.ranks,
         evidence={"driver": driver, "forward_compatibility": package},
         effect="CUDA fails: `Error 803: system has unsupported display driver / cuda driver combination`.",
-        fix="remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d",
+        fix="Remove the compat directory from LD_LIBRARY_PATH or /etc/ld.so.conf.d.",
     )
 
 
 class _DriverRequirement(NamedTuple):
-    """A torch's CUDA and its minimum driver; the driver, the CUDA that it supports, and a compatibility package."""
+    """PyTorch's CUDA and its minimum driver; the driver, the CUDA that it supports, and a compatibility package."""
 
     cuda: str
     minimum: str | None
@@ -187,8 +187,8 @@ class _DriverRequirement(NamedTuple):
 
 def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _DriverRequirement:
     driver = gpus.driver_version or (drivers.kernel_driver if drivers else None)
-    # Forward compatibility is for data-centre cards and some workstation ones (CUDA compatibility guide); CUDA refuses
-    # it on others with error 804.
+    # Forward compatibility supports data center GPUs and some workstation GPUs (CUDA compatibility guide); on others,
+    # CUDA fails with error 804.
     desktop = any("GeForce" in gpu.name for gpu in gpus.gpus)
     compatibility = drivers.forward_compatibility if drivers and not desktop else None
     return _DriverRequirement(cuda, minimum_driver(cuda), driver, gpus.cuda_version, compatibility)
@@ -199,9 +199,9 @@ _BEFORE_COMPATIBILITY = ("8", "9", "10")
 
 
 def _is_too_old(need: _DriverRequirement) -> bool:
-    """By the major release of CUDA that the driver says it supports: every driver of that major release runs all of
-    its minor releases (CUDA compatibility guide, "minor version compatibility"). Without that, by the driver's number,
-    which counts differently under WSL and on Jetson."""
+    """Compares the major CUDA release that the driver reports: every driver of a major release supports all of its
+    minor releases (CUDA compatibility guide, "minor version compatibility"). Without it, compares the driver's
+    version, which is numbered differently under WSL and on Jetson."""
     if need.compatibility and need.minimum and is_older(need.compatibility, need.minimum) is False:
         return False
     if need.supports and need.cuda.partition(".")[0] in _BEFORE_COMPATIBILITY:

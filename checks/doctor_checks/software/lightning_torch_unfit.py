@@ -1,4 +1,4 @@
-"""VER004: Lightning and torch do not fit together."""
+"""VER004: the installed Lightning does not support the installed PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from doctor.knowledge.version_specifiers import fits, minor_release
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 LIGHTNINGS = ("lightning", "pytorch-lightning", "lightning-fabric")
-"""Distributions that are, or hold, Lightning."""
+"""Distributions that contain Lightning."""
 
 
 def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str = "lightning") -> JobBuilder:
@@ -56,11 +56,11 @@ def _pair(lightning: str, torch: str, requires: str = ">=2.1.0,<4.0", name: str 
     ),
 )
 def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
-    """Ask whether torch is in the range that the installed Lightning requires.
+    """Ask whether the PyTorch release is in the range that the installed Lightning requires.
 
-    Why it hurts: imports fail or, worse, strategies and checkpoints use parts of torch that have changed since; such
-    faults look like bugs of the model.
-    Fix: pip install -U lightning, or pin torch to the range that the finding names.
+    Why it hurts: imports fail, or strategies and checkpoints use parts of PyTorch that have changed. Such failures
+    look like bugs in the model.
+    Fix: run `pip install -U lightning`, or pin torch to the range in the finding.
     """
     found: dict[_Misfit, list[int]] = {}
     judged = False
@@ -75,7 +75,7 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
             inside = fits(software.torch.version, requirement.specifier)
             misfit = _Misfit(requirement.package, version, software.torch.version, requirement.specifier)
             if inside is None:
-                yield Unknown(f"torch {misfit.torch} and {misfit.specifier!r} can't be compared", identical.ranks)
+                yield Unknown(f"torch {misfit.torch} cannot be compared with {misfit.specifier!r}", identical.ranks)
             elif not inside:
                 found.setdefault(misfit, []).extend(identical.ranks)
             elif tested := _newer_than_tested(version, software.torch.version):
@@ -87,8 +87,8 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
 
 
 def _is_telling(requirement: Requirement, software: SoftwareFacts) -> bool:
-    """Whether it is what a Lightning requires of torch. lightning brings pytorch-lightning of the same release, which
-    requires the same: one of them is enough."""
+    """Whether it is Lightning's requirement of torch. lightning installs pytorch-lightning of the same release with
+    the same requirement, so one of them is enough."""
     if requirement.package not in LIGHTNINGS or requirement.requires != "torch":
         return False
     others = {one.package for one in software.requirements if one.requires == "torch"}
@@ -97,7 +97,7 @@ def _is_telling(requirement: Requirement, software: SoftwareFacts) -> bool:
 
 
 class _Misfit(NamedTuple):
-    """``tested``: the newest torch that this Lightning was tested with, where torch is in the range and newer."""
+    """``tested``: the newest torch that this Lightning was tested with, if torch is in the range and newer."""
 
     package: str
     version: str
@@ -118,16 +118,15 @@ def _finding(misfit: _Misfit, ranks: tuple[int, ...]) -> Finding:
     evidence = {"lightning": misfit.version, "torch": misfit.torch, "requires": misfit.specifier}
     if misfit.tested:
         return Finding(
-            f"torch {misfit.torch} is newer than {misfit.tested}, the newest that {misfit.package} {misfit.version}"
-            " was tested with",
+            f"{misfit.package} {misfit.version} was tested up to torch {misfit.tested}; {misfit.torch} is installed",
             ranks=ranks,
             severity=Severity.INFO,
             evidence={**evidence, "tested_up_to": misfit.tested},
-            fix=f"pip install -U {misfit.package}, if something behaves oddly",
+            fix=f"Run `pip install -U {misfit.package}` if problems occur.",
         )
     return Finding(
         f"{misfit.package} {misfit.version} requires torch {misfit.specifier}; {misfit.torch} is installed",
         ranks=ranks,
         evidence=evidence,
-        fix=f'pip install -U {misfit.package}, or pip install "torch{misfit.specifier}"',
+        fix=f'Run `pip install -U {misfit.package}` or `pip install "torch{misfit.specifier}"`.',
     )

@@ -30,15 +30,15 @@ _ABSENT = ("/usr/local/cuda-12.8/lib/libnccl.so",)
     ),
 )
 def preload_missing(job: Job) -> Iterator[Verdict]:
-    """Ask whether the dynamic loader finds every library that LD_PRELOAD names.
+    """Ask whether the dynamic loader finds every library in LD_PRELOAD.
 
-    Why it hurts: the loader prints `object '…' from LD_PRELOAD cannot be preloaded: ignored` and the program starts
+    Why it hurts: the loader prints `object '…' from LD_PRELOAD cannot be preloaded: ignored`, and the program starts
     without the library: with another NCCL, allocator or profiler than intended.
     Fix: correct the path in LD_PRELOAD, or unset it.
     """
     yield from merge(
         Finding(
-            f"LD_PRELOAD names {missing}, which the loader does not find",
+            f"LD_PRELOAD names {missing}, which the loader cannot find",
             ranks=identical.ranks,
             evidence={"missing": list(software.preloads_missing)},
         )

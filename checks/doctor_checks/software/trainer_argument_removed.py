@@ -1,4 +1,4 @@
-"""VER006: the Trainer is told something that this Lightning no longer takes."""
+"""VER006: the Trainer gets an argument that the installed Lightning does not accept."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         what = "accelerator" if "accelerator name" in group.first.text else "strategy"
         yield finding_from_logs(
             group,
-            f"this Lightning has no {what} {name}" + (f"; instead: {instead}" if instead else ""),
+            f"The installed Lightning does not have the {what} {name}",
             evidence={"strategy": name},
-            fix=f"use {instead}" if instead else "",
+            fix=f"Use {instead} instead of {name}." if instead else "",
             confidence=0.95,
         )
 
@@ -63,9 +63,9 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
         replacement = known.replacement if known else ""
         yield finding_from_logs(
             group,
-            f"this Lightning's Trainer does not take {name}" + (f"; instead: {replacement}" if replacement else ""),
+            f"The installed Lightning's Trainer does not accept {name}",
             evidence={"argument": name, "removed": known.removed if known else None},
-            fix=f"use {replacement}" if replacement else "",
+            fix=f"Use {replacement} instead of {name}." if replacement else "",
             confidence=0.95 if of_lightning or group.value("class") else 0.7,
         )
 
@@ -73,7 +73,7 @@ def _removed_arguments(job: Job) -> Iterator[Finding]:
 def _is_of_lightning(job: Job, group: EventGroup) -> bool:
     """Whether Lightning's Trainer rejects the argument.
 
-    It is named, or the traceback ends where Lightning passes the arguments on.
+    Lightning is named, or the traceback ends where Lightning passes on the arguments.
     """
     if is_logged(job, "trainer.named") and (group.value("class") or trainer_argument(group.value("argument") or "")):
         return True
@@ -83,7 +83,7 @@ def _is_of_lightning(job: Job, group: EventGroup) -> bool:
 
 
 _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
-"""Where Lightning adds what is set in the environment to a Trainer's arguments."""
+"""Files in which Lightning adds environment variables to a Trainer's arguments."""
 
 
 @check(
@@ -127,17 +127,17 @@ _HANDS_ON = ("utilities/argparse.py", "connectors/env_vars_connector.py")
     ),
 )
 def trainer_argument_removed(job: Job) -> Iterator[Verdict]:
-    """Ask whether the installed Lightning still takes every Trainer argument and strategy name that is set.
+    """Ask whether the installed Lightning accepts all Trainer arguments and strategy names that are set.
 
-    Why it hurts: as an argument in code a removed name raises TypeError or ValueError; as a PL_TRAINER_ variable it is
-    ignored without a word, so the run uses other devices, another strategy or an empty checkpoint than was meant.
-    Fix: write the replacement that the finding names, and unset the old variable.
+    Why it hurts: in code, a removed argument raises TypeError or ValueError. As a PL_TRAINER_ variable it is silently
+    ignored, so the run uses other devices, another strategy or no checkpoint.
+    Fix: use the replacement from Lightning's upgrade guide, and unset the old variable.
     """
     found: dict[_Fault, list[int]] = {}
     for trainer, software, identical in job.each(TrainerFacts, SoftwareFacts):
         release = software.version("lightning") or software.version("pytorch-lightning")
         if release is None:
-            yield Unknown("which Lightning is installed could not be seen", identical.ranks, "pip show lightning")
+            yield Unknown("the release of Lightning could not be read", identical.ranks, "pip show lightning")
             continue
         for fault in _faults(trainer, release):
             found.setdefault(fault, []).extend(identical.ranks)
@@ -146,7 +146,7 @@ def trainer_argument_removed(job: Job) -> Iterator[Verdict]:
 
 
 class _Fault(NamedTuple):
-    """``removed`` is ``None`` where the release is older than the argument, which came with ``since``."""
+    """``removed`` is ``None`` if the release is older than the argument, which was added in ``since``."""
 
     source: str
     name: str
@@ -170,12 +170,12 @@ def _faults(trainer: TrainerFacts, release: str) -> Iterator[_Fault]:
 
 
 def _finding(fault: _Fault, ranks: tuple[int, ...]) -> Finding:
-    what = f"strategy {fault.value}" if fault.name == "strategy" else f"Trainer argument {fault.name}"
-    when = f"was removed in {fault.removed}" if fault.removed else f"came with {fault.since}"
-    instead = f"; instead: {fault.replacement}" if fault.replacement else ""
+    old = fault.value if fault.name == "strategy" else fault.name
+    what = f"the strategy {old}" if fault.name == "strategy" else f"the Trainer argument {old}"
+    when = f"removed in {fault.removed}" if fault.removed else f"added in {fault.since}"
     return Finding(
-        f"{what} {when}; Lightning {fault.release} does not take it{instead}",
+        f"Lightning {fault.release} does not accept {what} ({when})",
         ranks=ranks,
         evidence={"argument": fault.name, "value": fault.value, "set_by": fault.source, "lightning": fault.release},
-        fix=f"use {fault.replacement}" if fault.replacement else "",
+        fix=f"Use {fault.replacement} instead of {old}." if fault.replacement else "",
     )

@@ -1,4 +1,4 @@
-"""VER005: two Lightnings of different releases are installed."""
+"""VER005: lightning and pytorch-lightning are installed in different releases."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def _installed(**versions: str) -> JobBuilder:
     ),
 )
 def two_lightnings(job: Job) -> Iterator[Verdict]:
-    """Ask whether lightning and pytorch_lightning are one release where both are installed, and not mixed in a run.
+    """Ask whether lightning and pytorch_lightning have the same release if both are installed, and are not mixed.
 
-    Why it hurts: each brings classes of its own. A Trainer of one refuses modules, callbacks and loggers of the other
-    ("model must be a LightningModule"), or quietly never calls them; which one runs depends on each import line.
-    Fix: pip install -U lightning pytorch-lightning; import from one of them everywhere: from lightning import pytorch
-    as pl.
+    Why it hurts: each package has its own classes. A Trainer of one rejects modules, callbacks and loggers of the
+    other ("model must be a LightningModule"), or silently never calls them. Each import line decides which package is
+    used.
+    Fix: run `pip install -U lightning pytorch-lightning`, and import only one of them everywhere (`from lightning
+    import pytorch as pl`).
     """
     found: dict[tuple[str, str], list[int]] = {}
     installed = False
@@ -54,10 +55,10 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
             found.setdefault((new, old), []).extend(identical.ranks)
     for (new, old), ranks in found.items():
         yield Finding(
-            f"lightning {new} beside pytorch-lightning {old}",
+            f"lightning {new} and pytorch-lightning {old} are both installed",
             ranks=tuple(ranks),
             evidence={"lightning": new, "pytorch-lightning": old},
-            fix=f"pip install pytorch-lightning=={new}, or pip uninstall pytorch-lightning where nothing imports it",
+            fix=f"Run `pip install pytorch-lightning=={new}`, or uninstall pytorch-lightning if nothing imports it.",
         )
     yield from _mixed(job)
     if not installed:
@@ -65,21 +66,21 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
 
 
 def _mixed(job: Job) -> Iterator[Finding]:
-    """Objects of both in one run; their classes differ even where the releases do not."""
+    """Objects of both in one run; their classes differ even if the releases are equal."""
     mixed: dict[str, list[int]] = {}
     for training, identical in job.facts(TrainingFacts):
         if training.mixed:
             mixed.setdefault(training.mixed, []).extend(identical.ranks)
     for words, ranks in mixed.items():
         yield Finding(
-            f"objects of both Lightnings meet in this run: {words}",
+            f"This run mixes objects of lightning and pytorch_lightning: {words}",
             ranks=tuple(sorted(ranks)),
             evidence={"mixed": words},
-            fix="import from one of them everywhere: grep -rnE 'import (pytorch_lightning|lightning)|from (pytorch_"
-            "lightning|lightning)' .",
+            fix="Import from one of them everywhere; this command lists the imports:\n"
+            "grep -rnE 'import (pytorch_lightning|lightning)|from (pytorch_lightning|lightning)' .",
         )
 
 
 def _release(version: str) -> str:
-    """Without local and post-release parts, which carry no other code."""
+    """Without local and post-release parts, which do not change the code."""
     return version.partition("+")[0].partition(".post")[0]

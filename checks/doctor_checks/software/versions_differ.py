@@ -1,4 +1,4 @@
-"""VER001: ranks run different releases."""
+"""VER001: ranks run different releases of the software."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _one_host(**changes: object) -> JobBuilder:
 
 _OLD_TORCH = TorchBuild("2.7.1", cuda="12.6")
 _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
-"""An environment made for the doctor alone."""
+"""An environment without torch, for example one made for rankdoctor only."""
 
 
 @check(
@@ -100,12 +100,12 @@ _EMPTY: dict[str, object] = {"torch": None, "packages": ()}
     ),
 )
 def versions_differ(job: Job) -> Iterator[Verdict]:
-    """Ask whether every rank runs the same releases of torch, CUDA, Python and Lightning.
+    """Ask whether all ranks run the same releases of torch, CUDA, Python and Lightning.
 
-    Why it hurts: ranks of different releases call different collectives, or the same ones in another order, and hang;
-    what one pickles the other can't read; numbers differ from rank to rank without a word.
-    Fix: start every rank from one image, or one environment on a shared disk; to compare, run
-    `python -m torch.utils.collect_env` on a rank named here and on another.
+    Why it hurts: ranks with different releases call different collectives, or call them in a different order, and
+    hang. Objects pickled by one rank cannot be read by another, or results silently differ between ranks.
+    Fix: start all ranks from one image or one environment on a shared disk; to compare, run `python -m
+    torch.utils.collect_env` on one of these ranks and on another rank.
     """
     expected = baseline_values(job, _releases)
     if stands_alone(job, expected.values()):
@@ -117,7 +117,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
         if parted.even:
             ranks = tuple(rank for group in parted.minorities for rank in group.ranks)
             yield Finding(
-                f"releases of {part.word} differ, {describe(parted)}",
+                f"Releases of {part.word} differ between ranks, {describe(parted)}",
                 ranks=ranks,
                 evidence={
                     "releases": {str(group.value): list(group.ranks) for group in parted.minorities[:8]},
@@ -150,7 +150,7 @@ class _Difference(NamedTuple):
 
 
 def _torch(software: SoftwareFacts) -> str | None:
-    """The release without the part that names the CUDA or ROCm of the wheel: that is compared by itself."""
+    """The release without the suffix for CUDA or ROCm, which is compared separately."""
     return re.sub(r"\+(cu\d+|cpu|rocm[\d.]*)$", "", software.torch.version) if software.torch else None
 
 
@@ -171,7 +171,7 @@ _PATCH = _VersionedComponent("patch release of Python", lambda software: softwar
 
 
 def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
-    """What an environment without torch holds, as one made for the doctor alone, is not what the job ran on."""
+    """The releases of ranks with torch; an environment without it does not show what the job used."""
     for software, _ in worked.each(SoftwareFacts):
         if software.torch:
             yield from ((part.word, part.read(software)) for part in (*_PARTS, _PATCH))
@@ -180,17 +180,19 @@ def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:
 def _unlike_others(job: Job, differences: list[_Difference]) -> Finding:
     ranks = differences[0].group.ranks
     along = correlates(job, ranks)
-    own = ", ".join(f"{difference.part.word} {_word(difference.group.value)}" for difference in differences)
-    common = ", ".join(_word(_common(difference)) for difference in differences)
+    parts = ", ".join(
+        f"{difference.part.word} {_word(difference.group.value)} (elsewhere {_word(_common(difference))})"
+        for difference in differences
+    )
     return Finding(
-        f"{own}, elsewhere {common}" + (f" ({along[0]})" if along else ""),
+        f"Releases differ between ranks: {parts}" + (f" ({along[0]})" if along else ""),
         ranks=ranks,
         evidence={
             "own": {difference.part.word: difference.group.value for difference in differences},
             "elsewhere": {difference.part.word: _common(difference) for difference in differences},
             "goes_along_with": list(along),
         },
-        # What runs on other releases also brings another NCCL, CUDA or Lightning.
+        # A rank with other releases usually also has another NCCL.
         explains=("NCCL008",),
     )
 
@@ -222,7 +224,7 @@ def _patches(job: Job, expected: BaselineValue | None) -> Iterator[Verdict]:
         yield deviation.finding(parted.odd, severity=Severity.INFO)
         return
     yield Finding(
-        f"patch releases of Python differ, {describe(parted)}",
+        f"Patch releases of Python differ between ranks, {describe(parted)}",
         ranks=parted.odd,
         severity=Severity.INFO,
         evidence={str(group.value): list(group.ranks) for group in parted.minorities[:8]},
