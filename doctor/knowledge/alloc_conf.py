@@ -66,18 +66,18 @@ def split_options(text: str) -> tuple[list[Option], AllocConfFault | None]:
     while position < len(tokens):
         key = tokens[position]
         if key in (",", ":", "[", "]"):
-            return options, AllocConfFault(f"has {key!r} where an option should begin")
+            return options, AllocConfFault(f"has {key!r} instead of an option")
         if position + 2 >= len(tokens) or tokens[position + 1] != ":" or tokens[position + 2] in (",", ":", "]"):
             if "=" not in key:
                 return options, AllocConfFault(f"has {key!r} without a value", key)
-            text = f"has {key!r}: a colon belongs between option and value"
+            text = f"has {key!r}: separate option and value with a colon"
             return options, AllocConfFault(text, fix=key.replace("=", ":"))
         value, position = _read_value(tokens, position + 2)
         options.append(Option(key, value))
         if value.startswith("[") and not value.endswith("]"):
             return options, AllocConfFault(f"has a list for {key} that is not closed", key, f"{key}:{value}]")
         if position < len(tokens) and tokens[position] != ",":
-            return options, AllocConfFault(f"has {tokens[position]!r} behind {key}:{value}, where a comma belongs", key)
+            return options, AllocConfFault(f"has {tokens[position]!r} instead of a comma after {key}:{value}", key)
         position += 1
     return options, None
 
@@ -94,7 +94,7 @@ def alloc_conf_faults(text: str, torch: str | None = None) -> Iterator[AllocConf
     release."""
     plain = text.strip().strip("'\"")
     if plain != text.strip():
-        yield AllocConfFault("has quotation marks, which belong to the shell and not to the value", fix=plain)
+        yield AllocConfFault("has quotation marks, which must not be part of the value", fix=plain)
         text = plain
     options, broken = split_options(text)
     for option in options:
@@ -111,11 +111,11 @@ def _judge(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
         yield from _unknown(option, torch)
         return
     if torch is not None and not _takes(info, torch):
-        bound = f"from {info.first} on" if info.first and within(torch, before=info.first) else f"up to {info.last}"
-        yield AllocConfFault(f"has {option.key}, which torch takes {bound}; this is {torch}", option.key)
+        bound = f"since {info.first}" if info.first and within(torch, before=info.first) else f"up to {info.last}"
+        yield AllocConfFault(f"has {option.key}, which torch supports {bound}; this is {torch}", option.key)
         return
     if expected := _expected(info, option.value):
-        text = f"has {option.key}:{option.value}; it takes {expected}"
+        text = f"has {option.key}:{option.value}, but the value must be {expected}"
         meant = _MEANT.get(option.value.lower()) if info.kind == "flag" else None
         yield AllocConfFault(text, option.key, f"{option.key}:{meant}" if meant else "")
 
@@ -139,7 +139,7 @@ NEWEST_KNOWN = "2.15"
 def _unknown(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
     text = f"has the unknown option {option.key!r}"
     if near := nearest_option(option.key):
-        yield AllocConfFault(f"{text}; near to {near}", option.key, f"{near}:{option.value}")
+        yield AllocConfFault(f"{text}. Did you mean {near}?", option.key, f"{near}:{option.value}")
     elif torch is None or release(torch)[:2] <= release(NEWEST_KNOWN):
         yield AllocConfFault(text, option.key)
 
@@ -160,7 +160,7 @@ def _expected(info: OptionInfo, value: str) -> str | None:
     number, decimal = _whole(value), _decimal(value)
     match info.kind:
         case "size" if number is None and not re.match(r"-\d", value):  # a negative number wraps around: no limit
-            return "a whole number of MiB"
+            return "an integer (MiB)"
         case "size" if number is not None and number < (info.minimum or 0):
             return f"at least {info.minimum} (MiB)"
         case "flag" if value not in ("True", "False"):
@@ -205,15 +205,14 @@ def _conflicts(options: dict[str, str]) -> Iterator[AllocConfFault]:
     if options.get("backend", "").endswith("MallocAsync") and native:
         kept = ",".join(f"{key}:{value}" for key, value in options.items() if key not in native)
         yield AllocConfFault(
-            f"has backend:{options['backend']} and {', '.join(native)}: this backend ignores options of the native one",
+            f"has backend:{options['backend']}, which ignores {', '.join(native)}",
             value=kept,
             harmless=options.get("expandable_segments") != "True",
         )
     if options.get("expandable_segments") == "True" and "max_split_size_mb" in options:
         # pytorch/pytorch#120022; get_free_block of CUDACachingAllocator.cpp applies it to free blocks all the same.
         yield AllocConfFault(
-            "has expandable_segments:True and max_split_size_mb: expandable segments are split regardless of it, and "
-            "free blocks above it are not reused",
+            "has expandable_segments:True and max_split_size_mb, which then only prevents reuse of larger free blocks",
             value=",".join(f"{key}:{value}" for key, value in options.items() if key != "max_split_size_mb"),
             harmless=True,
             ignored=True,

@@ -215,6 +215,62 @@ def test_who_holds_the_gpu_can_be_found_out(text):
     assert HOLDERS in finding.fix
 
 
+OOM = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/train.py", line 57, in <module>
+[rank0]:     main()
+[rank0]:   File "{path}", line 812, in {function}
+[rank0]:     loss = step(batch)
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of \
+79.15 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the allocated \
+memory 74.00 GiB is allocated by PyTorch, {pools}and {unused} is reserved by PyTorch but unallocated.
+"""
+PACKAGES = "/opt/env/lib/python3.11/site-packages"
+SETTINGS = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "accumulate_grad_batches",
+    "evaluation DataLoader",
+    "train_micro_batch_size_per_gpu",
+    "smaller batch per rank",
+)
+
+
+@each_case(
+    ("path", "function", "setting"),
+    [
+        ("transformers/trainer.py", "training_step", "per_device_train_batch_size"),
+        ("trl/trainer/sft_trainer.py", "compute_loss", "per_device_train_batch_size"),
+        ("transformers/trainer.py", "evaluation_loop", "per_device_eval_batch_size"),
+        ("lightning/pytorch/loops/training_epoch_loop.py", "advance", "accumulate_grad_batches"),
+        ("pytorch_lightning/loops/fit_loop.py", "advance", "accumulate_grad_batches"),
+        ("lightning/pytorch/loops/evaluation_loop.py", "run", "evaluation DataLoader"),
+        ("deepspeed/runtime/engine.py", "backward", "train_micro_batch_size_per_gpu"),
+        ("transformers/models/llama/modeling_llama.py", "forward", "smaller batch per rank"),
+    ],
+)
+def test_an_exhaustion_names_the_settings_of_its_framework(path, function, setting):
+    text = OOM.format(path=f"{PACKAGES}/{path}", function=function, unused="100.00 MiB", pools="")
+    (finding,) = findings_of(text, "MEM011")
+    assert [word for word in SETTINGS if word in finding.fix] == [setting]
+    assert "\n" not in finding.fix
+
+
+@each_case(
+    ("unused", "pools", "is_large"),
+    [
+        ("2.60 GiB", "", True),
+        ("1.90 GiB", "", False),
+        ("2.60 GiB", "with 1.00 GiB allocated in private pools (e.g., CUDA Graphs), ", False),
+    ],
+)
+def test_much_unallocated_memory_asks_for_expandable_segments(unused, pools, is_large):
+    text = OOM.format(path=f"{PACKAGES}/timm/models/vit.py", function="forward", unused=unused, pools=pools)
+    (finding,) = findings_of(text, "MEM011")
+    assert finding.evidence["cause"] == "demand"
+    assert (finding.fix.split("\n")[1:] == ["export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"]) == is_large
+
+
 @pytest.mark.parametrize(
     ("line", "asked_for"),
     [
@@ -269,5 +325,5 @@ def test_the_local_rank_of_a_killed_process():
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 7727) of binary:"
     )
     (finding,) = findings_of(text, "MEM012")
-    assert finding.summary.startswith("the process of local rank 3 was killed")
+    assert finding.summary.startswith("The process of local rank 3 was killed")
     assert finding.ranks == ()

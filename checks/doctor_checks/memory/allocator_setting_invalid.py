@@ -1,4 +1,4 @@
-"""MEM007: a setting of torch's CUDA memory allocator is wrong."""
+"""MEM007: a setting of PyTorch's CUDA memory allocator is invalid."""
 
 from __future__ import annotations
 
@@ -120,11 +120,12 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
     ),
 )
 def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
-    """Ask whether PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF hold options and values that this torch takes.
+    """Ask whether the options and values in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are valid for this PyTorch.
 
-    Why it hurts: torch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA, on every
-    rank; or it reads one of two names that contradict each other.
-    Fix: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (option:value, commas between, True or False).
+    Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
+    rank, or reads only one of two contradictory variables.
+    Fix: write option:value pairs separated by commas, for example `export
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
     for (cuda, general, torch), ranks in group_by_value(
         job, EnvironmentFacts, lambda own, identical: _values(own, identical.find(SoftwareFacts)), also=(SoftwareFacts,)
@@ -136,10 +137,10 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
         if torch is not None and within(torch, before="2.9"):
             if cuda is None:
                 yield Finding(
-                    f"{_GENERAL} is not read by torch {torch}: it is from 2.9 on",
+                    f"PyTorch {torch} does not read {_GENERAL}, which was added in 2.9",
                     ranks=ranks,
                     evidence={"value": general, "torch": torch},
-                    effect="The allocator runs with its defaults.",
+                    effect="The allocator uses its defaults.",
                     fix=f"export {_CUDA}={general}",
                     severity=Severity.INFO,
                 )
@@ -160,7 +161,7 @@ def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...])
             f"{name} {complaint.text}",
             ranks=ranks,
             evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
-            fix=f"`export {name}={complaint.value}`"
+            fix=f"export {name}={complaint.value}"
             if complaint.value
             else _fix(name, text, complaint.option, complaint.fix),
             severity=_severity(complaint),
@@ -175,26 +176,26 @@ def _severity(complaint: AllocConfFault) -> Severity | None:
 
 def _fix(name: str, text: str, option: str, better: str) -> str:
     if not better:
-        return f"mend or remove {option or 'it'} in {name}"
+        return f"Correct or remove {option} in {name}." if option else f"Correct {name}, or unset it."
     entries = [entry for entry in text.split(",") if entry.strip().partition(":")[0].strip() == option]
     if len(entries) == 1 and ":" in better and "[" not in text:
-        return f"`export {name}={text.replace(entries[0], better)}`"
-    return f"write {better} in {name}"
+        return f"export {name}={text.replace(entries[0], better)}"
+    return f"Write {better} in {name}."
 
 
 def _contradictions(cuda: str, general: str, ranks: tuple[int, ...]) -> Iterator[Finding]:
-    """From torch 2.9 on both names are read, by different parts of the allocator (c10/core and c10/cuda)."""
+    """Since torch 2.9, different parts of the allocator read both names (c10/core and c10/cuda)."""
     first, second = dict(allocator_options(cuda)[0]), dict(allocator_options(general)[0])
     if first == second:
         return
     clashing = [key for key in first if key in second and first[key] != second[key]]
-    shown = ", ".join(f"{key} is {first[key]} and {second[key]}" for key in clashing) or "they hold different options"
+    shown = ", ".join(f"{key} is {first[key]} and {second[key]}" for key in clashing) or "they have different options"
     yield Finding(
         f"{_CUDA} and {_GENERAL} are both set and differ: {shown}",
         ranks=ranks,
         evidence={_CUDA: cuda, _GENERAL: general},
-        effect="Which of the two holds depends on the option and on the release of torch.",
-        fix=f"unset {_GENERAL}, and keep all options in {_CUDA}",
+        effect="Which of them takes effect depends on the option and the PyTorch release.",
+        fix=f"Unset {_GENERAL}, and set all options in {_CUDA}.",
         severity=None if clashing else Severity.WARNING,
     )
 
@@ -239,11 +240,12 @@ spec:
     ),
 )
 def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
-    """Ask whether PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF hold options and values that torch takes.
+    """Ask whether the options and values in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are valid.
 
-    Why it hurts: torch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA, on every
+    Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
     rank.
-    Fix: `export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (option:value, commas between, True or False).
+    Fix: write option:value pairs separated by commas, for example `export
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
     for setting in file.settings:
         if setting.name in (_CUDA, _GENERAL) and setting.is_exported and setting.known_value:
@@ -253,7 +255,7 @@ def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Viol
                 yield Violation(
                     setting.place,
                     f"{setting.name} {complaint.text}",
-                    fix=f"`{complaint.value or complaint.fix}`" if complaint.value or complaint.fix else "",
+                    fix=f"Write `{complaint.value or complaint.fix}`." if complaint.value or complaint.fix else "",
                     severity=Severity.WARNING if complaint.harmless else None,
                     evidence=(("value", setting.known_value), ("option", complaint.option)),
                 )

@@ -6,34 +6,53 @@ from collections.abc import Iterator
 
 from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.logs.oom_events import OomEvent, as_event_groups, exhaustions, numbers_of
+from doctor.analysis.logs.oom_message import LEAST_UNALLOCATED
 from doctor.analysis.visible_devices import mebibytes
-from doctor.api import Finding, Job, Severity, Verdict, check, finding_from_logs
+from doctor.api import Finding, Job, Rank, Severity, Verdict, check, finding_from_logs
 from doctor.facts import Frame, Holder, MemorySnapshotFacts, RefusedAllocation
-from doctor.testing import Fails, Passes, running
+from doctor.testing import Fails, JobBuilder, Passes, logged, running
+from doctor_checks.memory._device_memory_settings import (
+    EXPANDABLE_SEGMENTS,
+    as_sentence,
+    smaller_batch,
+    uses_expandable_segments,
+)
 
-_WORDS = {
-    "demand": "its own tensors fill it",
-    "others": "other processes hold {others} of it",
-    "skew": "other ranks hold {others} of it",
-    "fragmented": "{unused} of what the allocator holds lies in pieces that are too small",
-    "limit": "this process may use {allowed} of it at most",
-    "unknown": "the numbers do not say what filled it",
+_REASONS = {
+    "demand": "{allocated} are held by this process's own tensors",
+    "size": "it has only {total}",
+    "others": "{others} are held by other processes",
+    "skew": "{others} are held by other ranks",
+    "fragmented": "{unused} are reserved but unallocated (fragmented)",
+    "limit": "this process is limited to {allowed}",
+    "unknown": "the message does not show what filled it",
 }
 
 _HOLDERS = "`nvidia-smi --query-compute-apps=pid,used_memory,gpu_uuid --format=csv`"
 _FIXES = {
-    "others": f"List the processes that hold memory of the GPU with {_HOLDERS}, and end those that were left over, or "
-    "choose another GPU; one process may also hold several contexts.",
-    "unknown": f"List the processes that hold memory of the GPU with {_HOLDERS} while the job runs, and end those that "
-    "are not part of it; if only this job holds it, use a smaller batch per rank with more accumulation, activation "
-    "checkpointing, bf16, or sharding (FSDP, ZeRO).",
-    "skew": 'torch.cuda.set_device(local_rank) before anything touches CUDA; torch.load(path, map_location="cpu").',
-    "fragmented": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start.",
-    "limit": "Raise what torch.cuda.set_per_process_memory_fraction or the allocator's setting allows.",
+    "others": f"List the processes on the GPU with {_HOLDERS} and end leftover ones, or select another GPU.",
+    "skew": "Call torch.cuda.set_device(local_rank) before any other CUDA call, and load checkpoints with "
+    'torch.load(path, map_location="cpu").',
+    "fragmented": EXPANDABLE_SEGMENTS,
+    "limit": "Raise the limit of torch.cuda.set_per_process_memory_fraction or of the allocator.",
 }
 
 GIB = 1 << 30
 _HOLDER = Holder(31 * GIB, 640, Frame("/home/me/model.py", 112, "forward", True), "forward")
+
+
+def _traceback(file: str, function: str) -> JobBuilder:
+    return logged(
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/home/me/train.py", line 57, in <module>',
+        "[rank0]:     main()",
+        f'[rank0]:   File "/opt/env/lib/python3.11/site-packages/{file}", line 812, in {function}',
+        "[rank0]:     loss = step(batch)",
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+        "of 79.15 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in "
+        "use. Of the allocated memory 74.00 GiB is allocated by PyTorch, and 2.60 GiB is reserved by PyTorch but "
+        "unallocated.",
+    )
 
 
 def _from_logs(job: Job) -> Iterator[Finding]:
@@ -69,15 +88,23 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ),
             ranks=(1,),
         ),
+        *(
+            Fails(f"in {name}", _traceback(file, function), ranks=(0,))
+            for name, file, function in (
+                ("a training step of transformers", "transformers/trainer.py", "training_step"),
+                ("an evaluation by transformers", "transformers/trainer.py", "evaluation_loop"),
+                ("a training step of Lightning", "lightning/pytorch/loops/fit_loop.py", "advance"),
+                ("a step of DeepSpeed", "deepspeed/runtime/engine.py", "backward"),
+            )
+        ),
     ),
 )
 def device_exhausted(job: Job) -> Iterator[Verdict]:
-    """Ask whether a GPU ran out of memory, and what its numbers say of why: demand, others, skew or fragmentation.
+    """Ask whether a GPU ran out of memory, and why: demand, other processes, other ranks or fragmentation.
 
-    Why it hurts: the rank ends with an error, and the others wait for it until their time-out.
-    Fix: a smaller batch per rank with more accumulation, activation checkpointing, bf16, or sharding (FSDP, ZeRO);
-    in a run, DoctorCallback warns while memory grows (MEM004); torch.cuda.memory._record_memory_history() records
-    what holds most.
+    Why it hurts: the rank fails, and the others wait for it until their timeout.
+    Fix: use a smaller batch per rank with more gradient accumulation, activation checkpointing, bf16, or sharding
+    (FSDP, ZeRO); torch.cuda.memory._record_memory_history() records which lines allocate the most.
     """
     spoken = {one.rank for one in exhaustions(job)}
     for snapshot, identical in job.facts(MemorySnapshotFacts):
@@ -85,9 +112,9 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
         if snapshot.refused and silent and None not in spoken:
             refused = snapshot.refused[-1]
             most = snapshot.holders[0] if snapshot.holders else None
-            holder = f"; {place_of_frame(most.frame)} holds most, {mebibytes(most.size)}" if most and most.frame else ""
+            holder = f"; {place_of_frame(most.frame)} holds {mebibytes(most.size)}" if most and most.frame else ""
             yield Finding(
-                f"GPU {refused.device} had no room for {mebibytes(refused.size)}, by a memory snapshot{holder}",
+                f"GPU {refused.device} ran out of memory allocating {mebibytes(refused.size)}{holder}",
                 ranks=silent,
                 evidence={
                     "snapshot": snapshot.path,
@@ -111,9 +138,11 @@ def _holders(snapshot: MemorySnapshotFacts) -> list[str]:
 def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     first = found[0]
     group = first.shortage
-    gpu = f"GPU {group.device}" if group.device is not None else "a GPU"
-    wanted = f", {mebibytes(group.wanted)} were wanted" if group.wanted else ""
-    reason = _WORDS[first.cause].format(
+    gpu = f"GPU {group.device}" if group.device is not None else "A GPU"
+    wanted = f" allocating {mebibytes(group.wanted)}" if group.wanted else ""
+    reason = _REASONS["size" if first.cause == "demand" and group.allocated is None else first.cause].format(
+        allocated=mebibytes(group.allocated),
+        total=mebibytes(group.total),
         others=mebibytes(group.other_bytes),
         unused=mebibytes(group.reserved_unallocated),
         allowed=mebibytes(group.allowed),
@@ -124,10 +153,26 @@ def _finding(job: Job, found: tuple[OomEvent, ...]) -> Finding:
     held = {"snapshot": snapshot.path, "holds_most": _holders(snapshot)} if snapshot else {}
     return finding_from_logs(
         as_event_groups(found),
-        f"{gpu} ran out of memory{wanted}: {reason}{where}",
+        f"{gpu} ran out of memory{wanted}; {reason}{where}",
         evidence={**numbers_of(first), **held},
-        fix=_FIXES.get(first.cause, ""),
+        fix=_FIXES.get(first.cause) or _fix(job, first, rank),
         severity=Severity.WARNING if all(one.is_caught for one in found) else None,
         confidence=(0.8 if first.cause == "unknown" else 0.9) if first.is_certain else 0.5,
         explains=("GPU022",),
     )
+
+
+def _fix(job: Job, one: OomEvent, rank: Rank | None) -> str:
+    advice = smaller_batch(job, one.event.frames)
+    if one.cause == "unknown":
+        return (
+            f"List the processes on the GPU with {_HOLDERS} while the job runs, and end those of other jobs; if only "
+            f"this job uses it, {advice}."
+        )
+    unused = one.shortage.reserved_unallocated or 0
+    # Private pools are reserved for CUDA graphs; other allocations cannot use them.
+    is_large = unused - (one.shortage.in_private_pools or 0) >= max(one.shortage.wanted or 0, LEAST_UNALLOCATED)
+    if is_large and not uses_expandable_segments(rank):
+        sentence = as_sentence(advice).rstrip(".")
+        return f"{sentence}; {mebibytes(unused)} are reserved but unallocated, so also set:\n{EXPANDABLE_SEGMENTS}"
+    return as_sentence(advice)

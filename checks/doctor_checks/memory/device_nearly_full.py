@@ -16,6 +16,7 @@ from doctor.analysis.visible_devices import (
 from doctor.api import Finding, Job, LocalRanks, Rank, Severity, Skip, Unknown, Verdict, check
 from doctor.facts import Gpu, GpuFacts, GpuProcess, HostFacts, MigDevice, MissingReason, ProcessFacts, RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
+from doctor_checks.memory._device_memory_settings import as_sentence, smaller_batch
 
 GIB = 1 << 30
 
@@ -96,18 +97,18 @@ def _in_run(*ranks: int, peak: int, foreign: int = GIB, retries: int = 0) -> Job
     ),
 )
 def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict]:
-    """Ask whether each rank finds room on its GPU.
+    """Ask whether each rank has enough free memory on its GPU.
 
-    Why it hurts: the rank runs out of memory, while it starts or in the first batch that is a little longer, and the
-    others wait for it until the time-out.
-    Fix: see who holds it (`nvidia-smi`, `sudo fuser -v /dev/nvidia<n>`) and end what is left of earlier runs; or choose
-    other GPUs with CUDA_VISIBLE_DEVICES.
+    Why it hurts: the rank runs out of memory at startup or in the first batch that is slightly longer, and the others
+    wait for it until their timeout.
+    Fix: end leftover processes on the GPU (`nvidia-smi`, `sudo fuser -v /dev/nvidia<n>`), or select other GPUs with
+    CUDA_VISIBLE_DEVICES.
     """
     watched = job.ranks if next(job.each(RunMemoryFacts), None) else ()
     runs = {rank.number: facts for rank in watched if (facts := _of_run(rank))}
     for rank in watched:
         if rank.number in runs:
-            yield from _judge_run(rank, runs[rank.number], used_share)
+            yield from _judge_run(job, rank, runs[rank.number], used_share)
     if not runs and not any(rank.find(GpuFacts) for rank in job.ranks):
         yield Skip("no rank uses a GPU")
     for machine, found in shares_by_machine(job):
@@ -116,30 +117,30 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
                 continue
             if share.ranks and not share.gpu.lost and (share.gpu.memory_used is None or not share.gpu.memory_total):
                 note = hidden_of_gpus(machine, "memory_used", "memory_total")
-                reason = share.gpu.error or (note.reason if note else "the driver does not tell")
-                unhide = note.unhide if note else "free -h, where GPU and processor share their memory"
-                yield Unknown(f"how full GPU {share.gpu.index} is can't be seen: {reason}", share.ranks, unhide)
+                reason = share.gpu.error or (note.reason if note else "the driver does not report it")
+                unhide = note.unhide if note else "free -h, if GPU and CPU share their memory"
+                yield Unknown(f"the memory use of GPU {share.gpu.index} is unknown: {reason}", share.ranks, unhide)
             elif share.ranks and _share_used(share.gpu) > used_share:
                 yield _judge(machine, share)
 
 
 def _of_run(rank: Rank) -> RunMemoryFacts | None:
-    """What the rank's own allocator tells while it trains; newer than what the driver showed, and its own."""
+    """The statistics of the rank's own allocator during training, which are newer than those of the driver."""
     facts = rank.find(RunMemoryFacts)
     return facts if facts and facts.total and facts.peak_allocated is not None else None
 
 
-def _judge_run(rank: Rank, facts: RunMemoryFacts, limit: float) -> Iterator[Finding]:
-    """By what was allocated at most, not by what is reserved: a cache fills whatever is there."""
+def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Iterator[Finding]:
+    """By the peak of allocated, not of reserved memory: the cache may grow to fill the device."""
     total, foreign = facts.total or 1, facts.foreign or 0
     used = (facts.peak_allocated or 0) + foreign
     if used <= limit * total:
         return
     short = bool(facts.retries or facts.failures)
-    refused = f", and {facts.retries or 0} allocations had to empty the cache first" if short else ""
+    refused = f", and {facts.retries or 0} allocations were retried" if short else ""
     yield Finding(
-        f"{mebibytes(used)} of the {mebibytes(total)} of rank {rank.number}'s GPU are in use at its peak: "
-        f"{mebibytes(facts.peak_allocated)} by its tensors, {mebibytes(foreign)} outside its allocator{refused}",
+        f"GPU of rank {rank.number} is nearly full: {mebibytes(used)} of {mebibytes(total)} are in use at the "
+        f"peak{refused}",
         ranks=(rank.number,),
         evidence={
             "peak_allocated_bytes": facts.peak_allocated,
@@ -149,16 +150,10 @@ def _judge_run(rank: Rank, facts: RunMemoryFacts, limit: float) -> Iterator[Find
             "allocation_retries": facts.retries,
             "allocation_failures": facts.failures,
         },
-        fix=_FIX_IN_RUN if foreign <= (1 - limit) * total else "",
+        fix=as_sentence(smaller_batch(job)) if foreign <= (1 - limit) * total else "",
         severity=Severity.WARNING if short or foreign > limit * total else Severity.INFO,
         explains=("MEM011",),
     )
-
-
-_FIX_IN_RUN = (
-    "take a smaller batch with gradient accumulation, bf16, or activation checkpointing; where batches differ in "
-    "length, bound the longest"
-)
 
 
 def _share_used(gpu: Gpu) -> float:
@@ -168,19 +163,19 @@ def _share_used(gpu: Gpu) -> float:
 def _judge(machine: LocalRanks, share: GpuSharers) -> Finding | Unknown:
     gpu, own, host_ids = share.gpu, process_ids(machine), sees_host_processes(machine)
     if gpu.mig:
-        reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, and how full its MIG slices are can't be seen"
+        reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, but the use of its MIG slices is unknown"
         return Unknown(reason, share.ranks, "nvidia-smi shows the memory of each slice")
     foreign = [process for process in gpu.processes or () if is_foreign(process, own, host_ids)]
     mine = [process for process in gpu.processes or () if host_ids and process.pid in own]
     if not foreign and not mine and not (host_ids and gpu.processes is not None):
-        reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, and whose memory it is can't be seen from here"
+        reason = f"GPU {gpu.index} is {_share_used(gpu):.0%} full, but the owners of the memory are not visible here"
         return Unknown(reason, share.ranks, "run nvidia-smi on the host, or start the container with --pid=host")
     is_own = bool(mine and not foreign)
     holders = ", ".join(f"{one.name or 'a process'} (pid {one.pid}): {mebibytes(one.memory)}" for one in foreign[:3])
-    by = holders or ("its own ranks" if is_own else "no process that the driver shows")
+    by = holders or ("its own ranks" if is_own else "processes that the driver does not list")
     used = f"{mebibytes(gpu.memory_used)} of {mebibytes(gpu.memory_total)}"
     return Finding(
-        f"GPU {gpu.index} of {machine.name}: {used} in use by {by}",
+        f"GPU {gpu.index} of {machine.name}: {used} are used by {by}",
         ranks=share.ranks,
         evidence={
             "gpu": gpu.uuid,

@@ -1,4 +1,4 @@
-"""MEM004: device memory will run out."""
+"""MEM004: a GPU will run out of memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MIB = 1 << 20
 
 
 def _grows(*ranks: int, mebibytes_a_step: float, until: int = 2000, after: int = 0, falls_every: int = 0) -> JobBuilder:
-    """A job of two hosts at step ``until`` that has grown by so much a step, from step ``after`` to step 2000 at most;
-    a cache of it is emptied ``falls_every`` so many steps."""
+    """A job of two hosts at step ``until`` whose memory grows in each step, from step ``after`` to step 2000 at most;
+    its cache is emptied every ``falls_every`` steps."""
 
     def allocated(step: int) -> int:
         steps = step % falls_every if falls_every else max(0, min(step, 2000) - after)
@@ -45,7 +45,7 @@ def _grows(*ranks: int, mebibytes_a_step: float, until: int = 2000, after: int =
 
 def _batches(*units: int, met: int, gibibytes: float = 1.0, power: int = 1, foreign: int = 1) -> JobBuilder:
     """A job whose rank 1 had batches of ``units`` thousand tokens, each thousand of which takes ``gibibytes``, while
-    others hold ``foreign`` GiB of its GPU; rank 0 had one of ``met`` thousand."""
+    other processes hold ``foreign`` GiB of its GPU; rank 0 had a batch of ``met`` thousand."""
 
     def samples(*sizes: int) -> tuple[MemorySample, ...]:
         return tuple(
@@ -123,14 +123,14 @@ def _in_order(old: tuple[Loader, ...]) -> tuple[Loader, ...]:
     ),
 )
 def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float = 3) -> Iterator[Verdict]:
-    """Ask whether memory of a GPU will run out before the run ends: by a leak, or in the largest batch to come.
+    """Ask whether a GPU will run out of memory before the run ends, because of a leak or a larger batch.
 
-    Why it hurts: the run ends with "CUDA out of memory" after hours, on one rank, and the others wait for it.
-    Fix: find what holds on to tensors of past steps (`loss.detach()` or `.item()` before a loss is summed or kept), and
-    bound the size of a batch.
+    Why it hurts: after hours, the run fails with "CUDA out of memory" on one rank, and the others wait for it.
+    Fix: release tensors of past steps (call `loss.detach()` or `.item()` before summing or storing a loss), and limit
+    the size of a batch.
     """
-    # What was watched carries a forecast 30 times as far: growth that would take longer is too little to tell from
-    # caches that fill up. Two points make no line, and the interval of three spans all their slopes.
+    # A forecast extends at most 30 times the observed time; slower growth cannot be distinguished from caches that
+    # fill up. Two points do not make a line, and the interval of three spans all their slopes.
     holders = [
         _RankMemoryUse(rank, facts, facts.total - (facts.foreign or 0))
         for rank in job.ranks
@@ -138,18 +138,16 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
     ]
     needs = list(_needs(job, holders, least_batches))
     if not needs and not any(can_tell(_points(holder)) for holder in holders):
-        yield Skip("memory was not looked at often enough so far" if holders else "no rank trains on a GPU")
+        yield Skip("too few memory samples so far" if holders else "no rank trains on a GPU")
     leaks = [leak for holder in holders if (leak := _leak(holder, horizon))]
     if leaks:
         first = min(leaks, key=lambda leak: leak.steps.expected)
-        who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more alike)" if len(leaks) > 1 else "")
-        steps, now = first.steps, first.now
-        time = f", about {long_time(steps.expected * first.seconds_a_step)}" if first.seconds_a_step else ""
-        ends = f"{steps.soonest:,.0f} to {steps.latest:,.0f}"
+        who = f"rank {first.holder.rank.number}" + (f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else "")
+        steps = first.steps
+        time = f" ({long_time(steps.expected * first.seconds_a_step)})" if first.seconds_a_step else ""
         yield Finding(
-            f"device memory grows by {_rate(first.line.slope)} a batch on {who}: it runs out after "
-            f"{steps.expected:,.0f} more batches ({ends}{time}), at batch "
-            f"{now + steps.expected:,.0f}",
+            f"GPU memory of {who} grows by {_rate(first.line.slope)} per batch and runs out in about "
+            f"{steps.expected:,.0f} batches{time}",
             ranks=tuple(leak.holder.rank.number for leak in leaks),
             evidence={
                 "by_rank": {str(leak.holder.rank.number): _leak_evidence(leak) for leak in leaks[:16]},
@@ -177,7 +175,7 @@ class _Leak(NamedTuple):
 
 
 class _Met(NamedTuple):
-    """``taken``: the bytes that its steps took at most beyond what it keeps."""
+    """``taken``: the peak of its steps above the memory that it keeps, in bytes."""
 
     units: int
     rank: int
@@ -246,15 +244,15 @@ def _leak_evidence(leak: _Leak) -> dict[str, object]:
 
 def _leak_fix(job: Job) -> str:
     kept = (
-        "what the module keeps from step to step (self.outputs.append(loss), metrics that are never reset, tensors "
-        "with their graph in a callback)"
+        "the tensors that the module keeps between steps (self.outputs.append(loss), metrics that are never reset, "
+        "tensors with a graph in a callback)"
         if uses_lightning(job)
-        else "what the loop keeps from step to step (losses in a list, total += loss)"
+        else "the tensors that the loop keeps between steps (losses in a list, total += loss)"
     )
     return (
-        f"look at {kept}: keep loss.detach() or loss.item(). To see what holds it: "
-        "torch.cuda.memory._record_memory_history(), later torch.cuda.memory._dump_snapshot('memory.pickle') and "
-        "https://pytorch.org/memory_viz"
+        f"Replace {kept} with loss.detach() or loss.item(); torch.cuda.memory._record_memory_history() and "
+        "torch.cuda.memory._dump_snapshot('memory.pickle'), opened in https://pytorch.org/memory_viz, show what holds "
+        "the memory."
     )
 
 
@@ -291,8 +289,8 @@ def _kept(holder: _RankMemoryUse) -> int:
 
 
 def _deal(rank: Rank) -> Hashable:
-    """What a rank draws from that is dealt anew to all ranks in the next epoch; ``None`` where there is none such, or
-    no epoch to come."""
+    """The data that a sampler redistributes to all ranks in the next epoch; ``None`` without such a sampler or without
+    another epoch."""
     loaders, progress = rank.find(LoaderFacts), rank.find(ProgressFacts)
     for loader in loaders.of("train") if loaders and progress else ():
         length, sampler = loader.limit or loader.length, loader.sampler
@@ -315,7 +313,7 @@ def _need(holder: _RankMemoryUse, met: _Met, least: float) -> _BatchMemoryNeed |
 
 
 def _predict(points: list[tuple[float, float]], met: _Met) -> _BatchMemoryNeed | None:
-    """By a line in the units, or in their square (attention without a fused kernel) where that fits twice as well."""
+    """A linear fit in the units, or in their square (attention without a fused kernel) if that fits twice as well."""
     squares = [(own * own, peak) for own, peak in points]
     line, curve = theil_sen(points), theil_sen(squares)
     if line is None or curve is None or max(line.slope, curve.slope) <= 0:
@@ -328,17 +326,15 @@ def _predict(points: list[tuple[float, float]], met: _Met) -> _BatchMemoryNeed |
 
 
 def _misfit(line: TrendLine, points: list[tuple[float, float]]) -> float:
-    """How far the points lie from it at the mean: one that is far off counts, among many that are close together."""
+    """The mean distance of the points from the line, in which a single outlier counts."""
     return sum(abs(y - line.at(x)) for x, y in points) / len(points)
 
 
 def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
     number = holder.rank.number
     return Finding(
-        f"rank {number} may be given a batch like one of rank {need.met.rank}'s in the next epoch: {need.met.units:,} "
-        f"tokens or samples (its own largest so far: {need.seen:,}) need about {mebibytes(int(need.expected))} "
-        f"({mebibytes(max(0, int(need.low)))} to {mebibytes(int(need.high))}) of the {mebibytes(holder.limit)} that it "
-        "can have",
+        f"Rank {number} may run out of memory: a batch of {need.met.units:,} tokens or samples needs about "
+        f"{mebibytes(int(need.expected))} of {mebibytes(holder.limit)}",
         ranks=(number,),
         evidence={
             "units_to_come": need.met.units,
@@ -349,8 +345,10 @@ def _need_finding(holder: _RankMemoryUse, need: _BatchMemoryNeed) -> Finding:
             "peak_grows_with": need.grows_with,
             "limit_bytes": holder.limit,
         },
-        fix="bound the tokens of a batch (a batch sampler by tokens, a maximum length), or split long ones with "
-        "gradient accumulation; try the longest batch first, so that it fails in the first step and not in the last",
+        effect=f"Rank {need.met.rank} had such a batch; shuffling may assign it to rank {number} in the next epoch, "
+        f"whose largest batch so far had {need.seen:,}.",
+        fix="Limit the tokens per batch (a token-based batch sampler, a maximum length), or split long batches with "
+        "gradient accumulation; run the longest batch first to test the limit.",
         confidence=0.9 if need.low > holder.limit else 0.6,
         explains=("MEM011",),
     )

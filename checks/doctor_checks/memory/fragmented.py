@@ -1,4 +1,4 @@
-"""MEM006: reserved memory lies in pieces that are too small."""
+"""MEM006: reserved memory is fragmented."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from doctor.analysis.logs.oom_events import as_event_groups, exhaustions, number
 from doctor.analysis.logs.oom_message import is_mostly_fragmented
 from doctor.analysis.visible_devices import mebibytes
 from doctor.api import Finding, Job, Rank, Severity, Skip, Verdict, check, event_groups, finding_from_logs
-from doctor.facts import EnvironmentFacts, RunMemoryFacts
-from doctor.knowledge.alloc_conf import split_options as allocator_options
+from doctor.facts import RunMemoryFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running
+from doctor_checks.memory._device_memory_settings import EXPANDABLE_SEGMENTS, uses_expandable_segments
 
 GIB = 1 << 30
 
@@ -40,7 +40,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         for group in event_groups(job, "cuda.pressure") if not all_found else ():
             yield finding_from_logs(
                 group,
-                "the allocator gave its cache back and tried again: memory is nearly full, or broken up",
+                "The allocator freed its cache and retried: GPU memory is nearly full or fragmented",
                 confidence=0.6,
                 symptoms=False,
             )
@@ -48,8 +48,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     first = found[0].shortage
     yield finding_from_logs(
         as_event_groups(found),
-        f"{mebibytes(first.wanted)} did not fit, though the allocator held {mebibytes(first.reserved_unallocated)} "
-        "that no tensor used",
+        f"An allocation of {mebibytes(first.wanted)} failed with {mebibytes(first.reserved_unallocated)} reserved but "
+        "unallocated",
         evidence=numbers_of(found[0]),
         severity=Severity.ERROR,
         confidence=0.75,
@@ -117,16 +117,16 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]:
-    """Ask whether allocations fail while much of what the allocator has reserved is not allocated.
+    """Ask whether allocations fail although much of the memory that the allocator has reserved is unallocated.
 
-    Why it hurts: each retry stops the rank until the device is idle and gives the cache back, so that every other rank
-    waits, too; in the end the rank runs out of memory with gigabytes reserved and unused.
-    Fix: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start; where batches differ in size, pad
-    them to a few fixed lengths.
+    Why it hurts: each retry blocks the rank until the GPU is idle and frees the cache, so all other ranks wait too.
+    In the end, the rank runs out of memory with gigabytes reserved but unallocated.
+    Fix: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start; if batches differ in size, pad them
+    to a few fixed lengths.
     """
-    # A cache is there to be larger than what is allocated after a step, so what counts is what is not allocated even at
-    # the peak. torch's message of an error ("if reserved but unallocated memory is large") names no number; a tenth of
-    # the device is what one more large activation needs.
+    # The cache is normally larger than the memory allocated after a step, so only memory that is unallocated even at
+    # the peak counts. PyTorch's message ("if reserved but unallocated memory is large") has no number; a tenth of the
+    # device is enough for one more large activation.
     holders = [(rank, facts) for rank in job.ranks if (facts := rank.find(RunMemoryFacts)) and facts.total]
     if not holders:
         yield Skip("no rank trains on a GPU")
@@ -136,10 +136,10 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
         ran_short = facts.allocator in (None, "native") and (facts.retries or facts.failures)
         if ran_short and unused > unallocated_share * (facts.total or 0):
             failed = f"{facts.failures} failed" if facts.failures else ""
-            retried = f"{facts.retries} had to empty the cache first" if facts.retries else ""
+            retried = f"{facts.retries} were retried" if facts.retries else ""
             yield Finding(
-                f"{mebibytes(unused)} of what rank {rank.number} has reserved lie in pieces that are too small: of "
-                f"its allocations {' and '.join(filter(None, (failed, retried)))}",
+                f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, yet of its allocations "
+                f"{' and '.join(filter(None, (failed, retried)))}",
                 ranks=(rank.number,),
                 evidence={
                     "reserved_bytes": facts.reserved,
@@ -157,12 +157,9 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
 
 
 def _fix(rank: Rank) -> str:
-    environment = rank.find(EnvironmentFacts)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        options, _ = allocator_options((environment.get(name) if environment else None) or "")
-        if any(option.key == "expandable_segments" and option.value == "True" for option in options):
-            return (
-                "expandable segments are on already: pad batches to a few fixed lengths, call torch.cuda.empty_cache() "
-                "after validation, or take a smaller batch"
-            )
-    return ""
+    if not uses_expandable_segments(rank):
+        return EXPANDABLE_SEGMENTS
+    return (
+        "Pad batches to a few fixed lengths, call torch.cuda.empty_cache() after validation, or use a smaller batch; "
+        "expandable segments are already enabled."
+    )

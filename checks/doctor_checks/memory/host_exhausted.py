@@ -1,4 +1,4 @@
-"""MEM012: the kernel or a limit ended a process for memory of the host."""
+"""MEM012: the OOM killer ended a process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
 _ENDED_BY_OTHERS = ("slurm.cancel", "exit.step_ended", "elastic.force", "elastic.sigkill_left", "pl.child")
-"""Messages after which processes are killed by their launcher or the scheduler."""
+"""Messages after which the launcher or the scheduler kills processes."""
 
 _LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException", "CalledProcessError", "SystemExit")
-# Errors of ranks that lost a peer, by type and by words.
+# Errors of ranks that lost a peer, by type and by text.
 _OF_PEERS = (
     "DistBackendError",
     "DistNetworkError",
@@ -100,19 +100,20 @@ _WORDS_OF_PEERS = ("connection", "nccl", "gloo", "peer", "socket", "dataloader w
 def host_exhausted(job: Job) -> Iterator[Verdict]:
     """Ask whether a process was killed because the host or its cgroup ran out of memory.
 
-    Why it hurts: the process ends at once (exit code -9 or 137) and says nothing; the other ranks see a lost peer.
-    Fix: ask the scheduler for more memory (`--mem=0` takes all of the host); fewer data workers; hold the data set once
-    a host (memory map, shared tensors), and load checkpoints with `torch.load(path, mmap=True)` or one rank at a time.
+    Why it hurts: the process ends immediately (exit code -9 or 137) without a message, and the other ranks report a
+    lost peer.
+    Fix: request more memory from the scheduler (`--mem=0` for the whole host), use fewer data workers, keep one copy
+    of the dataset per host (memory map, shared tensors), or load checkpoints with `torch.load(path, mmap=True)`.
     """
     named = list(event_groups(job, "oom.host"))
     for group in named:
         yield _by_name(job, group)
     workers = list(event_groups(job, "worker.killed"))
     for group in workers:
-        # Launchers and schedulers end ranks with SIGKILL, not single data workers; the OOM killer does.
+        # Launchers and schedulers kill ranks, not single data workers; the OOM killer does.
         yield finding_from_logs(
             group,
-            "a data worker was killed by SIGKILL, most often because the host ran out of memory",
+            "A data worker was killed by SIGKILL, usually because the host ran out of memory",
             confidence=0.95 if named else 0.75,
             explains=("DATA012",),
         )
@@ -127,13 +128,12 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
 def _by_name(job: Job, group: EventGroup) -> Finding:
     command, held = group.value("command", "command3"), group.value("rss", "rss3")
     who = f"{command} (process {group.value('pid') or group.value('pid3')})" if command else "a process"
-    size = f", which held {mebibytes(int(held) << 10)}" if held else ""
-    limit = (
-        " within its limit" if any("cgroup" in event.text or "MEMCG" in event.text for event in group.events) else ""
-    )
+    size = f" (it used {mebibytes(int(held) << 10)})" if held else ""
+    is_limit = any("cgroup" in event.text or "MEMCG" in event.text for event in group.events)
+    reason = "A cgroup reached its memory limit" if is_limit else "The host ran out of memory"
     return finding_from_logs(
         group,
-        f"the host ran out of memory{limit}: {who} was killed{size}",
+        f"{reason}: the OOM killer ended {who}{size}",
         ranks=group.ranks or _tasks(group) or ended_by_signal(job, "SIGKILL"),
         evidence={name: value for name in ("pid", "command", "step") if (value := group.value(name))},
         confidence=0.95,
@@ -147,7 +147,7 @@ def _tasks(group: EventGroup) -> tuple[int, ...]:
     for part in ",".join((*group.values("task"), *group.values("task2"))).split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last.isdigit() or not last):
-            # At most 4096 tasks of one range are taken for ranks.
+            # A range counts for at most 4096 ranks.
             found.update(range(int(first), min(int(last or first), int(first) + 4096) + 1))
     return tuple(sorted(found))
 
@@ -158,14 +158,13 @@ def _by_signal(job: Job, group: EventGroup) -> Finding:
     )
     ranks, local = group.ranks or ended_by_signal(job, "SIGKILL"), group.value("local_rank")
     # A local rank is a rank on the first host only.
-    who = f"the process of local rank {local}" if local is not None and not ranks else "a process"
+    who = f"The process of local rank {local}" if local is not None and not ranks else "A process"
     return finding_from_logs(
         group,
-        f"{who} was killed by SIGKILL, most often because the host ran out of memory",
+        f"{who} was killed by SIGKILL, usually because the host ran out of memory",
         ranks=ranks,
-        fix="Look whether it was memory: `sudo dmesg -T | grep -iE 'oom|killed process'` on that host, or `sacct -o "
-        "State,MaxRSS,ReqMem`. If so, ask for more memory (`--mem`), use fewer data workers, and hold the data once a "
-        "host.",
+        fix="Check `sudo dmesg -T | grep -iE 'oom|killed process'` on that host or `sacct -o State,MaxRSS,ReqMem`; if "
+        "the host ran out of memory, request more (`--mem`) or use fewer data workers.",
         evidence={"memory_used_percent": used} if used is not None else None,
         confidence=0.8 if used is not None and used >= 90 else 0.7,
         explains=("DATA012",),
@@ -178,8 +177,8 @@ def _has_another_cause(job: Job, killed: Event) -> bool:
     before = events[: events.index(killed)] if killed in events else events
     if any(event.kind in _ENDED_BY_OTHERS or _is_own_error(event) for event in before):
         return True
-    # Whether torchrun itself ended the process: it had sent it a closing signal, or its table has another process that
-    # failed earlier, by an error of its own. What torchrun does not end in 30 s it kills.
+    # Whether torchrun itself ended the process: it had sent a closing signal, or its table has another process that
+    # failed earlier with its own error. torchrun kills processes that do not exit within 30 s.
     ended = {event.value("pid") for event in events if event.kind == "elastic.closing"}
     reports = [event for event in events if event.kind in ("elastic.failed", "elastic.entry", "elastic.child_line")]
     at_line = [one for one in reports if (one.file, one.line) == (killed.file, killed.line)]

@@ -1,4 +1,4 @@
-"""MEM009: memory of ranks or their workers grows on the host."""
+"""MEM009: host memory of ranks or their data workers grows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 NOON = 1_760_000_000.0
 
-WHO = {"resident": "the process", "workers": "the data workers"}
+WHO = {"resident": "rank", "workers": "the data workers of rank"}
 
 
 def _grows(
@@ -29,8 +29,8 @@ def _grows(
     available: int = 100,
     epoch: int = 0,
 ) -> JobBuilder:
-    """A CPU job on two hosts, watched for so many minutes. ``ranks`` grow by so many MiB a minute, up to minute
-    ``until``; workers begin anew every ``epoch`` minutes. ``available``: GiB left on the host in the end."""
+    """A CPU job on two hosts, monitored for some minutes. ``ranks`` grow by some MiB per minute, up to minute
+    ``until``; workers restart every ``epoch`` minutes. ``available``: GiB available on the host at the end."""
 
     def sample(seconds: int) -> MemorySample:
         minute = min(seconds / 60, until)
@@ -94,17 +94,17 @@ _LONG_EPOCH = LoaderFacts(loaders=(Loader("train", length=240_000),))
     ),
 )
 def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float = 64) -> Iterator[Verdict]:
-    """Ask whether memory that ranks or their data workers hold on the host keeps growing until it runs out.
+    """Ask whether host memory used by ranks or their data workers grows until the host runs out of memory.
 
-    Why it hurts: hours into the run the kernel kills a process without a message of its own (exit code -9), and the
-    other ranks wait for it until they time out.
-    Fix: keep numbers, not tensors (`loss.item()`), and no growing lists; keep what a data set holds in arrays (numpy,
-    torch, Arrow), not in lists and dictionaries of Python objects.
+    Why it hurts: after hours, the OOM killer ends a process without a message (exit code -9), and the other ranks
+    wait for it until their timeout.
+    Fix: store numbers instead of tensors (`loss.item()`), do not let lists grow, and keep the contents of a dataset
+    in arrays (numpy, torch, Arrow) instead of lists and dictionaries of Python objects.
     """
-    # What was watched carries a forecast 30 times as far; 64 MiB is what the C library's arenas and caches of compiled
-    # kernels grow by in a healthy process.
+    # A forecast extends at most 30 times the observed time. Arenas of the C library and caches of compiled kernels grow
+    # by 64 MiB in a healthy process.
     if not any(can_tell(_points(rank, "resident")) for rank in job.ranks):
-        yield Skip("memory was not looked at often enough so far")
+        yield Skip("too few memory samples so far")
     for local in job.by_host():
         growths = [growth for rank in local.members for growth in _growths(rank, least_mebibytes * MIB)]
         host = local.find(HostFacts)
@@ -115,13 +115,13 @@ def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float
             sizes.append(host.ram_available)
         free = min((size for size in sizes if size is not None), default=None)
         if growths and free is None:
-            yield Unknown("how much memory the host has left is not known", local.ranks, "free -b")
+            yield Unknown("the available memory of the host is unknown", local.ranks, "free -b")
         elif growths and free is not None:
             yield from _judge(job, local, growths, free, horizon)
 
 
 class _Growth(NamedTuple):
-    """Growth of a rank or of its workers, in bytes a second over ``watched`` seconds."""
+    """Growth of a rank or of its workers, in bytes per second over ``watched`` seconds."""
 
     rank: Rank
     field: str
@@ -159,23 +159,24 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
     if near and not all(_may_be_a_cache(growth, time.expected) for growth in growths):
         worst = max(growths, key=lambda growth: growth.line.slope)
         ranks = tuple(dict.fromkeys(growth.rank.number for growth in growths))
-        more = f" (with others, {_a_minute(sum(one.line.slope for one in growths))})" if len(growths) > 1 else ""
+        more = f" ({_a_minute(sum(one.line.slope for one in growths))} on the host)" if len(growths) > 1 else ""
         fields = {growth.field for growth in growths}
         process = (
-            "in the module or a callback, look for lists that grow (training_step outputs, predictions); append "
-            "loss.item() or tensor.detach().cpu() and clear them in on_train_epoch_end"
+            "find lists that grow in the module or a callback (training_step outputs, predictions), append loss.item() "
+            "or tensor.detach().cpu(), and clear them in on_train_epoch_end"
             if uses_lightning(job)
-            else "look for lists that grow in the loop: append loss.item(), not the loss; clear them after each epoch"
+            else "find lists that grow in the loop, append loss.item() instead of the loss, and clear them after each "
+            "epoch"
         )
         workers = (
-            "a worker copies each page of Python objects that it only reads, for it counts references in them: hold "
-            "the data set's lists and dictionaries as numpy arrays, torch tensors or Arrow tables; until then fewer "
-            "workers"
+            "store the dataset's lists and dictionaries as numpy arrays, torch tensors or Arrow tables, because each "
+            "worker copies pages of Python objects when it reads them; until then, use fewer workers"
         )
+        fix = "; ".join(([process] if "resident" in fields else []) + ([workers] if "workers" in fields else []))
         yield Finding(
-            f"{WHO[worst.field]} of rank {worst.rank.number} on {local.name} grow"
-            f"{'' if worst.field == 'workers' else 's'} by {_a_minute(worst.line.slope)}{more}: the {mebibytes(free)} "
-            f"that are left last about {long_time(time.expected)}{time_range(time.soonest, time.latest)}",
+            f"Memory of {WHO[worst.field]} {worst.rank.number} on {local.name} grows by "
+            f"{_a_minute(worst.line.slope)}{more}; the remaining {mebibytes(free)} last "
+            f"{long_time(time.expected)}{time_range(time.soonest, time.latest)}",
             ranks=ranks,
             evidence={
                 "growth": [_evidence(growth) for growth in growths[:16]],
@@ -183,13 +184,13 @@ def _judge(job: Job, local: LocalRanks, growths: list[_Growth], free: int, horiz
                 "seconds_left": {"expected": time.expected, "low": time.soonest, "high": time.latest},
                 "batch_at_the_end": _batch_at(worst, time.expected),
             },
-            fix="; ".join(([process] if "resident" in fields else []) + ([workers] if "workers" in fields else [])),
+            fix=f"{fix[:1].upper()}{fix[1:]}.",
             explains=("MEM008", "MEM012"),
         )
 
 
 def _may_be_a_cache(growth: _Growth, seconds: float) -> bool:
-    """In the first of several epochs a data set may keep what it has read, and be through before the time is over."""
+    """In the first of several epochs, a dataset may cache samples and finish before memory runs out."""
     training, progress = growth.rank.find(TrainingFacts), growth.rank.find(ProgressFacts)
     loaders = growth.rank.find(LoaderFacts)
     lengths = [one.limit or one.length or 0 for one in loaders.of("train")] if loaders else []
@@ -219,4 +220,4 @@ def _batch_at(growth: _Growth, seconds: float) -> int | None:
 
 
 def _a_minute(rate: float) -> str:
-    return f"{rate * 60 / MIB:.0f} MiB a minute" if rate * 60 >= 10 * MIB else f"{rate * 60 / MIB:.1f} MiB a minute"
+    return f"{rate * 60 / MIB:.0f} MiB/min" if rate * 60 >= 10 * MIB else f"{rate * 60 / MIB:.1f} MiB/min"

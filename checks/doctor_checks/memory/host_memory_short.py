@@ -26,8 +26,8 @@ GIB = 1 << 30
 
 
 def _in_run(*, left: int, resident: int = 4, workers: int = 0, shared: int = 0, ram: int = 256) -> JobBuilder:
-    """A watched job of two hosts with four ranks and ``ram`` GiB each. On node1 ``left`` GiB are available, and a rank
-    holds ``resident`` GiB; each of its two workers holds ``workers`` GiB, and shares ``shared`` of them with it."""
+    """A monitored job of two hosts with four ranks and ``ram`` GiB each. On node1, ``left`` GiB are available, and a
+    rank holds ``resident`` GiB; each of its two workers holds ``workers`` GiB, ``shared`` of them shared with it."""
     children = tuple(
         ChildProcess(pid, "S", "python", memory=workers * GIB, private=(workers - shared) * GIB)
         for pid in ((101, 102) if workers else ())
@@ -50,7 +50,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         size = group.value("size") or next((mebibytes(int(value)) for value in group.values("bytes")), None)
         yield finding_from_logs(
             group,
-            "the host had no memory left for a process" + (f" that wanted {size}" if size else ""),
+            "The host could not allocate memory for a process" + (f" ({size} requested)" if size else ""),
             evidence={"wanted": size} if size else None,
             confidence=0.8,
             explains=("DATA012",),
@@ -125,20 +125,20 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: float = 0.97) -> Iterator[Verdict]:
-    """Ask whether what the ranks of a host and their workers will hold fits into its memory and its limit.
+    """Ask whether the memory of a host and its cgroup limit are sufficient for its ranks and their data workers.
 
-    Why it hurts: the kernel kills a process without a message of its own (exit code -9), and the other ranks see only a
+    Why it hurts: the OOM killer ends a process without a message (exit code -9), and the other ranks only report a
     lost peer.
-    Fix: load the data set once a host (memory map, shared tensors), fewer workers, `torch.load(..., mmap=True)`, or ask
-    the scheduler for more memory (`--mem`).
+    Fix: load the dataset once per host (memory map, shared tensors), use fewer workers or `torch.load(...,
+    mmap=True)`, or request more memory from the scheduler (`--mem`).
     """
-    # earlyoom, which Fedora starts by default, ends a process when 10 % is left; with 3 % the kernel hardly does
-    # anything but read in again the pages of programs that it has just dropped.
+    # earlyoom, which Fedora starts by default, ends a process at 10 % available memory. At 3 %, the kernel spends most
+    # of its time reading back pages of programs that it has just dropped.
     held = [(local, holding) for local in job.by_host() if (holding := _holding(local))]
     for local, holding in held:
         yield from _judge_run(local, holding, used_share, surely_used_share)
     if not held and not any(rank.find(EstimateFacts) for rank in job.ranks):
-        yield Skip("what the ranks of this run hold is not known yet")
+        yield Skip("the memory use of the ranks is not known yet")
     for local in job.by_host():
         host = local.find(HostFacts)
         peaks = [estimate.host_peak for rank in local.members if (estimate := rank.find(EstimateFacts))]
@@ -149,11 +149,11 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
         free = _smallest(host.ram_available, _left(host.memory_limit, host.memory_used))
         if whole is None:
             note = host.why_hidden("ram_total")
-            yield Unknown(note.reason if note else "the size of the host's memory is not known", local.ranks)
+            yield Unknown(note.reason if note else "the memory size of the host is unknown", local.ranks)
         elif need > whole:
-            yield _finding(local, need, whole, "has", Severity.ERROR, host)
+            yield _finding(local, need, whole, "", Severity.ERROR, host)
         elif free is not None and need > free:
-            yield _finding(local, need, free, "has free", Severity.WARNING, host)
+            yield _finding(local, need, free, " free", Severity.WARNING, host)
 
 
 class _Holding(NamedTuple):
@@ -189,8 +189,8 @@ def _holding(local: LocalRanks) -> _Holding | None:
 
 
 def _spaces(name: str, host: HostFacts, runs: list[RunMemoryFacts]) -> list[_Space]:
-    """The host's memory, and that of its control group where there is one; the ranks' newest sample tells what is left
-    in the smaller one."""
+    """The memory of the host and of its cgroup, if it has a limit. The newest sample of the ranks has the available
+    memory of the smaller one."""
     told = [sample for run in runs for sample in run.samples if sample.host_available is not None]
     newest = max(told, key=lambda sample: sample.at or 0.0, default=None)
     left, limit = newest.host_available if newest else None, host.memory_limit
@@ -200,19 +200,19 @@ def _spaces(name: str, host: HostFacts, runs: list[RunMemoryFacts]) -> list[_Spa
         spaces.append(_Space(name, max(0, host.ram_total - available), host.ram_total))
     free = _smallest(left, _left(limit, host.memory_used))
     if limit and free is not None:
-        spaces.append(_Space(f"the control group on {name}", max(0, limit - free), limit))
+        spaces.append(_Space(f"the cgroup on {name}", max(0, limit - free), limit))
     return spaces
 
 
 def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float) -> Iterator[Finding]:
-    """Only where these ranks are what fills it: shared pages count several times, so what they hold is at most that."""
+    """Only if these ranks hold most of it. Shared pages count several times, so this is an upper limit."""
     space, count = holding.space, holding.worker_count
     if space.share <= limit or holding.processes + holding.workers < space.used / 2:
         return
     yield Finding(
-        f"{space.name} has {mebibytes(space.size - space.used)} of {mebibytes(space.size)} left: its "
+        f"Memory of {space.name}: {mebibytes(space.size - space.used)} of {mebibytes(space.size)} left; "
         f"{len(local.members)} ranks hold {mebibytes(holding.processes)}"
-        + (f", their {count} workers {mebibytes(holding.workers)} more" if count else ""),
+        + (f", {count} workers {mebibytes(holding.workers)}" if count else ""),
         ranks=local.ranks,
         evidence={
             "ranks_bytes": holding.processes,
@@ -230,12 +230,12 @@ def _judge_run(local: LocalRanks, holding: _Holding, limit: float, surely: float
 def _fix(holding: _Holding) -> str:
     if holding.workers > holding.processes:
         return (
-            "fewer num_workers; a data set of arrays in place of lists and dictionaries of Python objects, whose pages "
-            "each worker copies when it only reads them; a smaller prefetch_factor"
+            "Lower num_workers or prefetch_factor, or store the dataset in arrays instead of lists and dictionaries of "
+            "Python objects, whose pages each worker copies when it reads them."
         )
     return (
-        "keep one copy of what every rank loads (data set, checkpoint) for the host: numpy.load(path, mmap_mode='r'), "
-        "Arrow or safetensors files, torch.load(..., mmap=True), or ask the scheduler for more memory (--mem)"
+        "Load the dataset and checkpoints once per host with numpy.load(path, mmap_mode='r'), torch.load(..., "
+        "mmap=True), Arrow or safetensors, or request more memory from the scheduler (`--mem`)."
     )
 
 
@@ -247,9 +247,9 @@ def _left(limit: int | None, used: int | None) -> int | None:
     return None if limit is None or used is None else limit - used
 
 
-def _finding(local: LocalRanks, need: int, size: int, verb: str, severity: Severity, host: HostFacts) -> Finding:
+def _finding(local: LocalRanks, need: int, size: int, kind: str, severity: Severity, host: HostFacts) -> Finding:
     return Finding(
-        f"the {len(local.members)} ranks of {local.name} need {mebibytes(need)}, it {verb} {mebibytes(size)}",
+        f"The {len(local.members)} ranks of {local.name} need {mebibytes(need)}, but it has {mebibytes(size)}{kind}",
         ranks=local.ranks,
         evidence={
             "need_bytes": need,

@@ -1,4 +1,4 @@
-"""MEM005: the estimated peak does not fit."""
+"""MEM005: the estimated peak exceeds the GPU's free memory."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def _begins(floor: int | None, *, free: int, measured: bool = False) -> JobBuild
     ),
 )
 def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
-    """Ask whether the estimated peak of device memory, or the floor of a run, fits into what is free on the rank's GPU.
+    """Ask whether the estimated peak of device memory, or the minimum that a run needs, fits on the rank's GPU.
 
-    Why it hurts: the run ends with "CUDA out of memory", often only after the first optimizer step or the first long
+    Why it hurts: the run fails with "CUDA out of memory", often only after the first optimizer step or the first long
     batch.
-    Fix: take a smaller batch with gradient accumulation, bf16, activation checkpointing, or a sharded strategy (FSDP);
-    `doctor estimate` shows what each saves.
+    Fix: use a smaller batch with gradient accumulation, bf16, activation checkpointing, or sharding (FSDP, ZeRO);
+    `doctor estimate` shows the savings of each.
     """
-    # The floor is what a run holds whatever its batch is. Once steps were measured, MEM004 goes by these.
+    # The floor is the memory that a run needs for any batch size. Once steps were measured, MEM004 uses these.
     floors = [
         (rank, run)
         for rank in job.ranks
@@ -84,7 +84,7 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
         and not run.samples
     ]
     if not floors and not any(rank.find(EstimateFacts) for rank in job.ranks):
-        yield Skip("no rank is before its first step with a floor that is known")
+        yield Skip("no rank has a known memory floor before its first step")
     yield from _judge_floors(floors)
     groups: dict[tuple[int, int], list[tuple[Rank, VisibleDevice]]] = {}
     unclear: list[int] = []
@@ -98,7 +98,7 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
         elif estimate.device_peak > free:
             groups.setdefault((estimate.device_peak, free), []).append((rank, device))
     if unclear:
-        yield Unknown("which GPU these ranks will use, or how much of it is free, is not known", tuple(unclear))
+        yield Unknown("the GPU of these ranks or its free memory is unknown", tuple(unclear))
     for (peak, free), members in groups.items():
         yield _finding(peak, free, members)
 
@@ -111,12 +111,12 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
             groups.setdefault((run.estimated_floor, room), []).append(rank)
     for (floor, room), ranks in groups.items():
         yield Finding(
-            f"parameters, gradients and optimizer state alone take {mebibytes(floor)}, and this rank can have "
-            f"{mebibytes(room)} of its GPU: no batch fits, however small",
+            f"Parameters, gradients and optimizer state need {mebibytes(floor)}, but only {mebibytes(room)} are "
+            "available: no batch fits",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"floor_bytes": floor, "room_bytes": room},
-            fix="shard them (FSDP, ZeRO), keep parameters in bf16, or take an optimizer with less state; a smaller "
-            "batch does not help. `doctor estimate` shows what each saves",
+            fix="Shard them (FSDP, ZeRO), keep parameters in bf16, or use an optimizer with less state; a smaller "
+            "batch does not help. `doctor estimate` shows the savings of each.",
             confidence=0.9,  # parameters that never get a gradient have no state either
             explains=("MEM011",),
         )
@@ -132,7 +132,7 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
     estimate = members[0][0].find(EstimateFacts)
     largest = estimate.largest_batch if estimate else None
     return Finding(
-        f"the estimated peak of {mebibytes(peak)} exceeds the free {mebibytes(free)} by {mebibytes(peak - free)}",
+        f"Estimated peak of {mebibytes(peak)} exceeds the free {mebibytes(free)} by {mebibytes(peak - free)}",
         ranks=tuple(rank.number for rank, _ in members),
         evidence={
             "device_peak_bytes": peak,
@@ -140,6 +140,8 @@ def _finding(peak: int, free: int, members: list[tuple[Rank, VisibleDevice]]) ->
             "largest_batch_that_fits": largest,
             "devices": [device.label for _, device in members[:16]],
         },
-        fix=f"The largest batch that fits is {largest}." if largest else "",
+        fix=f"Use a batch of at most {largest}, and gradient accumulation to keep the effective batch size."
+        if largest
+        else "",
         explains=("MEM011",),
     )

@@ -1,4 +1,4 @@
-"""MEM002: one rank needs more memory of its GPU than its peers."""
+"""MEM002: one rank uses more memory of its GPU than its peers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from doctor.testing import Fails, JobBuilder, Passes, running
 GIB = 1 << 30
 
 KINDS = {"peak_allocated": "at its peak", "allocated": "after each step", "reserved": "in its allocator's cache"}
-"""Fields of :class:`RunMemoryFacts` that are compared, the one that ends in "out of memory" first."""
+"""Fields of :class:`RunMemoryFacts` that are compared, starting with the one that causes "out of memory"."""
 
 _FIXES = {
-    "holds": "look for what this rank alone keeps longer than a step: outputs or metrics in a list, an average of the "
-    "weights, a second model, a validation that runs on rank 0",
-    "batches": "give every rank the same amount in a batch: a batch sampler by tokens, padding to a common length, "
-    "sequences sorted into buckets before they are parted",
-    "peaks": "torch.cuda.memory._record_memory_history() on this rank and on a peer for a few steps, "
-    "torch.cuda.memory._dump_snapshot('memory.pickle'), and compare both at https://pytorch.org/memory_viz",
-    "reserves": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or call torch.cuda.empty_cache() after the "
-    "batch or validation that was larger",
+    "holds": "Find the tensors that only this rank keeps between steps: outputs or metrics in a list, an average of "
+    "the weights, a second model, a validation on rank 0.",
+    "batches": "Give every rank the same amount of data per batch: use a token-based batch sampler, pad to a common "
+    "length, or sort sequences into buckets before distributing them.",
+    "peaks": "Call torch.cuda.memory._record_memory_history() and, after a few steps, "
+    "torch.cuda.memory._dump_snapshot('memory.pickle') on this rank and on a peer, and compare both in "
+    "https://pytorch.org/memory_viz.",
+    "reserves": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or call torch.cuda.empty_cache() after a "
+    "larger batch or validation.",
 }
 
 
@@ -89,15 +90,15 @@ def _with_units(units: int) -> tuple[MemorySample, ...]:
     ),
 )
 def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0.05) -> Iterator[Verdict]:
-    """Ask whether ranks that do the same work need the same memory of their GPUs.
+    """Ask whether ranks that do the same work use the same amount of GPU memory.
 
-    Why it hurts: the fullest GPU decides the batch size of all, and this rank runs out of memory while its peers have
-    room.
+    Why it hurts: the fullest GPU limits the batch size of all ranks, and this rank runs out of memory while its peers
+    have free memory.
     Fix: find what this rank keeps that its peers do not: rank-zero metrics, logged outputs, a second copy of the
     weights, or larger batches.
     """
-    # A fifth more than its peers is where TraceML's memory rule begins; data-parallel rank 0 usually holds a few
-    # per cent more (metrics, checkpoints), and a twentieth of the device is what a larger batch would need.
+    # TraceML's memory rule also starts at 20 % above the peers. Data-parallel rank 0 usually holds a few percent more
+    # (metrics, checkpoints), and a larger batch would need 5 % of the device.
     roles = [
         [
             _RankMemoryTotal(rank, facts, facts.total)
@@ -107,7 +108,7 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
         for ranks in same_role(job)
     ]
     if not any(len(role) > 1 for role in roles):
-        yield Skip("fewer than two ranks train on GPUs and do the same work")
+        yield Skip("fewer than two ranks do the same work on GPUs")
     for role in roles:
         said: set[int] = set()
         least = device_share * min((holder.total for holder in role), default=0)
@@ -126,14 +127,13 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
                     evidence["device_bytes"] = own.total
                     evidence["largest_batch_units"] = {"own": _units(own), "peers_median": _middle(map(_units, others))}
                     yield Finding(
-                        f"rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} "
-                        f"{KINDS[kind]}, its peers "
-                        f"{mebibytes(int(outlier.typical))}{'' if more else ': it does less than they'}",
+                        f"Rank {outlier.rank} on {own.rank.host.name} holds {mebibytes(int(outlier.value))} "
+                        f"{KINDS[kind]}, its peers hold {mebibytes(int(outlier.typical))}",
                         ranks=(outlier.rank,),
                         evidence=evidence,
                         fix=_FIXES[_cause(kind, own, others)]
                         if more
-                        else "see whether its batches are smaller than those of its peers",
+                        else f"Check whether the batches of rank {outlier.rank} are smaller than those of its peers.",
                         severity=Severity.WARNING if more else Severity.INFO,
                         explains=("MEM003", "MEM004", "MEM011"),
                     )

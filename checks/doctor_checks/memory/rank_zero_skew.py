@@ -1,4 +1,4 @@
-"""MEM001: other ranks hold memory of the first GPU."""
+"""MEM001: other ranks hold memory on the first GPU."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "half": 2, "int8": 1, "uint8": 1, "bool": 1}
-"""Of one number of a type; 4 for others."""
+"""Bytes per element of a type; 4 for other types."""
 
 _CAUSES = {
-    "contexts": "contexts alone: torch.cuda.set_device is missing or late, pinned memory, or a barrier without a "
+    "contexts": "CUDA contexts only: torch.cuda.set_device is missing or late, pinned memory, or a barrier without a "
     "device",
-    "checkpoint": "tensors too: a checkpoint loaded without map_location",
-    "grows": "it grows: tensors are sent to cuda:0 in the loop",
-    "tensors": "tensors too, and less than the model: something is sent to cuda:0 by hand",
+    "checkpoint": "also tensors: a checkpoint loaded without map_location",
+    "grows": "growing: tensors are sent to cuda:0 in the loop",
+    "tensors": "also tensors, smaller than the model: tensors are sent to cuda:0 explicitly",
 }
 
 _SIGNATURES = {
-    "contexts": "bare contexts",
-    "checkpoint": "as much as a checkpoint of the model",
-    "grows": "and more with each step",
-    "tensors": "tensors, less than the model",
+    "contexts": "CUDA contexts only",
+    "checkpoint": "the size of a checkpoint",
+    "grows": "growing with each step",
+    "tensors": "tensors smaller than the model",
 }
 
 
@@ -90,7 +90,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ranks = tuple(sorted({one.rank for one in found if one.rank is not None}))
     yield finding_from_logs(
         as_event_groups(found),
-        f"the first GPU of a host is full, and holds {what}",
+        f"The first GPU of a host is full and holds {what}",
         ranks=ranks,
         evidence={**numbers_of(first), "likely_cause": _CAUSES["checkpoint" if first.is_loading else "contexts"]},
         severity=Severity.ERROR,
@@ -100,8 +100,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _by_processes(job: Job) -> Iterator[Finding]:
-    """By a table of nvidia-smi: processes that hold less of the first GPU than of another one, which is theirs. A
-    process alone on several GPUs shares its work out among them."""
+    """By a table of nvidia-smi: processes that hold less memory on the first GPU than on another one, which is their
+    own. A single process on several GPUs uses all of them."""
     rows = [event for group in event_groups(job, "gpu.process") for event in group.events]
     if not rows:
         return
@@ -113,8 +113,8 @@ def _by_processes(job: Job) -> Iterator[Finding]:
         return
     yield finding_from_logs(
         EventGroup("gpu.process", tuple(event for event in rows if event.value("pid") in strangers)),
-        f"the first GPU holds {mebibytes(sum(strangers.values()) * MIB)} of {len(strangers)} process"
-        f"{'es' if len(strangers) > 1 else ''} that seem to work on other GPUs",
+        f"The first GPU holds {mebibytes(sum(strangers.values()) * MIB)} of {len(strangers)} "
+        f"{'processes that use' if len(strangers) > 1 else 'process that uses'} other GPUs",
         evidence={"mebibytes_by_process": strangers},
         severity=Severity.WARNING,
         confidence=0.85,
@@ -123,7 +123,7 @@ def _by_processes(job: Job) -> Iterator[Finding]:
 
 
 def _contexts(rows: list[Event], first: Mapping[str | None, int]) -> dict[str | None, int]:
-    """Where the table shows the first GPU alone: small processes of one size beside a large one of the same program."""
+    """If the table shows only the first GPU: small processes of one size next to a large one of the same program."""
     names = {event.value("name") for event in rows if event.value("gpu") == "0"}
     largest = max(first.values(), default=0)
     small = {pid: size for pid, size in first.items() if 250 <= size < min(1500, largest / 2)}
@@ -257,17 +257,17 @@ def _is_home(held: Mapping[tuple[str | None, int], int], pid: str | None, gpu: i
 def rank_zero_skew(
     job: Job, *, context_mebibytes: float = 800, least_context_mebibytes: float = 250
 ) -> Iterator[Verdict]:
-    """Ask whether the first GPU of each host holds memory of its own rank alone.
+    """Ask whether the first GPU of each host holds memory of its own rank only.
 
-    Why it hurts: every other rank takes 300 to 800 MiB, or a whole copy of the checkpoint, from the first GPU: rank 0
-    runs out of memory while the others have room.
-    Fix: call `torch.cuda.set_device(local_rank)` before anything touches CUDA, pass `device_id=` to
+    Why it hurts: every other rank uses 300 to 800 MiB, or a whole copy of the checkpoint, on the first GPU. Rank 0
+    runs out of memory while the others have free memory.
+    Fix: call `torch.cuda.set_device(local_rank)` before any other CUDA call, pass `device_id=` to
     `init_process_group`, and load checkpoints with `torch.load(path, map_location="cpu")`.
     """
-    # A context takes 300 to 800 MiB, by architecture and by how many kernels are loaded.
+    # A context takes 300 to 800 MiB, depending on the architecture and the loaded kernels.
     judged = [local for local in job.by_host() if len(local.members) > 1]
     if not judged:
-        yield Unknown("other ranks not gathered") if job.ungathered else Skip("one rank a host")
+        yield Unknown("other ranks not gathered") if job.ungathered else Skip("one rank per host")
     devices = devices_of(job)
     for local in judged:
         if (first := _first(local, devices)) and first.processes:
@@ -275,8 +275,8 @@ def rank_zero_skew(
 
 
 class _First(NamedTuple):
-    """The first GPU that ranks of a host use. ``homes``: each rank's own GPU; ``owner``: the rank at home on the first,
-    with its memory where it runs; ``processes``: who holds memory of it, as seen last."""
+    """The first GPU that ranks of a host use. ``homes``: each rank's own GPU; ``owner``: the rank of the first GPU,
+    ``memory``: its memory in a run; ``processes``: those that hold memory on it, in the newest reading."""
 
     gpu: Gpu
     homes: Mapping[int, Gpu]
@@ -318,13 +318,13 @@ def _judge(job: Job, local: LocalRanks, first: _First, context: float, least: fl
 
 
 def _unseen(local: LocalRanks, first: _First) -> Unknown:
-    reason = f"whose processes hold memory of GPU {first.gpu.index} can't be seen in this container"
+    reason = f"the owners of the processes on GPU {first.gpu.index} are not visible in this container"
     return Unknown(reason, local.ranks, "start the container with --pid=host")
 
 
 def _by_number(job: Job, local: LocalRanks, first: _First, context: float, least: float) -> Finding | None:
-    """Where nobody tells whose the processes are: as many on the first GPU as the host has ranks, and more memory
-    beyond its own rank's than the peers' GPUs have beyond theirs, by a context for each of the others at least."""
+    """If the owners of the processes are unknown: the first GPU has as many processes as the host has ranks, and its
+    memory outside its own rank exceeds that of the peers' GPUs by at least a context for each other rank."""
     others = [rank for rank in local.members if not first.is_home(rank.number)]
     told = [memory.foreign for rank in others if (memory := rank.find(RunMemoryFacts)) and memory.foreign is not None]
     if first.memory is None or first.memory.foreign is None or len(told) < len(others) or not others:
@@ -366,13 +366,12 @@ def _cause(first: _First, sizes: Mapping[int, int | None], context: float) -> st
     model = _model_bytes(first.owner)
     if first.memory is None or not model:
         return "checkpoint"
-    # What is loaded may be a part of the model, or all of it with the optimizer's state.
+    # A checkpoint may contain a part of the model, or all of it with the optimizer state.
     return "checkpoint" if max(size or 0 for size in sizes.values()) >= model / 2 + context / 2 else "tensors"
 
 
 def _grows(samples: tuple[MemorySample, ...], least: int = 256 * MIB) -> bool:
-    """Whether what others than its own rank hold of the device has risen from sample to sample, with at most a few that
-    did not: a context that is there from the start does not."""
+    """Whether the memory of other ranks on the device grows in nearly all samples; that of a context is constant."""
     beyond = [one.device_used - one.reserved for one in samples if one.device_used is not None and one.reserved]
     rises = sum(after > before for before, after in pairwise(beyond))
     return len(beyond) >= 4 and beyond[-1] - beyond[0] >= least and rises >= 0.8 * (len(beyond) - 1)
@@ -388,14 +387,16 @@ def _model_bytes(rank: Rank) -> int:
 
 def _fix(job: Job, cause: str) -> str:
     if cause == "checkpoint":
-        lightning = " (trainer.fit(ckpt_path=...) does it by itself)" if uses_lightning(job) else ""
-        return f'torch.load(path, map_location="cpu", weights_only=True){lightning}'
+        lightning = ", or pass ckpt_path to trainer.fit()" if uses_lightning(job) else ""
+        return f'Load checkpoints with torch.load(path, map_location="cpu", weights_only=True){lightning}.'
     if cause in ("grows", "tensors"):
         own = "self.device" if uses_lightning(job) else 'torch.device("cuda", local_rank)'
-        return f'send tensors to {own}, not to cuda or cuda:0: grep -rnE "cuda:0|\\.cuda\\(\\)" in your code'
+        return (
+            f"Send tensors to {own} instead of cuda or cuda:0; `grep -rnE 'cuda:0|\\.cuda\\(\\)' .` finds such lines."
+        )
     if uses_lightning(job):
         return (
-            "nothing may touch CUDA before the Trainer has set the device: no .cuda() at import or in a data set, and "
-            "torch.distributed.barrier(device_ids=[self.local_rank]) where you call it yourself"
+            "Do not use CUDA before the Trainer has set the device (no .cuda() at import or in a dataset), and call "
+            "torch.distributed.barrier(device_ids=[self.local_rank]) with its device."
         )
     return ""

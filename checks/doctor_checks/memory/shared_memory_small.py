@@ -39,7 +39,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 CONNECTION = 9_637_888
-"""Bytes of the receiving segment of one connection: 4096, and the LL, LL128 and Simple buffers of 524,288, 4,915,200
+"""Bytes of the receive segment of one connection: 4096, and the LL, LL128 and Simple buffers of 524,288, 4,915,200
 and 4,194,304 (NCCL src/transport/shm.cc, default buffer sizes in src/include/comm.h)."""
 
 CHANNELS = 2
@@ -66,7 +66,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if full and not is_logged(job, "shm.full"):
         yield finding_from_logs(
             EventGroup(full[0].kind, full),
-            "shared memory has no room for what processes hand each other",
+            "Shared memory (/dev/shm) is full",
             explains=_CONSEQUENCES,
         )
 
@@ -76,7 +76,7 @@ def _bus_error(job: Job) -> Iterator[Finding]:
         if not is_logged(job, "shm.full"):
             yield finding_from_logs(
                 group,
-                "a process died of a bus error, nearly always because /dev/shm is full",
+                "A process crashed with a bus error, almost always because /dev/shm is full",
                 ranks=group.ranks or ended_by_signal(job, "SIGBUS"),
                 confidence=0.75,
                 explains=_CONSEQUENCES,
@@ -84,7 +84,7 @@ def _bus_error(job: Job) -> Iterator[Finding]:
 
 
 def _started_with_little(job: Job) -> Iterator[Finding]:
-    """A warning about /dev/shm that names it as the cause of no failure."""
+    """A warning about /dev/shm that does not name it as the cause of a failure."""
     if is_logged(job, "shm.full"):
         return
     failed = any(
@@ -94,7 +94,7 @@ def _started_with_little(job: Job) -> Iterator[Finding]:
         matters = failed and group.kind == "host.shm_default"
         yield finding_from_logs(
             group,
-            "the container was started with little shared memory",
+            "The container was started with little shared memory",
             severity=None if matters else Severity.WARNING if group.kind == "ray.shm_small" else Severity.INFO,
             confidence=0.6 if matters else 0.9,
             symptoms=matters,
@@ -191,12 +191,12 @@ _SHARING = ("multiprocessing/heap.py", "multiprocessing/shared_memory.py", "mult
     ),
 )
 def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterator[Verdict]:  # Docker gives 64
-    """Ask whether /dev/shm has room for what NCCL and data workers put there.
+    """Ask whether /dev/shm is large enough for NCCL and the data workers.
 
-    Why it hurts: NCCL fails at start ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or data workers
-    die with a bus error in the middle of an epoch.
-    Fix: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes mount an emptyDir with `medium: Memory` at /dev/shm;
-    remove left-over files: `rm /dev/shm/nccl-*` while no job runs.
+    Why it hurts: NCCL fails at startup ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or data
+    workers crash with a bus error in the middle of an epoch.
+    Fix: start the container with `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes, mount an emptyDir with
+    `medium: Memory` at /dev/shm; remove leftover `/dev/shm/nccl-*` files while no job runs.
     """
     findings = []
     users = {
@@ -212,16 +212,17 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
         if host.shm is None:
             note = host.why_hidden("shm")
             yield Unknown(
-                note.reason if note else "the size of shared memory is not shown",
+                note.reason if note else "the size of shared memory is unknown",
                 local.ranks,
                 note.unhide if note else "",
             )
             continue
         need = _need(local, users)
         if host.shm.total < smallest_mebibytes * MIB:
-            findings.append(_finding(local, host, f"shared memory (/dev/shm) has {mebibytes(host.shm.total)}", need))
+            words = f"Shared memory (/dev/shm) has only {mebibytes(host.shm.total)}"
+            findings.append(_finding(local, host, words, need))
         elif need > host.shm.free:
-            words = f"NCCL needs {mebibytes(need)} of /dev/shm, {mebibytes(host.shm.free)} are free"
+            words = f"NCCL needs {mebibytes(need)} of /dev/shm, but {mebibytes(host.shm.free)} are free"
             findings.append(_finding(local, host, words, need))
         elif host.shm.free < smallest_mebibytes * MIB:
             words = f"/dev/shm is nearly full: {mebibytes(host.shm.free)} of {mebibytes(host.shm.total)} free"  # noqa: S108 - the mount itself
@@ -230,7 +231,7 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
 
 
 def _need(local: LocalRanks, users: set[Rank]) -> int:
-    """Bytes that NCCL takes at least: a ring of the host's ranks over shared memory; 0 where it uses other ways."""
+    """The minimum that NCCL needs, in bytes: a ring of the host's ranks over shared memory; 0 with other transports."""
     using = (rank for rank in local.members if rank in users and uses_nccl(rank))
     first = next(using, None)
     if first is None or not _without_peer_access(local, first):
@@ -240,8 +241,8 @@ def _need(local: LocalRanks, users: set[Rank]) -> int:
 
 
 def _elsewhere(ranks: IdenticalRanks) -> bool:
-    """Whether NCCL takes no /dev/shm: switched off, or its buffers are cuMem host allocations, which it prefers since
-    2.24 with a driver for CUDA 12.6 (src/misc/cudawrap.cc ncclCuMemHostEnable)."""
+    """Whether NCCL does not use /dev/shm: it is turned off, or its buffers are cuMem host allocations, which it prefers
+    since 2.24 with a driver for CUDA 12.6 (src/misc/cudawrap.cc ncclCuMemHostEnable)."""
     nccl, software, gpus = ranks.find(NcclFacts), ranks.find(SoftwareFacts), ranks.find(GpuFacts)
     if gpus is None or not gpus.gpus:
         return True
@@ -280,14 +281,16 @@ def _finding(local: LocalRanks, host: HostFacts, summary: str, need: int, severi
 
 def _fix(host: HostFacts) -> str:
     if host.nccl_shm_bytes and host.shm and host.nccl_shm_bytes > host.shm.total // 2:
-        return "Remove what killed jobs left, while no job runs: `rm /dev/shm/nccl-*`"
+        return "Remove files of killed jobs while no job runs:\nrm /dev/shm/nccl-*"
     if host.shm and host.shm.free < host.shm.total // 4:
-        return "ls -lS /dev/shm | head; fuser -v /dev/shm/*  # remove files that no process holds"
+        return (
+            "Remove files that no process uses; these commands list them:\nls -lS /dev/shm | head\nfuser -v /dev/shm/*"
+        )
     if host.container == "kubernetes":
         return "Mount an emptyDir with `medium: Memory` (and a sizeLimit of 16Gi) at /dev/shm."
     if host.container in ("docker", "podman"):
-        return f"Start the container with `{host.container} run --shm-size=16g`, or with `--ipc=host`."
-    return "`sudo mount -o remount,size=16G /dev/shm`"
+        return f"Start the container with `{host.container} run --shm-size=16g` or `--ipc=host`."
+    return "sudo mount -o remount,size=16G /dev/shm"
 
 
 _JOB = """\
@@ -354,10 +357,10 @@ def _job(command: str, gpus: str) -> str:
     ),
 )
 def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
-    """Ask whether pods that train on several GPUs, or with data workers, get shared memory.
+    """Ask whether pods that train on several GPUs, or with data workers, have enough shared memory.
 
-    Why it hurts: a container has 64 MiB of /dev/shm unless something is mounted there: NCCL fails at start ("failed to
-    extend /dev/shm/nccl-…"), or data workers die with a bus error in the middle of an epoch.
+    Why it hurts: a container has 64 MiB of /dev/shm unless a volume is mounted there. NCCL fails at startup ("failed
+    to extend /dev/shm/nccl-…"), or data workers crash with a bus error in the middle of an epoch.
     Fix: mount an emptyDir with `medium: Memory` and a sizeLimit of 16Gi at /dev/shm.
     """
     for job in file.workloads:
@@ -366,17 +369,17 @@ def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
                 if box.gpus and not box.has_shm and (why := _why(job, box)):
                     yield Violation(
                         box.gpus_place or SourceLocation(1),
-                        f"{why}, and nothing is mounted at /dev/shm: it has 64 MiB",
+                        f"{why}, but no volume is mounted at /dev/shm, which has 64 MiB by default",
                         evidence=(("container", box.name), ("gpus", box.gpus)),
                     )
 
 
 def _why(job: Workload, box: Container) -> str:
-    """Peer access over NVLink makes do with little; whether the node has it, the manifest does not say."""
+    """With peer access over NVLink, little shared memory is enough, but the manifest does not show the links."""
     trains = job.kind in ("PyTorchJob", "MPIJob") or any(one.program != "other" for one in box.chain())
     if not trains:
         return ""
     if (box.gpus or 0) > 1:
-        return f"the ranks of {box.gpus} GPUs share a pod"
+        return f"{box.gpus} GPUs share a pod"
     workers = re.search(r"num[_-]workers[= ]+(\d+)", box.words)
-    return f"{workers[1]} data workers" if workers and workers[1] != "0" else ""
+    return f"The pod uses {workers[1]} data workers" if workers and workers[1] != "0" else ""

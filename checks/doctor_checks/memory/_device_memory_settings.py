@@ -1,0 +1,83 @@
+"""Settings of training frameworks and of PyTorch's allocator that reduce or defragment device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from doctor.api import Job, Rank
+from doctor.facts import EnvironmentFacts, Frame, TrainingFacts
+from doctor.knowledge.alloc_conf import split_options
+
+EXPANDABLE_SEGMENTS = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+_PLAIN = (
+    "use a smaller batch per rank with more gradient accumulation, activation checkpointing, bf16, or sharding (FSDP, "
+    "ZeRO)"
+)
+_TRANSFORMERS = (
+    "lower per_device_train_batch_size and raise gradient_accumulation_steps by the same factor in TrainingArguments, "
+    "or set gradient_checkpointing=True or bf16=True"
+)
+_LIGHTNING = (
+    "lower the batch_size of the DataLoader and raise Trainer(accumulate_grad_batches=...) by the same factor, or set "
+    'Trainer(precision="bf16-mixed")'
+)
+_DEEPSPEED = (
+    "lower train_micro_batch_size_per_gpu and raise gradient_accumulation_steps by the same factor in the DeepSpeed "
+    "configuration, or raise zero_optimization.stage"
+)
+
+_BY_FRAME: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("/transformers/trainer.py", "/transformers/trainer_seq2seq.py", "/trl/trainer/"), _TRANSFORMERS),
+    (("/lightning/pytorch/", "/pytorch_lightning/"), _LIGHTNING),
+    (("/deepspeed/runtime/",), _DEEPSPEED),
+)
+"""Parts of paths in a traceback. A Trainer comes before DeepSpeed, because it writes DeepSpeed's batch sizes."""
+
+_BY_EVALUATION: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+    (
+        ("/transformers/trainer.py", "/transformers/trainer_seq2seq.py"),
+        ("evaluation_loop", "prediction_loop"),
+        "lower per_device_eval_batch_size in TrainingArguments, or set eval_accumulation_steps",
+    ),
+    (
+        ("loops/evaluation_loop.py", "loops/prediction_loop.py"),
+        (),
+        'lower the batch_size of the evaluation DataLoader, or set Trainer(precision="bf16-mixed")',
+    ),
+)
+"""Parts of paths, functions (empty: any) and settings of evaluation, whose batch size is separate."""
+
+
+def smaller_batch(job: Job, frames: Sequence[Frame] = ()) -> str:
+    """A clause that names the settings that reduce device memory, by a traceback or by the framework of a run."""
+    places = [(frame.file.replace("\\", "/"), frame.function) for frame in frames]
+    for parts, functions, advice in _BY_EVALUATION:
+        if any(_is_in(file, parts) and (not functions or function in functions) for file, function in places):
+            return advice
+    for parts, advice in _BY_FRAME:
+        if any(_is_in(file, parts) for file, _ in places):
+            return advice
+    frameworks = {training.framework for training, _ in job.facts(TrainingFacts)}
+    if "transformers" in frameworks:
+        return _TRANSFORMERS
+    return _LIGHTNING if any("lightning" in framework for framework in frameworks) else _PLAIN
+
+
+def _is_in(file: str, parts: tuple[str, ...]) -> bool:
+    return any(part in file for part in parts)
+
+
+def uses_expandable_segments(rank: Rank | None) -> bool:
+    """Whether the rank's environment enables expandable segments."""
+    environment = rank.find(EnvironmentFacts) if rank else None
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        options, _ = split_options((environment.get(name) if environment else None) or "")
+        if any(option.key == "expandable_segments" and option.value == "True" for option in options):
+            return True
+    return False
+
+
+def as_sentence(clause: str) -> str:
+    """``clause`` with a capital letter and a full stop."""
+    return f"{clause[:1].upper()}{clause[1:]}."
