@@ -94,7 +94,7 @@ def test_a_checkpoint_directory_of_one_host_alone(tmp_path: Path) -> None:
         pytest.skip("the temporary folder is on a shared file system")
     result = judged(beside(1, facts), "HOST004")
     assert blamed(result) == {1}
-    assert "each host's own" in result.findings[0].summary
+    assert "is not shared between hosts" in result.findings[0].summary
 
 
 @needs_root

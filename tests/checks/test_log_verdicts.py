@@ -222,8 +222,8 @@ OOM = """\
 [rank0]:   File "{path}", line 812, in {function}
 [rank0]:     loss = step(batch)
 [rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of \
-79.15 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the allocated \
-memory 74.00 GiB is allocated by PyTorch, {pools}and {unused} is reserved by PyTorch but unallocated.
+79.15 GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the \
+allocated memory 74.00 GiB is allocated by PyTorch, {pools}and {unused} is reserved by PyTorch but unallocated.
 """
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 SETTINGS = (

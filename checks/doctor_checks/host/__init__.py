@@ -1,1 +1,1 @@
-"""Checks of the family host: limits, clocks, storage of a host."""
+"""Checks of the family host: limits, clocks and storage of a host."""

@@ -1,4 +1,4 @@
-"""Findings about temporary directories and caches, to which compilers, launchers and data workers write.
+"""Findings about the temporary directories and caches of compilers, launchers and data workers.
 
 Sources: tempfile of Python (candidates of gettempdir), c10/util/tempfile.cpp (TMPDIR without a fallback if it is set),
 torch/lib/libshm/manager.cpp (``torch-shm-dir-XXXXXX/manager.sock``), torch/_inductor/runtime/cache_dir_utils.py,
@@ -30,7 +30,7 @@ class _ScratchFault(NamedTuple):
 
 
 def scratch_findings(job: Job, least: float) -> Iterator[Finding]:
-    """Findings about the temporary directory and the caches of each host; ``least``: bytes that have to be free."""
+    """Findings about the temporary directory and the caches of each host; ``least``: bytes that must be free."""
     yield from merge(
         finding
         for local in job.by_host()
@@ -48,7 +48,7 @@ def _of_named(local: LocalRanks, storage: StorageFacts, least: float) -> Iterato
 
 
 def _of_defaults(local: LocalRanks, storage: StorageFacts, least: float) -> Iterator[Finding]:
-    """One finding a fault for all caches in their default places, which a job may not use."""
+    """One finding per fault for all caches in their default places, which a job may not use."""
     groups: dict[_ScratchFault, list[Directory]] = {}
     for folder in storage.directories:
         if folder.role == "cache" and not folder.source:
@@ -90,7 +90,7 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
     if folder.exists is None or folder.error:
         if folder.error:
             yield _ScratchFault(
-                f"cannot be used: {folder.error}", severity, effect, f"ls -ld {path}; findmnt -T {path}"
+                f"cannot be used: {folder.error}", severity, effect, f"ls -ld {path}\nfindmnt -T {path}"
             )
         return
     if folder.role == "temporary" and not folder.exists:
@@ -103,20 +103,22 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
         words = f"is full: less than {int(least) >> 20} MiB free"
         yield _ScratchFault(words, severity, effect, f"df -h {path}\ndu -xsh {path}/* | sort -h | tail")
     elif folder.free_inodes == 0:
-        yield _ScratchFault("is full: no inodes left", severity, effect, f"df -i {path}")
+        yield _ScratchFault(
+            "is full: no inodes left", severity, effect, f"Delete files; count them with:\ndf -i {path}"
+        )
     if folder.noexec and (folder.role == "temporary" or folder.source in _LOADS_CODE):
         mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING
         yield _ScratchFault("is mounted noexec", mild, _NOEXEC_EFFECT, _another(folder))
     if folder.role == "temporary" and len(folder.path) + _SOCKET_SUFFIX > _LONGEST_SOCKET:
-        words = f"is too long for the sockets in it ({len(folder.path)} characters)"
+        words = f"is too long for socket paths ({len(folder.path)} characters)"
         yield _ScratchFault(words, Severity.INFO, "Data workers fail: `AF_UNIX path too long`.", "export TMPDIR=/tmp")
 
 
 _TEMPORARY_EFFECT = (
-    "Launchers, compilers and data workers write files there: `torch_shm_manager: could not generate a random "
-    "directory`, `No usable temporary directory found`, or Python falls back to another directory silently."
+    "Launchers, compilers and data workers fail with `torch_shm_manager: could not generate a random directory` or "
+    "`No usable temporary directory found`, or Python silently uses another directory."
 )
-_CACHE_EFFECT = "torch.compile, Triton, or a download fails when it writes there."
+_CACHE_EFFECT = "torch.compile, Triton or a download fails when it writes there."
 _NOEXEC_EFFECT = (
     "Libraries that torch.compile, Triton and cpp_extension build there cannot be loaded: `failed to map segment from "
     "shared object`."
@@ -125,7 +127,7 @@ _NOEXEC_EFFECT = (
 
 def _another(folder: Directory) -> str:
     if folder.role == "temporary":
-        return 'export TMPDIR="$HOME/tmp"; mkdir -p "$TMPDIR"' if folder.noexec else "export TMPDIR=/tmp"
+        return 'export TMPDIR="$HOME/tmp"\nmkdir -p "$TMPDIR"' if folder.noexec else "export TMPDIR=/tmp"
     name = folder.source or "TRITON_CACHE_DIR"
     return (
         f'export {name}="$HOME/.cache/{name.partition("_")[0].lower()}"'

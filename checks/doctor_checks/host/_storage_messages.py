@@ -1,4 +1,4 @@
-"""What logs say of files and directories that could not be written or read."""
+"""Log messages about files and directories that could not be written or read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from doctor.facts import Event, LogEvidence
 from doctor_checks.host._storage_trials import WRITE_ERRORS
 
 _READ_ERRORS = {
-    "Stale NFS file handle": "does not answer",
-    "Input/output error": "returns errors of its disk or server",
-    "Remote I/O error": "returns errors of its disk or server",
-    "Transport endpoint is not connected": "is not mounted any more",
+    "Stale NFS file handle": "does not respond",
+    "Input/output error": "returns I/O errors of its disk or server",
+    "Remote I/O error": "returns I/O errors of its disk or server",
+    "Transport endpoint is not connected": "is no longer mounted",
     "Cannot send after transport endpoint shutdown": "was disconnected by its server (Lustre eviction)",
     "Not enough disk space": "is full",
 }
-"""Messages of the C library that tell of a file system, beside :data:`WRITE_ERRORS`."""
+"""Messages of the C library about a file system, in addition to :data:`WRITE_ERRORS`."""
 
 _KINDS = ("storage.refused", "storage.unwritten", "storage.damaged", "storage.missing")
 
@@ -26,7 +26,7 @@ _KINDS = ("storage.refused", "storage.unwritten", "storage.damaged", "storage.mi
 def storage_messages(job: Job) -> Iterator[Finding]:
     """Findings for files and directories that the ranks could not write or read.
 
-    The error of the file system is reported alone if it is known, and what a library made of it otherwise."""
+    If the error of the file system is known, only that is reported, otherwise the error of the library."""
     if job.evidence is None:
         return
     aftermath = LaterEvents(job.evidence)
@@ -48,7 +48,7 @@ def storage_messages(job: Job) -> Iterator[Finding]:
 
 
 def _is_of_parent(evidence: LogEvidence, event: Event) -> bool:
-    """Whether a spawned process could not read what its parent sends, because the parent had ended."""
+    """Whether a spawned process could not read from its parent, because the parent had exited."""
     same = (one for one in evidence.of(EXCEPTION) if (one.file, one.line) == (event.file, event.line))
     return any(frame.function == "spawn_main" for one in same for frame in one.frames)
 
@@ -57,27 +57,27 @@ def _claim(group: EventGroup, path: str | None) -> str:
     named = path or "a directory"
     if group.kind == "storage.refused":
         error = _first(group, "error", 9) or ""
-        meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "can't be used")
-        return f"{named} {meaning}: {error}"
+        meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "cannot be used")
+        return f"{path or 'A directory'} {meaning}: {error}"
     if group.kind == "storage.missing":
-        return f"a checkpoint is missing: {named}"
+        return f"A checkpoint is missing: {named}"
     what = (_first(group, "what", 10) or "").rstrip(".")
     if group.kind == "storage.damaged":
-        return f"a file is incomplete or damaged: {what}"
-    return f"a checkpoint could not be written: {what or f'{named} does not exist, or cannot be opened'}"
+        return f"A file is incomplete or damaged: {what}"
+    return f"A checkpoint could not be written: {what or f'{named} cannot be opened'}"
 
 
 def _fix(kind: str, path: str | None) -> str:
     folder = shlex.quote(path) if path else "."
     if kind == "storage.damaged":
-        return "Resume from an older checkpoint. Write to a temporary name and rename it when it is complete."
+        return "Resume from an older checkpoint; write checkpoints to a temporary name and rename them when complete."
     if kind == "storage.missing":
-        return f"`ls -l {folder}` on every host: all of them need the same file under the same path."
-    return f"`df -h {folder}; df -i {folder}; quota -s; findmnt -T {folder}` on the host of the rank."
+        return f"Make the file available under the same path on every host; compare:\nls -l {folder}"
+    return f"Check on the host of the rank:\ndf -h {folder}\ndf -i {folder}\nquota -s\nfindmnt -T {folder}"
 
 
 def _confidence(group: EventGroup, path: str | None) -> float:
-    # A terminal that is gone answers with EIO, too.
+    # A closed terminal also returns EIO.
     return 0.5 if not path and "[Errno 5]" in group.first.text else 0.9
 
 

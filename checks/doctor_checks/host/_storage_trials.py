@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from doctor.analysis.storage_speed import (
@@ -16,20 +17,20 @@ from doctor.analysis.storage_speed import (
 from doctor.api import Finding, Job, LocalRanks, Severity, Unknown
 from doctor.facts import StorageSpeedFacts
 
-ROLES = {"checkpoint": "checkpoint", "flight-recorder": "flight-recorder dump", "nccl-debug": "NCCL log"}
-"""Names of the directories that are checked, by role. Caches and temporary directories have checks of their own."""
+ROLES = {"checkpoint": "Checkpoint", "flight-recorder": "Flight-recorder dump", "nccl-debug": "NCCL log"}
+"""Names of the checked directories, by role. Caches and temporary directories are checked separately."""
 
 WRITE_ERRORS = {
     "No space left on device": "is full",
-    "Disk quota exceeded": "is full (the user's quota is spent)",
+    "Disk quota exceeded": "is full (user quota exceeded)",
     "Read-only file system": "is not writable",
     "Permission denied": "is not writable",
-    "Stale file handle": "does not answer",
-    "File exists": "is a file, or lies below one",
-    "Not a directory": "is a file, or lies below one",
+    "Stale file handle": "does not respond",
+    "File exists": "is a file or below a file",
+    "Not a directory": "is a file or below a file",
 }
 """Messages of the C library about a failed write (errno ENOSPC, EDQUOT, EROFS, EACCES, ESTALE, EEXIST, ENOTDIR), and
-what they mean for the directory."""
+their meaning for the directory."""
 
 _SHOWN = 8
 """Groups, readings and names that a finding shows."""
@@ -38,7 +39,7 @@ _SHOWN = 8
 def storage_findings(
     job: Job, slow: Iterable[SlowStorage], severity_of: Callable[[LocalRanks], Severity]
 ) -> Iterator[Finding | Unknown]:
-    """Findings about all directories that were tried, and unknowns for those that could not be tried.
+    """Findings about all tested directories, and unknowns for those that could not be tested.
 
     ``slow``: from :func:`doctor.analysis.storage_speed.slow_storage`; ``severity_of``: the severity for a host whose
     checkpoint directory is not shared."""
@@ -63,25 +64,27 @@ def _unwritten(job: Job) -> Iterator[Finding]:
             found.setdefault((trial.role, trial.path, trial.error or ""), []).append(local)
     for (role, path, error), locals_ in found.items():
         answers = not error.startswith(NO_ANSWER)
-        meaning = WRITE_ERRORS.get(error, f"can't be written to: {error}") if answers else f"does not answer: {error}"
+        meaning = WRITE_ERRORS.get(error, f"is not writable: {error}") if answers else f"does not respond: {error}"
         yield Finding(
-            f"the {ROLES[role]} directory {path} {meaning}; tested by a write on {_names(locals_)}",
+            f"{ROLES[role]} directory {path} {meaning} (write test on {_names(locals_)})",
             ranks=_ranks(locals_),
             severity=Severity.WARNING if role == "nccl-debug" else Severity.ERROR,
             evidence={"path": path, "error": error, **({} if answers else _exclude(job, locals_))},
-            fix=f"on {_names(locals_)}: ls -ld {path}; df -h {path}; df -i {path}; quota -s; findmnt -T {path}",
+            fix=f"Check on {_names(locals_)}:\n"
+            + "\n".join(f"{command} {shlex.quote(path)}" for command in ("ls -ld", "df -h", "df -i", "findmnt -T"))
+            + "\nquota -s",
         )
 
 
 def _unread(job: Job) -> Iterator[Finding]:
     for local, reading in silent_readings(job):
         yield Finding(
-            f"the directory {reading.path} does not answer on {local.name}: reading a file written by "
-            f"{reading.writer} timed out",
+            f"Directory {reading.path} does not respond on {local.name}: reading a file of {reading.writer} timed out",
             ranks=local.ranks,
             severity=Severity.ERROR,
             evidence={"path": reading.path, "writer": reading.writer, **_exclude(job, [local])},
-            fix=f"on {local.name}: timeout 5 ls {reading.path}; findmnt -T {reading.path}: mount it again",
+            fix=f"Remount the directory on {local.name}, after checking it with:\n"
+            f"timeout 5 ls {shlex.quote(reading.path)}\nfindmnt -T {shlex.quote(reading.path)}",
         )
 
 
@@ -94,9 +97,9 @@ def _unshared(
             continue
         some_share = any(len(set(group) - set(split.places)) > 1 for group in split.groups)
         yield Finding(
-            f"the checkpoint directory {split.path} is not shared: "
+            f"Checkpoint directory {split.path} is not shared: "
             + (f"{_names(faulty)} and the other hosts do" if some_share else "the hosts do")
-            + " not see one another's files",
+            + " not see each other's files",
             ranks=_ranks(faulty),
             severity=max(map(severity_of, faulty), key=lambda severity: severity.weight),
             evidence={
@@ -108,19 +111,19 @@ def _unshared(
                     f"{reader} reads {one.writer}": one.error or one.outcome for reader, one in split.readings[:_SHOWN]
                 },
             },
-            fix=f"on {_names(faulty)}: findmnt -T {split.path}: mount there what the other hosts have"
+            fix=f"Mount the file system of the other hosts on {_names(faulty)}; `findmnt -T {split.path}` shows it."
             if some_share
-            else "name a directory on a file system that all hosts mount (NFS, Lustre, GPFS …)",
+            else "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS).",
         )
 
 
 def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[SlowStorage]) -> Iterator[Finding]:
     for one in slow:
         faulty = [hosts[place] for place in one.places]
-        usual = "" if one.usual is None else f", on the other hosts {one.usual:.2g} s"
+        usual = "" if one.usual is None else f" ({one.usual:.2g} s on the other hosts)"
         of_each = " per host" if len(faulty) > 1 else ""
         yield Finding(
-            f"the {ROLES.get(one.role, one.role)} directory {one.path} is slow on {_names(faulty)}: "
+            f"{ROLES.get(one.role, one.role)} directory {one.path} is slow on {_names(faulty)}: "
             f"writing {one.bytes / (1 << 20):.0f} MiB{of_each} took {one.seconds:.2g} s{usual}",
             ranks=_ranks(faulty),
             severity=Severity.WARNING,
@@ -133,8 +136,9 @@ def _slow_directories(job: Job, hosts: Mapping[int, LocalRanks], slow: Iterable[
                 "usual_seconds": None if one.usual is None else round(one.usual, 3),
                 **({} if one.usual is None else _exclude(job, faulty)),
             },
-            effect="all ranks wait at a checkpoint until the slowest host has written its part.",
-            fix=f"on {_names(faulty)}: iostat -x 1 3; nfsiostat 1 3; findmnt -T {one.path}; or name another directory",
+            effect="All ranks wait at a checkpoint until the slowest host has written its part.",
+            fix=f"Use another directory, or check on {_names(faulty)}:\n"
+            f"iostat -x 1 3\nnfsiostat 1 3\nfindmnt -T {shlex.quote(one.path)}",
         )
 
 

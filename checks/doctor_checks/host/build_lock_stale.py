@@ -1,4 +1,4 @@
-"""HOST008: ranks will wait on a lock that nobody holds."""
+"""HOST008: ranks will wait for a lock that no process holds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from doctor.facts import BuildLock, Frame, ProgressFacts, SoftwareFacts, Storage
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged, running
 
 ADVISORY_SINCE = "2.14"
-"""From this torch on the file is locked with flock, which ends with its holder; it stays behind after every build and
-means nothing (torch/utils/cpp_extension.py, _jit_compile; before, torch/utils/file_baton.py)."""
+"""Since this torch, the file is locked with flock, which ends with its holder. The file remains after every build and
+is harmless (torch/utils/cpp_extension.py, _jit_compile; before, torch/utils/file_baton.py)."""
 
 _BATON = "/home/ada/.cache/torch_extensions/py311_cu128/fused_adam/lock"
 
@@ -49,7 +49,7 @@ BUILDS = (
 
 
 def _in_run(*locks: BuildLock, **stacks: tuple[Frame, ...]) -> JobBuilder:
-    """A watched job of two hosts that stands still; ``rank2=`` is the stack of rank 2, and all others train."""
+    """A monitored job of two hosts that is stalled; ``rank2=`` is the stack of rank 2, and all others train."""
     sketch = running(2, 2)
     for name, stack in stacks.items():
         number = int(name.removeprefix("rank"))
@@ -63,7 +63,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         gave_up = any("could not be acquired" in event.text or event.value("stack") for event in group.events)
         yield finding_from_logs(
             group,
-            f"a process waited for the lock {path}" if path else "a process waited for a lock of a build or a cache",
+            f"A process waited for the lock {path}" if path else "A process waited for a lock of a build or a cache",
             evidence={"path": path} if path else None,
             severity=None if gave_up else Severity.WARNING if _seconds(group) >= LONG else Severity.INFO,
             symptoms=gave_up or _seconds(group) >= LONG,
@@ -74,7 +74,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if waited:
         yield finding_from_logs(
             EventGroup(waited[0].kind, waited),
-            "a process ended while it waited for the lock of an extension's build",
+            "A process ended while waiting for the lock of an extension build",
             evidence={"frames": [f"{frame.file}:{frame.line} ({frame.function})" for frame in waited[0].frames[:3]]},
             confidence=0.85,
         )
@@ -85,12 +85,12 @@ def _seconds(group: EventGroup) -> float:
 
 
 LONG = 300.0
-"""Seconds: others that build or download hold a lock for minutes."""
+"""Seconds; a build or download holds a lock for minutes."""
 _PATHS = ("path", "path2", "path3", "path4", "path5")
 
 
 def _waits_for_lock(frame: Frame) -> bool:
-    """Torch's wait for whoever builds (torch/utils/file_baton.py)."""
+    """Torch's wait for the process that builds (torch/utils/file_baton.py)."""
     return frame.file.endswith("file_baton.py") and frame.function == "wait"
 
 
@@ -150,14 +150,14 @@ def _waits_for_lock(frame: Frame) -> bool:
 def build_lock_stale(
     job: Job, *, stale_seconds: float = 1800.0, surely_stale_seconds: float = 86_400.0
 ) -> Iterator[Verdict]:
-    """Ask whether a left-over lock will make ranks wait for ever when an extension is built.
+    """Ask whether a leftover lock will make ranks wait indefinitely when an extension is built.
 
-    Why it hurts: torch before 2.14 builds extensions under a lock file, and whoever comes later waits until it is gone.
-    One that a killed build left behind is never removed: every rank sleeps in file_baton.py, silently, until the
-    collective's time-out kills the others.
-    Fix: remove the lock file when no build is running (the path is in the evidence), then start again.
+    Why it hurts: torch before 2.14 builds extensions under a lock file, and other processes wait until it is removed.
+    If a build is killed, nothing removes its lock file: every rank silently waits in file_baton.py until the
+    collective times out on the others.
+    Fix: remove the lock file (its path is in the evidence) while no build is running, then restart the job.
     """
-    # Building an extension takes minutes (large attention kernels up to half an hour); nothing builds for a day.
+    # Building an extension takes minutes (large attention kernels up to half an hour), never a day.
     has_stalled = any(progress.state == "stalled" for progress, _ in job.each(ProgressFacts))
     stuck = {local: members for local in job.by_host() if (members := _stuck(local))} if has_stalled else {}
     for local, members in stuck.items():
@@ -166,20 +166,22 @@ def build_lock_stale(
     stale: dict[str, tuple[BuildLock, list[int]]] = {}
     for local in job.by_host():
         locks = () if local in stuck else tuple(_batons(local.find(StorageFacts)))
-        # The ranks whose torch would wait for the file to be gone
+        # The ranks whose torch would wait until the file is removed.
         waiting = tuple(rank.number for rank in local.members if _waits(rank)) if locks else ()
         for lock in locks if waiting else ():
             if lock.path in held or lock.age < stale_seconds:
                 continue
             if (lock.held is None or job.ungathered) and lock.age < surely_stale_seconds:
-                reason = f"{lock.path} is {_age(lock.age)} old, and whether a build holds it can't be seen from here"
+                reason = (
+                    f"{lock.path} is {_age(lock.age)} old, but it is not visible from here whether a build holds it"
+                )
                 yield Unknown(reason, waiting, f"fuser -v {lock.path} (as root, on every host that mounts it)")
             else:
                 stale.setdefault(lock.path, (lock, []))[1].extend(waiting)
     for lock, ranks in stale.values():
         yield Finding(
-            f"{lock.path} is {_age(lock.age)} old and "
-            + ("nobody holds it" if lock.held is False else "no build lasts so long"),
+            f"Lock {lock.path} is {_age(lock.age)} old, "
+            + ("and no process holds it" if lock.held is False else "longer than any build takes"),
             ranks=tuple(ranks),
             evidence={"path": lock.path, "kind": lock.kind, "age_seconds": lock.age, "held": lock.held},
             fix=_removal(lock),
@@ -188,8 +190,8 @@ def build_lock_stale(
 
 
 def _stuck(local: LocalRanks) -> tuple[Rank, ...]:
-    """The ranks of a run that wait for such a file now, longer than anything took so far, while no rank of the host and
-    no other process that can be seen builds."""
+    """The ranks of a run that currently wait for such a file, longer than any step so far, while no rank of the host
+    and no other visible process builds."""
     waiting = tuple(rank for rank in local.members if _stands_in(rank, "file_baton.py"))
     builders = [rank for rank in local.members if _stands_in(rank, "cpp_extension.py") and rank not in waiting]
     held = any(lock.held for lock in _batons(local.find(StorageFacts)))
@@ -210,8 +212,8 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
     numbers = tuple(rank.number for rank in ranks)
     paths = " ".join(_removal(lock).partition(" ")[2] for lock in locks)
     return Finding(
-        f"{ranks_in_words(numbers)} on {local.name} {'waits' if len(ranks) == 1 else 'wait'}{where} for the lock of an "
-        f"extension that nobody builds, for {_age(progress.idle or 0.0 if progress else 0.0)} so far",
+        f"{ranks_in_words(numbers).capitalize()} on {local.name} {'has' if len(ranks) == 1 else 'have'} waited "
+        f"{_age(progress.idle or 0.0 if progress else 0.0)} for a build lock that no process holds{where}",
         ranks=numbers,
         evidence={
             "locks": [{"path": lock.path, "age_seconds": lock.age, "held": lock.held} for lock in locks],
@@ -220,14 +222,14 @@ def _stuck_finding(local: LocalRanks, ranks: tuple[Rank, ...]) -> Finding:
         },
         fix=f"rm {paths}"
         if paths
-        else 'find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -delete',
+        else 'Remove the lock files:\nfind "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -delete',
         confidence=1.0 if any(lock.held is False for lock in locks) else 0.8,
         explains=("RUN001", "RUN010", "RUN006"),
     )
 
 
 def _batons(storage: StorageFacts | None) -> Iterator[BuildLock]:
-    """The locks whose mere existence makes others wait; advisory locks end with their holder."""
+    """The locks whose existence makes other processes wait; advisory locks end with their holder."""
     return (lock for lock in (storage.locks if storage else ()) if lock.blocking)
 
 
@@ -245,5 +247,5 @@ def _age(seconds: float) -> str:
 
 
 def _removal(lock: BuildLock) -> str:
-    """The command that removes it. Others may have named folders of a shared cache."""
+    """The command that removes it. Other users may have named the folders of a shared cache."""
     return f"rm {shlex.quote(lock.path)}" if lock.path.isprintable() else "rm LOCK, whose path holds control characters"

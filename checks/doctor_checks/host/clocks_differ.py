@@ -11,7 +11,7 @@ from doctor.facts import ClockFacts, HostFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 SHOWN = 16
-"""Hosts whose offset stands in the evidence."""
+"""Maximum number of hosts in the evidence."""
 
 
 def _clocks(*offsets: float, uncertainty: float = 0.0005) -> JobBuilder:
@@ -24,7 +24,7 @@ def _clocks(*offsets: float, uncertainty: float = 0.0005) -> JobBuilder:
 
 
 def _chained(*clocks: float, uncertainty: float = 0.0005) -> JobBuilder:
-    """Every host's clock against that of the host before it; ``clocks``: what they show at the same moment."""
+    """Every host's clock relative to the previous host; ``clocks``: their values at the same moment."""
     sketch = healthy(hosts=len(clocks))
     for host, clock in enumerate(clocks):
         before = max(0, host - 1)
@@ -61,15 +61,16 @@ def _chained(*clocks: float, uncertainty: float = 0.0005) -> JobBuilder:
 def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
     """Ask whether the clocks of all hosts agree within a second.
 
-    Why it hurts: lines of several hosts' logs can't be put in order, so the first failure can't be told from its
-    consequences; certificates, rendezvous leases and file times can be refused or misread.
-    Fix: on the hosts named: chronyc makestep (or: systemctl restart systemd-timesyncd), then timedatectl.
+    Why it hurts: log lines of several hosts cannot be ordered, so the first failure cannot be distinguished from its
+    consequences. Certificates, rendezvous leases and file times may be rejected or misread.
+    Fix: run `chronyc makestep` or `systemctl restart systemd-timesyncd` on these hosts, then check them with
+    `timedatectl`.
     """
     if len(job.by_host()) < 2:
-        reason = "one host: nothing to compare its clock with"
+        reason = "one host: no other clock to compare with"
         yield Unknown("other ranks not gathered") if job.ungathered else Skip(reason)
         return
-    # Clocks against one reference each: that of a reference which has one itself stands for it, step by step.
+    # Each clock has a reference, which may have one itself: offsets are added along the chain.
     measured = {local.name: facts for local in job.by_host() if (facts := local.find(ClockFacts)) is not None}
     groups: dict[str, list[_Clock]] = {}
     for local in job.by_host():
@@ -81,7 +82,7 @@ def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
 
 
 class _Clock(NamedTuple):
-    """A host's clock: seconds ahead of the reference, and how exactly that is known."""
+    """A host's clock: seconds ahead of the reference, and their uncertainty."""
 
     offset: float
     uncertainty: float
@@ -89,7 +90,7 @@ class _Clock(NamedTuple):
 
 
 def _follow(name: str, measured: Mapping[str, ClockFacts]) -> tuple[str, float, float]:
-    """The last reference in the chain that begins at host ``name``, and offset and uncertainty against that."""
+    """The last reference in the chain that starts at host ``name``, with offset and uncertainty relative to it."""
     offset = uncertainty = 0.0
     seen: set[str] = set()
     while name in measured and name not in seen:
@@ -111,18 +112,20 @@ def _compare(clocks: Sequence[_Clock], apart: float) -> Iterator[Verdict]:
         odd = [clock for clock in odd if _is_unsynchronised(clock)] or odd
     spread = clocks[-1].offset - clocks[0].offset
     yield Finding(
-        f"clocks differ by up to {spread:.1f} s: {_names(odd)}" + (" (no majority)" if len(agreed) > 1 else ""),
+        f"Clocks differ by up to {spread:.1f} s: {_names(odd)}" + (" (no majority)" if len(agreed) > 1 else ""),
         ranks=tuple(rank for clock in odd for rank in clock.local.ranks),
         evidence={
             "spread_seconds": round(spread, 3),
             "offset_seconds": {clock.local.name: round(clock.offset - middle, 3) for clock in odd[:SHOWN]},
             "hosts_that_agree": largest,
         },
+        fix=f"Run `sudo chronyc makestep` or `sudo systemctl restart systemd-timesyncd` on {_names(odd)}.",
     )
 
 
 def _together(clocks: Sequence[_Clock], apart: float) -> list[list[_Clock]]:
-    """Sorted clocks in groups: a new one begins where a clock is surely more than ``apart`` after its group's first."""
+    """Sorted clocks in groups. A clock that is certainly more than ``apart`` after the first of a group starts a new
+    one."""
     groups: list[list[_Clock]] = []
     for clock in clocks:
         first = groups[-1][0] if groups else None

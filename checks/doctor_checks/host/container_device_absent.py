@@ -1,4 +1,4 @@
-"""HOST009: a device file that the job needs is missing in the container."""
+"""HOST009: the container lacks a device file that the job needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WSL = "5.15.167.4-microsoft-standard-WSL2"
 
 
 def _container(*missing: str, hosts: int = 2, rdma: int = 2) -> JobBuilder:
-    """Containers without the device files that begin with ``missing`` on the last host."""
+    """Containers without the device files that start with ``missing`` on the last host."""
     last = (f"node{hosts - 1}",)
     sketch = healthy(hosts=hosts, rdma=rdma).alter(HostFacts, container="docker")
     return sketch.alter(
@@ -58,7 +58,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_rdma = bool(files) and all("infiniband" in file for file in files)
         yield finding_from_logs(
             group,
-            f"{files[0]} is missing or may not be opened" if files else "the container may not use its GPUs",
+            f"{files[0]} is missing or inaccessible" if files else "The container has no access to its GPUs",
             evidence={"files": files} if files else None,
             severity=Severity.WARNING if is_rdma or all(event.value("environment") for event in group.events) else None,
             confidence=0.85 if any(event.value("environment") is None for event in group.events) else 0.5,
@@ -101,12 +101,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def container_device_absent(job: Job) -> Iterator[Verdict]:
-    """Ask whether the container has the device files of the GPUs and network cards that it shows.
+    """Ask whether the container has the device files of its GPUs and network cards.
 
-    Why it hurts: without nvidia-uvm CUDA can't start ("CUDA unknown error"), though nvidia-smi works; without
-    /dev/infiniband NCCL finds no RDMA device and goes over TCP, many times slower, without a warning.
-    Fix: docker run --gpus all --device /dev/infiniband --ulimit memlock=-1; Kubernetes: the GPU and RDMA device
-    plug-ins with their resources in limits; enroot and apptainer: --nv and a mount of /dev/infiniband.
+    Why it hurts: without nvidia-uvm, CUDA fails to start ("CUDA unknown error") although nvidia-smi works. Without
+    /dev/infiniband, NCCL finds no RDMA device and silently uses TCP, which is many times slower.
+    Fix: start the container with `docker run --gpus all --device /dev/infiniband --ulimit memlock=-1`; in Kubernetes,
+    request the resources of the GPU and RDMA device plugins; with enroot or apptainer, use `--nv` and mount
+    /dev/infiniband.
     """
     contained = [local for local in job.by_host() if _is_contained(local)]
     if not contained:
@@ -116,23 +117,25 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
     for local in contained:
         lack = local.hosts[0].missing(GpuFacts)
         if lack and lack.lack is not MissingReason.ABSENT:
-            yield Unknown(f"which GPUs the container has is not known: {lack.reason}", local.ranks, lack.unhide)
+            yield Unknown(f"the GPUs of the container are unknown: {lack.reason}", local.ranks, lack.unhide)
         for files, words, severity in _missing(job, local):
             missing.setdefault((files, words, severity), []).extend(local.ranks)
     for (files, words, severity), ranks in missing.items():
-        fix = "docker run --device /dev/infiniband …" if "infiniband" in files else ""
+        fix = "Start the container with `docker run --device /dev/infiniband`." if "infiniband" in files else ""
         yield Finding(
             f"{files} missing in the container: {words}",
             ranks=tuple(ranks),
             severity=severity,
             evidence={"missing": files},
-            fix=fix or "nvidia-modprobe -u -c 0 on the host; then docker run --gpus all … (or the GPU device plug-in)",
+            fix=fix
+            or "Run `nvidia-modprobe -u -c 0` on the host, then start the container with `docker run --gpus all` or "
+            "the GPU device plugin.",
         )
 
 
 def _is_contained(local: LocalRanks) -> bool:
     host = local.find(HostFacts)
-    # The Windows driver serves GPUs through /dev/dxg, and none of the files of Linux is there.
+    # The Windows driver provides GPUs through /dev/dxg, without the device files of Linux.
     return host is not None and host.container is not None and "microsoft" not in (host.kernel or "").lower()
 
 
@@ -142,19 +145,19 @@ def _missing(job: Job, local: LocalRanks) -> Iterator[tuple[str, str, Severity]]
         return
     files = set(drivers.device_files)
     if "/dev/nvidia-uvm" not in files:
-        yield "/dev/nvidia-uvm is", "CUDA can't start", Severity.ERROR
+        yield "/dev/nvidia-uvm is", "CUDA cannot start", Severity.ERROR
     absent = [f"/dev/nvidia{gpu.minor}" for gpu in gpus.gpus if gpu.minor is not None]
     if absent := [file for file in absent if file not in files]:
-        yield f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'}", "CUDA can't open the GPU", Severity.ERROR
+        yield f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'}", "CUDA cannot open the GPU", Severity.ERROR
     if any(gpu.mig for gpu in gpus.gpus) and not any(file.startswith("/dev/nvidia-caps/") for file in files):
-        yield "/dev/nvidia-caps is", "CUDA can't open a MIG slice", Severity.ERROR
+        yield "/dev/nvidia-caps is", "CUDA cannot open a MIG slice", Severity.ERROR
     if job.is_multi_host and (rdma := local.find(RdmaFacts)) is not None:
         yield from _missing_verbs(local, rdma, files)
 
 
 def _missing_verbs(local: LocalRanks, rdma: RdmaFacts, files: set[str]) -> Iterator[tuple[str, str, Severity]]:
-    """Complains only where no active device has its file: a container with RDMA devices of its own still sees the
-    others of the machine in /sys."""
+    """Reports only if no active device has its file: a container with its own RDMA devices still sees the other devices
+    of the machine in /sys."""
     active = [device for device in rdma.devices if any(port.state == "ACTIVE" for port in device.ports)]
     hidden = not any(device.has_uverbs is not False for device in active)
     if not active or not hidden or any(file.startswith("/dev/infiniband/uverbs") for file in files):
@@ -166,4 +169,4 @@ def _missing_verbs(local: LocalRanks, rdma: RdmaFacts, files: set[str]) -> Itera
     wanted = any(nccl is not None and nccl.get("NCCL_IB_HCA") for nccl in wishes)
     layers = {port.link_layer for device in active for port in device.ports}
     severity = Severity.ERROR if wanted or "InfiniBand" in layers else Severity.WARNING
-    yield "/dev/infiniband/uverbs* are", f"NCCL can't use {names}", severity
+    yield "/dev/infiniband/uverbs* are", f"NCCL cannot use {names}", severity

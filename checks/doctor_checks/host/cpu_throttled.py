@@ -1,4 +1,4 @@
-"""HOST005: something holds the CPUs back."""
+"""HOST005: a quota or governor throttles the CPUs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from doctor.facts import HostFacts, HostUseFacts, ProcessFacts
 from doctor.testing import Fails, Passes, healthy, running
 
 SHOWN = 16
-"""Hosts whose numbers stand in the evidence."""
+"""Maximum number of hosts in the evidence."""
 
 FREE_UNDER_POWERSAVE = ("intel_pstate", "amd-pstate-epp")
-"""Drivers that choose the speed themselves: their powersave is what others call schedutil (kernel documentation,
+"""Drivers that select the frequency themselves: their powersave corresponds to schedutil (kernel documentation,
 admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
 
 
@@ -83,14 +83,14 @@ admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode)."""
     ),
 )
 def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: float = 600) -> Iterator[Verdict]:
-    """Ask whether quota and governor let the processes use the CPUs that they count on.
+    """Ask whether CPU quota and governor allow the processes to use the CPUs that they expect.
 
-    Why it hurts: data workers, the thread that launches kernels and NCCL's proxy threads are stopped for parts of every
-    100 ms; one such rank makes all others wait in every step.
-    Fix: raise the CPU limit (docker --cpus, resources.limits.cpu, --cpus-per-task) or lower OMP_NUM_THREADS and the
-    number of data workers; for a governor: cpupower frequency-set -g performance.
+    Why it hurts: data workers, the thread that launches kernels and NCCL's proxy threads are stopped for part of
+    every 100 ms. All other ranks wait for such a rank in every step.
+    Fix: raise the CPU limit (`docker --cpus`, resources.limits.cpu, `--cpus-per-task`), or lower OMP_NUM_THREADS and
+    the number of data workers; for a governor, run `cpupower frequency-set -g performance`.
     """
-    # 25 % of the periods is where kubernetes-mixin's CPUThrottlingHigh alert stands; 600 periods are a minute.
+    # 25 % of the periods is the threshold of kubernetes-mixin's CPUThrottlingHigh alert; 600 periods are a minute.
     hosts = [(local, facts) for local in job.by_host() if (facts := local.find(HostFacts)) is not None]
     periods = {local: _periods(local, facts) for local, facts in hosts}
     shares = {local: throttled / count for local, (count, throttled) in periods.items() if count >= least_periods}
@@ -98,7 +98,7 @@ def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: flo
     if held:
         worst = max(held, key=lambda local: shares[local])
         yield Finding(
-            f"the CPU quota stopped the processes in {shares[worst]:.0%} of all periods ({worst.name})",
+            f"CPU quota throttled the processes of {worst.name} in {shares[worst]:.0%} of all periods",
             ranks=_ranks(held),
             evidence={"throttled_share": {local.name: round(shares[local], 3) for local in held[:SHOWN]}},
             explains=("RUN003", "RUN005"),
@@ -111,8 +111,8 @@ Hosts = list[tuple[LocalRanks, HostFacts]]
 
 
 def _periods(local: LocalRanks, host: HostFacts) -> tuple[int, int]:
-    """Periods of the quota, and how many of them were throttled: those of the run where it is watched, else all since
-    the group was made."""
+    """Periods of the quota, and the number of throttled ones: those of a monitored run, else all since the cgroup was
+    created."""
     facts: HostFacts | HostUseFacts = local.find(HostUseFacts) or host
     return max(1, facts.cpu_periods or 0), facts.cpu_throttled_periods or 0
 
@@ -128,10 +128,10 @@ def _small_quota(hosts: Hosts) -> Iterator[Verdict]:
     for (quota, threads), held in small.items():
         each = max(1, int(quota) // max(1, len(held[0].members)))
         yield Finding(
-            f"a quota of {quota:g} CPUs for {_count(threads, 'thread')} of {_count(len(held[0].members), 'rank')}",
+            f"CPU quota is {quota:g} for {_count(threads, 'thread')} of {_count(len(held[0].members), 'rank')}",
             ranks=_ranks(held),
             evidence={"quota_cpus": quota, "threads": threads, "ranks_per_host": len(held[0].members)},
-            fix=f"raise the CPU limit to {threads} or more, or set OMP_NUM_THREADS={each}",
+            fix=f"Raise the CPU limit to {threads} or more, or set OMP_NUM_THREADS={each}.",
         )
 
 
@@ -156,14 +156,14 @@ def _slow_governor(hosts: Hosts) -> Iterator[Verdict]:
             slow.setdefault(facts.cpu_driver, []).append(local)
     for driver, held in slow.items():
         yield Finding(
-            f"the governor powersave of {driver} keeps the CPUs at their lowest frequency",
+            f"CPU governor powersave ({driver}) keeps the CPUs at their lowest frequency",
             ranks=_ranks(held),
             evidence={"governor": "powersave", "driver": driver, "hosts": len(held)},
-            fix="cpupower frequency-set -g performance on these hosts (root)",
+            fix="sudo cpupower frequency-set -g performance",
         )
     if unsure:
         unhide = "cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"
-        yield Unknown("the governor is powersave, and its driver is not known", _ranks(unsure), unhide)
+        yield Unknown("the governor is powersave, but its driver is unknown", _ranks(unsure), unhide)
 
 
 def _ranks(locals_: list[LocalRanks]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""HOST006: processes are forked after CUDA was initialised."""
+"""HOST006: processes are forked after CUDA was initialized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doctor.facts import GpuFacts, GpuProcess, Namespace, ProcessFacts, TrainerF
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO in include/linux/proc_ns.h: here a process has the number that the driver knows it by."""
+"""PROC_PID_INIT_INO in include/linux/proc_ns.h: in this namespace, process ids are those of the driver."""
 
 
 def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = True, gpus: int = 2) -> JobBuilder:
@@ -28,8 +28,8 @@ def _notebook(strategy: str, *, holds_gpu: bool = False, interactive: bool = Tru
 
 
 _FIX_OF_HINTS = (
-    "Look where the line comes from. A data worker: DataLoader(..., multiprocessing_context='spawn'), or no CUDA in "
-    "the dataset. The rank itself: run `nvidia-smi` and `sudo dmesg -T | grep -iE 'xid|nvrm'` on its host."
+    "If the line is from a data worker, use DataLoader(..., multiprocessing_context='spawn') or do not use CUDA in the "
+    "dataset; if it is from a rank, run `nvidia-smi` and `sudo dmesg -T | grep -iE 'xid|nvrm'` on its host."
 )
 
 
@@ -38,11 +38,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         only_hints = all(event.value("weak") for event in group.events)
         yield finding_from_logs(
             group,
-            "CUDA can't start in a process"
+            "CUDA failed to start"
             + (
-                ", as in one forked from a process that uses it"
+                ", as in a process forked from one that uses CUDA"
                 if only_hints
-                else " that was forked from one that already uses it"
+                else " in a process forked from one that already uses CUDA"
             ),
             confidence=0.4 if only_hints else 0.95,
             fix=_FIX_OF_HINTS if only_hints else "",
@@ -78,12 +78,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def fork_after_cuda(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks or workers are forked from a process that already uses CUDA.
+    """Ask whether ranks or data workers are forked from a process that already uses CUDA.
 
-    Why it hurts: a CUDA context does not survive a fork. The first CUDA call of the child ends with "Cannot
-    re-initialize CUDA in forked subprocess", or the child hangs in a lock of the driver that nobody holds any more.
-    Fix: start ranks with torchrun or strategy="ddp"; give data workers multiprocessing_context="spawn"; in a notebook
-    restart the kernel and touch no CUDA before fit (no .cuda(), no torch.cuda.is_available(), no device_count()).
+    Why it hurts: a CUDA context does not survive a fork. The first CUDA call of the child fails with "Cannot
+    re-initialize CUDA in forked subprocess", or the child hangs in a lock of the driver.
+    Fix: start ranks with torchrun or strategy="ddp"; use multiprocessing_context="spawn" for data workers; in a
+    notebook, restart the kernel and do not use CUDA before fit (no .cuda(), torch.cuda.is_available() or
+    device_count()).
     """
     forked: list[int] = []
     holding: dict[str, list[int]] = {}
@@ -103,35 +104,35 @@ def fork_after_cuda(job: Job) -> Iterator[Verdict]:
             forking.setdefault(strategy, []).append(rank.number)
     yield from _findings(forked, holding, forking)
     if not (told or forked or holding or forking):
-        yield Skip("nothing tells before the run whether CUDA is in use when processes are forked")
+        yield Skip("before the run, it is unknown whether CUDA is in use when processes are forked")
 
 
 def _findings(forked: list[int], holding: dict[str, list[int]], forking: dict[str, list[int]]) -> Iterator[Verdict]:
     if forked:
         yield Finding(
-            "this process was forked after its parent had initialised CUDA",
+            "This process was forked after its parent had initialized CUDA",
             ranks=tuple(forked),
             evidence={"torch.cuda._is_in_bad_fork": True},
         )
     for strategy, ranks in holding.items():
         yield Finding(
-            f"strategy {strategy} forks the ranks from a process that already holds GPU memory",
+            f"Strategy {strategy} forks the ranks from a process that already holds GPU memory",
             ranks=tuple(ranks),
             evidence={"strategy": strategy, "parent_holds_gpu_memory": True},
         )
     for strategy, ranks in forking.items():
         yield Finding(
-            f"strategy {strategy} forks the ranks: any use of CUDA before fit breaks them",
+            f"Strategy {strategy} forks the ranks, which fail if CUDA is used before fit",
             ranks=tuple(ranks),
             severity=Severity.WARNING,
             evidence={"strategy": strategy, "interactive": False},
-            fix="strategy=ddp: a script has no need to fork its ranks",
+            fix='Use strategy="ddp", which does not fork the ranks.',
         )
 
 
 def _forking_strategy(rank: Rank) -> str | None:
-    """The strategy by which Lightning will fork ranks that use GPUs (its registered names: ddp_fork, ddp_notebook and
-    both with find_unused_parameters); ``None`` where it will not."""
+    """The strategy with which Lightning will fork ranks that use GPUs (registered names: ddp_fork, ddp_notebook and
+    both with find_unused_parameters); ``None`` if it will not."""
     trainer = rank.find(TrainerFacts)
     name = trainer.strategy if trainer else None
     if not name or not name.startswith(("ddp_fork", "ddp_notebook")):

@@ -25,7 +25,7 @@ from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 NEEDED = 1 << 30
 """Bytes. One NCCL connection registers its buffers: 4 MiB (Simple), 4.7 MiB (LL128) and 0.5 MiB (LL), the defaults in
-NCCL src/init.cc; a ring over 32 channels has 64 of them, 0.6 GB, and trees, all-to-all and queues come on top."""
+NCCL src/init.cc. A ring over 32 channels has 64 connections (0.6 GB); trees, all-to-all and queues need more."""
 
 
 def _limited(soft: int, hard: int | None = None, **others: Any) -> JobBuilder:
@@ -39,7 +39,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         stated = limit or group.value("bytes")
         yield finding_from_logs(
             group,
-            "the network card could not lock the memory that it needs",
+            "The network card could not lock the memory that it needs",
             evidence={"limit": stated} if stated else None,
             severity=Severity.WARNING if all("RLIMIT_MEMLOCK is" in event.text for event in group.events) else None,
             confidence=0.95 if stated else 0.6 if all(event.value("weak") for event in group.events) else 0.85,
@@ -82,13 +82,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[Verdict]:
     """Ask whether every process may lock enough memory for RDMA.
 
-    Why it hurts: the network card can only use memory that is locked, and the kernel refuses to lock more than the
-    limit: the first collective between hosts ends with "ibv_reg_mr failed with error Cannot allocate memory".
-    Fix: `ulimit -l unlimited` before the start; for good: docker run --ulimit memlock=-1, LimitMEMLOCK=infinity in the
-    unit of slurmd or containerd, `* - memlock unlimited` in /etc/security/limits.conf.
+    Why it hurts: the network card can only use locked memory, and the kernel enforces the limit. The first collective
+    between hosts fails with "ibv_reg_mr failed with error Cannot allocate memory".
+    Fix: run `ulimit -l unlimited` before the start; if the hard limit is lower, use `docker run --ulimit memlock=-1`,
+    LimitMEMLOCK=infinity in the unit of slurmd or containerd, or `* - memlock unlimited` in
+    /etc/security/limits.conf.
     """
     if not job.is_multi_host:
-        yield Skip("one host: nothing goes over RDMA")
+        yield Skip("one host: RDMA is not used")
         return
     low: dict[tuple[int, int], list[Rank]] = {}
     unread: list[int] = []
@@ -110,7 +111,7 @@ def _limits(soft: int) -> tuple[Limit, ...]:
 
 
 def _binding_limit(rank: Rank) -> Limit | None:
-    """The limit that holds for the rank; a process with CAP_IPC_LOCK has none (ib_umem_get in the kernel's
+    """The limit that applies to the rank; a process with CAP_IPC_LOCK has none (ib_umem_get in the kernel's
     drivers/infiniband/core/umem.c)."""
     process = rank.find(ProcessFacts)
     if process is None:
@@ -128,14 +129,14 @@ def _talks_over_rdma(rank: Rank) -> bool:
 def _judge(soft: int, hard: int, members: list[Rank], needed: float) -> Iterator[Verdict]:
     roots = [rank for rank in members if _may_be_exempt(rank)]
     if roots:
-        reason = f"these processes of root may lock {_size(soft)} unless they have CAP_IPC_LOCK, which was not seen"
+        reason = f"these root processes may lock {_size(soft)} unless they have CAP_IPC_LOCK, which is unknown"
         yield Unknown(reason, tuple(rank.number for rank in roots), "grep CapEff /proc/self/status; capsh --decode=…")
     if ranks := tuple(rank.number for rank in members if rank not in roots):
         yield Finding(
-            f"only {_size(soft)} of memory may be locked for RDMA; NCCL needs {_size(int(needed))} and more",
+            f"Locked-memory limit is {_size(soft)}, but NCCL over RDMA needs at least {_size(int(needed))}",
             ranks=ranks,
             evidence={"soft_limit_bytes": soft, "hard_limit_bytes": hard, "needed_bytes": int(needed)},
-            fix="ulimit -l unlimited, before the start" if hard == UNLIMITED else "",
+            fix="Raise the limit before the start:\nulimit -l unlimited" if hard == UNLIMITED else "",
         )
 
 

@@ -30,12 +30,14 @@ def _limited(soft: int, hard: int) -> JobBuilder:
 def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
     """Ask whether every process may open 1,024 files.
 
-    Why it hurts: sockets of NCCL and Gloo, data workers (each tensor that they hand over is a descriptor under torch's
-    default sharing strategy, file_descriptor) and data files share the limit; a run dies with "Too many open files",
-    often hours after its start.
-    Fix: `ulimit -n "$(ulimit -Hn)"` before the start; or torch.multiprocessing.set_sharing_strategy("file_system").
+    Why it hurts: sockets of NCCL and Gloo, data workers and data files share the limit. With PyTorch's default
+    sharing strategy, file_descriptor, each tensor from a data worker is a file descriptor. The run fails with "Too
+    many open files", often after hours.
+    Fix: run `ulimit -n "$(ulimit -Hn)"` before the start, or call
+    torch.multiprocessing.set_sharing_strategy("file_system").
     """
-    # 1,024 is the kernel's and systemd's default (INR_OPEN_CUR in include/uapi/linux/fs.h): less was set by somebody.
+    # 1,024 is the default of the kernel and systemd (INR_OPEN_CUR in include/uapi/linux/fs.h); a lower limit was set on
+    # purpose.
     low: dict[tuple[int, int], list[int]] = {}
     unread: list[int] = []
     for process, identical in job.facts(ProcessFacts):
@@ -46,7 +48,7 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
             low.setdefault((limit.soft, limit.hard), []).extend(identical.ranks)
     for (soft, hard), ranks in low.items():
         yield Finding(
-            f"only {soft:,} files may be open at once",
+            f"Open-file limit is only {soft:,}",
             ranks=tuple(ranks),
             evidence={"soft_limit": soft, "hard_limit": hard, "least": int(least)},
             fix=_fix(soft, hard),
@@ -57,8 +59,8 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
 
 def _fix(soft: int, hard: int) -> str:
     if hard == UNLIMITED or hard > soft:
-        return f"ulimit -n {'1048576' if hard == UNLIMITED else hard}, before the start"
+        return f"Raise the limit before the start:\nulimit -n {'1048576' if hard == UNLIMITED else hard}"
     return (
-        "the hard limit is as low: docker run --ulimit nofile=1048576:1048576, LimitNOFILE=1048576 in the unit of "
-        "slurmd or containerd, or `* - nofile 1048576` in /etc/security/limits.conf"
+        "Raise the hard limit with `docker run --ulimit nofile=1048576:1048576`, LimitNOFILE=1048576 in the unit of "
+        "slurmd or containerd, or `* - nofile 1048576` in /etc/security/limits.conf."
     )

@@ -1,4 +1,4 @@
-"""HOST007: too few processes and threads are allowed."""
+"""HOST007: the limit of processes and threads is too low."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 THREADS_OF_A_RANK = 32
-"""Threads of a rank beside its OpenMP ones. A DDP rank on one GPU has about 30: Python, the autograd engine's (one a
-device), CUDA's, c10d's watchdog, heartbeat and store, NCCL's proxies and RAS; data workers come on top."""
+"""Threads of a rank in addition to its OpenMP threads. A DDP rank on one GPU has about 30: Python, the autograd engine
+(one per device), CUDA, c10d's watchdog, heartbeat and store, NCCL's proxies and RAS. Data workers add more."""
 
 INITIAL_USER_NAMESPACE = "user:[4026531837]"
 """PROC_USER_INIT_INO in include/linux/proc_ns.h: user 0 of this namespace is exempt from the limit (kernel/fork.c)."""
@@ -54,10 +54,12 @@ _SECOND = tuple(range(8, 16))
 def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> Iterator[Verdict]:
     """Ask whether every host allows as many processes and threads as its ranks will start.
 
-    Why it hurts: Linux counts threads as processes. At the limit a start fails with "can't start new thread",
-    "Resource temporarily unavailable" or "OpenBLAS blas_thread_init: pthread_create failed", often on some ranks alone.
-    Fix: `ulimit -u "$(ulimit -Hu)"` before the start; docker run --pids-limit=-1, podPidsLimit of the kubelet, TasksMax
-    of the systemd unit; fewer data workers and a smaller OMP_NUM_THREADS need fewer threads.
+    Why it hurts: Linux counts threads as processes. At the limit, starting one fails with "can't start new thread",
+    "Resource temporarily unavailable" or "OpenBLAS blas_thread_init: pthread_create failed", often on some ranks
+    only.
+    Fix: run `ulimit -u "$(ulimit -Hu)"` before the start, or raise the limit of the container (`docker run
+    --pids-limit=-1`, podPidsLimit of the kubelet, TasksMax of the systemd unit); fewer data workers and a smaller
+    OMP_NUM_THREADS need fewer threads.
     """
     low: dict[tuple[str, int, int], list[int]] = {}
     unread: list[int] = []
@@ -85,20 +87,21 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
     for (kind, room, needed), ranks in low.items():
         yield _finding(kind, room, needed, tuple(ranks))
     if unread:
-        yield Unknown("the limit of processes could not be read", tuple(unread), "ulimit -u in the job's shell")
+        yield Unknown("the process limit could not be read", tuple(unread), "ulimit -u in the job's shell")
 
 
 def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Finding:
     if kind == "ulimit -u":
         return Finding(
-            f"ulimit -u allows {room:,} processes and threads; the ranks of the host need about {needed:,}",
+            f"ulimit -u allows {room:,} processes and threads, but the ranks of the host need about {needed:,}",
             ranks=ranks,
             evidence={"soft_limit": room, "needed": needed},
-            fix='ulimit -u "$(ulimit -Hu)", before the start',
+            fix='Raise the limit before the start:\nulimit -u "$(ulimit -Hu)"',
         )
     return Finding(
-        f"the pids cgroup has room for {room:,} more processes and threads; the ranks need about {needed:,}",
+        f"The pids cgroup allows {room:,} more processes and threads, but the ranks need about {needed:,}",
         ranks=ranks,
         evidence={"room": room, "needed": needed},
-        fix="docker run --pids-limit=-1; podPidsLimit of the kubelet; TasksMax=infinity in the systemd unit",
+        fix="Raise the limit with `docker run --pids-limit=-1`, podPidsLimit of the kubelet, or TasksMax=infinity in "
+        "the systemd unit.",
     )

@@ -15,10 +15,10 @@ from doctor_checks.host._storage_messages import storage_messages
 from doctor_checks.host._storage_trials import ROLES, WRITE_ERRORS, storage_findings
 
 WHOLE = ("ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
-"""Strategies under which rank 0 alone writes checkpoints, so that folders of each host's own hurt at resume only."""
+"""Strategies with which only rank 0 writes checkpoints, so that separate folders of the hosts only affect resuming."""
 
 OF_A_PATH = ("File exists", "Not a directory")
-"""Errors of :data:`WRITE_ERRORS` that concern the directory only if they name it."""
+"""Errors of :data:`WRITE_ERRORS` that apply to the directory only if they name it."""
 
 
 def _folder(**changes: object) -> Directory:
@@ -55,7 +55,7 @@ _EXT4 = StorageFacts(directories=(_folder(filesystem="ext4", shared=False),))
 
 
 def _in_run(folder: Directory, strategy: str = "ddp") -> JobBuilder:
-    """A watched job of two hosts whose checkpoints go to ``folder``, as node1 sees it."""
+    """A monitored job of two hosts whose checkpoints go to ``folder``, as node1 sees it."""
     sketch = running(2, 2).alter(TrainingFacts, checkpoints=folder.path, strategy=strategy)
     return sketch.put(StorageFacts(directories=(folder,)), hosts=("node1",))
 
@@ -255,14 +255,14 @@ def storage_unfit(
     sync_seconds: float = 5.0,
     scratch_bytes: float = 64 << 20,
 ) -> Iterator[Verdict]:
-    """Ask whether the directories for checkpoints, dumps, temporary files and caches can be used from every host.
+    """Ask whether the directories for checkpoints, dumps, temporary files and caches can be used on every host.
 
-    Why it hurts: the run dies at its first checkpoint or compilation, or the evidence of a hang is lost when it is
-    needed; a checkpoint that lies in pieces on several hosts' own disks can't be resumed from.
-    Fix: make the directory, free space in it, or name one on a file system that all hosts mount.
+    Why it hurts: the run fails at its first checkpoint or compilation, or the evidence of a hang is lost. A
+    checkpoint whose parts are on local disks of several hosts cannot be resumed from.
+    Fix: create the directory, free space in it, or use one on a file system that all hosts mount.
     """
-    # A gibibyte is the smallest checkpoint worth its name (weights and Adam's moments of 90 million parameters);
-    # 64 MiB holds the flight recorder's 2,000 entries of every rank of a host many times over.
+    # 1 GiB is a small checkpoint (weights and Adam's moments of 90 million parameters). 64 MiB is far more than the
+    # flight recorder's 2,000 entries of every rank of a host need.
     tried = shared_paths(job)
     found: dict[tuple[str, str, str, Severity], list[int]] = {}
     evidence: dict[tuple[str, str, str, Severity], Directory] = {}
@@ -273,7 +273,7 @@ def storage_unfit(
                 continue
             least = checkpoint_bytes if folder.role == "checkpoint" else dump_bytes
             if folder.exists is None and folder.error and not _hangs(folder):
-                unseen, path = f"{folder.path} could not be looked at: {folder.error}", _quoted(folder.path)
+                unseen, path = f"{folder.path} could not be accessed: {folder.error}", _quoted(folder.path)
                 yield Unknown(unseen, local.ranks, f"ls -ld {path}; df -h {path}")
             for words, severity in _faults(job, local, folder, least, tried):
                 key = (folder.role, folder.path, words, severity)
@@ -291,7 +291,7 @@ def storage_unfit(
 
 
 def _failed_to_write(job: Job) -> Iterator[Finding]:
-    """Ranks of a run that an error of the file system ended while they wrote a checkpoint."""
+    """Ranks of a run that failed with a file system error while writing a checkpoint."""
     failed = [
         rank
         for progress, identical in job.each(ProgressFacts)
@@ -306,10 +306,11 @@ def _failed_to_write(job: Job) -> Iterator[Finding]:
             path = named or "."
             shown = _quoted(path)
             yield Finding(
-                f"rank {rank.number} could not write a checkpoint: {path} {said}",
+                f"Rank {rank.number} could not write a checkpoint: {path} {said}",
                 ranks=(rank.number,),
                 evidence={"error": failure.kind, "message": failure.message[:500], "path": path},
-                fix=f"on {rank.host.name}: ls -ld {shown}; df -h {shown}; df -i {shown}: make room, or name another",
+                fix=f"Free space, or use another directory, after checking on {rank.host.name}:\n"
+                f"ls -ld {shown}\ndf -h {shown}\ndf -i {shown}",
                 explains=("RUN001", "RUN004", "RUN010", "RUN012"),
             )
 
@@ -326,22 +327,22 @@ def _said_of(path: str | None, failure: Failure) -> str | None:
 
 
 def _scattered(job: Job) -> Iterator[Finding]:
-    """Ranks that write pieces of one checkpoint to several directories."""
+    """Ranks that write parts of one checkpoint to several directories."""
     paths: dict[str, list[int]] = {}
     for training, identical in job.facts(TrainingFacts):
         if training.checkpoints and training.strategy and not _writes_whole(training.strategy):
             paths.setdefault(training.checkpoints, []).extend(identical.ranks)
     if len(paths) > 1:
         yield Finding(
-            f"the ranks write their parts of checkpoints to {len(paths)} directories: {', '.join(sorted(paths)[:3])}",
+            f"Ranks write parts of one checkpoint to {len(paths)} directories: {', '.join(sorted(paths)[:3])}",
             ranks=tuple(sorted(rank for ranks in paths.values() for rank in ranks)),
             evidence={"directories": {path: ranks[:32] for path, ranks in list(paths.items())[:8]}},
-            fix="name one directory for all ranks, without host name, rank or time of its own in it",
+            fix="Use the same directory on all ranks, without the host name, rank or time in its path.",
         )
 
 
 def _writes_whole(strategy: str | None) -> bool:
-    """Whether rank 0 alone writes checkpoints under this strategy of a run, by its name or the wrapper's class."""
+    """Whether only rank 0 writes checkpoints with this strategy of a run, by its name or the wrapper's class."""
     return (strategy or "").lower().startswith(("ddp", "distributeddataparallel", "auto", "single"))
 
 
@@ -352,26 +353,26 @@ def _hangs(folder: Directory) -> bool:
 def _faults(
     job: Job, local: LocalRanks, folder: Directory, least: float, tried: Mapping[str, bool]
 ) -> Iterator[tuple[str, Severity]]:
-    """What is wrong with it, as the end of a sentence; one fault where it can't be reached at all. Whether hosts share
-    a directory that they ``tried`` is known better than by its kind."""
+    """The faults, as predicates of a sentence; only one fault if the directory is unreachable. For directories that the
+    hosts ``tried``, the test decides whether they are shared, not the kind of file system."""
     worst = Severity.WARNING if folder.role == "nccl-debug" else Severity.ERROR
     if _hangs(folder):
-        yield "does not answer", worst
+        yield "does not respond", worst
     elif folder.exists is False and (folder.error or not _is_made_later(local, folder)):
-        yield (f"can't be reached: {folder.error}" if folder.error else "is missing"), worst
+        yield (f"is not accessible: {folder.error}" if folder.error else "is missing"), worst
     else:
         if folder.writable is False:
-            yield ("is not writable" if folder.exists else "can't be made: no write permission above it"), worst
+            yield ("is not writable" if folder.exists else "cannot be created: no write permission"), worst
         if folder.free is not None and folder.free < least:
             yield f"is full (less than {int(least) >> 20} MiB free)", worst
         if folder.free_inodes == 0:
             yield "is full (no inodes left)", worst
         if folder.role == "checkpoint" and folder.shared is False and job.is_multi_host and folder.path not in tried:
-            yield "is each host's own", _unshared_severity(local)
+            yield "is not shared between hosts", _unshared_severity(local)
 
 
 def _is_made_later(local: LocalRanks, folder: Directory) -> bool:
-    """Whether a run writes its checkpoints there: it makes the directory when it first writes."""
+    """Whether a run writes its checkpoints there: it creates the directory at the first write."""
     trainings = (rank.find(TrainingFacts) for rank in local.members)
     return folder.source == "trainer" or any(one and one.checkpoints == folder.path for one in trainings)
 
@@ -390,7 +391,7 @@ def _rank_zero_writes(rank: Rank) -> bool:
 
 def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int, ...]) -> Finding:
     return Finding(
-        f"the {ROLES[folder.role]} directory {folder.path} {words}",
+        f"{ROLES[folder.role]} directory {folder.path} {words}",
         ranks=ranks,
         severity=severity,
         evidence={
@@ -409,16 +410,16 @@ def _finding(words: str, severity: Severity, folder: Directory, ranks: tuple[int
 def _fix(words: str, folder: Directory) -> str:
     path = _quoted(folder.path)
     if words == "is missing":
-        return f"mkdir -p {path} on these hosts, or mount what should be there"
-    if words.startswith("can't be made"):
-        return f"make {path} as a user who may, and give it to the user of the job, or name another directory"
+        return f"Mount its file system, or create it:\nmkdir -p {path}"
+    if words.startswith("cannot be created"):
+        return f"Create {path} as a user with permission and give it to the user of the job, or use another directory."
     if words == "is not writable":
-        return f"ls -ld {path}; id: give the user of the job write permission, or name another directory"
+        return f"Give the user of the job write permission, or use another directory:\nls -ld {path}\nid"
     if words.startswith("is full"):
-        return f"df -h {path}; df -i {path}: free space, or name another directory"
-    if words == "is each host's own":
-        return "name a directory on a file system that all hosts mount (NFS, Lustre, GPFS …)"
-    return f"stat {path} on these hosts: mount it again, or name another directory"
+        return f"Free space, or use another directory:\ndf -h {path}\ndf -i {path}"
+    if words == "is not shared between hosts":
+        return "Use a directory on a file system that all hosts mount (NFS, Lustre, GPFS)."
+    return f"Remount the file system on these hosts, or use another directory; `stat {path}` tests it."
 
 
 def _quoted(path: str) -> str:
