@@ -209,7 +209,7 @@ def _uncovered(value: str, allowed: set[str], release: str | None) -> ValueFault
     lost = [name for name in COLLECTIVES if not enabled[name.casefold()] & _SERVED_BY[name.casefold()]]
     if not lost:
         return None
-    problem = f"leaves no algorithm for {', '.join(lost)}: NCCL fails these calls with 'invalid usage'"
+    problem = f"leaves no algorithm for {', '.join(lost)}: NCCL rejects these calls"
     return ValueFault(problem, "a list that includes Ring, which supports every collective", mild=True)
 
 

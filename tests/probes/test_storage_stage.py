@@ -145,7 +145,7 @@ def test_a_disk_that_does_not_answer(lab: tuple[LabHost, ...], folder: Path, mon
             found = played(lab, checkpoints(folder))
         [finding] = found.result("HOST004").findings
         assert (finding.severity, finding.hosts) == (Severity.ERROR, ("node0",))
-        assert "does not answer" in finding.summary
+        assert "does not respond" in finding.summary
         wait_until(lambda: lab[0].sh('ls -A "$1"', str(folder)).stdout.split() == ["lost+found"])
 
 

@@ -137,10 +137,9 @@ def _judge_run(job: Job, rank: Rank, facts: RunMemoryFacts, limit: float) -> Ite
     if used <= limit * total:
         return
     short = bool(facts.retries or facts.failures)
-    refused = f", and {facts.retries or 0} allocations were retried" if short else ""
+    refused = f", {facts.retries or 0} allocations retried" if short else ""
     yield Finding(
-        f"GPU of rank {rank.number} is nearly full: {mebibytes(used)} of {mebibytes(total)} are in use at the "
-        f"peak{refused}",
+        f"GPU of rank {rank.number} is nearly full: {mebibytes(used)} of {mebibytes(total)} used at the peak{refused}",
         ranks=(rank.number,),
         evidence={
             "peak_allocated_bytes": facts.peak_allocated,

@@ -111,8 +111,7 @@ def _judge_floors(floors: list[tuple[Rank, RunMemoryFacts]]) -> Iterator[Finding
             groups.setdefault((run.estimated_floor, room), []).append(rank)
     for (floor, room), ranks in groups.items():
         yield Finding(
-            f"Parameters, gradients and optimizer state need {mebibytes(floor)}, but only {mebibytes(room)} are "
-            "available: no batch fits",
+            f"No batch fits: parameters, gradients and optimizer state need {mebibytes(floor)} of {mebibytes(room)}",
             ranks=tuple(rank.number for rank in ranks),
             evidence={"floor_bytes": floor, "room_bytes": room},
             fix="Shard them (FSDP, ZeRO), keep parameters in bf16, or use an optimizer with less state; a smaller "

@@ -226,10 +226,11 @@ def _is_over_nccl(identical: IdenticalRanks, training: TrainingFacts | None) -> 
 
 _COMPARED = "every collective is first compared over Gloo"
 _CRASHES = "it crashes DistributedDataParallel over Gloo in torch 2.13"
+_MAY_CRASH = "if the loop uses DistributedDataParallel, it crashes in torch 2.13"
 
 
 def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
-    claim = {Severity.ERROR: _CRASHES, Severity.WARNING: f"{_COMPARED}, and {_CRASHES}"}.get(severity, _COMPARED)
+    claim = {Severity.ERROR: _CRASHES, Severity.WARNING: _MAY_CRASH}.get(severity, _COMPARED)
     crash = "Every rank crashes with SIGSEGV (exit code -11) in the first forward pass."
     return Finding(
         f"TORCH_DISTRIBUTED_DEBUG=DETAIL: {claim}",

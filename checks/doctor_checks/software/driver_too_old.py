@@ -131,7 +131,8 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
     for need, ranks in old.items():
         beside = f" and compatibility package {need.compatibility}" if need.compatibility else ""
         yield Finding(
-            f"Driver {need.driver}{beside} is too old for CUDA {need.cuda}, which requires {need.minimum}",
+            f"Driver {need.driver}{beside} {'are' if beside else 'is'} too old for CUDA {need.cuda}, which requires "
+            f"{need.minimum}",
             ranks=tuple(ranks),
             evidence={
                 "driver": need.driver,

@@ -123,12 +123,10 @@ class BaselineDeviation(NamedTuple):
         )
 
 
-_DRIFT_EFFECT = (
-    "The ranks agree with one another and not with the job that worked: what it proved is not proved for this one."
-)
+_DRIFT_EFFECT = "All ranks agree, but differ from the job that worked, so its success does not apply to this job."
 _DRIFT_FIX = (
-    "Go back to what is expected. Where the change is meant, and the job works with it, take a new capture: "
-    "`doctor capture -o expected.json`"
+    "Restore the baseline's values; if the change is intended and the job works with it, record a new baseline with "
+    "`doctor capture -o expected.json`."
 )
 
 

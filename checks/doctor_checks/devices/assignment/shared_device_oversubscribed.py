@@ -134,7 +134,7 @@ def _judge_run(crowd: Crowd, crowded_share: float) -> Iterator[Finding]:
     retries = sum((memory.retries or 0) + (memory.failures or 0) for memory in memories)
     need = sum(peaks) + rest
     if need > total or (retries and need > crowded_share * total):
-        refused = f"; {retries} allocations were retried" if retries else ""
+        refused = f"; {retries} allocations retried" if retries else ""
         yield Finding(
             f"{len(crowd)} ranks on one GPU of {crowd[0][0].host.name} need {mebibytes(need)} if their peaks coincide, "
             f"but it has {mebibytes(total)}{refused}",
