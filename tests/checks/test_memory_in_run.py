@@ -116,3 +116,19 @@ def test_the_forecast_of_a_batch_is_within_a_tenth(seed, power):
     found = findings("MEM004", run)
     assert len(found) == 1, [sample for sample in samples if sample.peak]
     assert found[0].evidence["expected_bytes"] == pytest.approx(80 * GIB, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "setting"),
+    [
+        ("lightning", "accumulate_grad_batches"),
+        ("transformers", "per_device_train_batch_size"),
+        ("plain", "smaller batch per rank"),
+    ],
+)
+def test_a_nearly_full_device_names_the_settings_of_the_framework(framework, setting):
+    sketch = running(1, 2).alter(TrainingFacts, framework=framework)
+    full = sketch.alter(RunMemoryFacts, ranks=(1,), peak_allocated=76 * GIB, allocated=38 * GIB, retries=3)
+    (finding,) = findings("MEM003", full)
+    assert finding.ranks == (1,)
+    assert setting in finding.fix

@@ -155,7 +155,7 @@ def build_lock_stale(
     Why it hurts: torch before 2.14 builds extensions under a lock file, and other processes wait until it is removed.
     If a build is killed, nothing removes its lock file: every rank silently waits in file_baton.py until the
     collective times out on the others.
-    Fix: remove the lock file (its path is in the evidence) while no build is running, then restart the job.
+    Fix: Remove the lock file (its path is in the evidence) while no build is running, then restart the job.
     """
     # Building an extension takes minutes (large attention kernels up to half an hour), never a day.
     has_stalled = any(progress.state == "stalled" for progress, _ in job.each(ProgressFacts))

@@ -63,7 +63,7 @@ def clocks_differ(job: Job, *, apart_seconds: float = 1.0) -> Iterator[Verdict]:
 
     Why it hurts: log lines of several hosts cannot be ordered, so the first failure cannot be distinguished from its
     consequences. Certificates, rendezvous leases and file times may be rejected or misread.
-    Fix: run `chronyc makestep` or `systemctl restart systemd-timesyncd` on these hosts, then check them with
+    Fix: Run `chronyc makestep` or `systemctl restart systemd-timesyncd` on these hosts, then check them with
     `timedatectl`.
     """
     if len(job.by_host()) < 2:

@@ -105,7 +105,7 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: without nvidia-uvm, CUDA fails to start ("CUDA unknown error") although nvidia-smi works. Without
     /dev/infiniband, NCCL finds no RDMA device and silently uses TCP, which is many times slower.
-    Fix: start the container with `docker run --gpus all --device /dev/infiniband --ulimit memlock=-1`; in Kubernetes,
+    Fix: Start the container with `docker run --gpus all --device /dev/infiniband --ulimit memlock=-1`; in Kubernetes,
     request the resources of the GPU and RDMA device plugins; with enroot or apptainer, use `--nv` and mount
     /dev/infiniband.
     """

@@ -87,7 +87,7 @@ def cpu_throttled(job: Job, *, throttled_share: float = 0.25, least_periods: flo
 
     Why it hurts: data workers, the thread that launches kernels and NCCL's proxy threads are stopped for part of
     every 100 ms. All other ranks wait for such a rank in every step.
-    Fix: raise the CPU limit (`docker --cpus`, resources.limits.cpu, `--cpus-per-task`), or lower OMP_NUM_THREADS and
+    Fix: Raise the CPU limit (`docker --cpus`, resources.limits.cpu, `--cpus-per-task`), or lower OMP_NUM_THREADS and
     the number of data workers; for a governor, run `cpupower frequency-set -g performance`.
     """
     # 25 % of the periods is the threshold of kubernetes-mixin's CPUThrottlingHigh alert; 600 periods are a minute.

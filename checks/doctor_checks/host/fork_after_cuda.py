@@ -82,7 +82,7 @@ def fork_after_cuda(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: a CUDA context does not survive a fork. The first CUDA call of the child fails with "Cannot
     re-initialize CUDA in forked subprocess", or the child hangs in a lock of the driver.
-    Fix: start ranks with torchrun or strategy="ddp"; use multiprocessing_context="spawn" for data workers; in a
+    Fix: Start ranks with torchrun or strategy="ddp"; use multiprocessing_context="spawn" for data workers; in a
     notebook, restart the kernel and do not use CUDA before fit (no .cuda(), torch.cuda.is_available() or
     device_count()).
     """

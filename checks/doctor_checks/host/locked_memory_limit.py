@@ -84,7 +84,7 @@ def locked_memory_limit(job: Job, *, needed_bytes: float = NEEDED) -> Iterator[V
 
     Why it hurts: the network card can only use locked memory, and the kernel enforces the limit. The first collective
     between hosts fails with "ibv_reg_mr failed with error Cannot allocate memory".
-    Fix: run `ulimit -l unlimited` before the start; if the hard limit is lower, use `docker run --ulimit memlock=-1`,
+    Fix: Run `ulimit -l unlimited` before the start; if the hard limit is lower, use `docker run --ulimit memlock=-1`,
     LimitMEMLOCK=infinity in the unit of slurmd or containerd, or `* - memlock unlimited` in
     /etc/security/limits.conf.
     """

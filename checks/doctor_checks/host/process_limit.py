@@ -57,7 +57,7 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
     Why it hurts: Linux counts threads as processes. At the limit, starting one fails with "can't start new thread",
     "Resource temporarily unavailable" or "OpenBLAS blas_thread_init: pthread_create failed", often on some ranks
     only.
-    Fix: run `ulimit -u "$(ulimit -Hu)"` before the start, or raise the limit of the container (`docker run
+    Fix: Run `ulimit -u "$(ulimit -Hu)"` before the start, or raise the limit of the container (`docker run
     --pids-limit=-1`, podPidsLimit of the kubelet, TasksMax of the systemd unit); fewer data workers and a smaller
     OMP_NUM_THREADS need fewer threads.
     """

@@ -259,7 +259,7 @@ def storage_unfit(
 
     Why it hurts: the run fails at its first checkpoint or compilation, or the evidence of a hang is lost. A
     checkpoint whose parts are on local disks of several hosts cannot be resumed from.
-    Fix: create the directory, free space in it, or use one on a file system that all hosts mount.
+    Fix: Create the directory, free space in it, or use one on a file system that all hosts mount.
     """
     # 1 GiB is a small checkpoint (weights and Adam's moments of 90 million parameters). 64 MiB is far more than the
     # flight recorder's 2,000 entries of every rank of a host need.

@@ -124,7 +124,7 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
     rank, or reads only one of two contradictory variables.
-    Fix: write option:value pairs separated by commas, for example `export
+    Fix: Write option:value pairs separated by commas, for example `export
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
     for (cuda, general, torch), ranks in group_by_value(
@@ -244,7 +244,7 @@ def allocator_setting_invalid_in_files(file: EnvironmentSource) -> Iterator[Viol
 
     Why it hurts: PyTorch raises `Unrecognized key` or `Expected 'True' or 'False'` at the first use of CUDA on every
     rank.
-    Fix: write option:value pairs separated by commas, for example `export
+    Fix: Write option:value pairs separated by commas, for example `export
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
     """
     for setting in file.settings:

@@ -103,7 +103,7 @@ def device_exhausted(job: Job) -> Iterator[Verdict]:
     """Ask whether a GPU ran out of memory, and why: demand, other processes, other ranks or fragmentation.
 
     Why it hurts: the rank fails, and the others wait for it until their timeout.
-    Fix: use a smaller batch per rank with more gradient accumulation, activation checkpointing, bf16, or sharding
+    Fix: Use a smaller batch per rank with more gradient accumulation, activation checkpointing, bf16, or sharding
     (FSDP, ZeRO); torch.cuda.memory._record_memory_history() records which lines allocate the most.
     """
     spoken = {one.rank for one in exhaustions(job)}

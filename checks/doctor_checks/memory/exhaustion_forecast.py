@@ -126,7 +126,7 @@ def exhaustion_forecast(job: Job, *, horizon: float = 30, least_batches: float =
     """Ask whether a GPU will run out of memory before the run ends, because of a leak or a larger batch.
 
     Why it hurts: after hours, the run fails with "CUDA out of memory" on one rank, and the others wait for it.
-    Fix: release tensors of past steps (call `loss.detach()` or `.item()` before summing or storing a loss), and limit
+    Fix: Release tensors of past steps (call `loss.detach()` or `.item()` before summing or storing a loss), and limit
     the size of a batch.
     """
     # A forecast extends at most 30 times the observed time; slower growth cannot be distinguished from caches that

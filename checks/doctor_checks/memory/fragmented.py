@@ -121,7 +121,7 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
 
     Why it hurts: each retry blocks the rank until the GPU is idle and frees the cache, so all other ranks wait too.
     In the end, the rank runs out of memory with gigabytes reserved but unallocated.
-    Fix: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start; if batches differ in size, pad them
+    Fix: Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start; if batches differ in size, pad them
     to a few fixed lengths.
     """
     # The cache is normally larger than the memory allocated after a step, so only memory that is unallocated even at

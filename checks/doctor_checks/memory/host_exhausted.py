@@ -102,7 +102,7 @@ def host_exhausted(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the process ends immediately (exit code -9 or 137) without a message, and the other ranks report a
     lost peer.
-    Fix: request more memory from the scheduler (`--mem=0` for the whole host), use fewer data workers, keep one copy
+    Fix: Request more memory from the scheduler (`--mem=0` for the whole host), use fewer data workers, keep one copy
     of the dataset per host (memory map, shared tensors), or load checkpoints with `torch.load(path, mmap=True)`.
     """
     named = list(event_groups(job, "oom.host"))

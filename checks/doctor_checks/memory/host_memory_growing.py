@@ -98,7 +98,7 @@ def host_memory_growing(job: Job, *, horizon: float = 30, least_mebibytes: float
 
     Why it hurts: after hours, the OOM killer ends a process without a message (exit code -9), and the other ranks
     wait for it until their timeout.
-    Fix: store numbers instead of tensors (`loss.item()`), do not let lists grow, and keep the contents of a dataset
+    Fix: Store numbers instead of tensors (`loss.item()`), do not let lists grow, and keep the contents of a dataset
     in arrays (numpy, torch, Arrow) instead of lists and dictionaries of Python objects.
     """
     # A forecast extends at most 30 times the observed time. Arenas of the C library and caches of compiled kernels grow

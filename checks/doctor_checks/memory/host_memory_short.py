@@ -129,7 +129,7 @@ def host_memory_short(job: Job, *, used_share: float = 0.9, surely_used_share: f
 
     Why it hurts: the OOM killer ends a process without a message (exit code -9), and the other ranks only report a
     lost peer.
-    Fix: load the dataset once per host (memory map, shared tensors), use fewer workers or `torch.load(...,
+    Fix: Load the dataset once per host (memory map, shared tensors), use fewer workers or `torch.load(...,
     mmap=True)`, or request more memory from the scheduler (`--mem`).
     """
     # earlyoom, which Fedora starts by default, ends a process at 10 % available memory. At 3 %, the kernel spends most

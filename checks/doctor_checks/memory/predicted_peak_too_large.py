@@ -71,7 +71,7 @@ def predicted_peak_too_large(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the run fails with "CUDA out of memory", often only after the first optimizer step or the first long
     batch.
-    Fix: use a smaller batch with gradient accumulation, bf16, activation checkpointing, or sharding (FSDP, ZeRO);
+    Fix: Use a smaller batch with gradient accumulation, bf16, activation checkpointing, or sharding (FSDP, ZeRO);
     `doctor estimate` shows the savings of each.
     """
     # The floor is the memory that a run needs for any batch size. Once steps were measured, MEM004 uses these.

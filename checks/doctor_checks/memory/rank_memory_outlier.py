@@ -94,7 +94,7 @@ def rank_memory_outlier(job: Job, *, share: float = 0.2, device_share: float = 0
 
     Why it hurts: the fullest GPU limits the batch size of all ranks, and this rank runs out of memory while its peers
     have free memory.
-    Fix: find what this rank keeps that its peers do not: rank-zero metrics, logged outputs, a second copy of the
+    Fix: Find what this rank keeps that its peers do not: rank-zero metrics, logged outputs, a second copy of the
     weights, or larger batches.
     """
     # TraceML's memory rule also starts at 20 % above the peers. Data-parallel rank 0 usually holds a few percent more

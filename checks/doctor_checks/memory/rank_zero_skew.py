@@ -261,7 +261,7 @@ def rank_zero_skew(
 
     Why it hurts: every other rank uses 300 to 800 MiB, or a whole copy of the checkpoint, on the first GPU. Rank 0
     runs out of memory while the others have free memory.
-    Fix: call `torch.cuda.set_device(local_rank)` before any other CUDA call, pass `device_id=` to
+    Fix: Call `torch.cuda.set_device(local_rank)` before any other CUDA call, pass `device_id=` to
     `init_process_group`, and load checkpoints with `torch.load(path, map_location="cpu")`.
     """
     # A context takes 300 to 800 MiB, depending on the architecture and the loaded kernels.

@@ -195,7 +195,7 @@ def shared_memory_small(job: Job, *, smallest_mebibytes: float = 128) -> Iterato
 
     Why it hurts: NCCL fails at startup ("failed to extend /dev/shm/nccl-…", "unhandled system error"), or data
     workers crash with a bus error in the middle of an epoch.
-    Fix: start the container with `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes, mount an emptyDir with
+    Fix: Start the container with `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes, mount an emptyDir with
     `medium: Memory` at /dev/shm; remove leftover `/dev/shm/nccl-*` files while no job runs.
     """
     findings = []
@@ -361,7 +361,7 @@ def shared_memory_small_in_files(file: Manifest) -> Iterator[Violation]:
 
     Why it hurts: a container has 64 MiB of /dev/shm unless a volume is mounted there. NCCL fails at startup ("failed
     to extend /dev/shm/nccl-…"), or data workers crash with a bus error in the middle of an epoch.
-    Fix: mount an emptyDir with `medium: Memory` and a sizeLimit of 16Gi at /dev/shm.
+    Fix: Mount an emptyDir with `medium: Memory` and a sizeLimit of 16Gi at /dev/shm.
     """
     for job in file.workloads:
         for role in job.roles:

@@ -88,7 +88,7 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL failed without logging the cause.
 
     Why it hurts: the exception names only the type of failure. NCCL logs the cause only if NCCL_DEBUG is set.
-    Fix: run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
+    Fix: Run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
     """
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
     if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):

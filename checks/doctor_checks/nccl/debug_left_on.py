@@ -112,7 +112,7 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: kernels run one at a time, every collective is first compared over Gloo, or every call writes a log
     line. The run is many times slower, and on some releases it crashes.
-    Fix: unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and set NCCL_DEBUG=WARN.
+    Fix: Unset NCCL_DEBUG_SUBSYS, TORCH_DISTRIBUTED_DEBUG and CUDA_LAUNCH_BLOCKING, and set NCCL_DEBUG=WARN.
     """
     for stated in effective_settings(job):
         if cost := _cost(stated):
@@ -264,7 +264,7 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
 
     Why it hurts: every kernel launch or collective waits or writes a log line. The run is many times slower, and on
     some releases it crashes.
-    Fix: remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and set NCCL_DEBUG=WARN.
+    Fix: Remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and set NCCL_DEBUG=WARN.
     """
     for setting in file.settings:
         if not setting.is_exported or not setting.is_certain or setting.known_value is None:

@@ -112,7 +112,7 @@ def hang_undebuggable(job: Job) -> Iterator[Verdict]:
     """Ask whether a hang would leave evidence: a flight-recorder dump of every rank.
 
     Why it hurts: the run ends at the timeout or never, and nothing shows which rank did not reach which collective.
-    Fix: set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DEBUG_INFO_TEMP_FILE (a
+    Fix: Set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DEBUG_INFO_TEMP_FILE (a
     path prefix on shared storage) on all ranks.
     """
     yield from merge(_findings(job))
@@ -269,7 +269,7 @@ _OFF = {
 def hang_undebuggable_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether a launch file keeps the evidence of a hang: a flight-recorder dump of every rank.
 
-    Fix: remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
+    Fix: Remove the variable, and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.
     """
     for setting in file.settings:
         value, why = _OFF.get(setting.name, ("", ""))

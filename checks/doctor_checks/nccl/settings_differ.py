@@ -103,7 +103,7 @@ def settings_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks that select different algorithms, protocols, channel counts or networks wait for data that
     never arrives. The first collective hangs or truncates data, and no message names the setting.
-    Fix: set the variable on every rank or on none: export it in the job script, pass it with `mpirun -x` or `srun
+    Fix: Set the variable on every rank or on none: export it in the job script, pass it with `mpirun -x` or `srun
     --export=ALL`, and make /etc/nccl.conf and ~/.nccl.conf identical on all hosts.
     """
     if stands_alone(job, job.expected.each(NcclFacts) if job.expected else ()):

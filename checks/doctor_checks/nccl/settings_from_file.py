@@ -44,7 +44,7 @@ def settings_from_file(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the setting is not in any job script, so it is easily overlooked. On a host without the file, NCCL
     runs with different settings.
-    Fix: move the settings that the job needs into the job script and remove them from the file, or export the
+    Fix: Move the settings that the job needs into the job script and remove them from the file, or export the
     variables, which take precedence over both files.
     """
     for group in group_by_value(

@@ -82,7 +82,7 @@ def site_recommendation(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the provider or computing center publishes this value for the system. Without it, the job may be
     slower or run into a problem that the value avoids.
-    Fix: export the variable on all ranks, unless the job needs another value.
+    Fix: Export the variable on all ranks, unless the job needs another value.
     """
     for chosen, same in job.each(SiteProfileFacts):
         if chosen.name not in site_profiles():

@@ -105,7 +105,7 @@ def topology_file_unfit(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: without the file, NCCL uses the flat PCI tree of the virtual machine and selects slow paths. With a
     file of another machine, NCCL selects wrong paths or fails to start.
-    Fix: unset the variable, or set it to the file that the cloud provides for this machine type.
+    Fix: Unset the variable, or set it to the file that the cloud provides for this machine type.
     """
     yield from merge(_findings(job))
     for nccl, identical in job.each(NcclFacts):

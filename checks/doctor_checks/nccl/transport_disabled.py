@@ -123,7 +123,7 @@ def transport_disabled(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the GPUs of a host then communicate through host memory or the network card, at a fraction of the
     speed. Only a line logged at NCCL_DEBUG=INFO shows it.
-    Fix: unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are meant for debugging.
+    Fix: Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_NVLS_ENABLE; they are meant for debugging.
     """
     yield from merge(_findings(job))
 
@@ -282,7 +282,7 @@ def transport_disabled_in_files(file: ShellFile) -> Iterator[Violation]:
     """Ask whether a batch script turns off a fast path of the GPUs that it requests.
 
     Why it hurts: collectives go through host memory or the network, at a tenth of the bandwidth.
-    Fix: remove the variable; if a fault of this machine requires it, add a comment with the reason to its line.
+    Fix: Remove the variable; if a fault of this machine requires it, add a comment with the reason to its line.
     """
     model = _model(file)
     if model is None:

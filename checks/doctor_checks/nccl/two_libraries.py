@@ -106,7 +106,7 @@ def two_libraries(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: an older NCCL lacks functions (`undefined symbol: ncclCommRegister` when torch is imported) or has
     bugs that were fixed later. Environment variables and the import order decide which one is loaded.
-    Fix: remove the other NCCL from LD_PRELOAD and LD_LIBRARY_PATH, and keep one nvidia-nccl wheel.
+    Fix: Remove the other NCCL from LD_PRELOAD and LD_LIBRARY_PATH, and keep one nvidia-nccl wheel.
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):
         yield Skip("no NCCL library was found")

@@ -124,7 +124,7 @@ def value_invalid(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL reads text as 0 and silently ignores unknown words, so the setting does not have the intended
     effect. PyTorch raises an error when it creates the process group.
-    Fix: set the variable to a valid value, or unset it.
+    Fix: Set the variable to a valid value, or unset it.
     """
     release = only_nccl(job)
     for stated in effective_settings(job):

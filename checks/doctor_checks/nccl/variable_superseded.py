@@ -73,7 +73,7 @@ def variable_superseded(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: a release that no longer reads the variable silently ignores it. A release that still reads it will
     stop doing so.
-    Fix: set the variable that replaced it, and unset the old one.
+    Fix: Set the variable that replaced it, and unset the old one.
     """
     yield from merge(_findings(job))
 
@@ -184,7 +184,7 @@ def variable_superseded_in_files(file: EnvironmentSource) -> Iterator[Violation]
     """Ask whether a launch file uses the current names of its variables.
 
     Why it hurts: an old name is read with a warning for some releases and then ignored.
-    Fix: use the new name.
+    Fix: Use the new name.
     """
     names = {setting.name for setting in file.settings}
     for setting in file.settings:

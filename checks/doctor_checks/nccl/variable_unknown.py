@@ -101,7 +101,7 @@ def variable_unknown(job: Job) -> Iterator[Verdict]:
     """Ask whether every NCCL_* variable is known and no variable of PyTorch, Gloo, UCX or libfabric is misspelled.
 
     Why it hurts: a misspelled variable is silently ignored.
-    Fix: write the name as in the documentation of NCCL, PyTorch, UCX or libfabric.
+    Fix: Write the name as in the documentation of NCCL, PyTorch, UCX or libfabric.
     """
     releases = {"nccl": only_nccl(job), "torch": only_torch(job)}
     findings = []

@@ -52,7 +52,7 @@ def vendor_collective_error(job: Job) -> Iterator[Verdict]:
     """Ask whether oneCCL, HCCL or another vendor's collective library reported an error.
 
     Why it hurts: the collective does not complete, and the ranks that wait for it fail with a timeout.
-    Fix: read the first error of the first rank that reports one; the other ranks wait for that rank.
+    Fix: Read the first error of the first rank that reports one; the other ranks wait for that rank.
     """
     groups = list(event_groups(job, "collective.vendor", by=("code",)))
     # A code is more specific than the lines without one that follow it.

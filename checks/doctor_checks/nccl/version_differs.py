@@ -166,7 +166,7 @@ def version_differs(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL fails or hangs when ranks with different releases form a communicator, and the error does not
     name the other rank.
-    Fix: start all ranks from one image or one environment; compare `pip list | grep nccl` and LD_LIBRARY_PATH on all
+    Fix: Start all ranks from one image or one environment; compare `pip list | grep nccl` and LD_LIBRARY_PATH on all
     hosts.
     """
     # An environment without torch, for example one made for rankdoctor only, does not show which NCCL the job loads.

@@ -120,7 +120,7 @@ def version_too_old(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: a release without code for the GPU fails with `no kernel image`, hangs, or is very slow. One that
     does not support the fabric does not use the fast path.
-    Fix: install a PyTorch build with a newer NCCL, or run `pip install -U nvidia-nccl-cu12` (nvidia-nccl-cu13 for
+    Fix: Install a PyTorch build with a newer NCCL, or run `pip install -U nvidia-nccl-cu12` (nvidia-nccl-cu13 for
     CUDA 13).
     """
     if not any(software.nccl_libraries for software, _ in job.facts(SoftwareFacts)):

@@ -47,7 +47,7 @@ def architecture_unsupported(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: torch imports and detects the GPU, but the first kernel fails with "no kernel image is available for
     execution on the device".
-    Fix: install a PyTorch build whose torch.cuda.get_arch_list() includes the GPU's sm number; new GPUs need a newer
+    Fix: Install a PyTorch build whose torch.cuda.get_arch_list() includes the GPU's sm number; new GPUs need a newer
     PyTorch, and wheels for CUDA 13 do not support GPUs before compute capability 7.5.
     """
     unsupported: dict[tuple[str, str], list[Rank]] = {}

@@ -103,7 +103,7 @@ def driver_too_old(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: PyTorch sees no GPU ("The NVIDIA driver on your system is too old"), or the first kernel fails with
     "CUDA driver version is insufficient for CUDA runtime version". Frameworks may then fall back to the CPU.
-    Fix: update the driver, or run `pip install --force-reinstall torch` with the index URL that
+    Fix: Update the driver, or run `pip install --force-reinstall torch` with the index URL that
     https://pytorch.org/get-started/locally lists for a CUDA release that the driver supports.
     """
     mismatched = tuple(_mismatched(job))

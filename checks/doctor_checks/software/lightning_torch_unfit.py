@@ -60,7 +60,7 @@ def lightning_torch_unfit(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: imports fail, or strategies and checkpoints use parts of PyTorch that have changed. Such failures
     look like bugs in the model.
-    Fix: run `pip install -U lightning`, or pin torch to the range in the finding.
+    Fix: Run `pip install -U lightning`, or pin torch to the range in the finding.
     """
     found: dict[_Misfit, list[int]] = {}
     judged = False

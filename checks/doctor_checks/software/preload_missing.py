@@ -34,7 +34,7 @@ def preload_missing(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the loader prints `object '…' from LD_PRELOAD cannot be preloaded: ignored`, and the program starts
     without the library: with another NCCL, allocator or profiler than intended.
-    Fix: correct the path in LD_PRELOAD, or unset it.
+    Fix: Correct the path in LD_PRELOAD, or unset it.
     """
     yield from merge(
         Finding(

@@ -131,7 +131,7 @@ def trainer_argument_removed(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: in code, a removed argument raises TypeError or ValueError. As a PL_TRAINER_ variable it is silently
     ignored, so the run uses other devices, another strategy or no checkpoint.
-    Fix: use the replacement from Lightning's upgrade guide, and unset the old variable.
+    Fix: Use the replacement from Lightning's upgrade guide, and unset the old variable.
     """
     found: dict[_Fault, list[int]] = {}
     for trainer, software, identical in job.each(TrainerFacts, SoftwareFacts):

@@ -43,7 +43,7 @@ def two_lightnings(job: Job) -> Iterator[Verdict]:
     Why it hurts: each package has its own classes. A Trainer of one rejects modules, callbacks and loggers of the
     other ("model must be a LightningModule"), or silently never calls them. Each import line decides which package is
     used.
-    Fix: run `pip install -U lightning pytorch-lightning`, and import only one of them everywhere (`from lightning
+    Fix: Run `pip install -U lightning pytorch-lightning`, and import only one of them everywhere (`from lightning
     import pytorch as pl`).
     """
     found: dict[tuple[str, str], list[int]] = {}

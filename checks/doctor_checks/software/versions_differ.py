@@ -104,7 +104,7 @@ def versions_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with different releases call different collectives, or call them in a different order, and
     hang. Objects pickled by one rank cannot be read by another, or results silently differ between ranks.
-    Fix: start all ranks from one image or one environment on a shared disk; to compare, run `python -m
+    Fix: Start all ranks from one image or one environment on a shared disk; to compare, run `python -m
     torch.utils.collect_env` on one of these ranks and on another rank.
     """
     expected = baseline_values(job, _releases)

@@ -101,7 +101,7 @@ def backend_unavailable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the job fails with "Distributed package doesn't have NCCL built in", or silently trains on the CPU,
     a hundred times slower.
-    Fix: run `pip install --force-reinstall torch` with the index URL that https://pytorch.org/get-started/locally
+    Fix: Run `pip install --force-reinstall torch` with the index URL that https://pytorch.org/get-started/locally
     lists for your CUDA release, on all hosts; to train on the CPU, request the gloo backend.
     """
     also = (GpuFacts, TrainerFacts, EnvironmentFacts)

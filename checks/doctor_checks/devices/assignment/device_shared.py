@@ -143,7 +143,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL rejects two ranks on one GPU ("Duplicate GPU detected"). With another backend, the ranks share
     the speed and memory of the GPU.
-    Fix: start one process per GPU (`torchrun --nproc-per-node=gpu`), and call
+    Fix: Start one process per GPU (`torchrun --nproc-per-node=gpu`), and call
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before any other CUDA call.
     """
     devices = devices_of(job)

@@ -138,7 +138,7 @@ def ordinal_out_of_range(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the rank fails with "CUDA error: invalid device ordinal", and the others wait for it until their
     timeout.
-    Fix: start as many processes per host as GPUs are visible, or extend CUDA_VISIBLE_DEVICES; if each process sees
+    Fix: Start as many processes per host as GPUs are visible, or extend CUDA_VISIBLE_DEVICES; if each process sees
     one device, use `cuda:0` in all of them.
     """
     lists: dict[int, set[str | None]] = {}
@@ -288,7 +288,7 @@ num_processes: COUNT
 def ordinal_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether a host has a GPU for each rank that is started on it.
 
-    Fix: use the same number in --nproc-per-node and in --gres, CUDA_VISIBLE_DEVICES or `nvidia.com/gpu`.
+    Fix: Use the same number in --nproc-per-node and in --gres, CUDA_VISIBLE_DEVICES or `nvidia.com/gpu`.
     """
     for start in starts_of(file):
         if _uses_gpus(start.launch):

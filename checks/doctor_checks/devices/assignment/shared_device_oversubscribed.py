@@ -85,7 +85,7 @@ def shared_device_oversubscribed(
 
     Why it hurts: each rank fits alone, but together they run out of memory, and which of them fails first varies. If
     one rank already keeps the GPU busy, the others only take time from it.
-    Fix: run one rank per GPU with a larger batch, or use a smaller batch, so that the sum of the estimated peaks
+    Fix: Run one rank per GPU with a larger batch, or use a smaller batch, so that the sum of the estimated peaks
     stays below the GPU's memory.
     """
     # Above 90 %, MEM003 reports a device as nearly full; retries show that the ranks empty their caches for each other.

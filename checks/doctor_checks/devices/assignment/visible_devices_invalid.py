@@ -82,7 +82,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: CUDA silently ignores an invalid entry and shows fewer devices or none. Ranks then fail with
     "invalid device ordinal" or "No CUDA GPUs are available".
-    Fix: list each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
+    Fix: List each device once, separated by commas, either all by index or all by UUID (`nvidia-smi -L`); unset the
     variable to use all devices.
     """
     yield from merge(

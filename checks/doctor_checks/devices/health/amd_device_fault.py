@@ -61,7 +61,7 @@ def amd_device_fault(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the ROCm runtime aborts the process, or the driver resets the GPU, which ends all processes on it.
     The other ranks wait until their timeout.
-    Fix: check `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` on the host. After memory errors, a
+    Fix: Check `sudo dmesg -T | grep -i amdgpu` and `rocm-smi --showrasinfo all` on the host. After memory errors, a
     hang or a reset, exclude the host from the next job.
     """
     for group in event_groups(job, "amd.device", by=("pci", "node")):

@@ -42,7 +42,7 @@ def device_fault(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: CUDA reports the fault at a later call, often in NCCL's watchdog, and the CUDA context is lost. That
     rank exits, and the others wait for it until their timeout.
-    Fix: run again with CUDA_LAUNCH_BLOCKING=1, or run one process under `compute-sanitizer`, to find the call that
+    Fix: Run again with CUDA_LAUNCH_BLOCKING=1, or run one process under `compute-sanitizer`, to find the call that
     fails. For a failed assertion, check whether labels and token ids are out of range.
     """
     assertions = list(event_groups(job, "gpu.assertion", by=("expression",)))

@@ -108,7 +108,7 @@ def device_lost(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: programs on the GPU hang or fail with "unknown error" or "no CUDA-capable device", and often no new
     CUDA program starts on the host.
-    Fix: drain the host and reboot it; if the GPU is lost again, check the card, its seating, riser and power supply.
+    Fix: Drain the host and reboot it; if the GPU is lost again, check the card, its seating, riser and power supply.
     """
     for local, found in shares_by_host(job):
         told = set()

@@ -47,7 +47,7 @@ def gpu_feature_missing(job: Job) -> Iterator[Verdict]:
     Why it hurts: vGPUs have no unified memory, IPC or peer access unless the hypervisor enables them, MIG instances
     have no peer access, and containers may forbid system calls that CUDA needs. A program that uses such a feature
     fails.
-    Fix: check `nvidia-smi -q | grep -iE 'virtualization mode|mig mode|license'`; if NCCL fails, set
+    Fix: Check `nvidia-smi -q | grep -iE 'virtualization mode|mig mode|license'`; if NCCL fails, set
     NCCL_CUMEM_ENABLE=0, NCCL_P2P_DISABLE=1 and NCCL_NVLS_ENABLE=0; on a vGPU, have the hypervisor enable unified
     memory (`enable_uvm=1`, whole-GPU profiles only).
     """

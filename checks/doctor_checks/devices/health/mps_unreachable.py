@@ -53,7 +53,7 @@ def mps_unreachable(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: while a control daemon runs, every CUDA process of the host becomes a client of its server. If the
     server has exited, is recovering from a fault or belongs to another user, CUDA fails to start.
-    Fix: stop the daemon with `echo quit | nvidia-cuda-mps-control`, or unset CUDA_MPS_PIPE_DIRECTORY for the job;
+    Fix: Stop the daemon with `echo quit | nvidia-cuda-mps-control`, or unset CUDA_MPS_PIPE_DIRECTORY for the job;
     with one rank per GPU, MPS is not needed.
     """
     for group in event_groups(job, "gpu.mps_failed", by=("reason",)):

@@ -113,7 +113,7 @@ def xid_reported(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: a hardware Xid usually ends or blocks the programs on that GPU, and the other ranks only see a
     timeout. The fault often recurs on the same GPU.
-    Fix: look up the code in NVIDIA's Xid catalog (https://docs.nvidia.com/deploy/xid-errors/) and follow its action;
+    Fix: Look up the code in NVIDIA's Xid catalog (https://docs.nvidia.com/deploy/xid-errors/) and follow its action;
     `sudo dmesg -T | grep -i xid` prints the lines.
     """
     judged = [local for local in job.by_host() if local.find(KernelLogFacts) or _has_gpus(local)]

@@ -112,7 +112,7 @@ def fabric_manager_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: CUDA does not start ("system not yet initialized", error 802), or GPUs cannot reach each other over
     NVLink.
-    Fix: install the fabric manager in exactly the driver's release (`nvidia-smi --query-gpu=driver_version
+    Fix: Install the fabric manager in exactly the driver's release (`nvidia-smi --query-gpu=driver_version
     --format=csv,noheader`), run `sudo systemctl enable --now nvidia-fabricmanager`, then reset the GPUs or reboot.
     """
     switched = [local for local in job.by_host() if _has_switches(local)]

@@ -49,7 +49,7 @@ def imex_absent(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL reports "MNNVL is available but not working", or hosts of one rack communicate over the network
     instead of NVLink.
-    Fix: list all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg, run `sudo systemctl enable --now
+    Fix: List all hosts of the domain in /etc/nvidia-imex/nodes_config.cfg, run `sudo systemctl enable --now
     nvidia-imex`, and pass /dev/nvidia-caps-imex-channels/channel0 to containers; until then, set NCCL_MNNVL_ENABLE=0.
     """
     domains: dict[str, list[LocalRanks]] = {}

@@ -111,7 +111,7 @@ def nvlink_down(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL falls back to PCIe or shared memory for that GPU, which is many times slower, or fails to
     start. Errors that the link cannot recover from end the job.
-    Fix: check `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`, then reset the GPUs or reboot the
+    Fix: Check `nvidia-smi nvlink --status` and `nvidia-smi nvlink --errorcounters`, then reset the GPUs or reboot the
     host; if the error recurs, check the bridges, the baseboard and the switches.
     """
     for local, found in shares_by_host(job):

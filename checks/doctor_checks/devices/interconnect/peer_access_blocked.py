@@ -172,7 +172,7 @@ def peer_access_blocked(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL fails with "P2P is disabled between NVLINK connected GPUs", or uses host memory. With PCIe
     access control on bare metal, peer traffic can hang or be corrupted.
-    Fix: for NVLink, check that the fabric manager runs and reset the GPUs; for PCIe, disable ACS in the BIOS or with
+    Fix: For NVLink, check that the fabric manager runs and reset the GPUs; for PCIe, disable ACS in the BIOS or with
     `setpci`, and disable the IOMMU or set `iommu=pt`; until then, set NCCL_P2P_DISABLE=1, which is slower.
     """
     judged = [(local, users) for local, found in shares_by_host(job) if len(users := _users(found)) > 1]

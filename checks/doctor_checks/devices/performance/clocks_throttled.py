@@ -71,7 +71,7 @@ def clocks_throttled(job: Job, *, capped_share: float = 0.25, clock_share: float
     """Ask whether a GPU is throttled because of heat, power or a hardware fault.
 
     Why it hurts: every collective waits for the slowest GPU, so one throttled GPU slows down the whole job.
-    Fix: exclude the host until its cooling, power supplies and power limit are checked; see `nvidia-smi -q -d
+    Fix: Exclude the host until its cooling, power supplies and power limit are checked; see `nvidia-smi -q -d
     PERFORMANCE,TEMPERATURE,POWER`.
     """
     for local in job.by_host():

@@ -58,7 +58,7 @@ def device_idle(
     """Ask whether GPUs are mostly idle and have enough free memory for a larger batch.
 
     Why it hurts: the same work could be done in less time or on fewer GPUs.
-    Fix: use a larger batch and adjust the learning rate, accumulate fewer batches, or use mixed precision.
+    Fix: Use a larger batch and adjust the learning rate, accumulate fewer batches, or use mixed precision.
     """
     # Below 40 %, the GPU runs no kernel for long periods. With half of the memory free, a batch twice as large fits.
     # RUN005 reports ranks that wait for data.

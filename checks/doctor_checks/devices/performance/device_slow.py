@@ -141,7 +141,7 @@ def device_slow(
 
     Why it hurts: every collective waits for the slowest rank, so one slow GPU, link or shared CPU core limits the
     speed of the whole job.
-    Fix: for a GPU, exclude its host and check `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`; for a CPU, bind each rank
+    Fix: For a GPU, exclude its host and check `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`; for a CPU, bind each rank
     to its own cores (`srun --cpu-bind=cores`) and end other processes there.
     """
     # 0.6: GPUs of one model differ by about 10 % in clock, and ranks that share CPUs by 20 %. Four robust deviations:

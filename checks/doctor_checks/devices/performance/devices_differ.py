@@ -111,7 +111,7 @@ def devices_differ(job: Job, *, memory_share: float = 0.02) -> Iterator[Verdict]
 
     Why it hurts: every step waits for the slowest GPU, the smallest memory limits the batch size, and mixed drivers
     may select different algorithms or fail on some hosts only.
-    Fix: request one kind of GPU from the scheduler (`--constraint` or `--gres=gpu:h100:8`), and install one driver
+    Fix: Request one kind of GPU from the scheduler (`--constraint` or `--gres=gpu:h100:8`), and install one driver
     release on all hosts.
     """
     used = {one: _used(one) for one in ((job, job.expected) if job.expected else (job,))}

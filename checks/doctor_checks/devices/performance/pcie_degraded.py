@@ -48,7 +48,7 @@ def pcie_degraded(job: Job, *, loaded_percent: float = 10) -> Iterator[Verdict]:
 
     Why it hurts: copies from the host, checkpoints and network traffic of this GPU are slower by the same factor, and
     the other ranks wait for it.
-    Fix: check the link under load with `nvidia-smi -q | grep -A 12 'GPU Link Info'` and `sudo dmesg | grep -i aer`,
+    Fix: Check the link under load with `nvidia-smi -q | grep -A 12 'GPU Link Info'` and `sudo dmesg | grep -i aer`,
     then reseat the card and check the riser and the BIOS settings.
     """
     for local, found in shares_by_host(job):

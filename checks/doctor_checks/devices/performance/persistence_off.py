@@ -34,7 +34,7 @@ def persistence_off(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the driver releases the GPU when the last process exits. Every start then takes seconds per GPU,
     settings such as power limits are lost, and error counters are reset.
-    Fix: enable the daemon with `sudo systemctl enable --now nvidia-persistenced`, or run `sudo nvidia-smi -pm 1`
+    Fix: Enable the daemon with `sudo systemctl enable --now nvidia-persistenced`, or run `sudo nvidia-smi -pm 1`
     after each boot.
     """
     findings = []
