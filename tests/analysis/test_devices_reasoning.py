@@ -145,14 +145,14 @@ def test_sound_values_have_no_fault(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0,-1,1", "cut short at '-1'"),
-        ("0,a", "cut short at 'a'"),
-        ("0,,1", "cut short at ''"),
+        ("0,-1,1", "contains '-1', which is not a device: CUDA stops there and ignores 1"),
+        ("0,a", "contains 'a', which is not a device: CUDA stops there"),
+        ("0,,1", "contains '', which is not a device: CUDA stops there and ignores 1"),
         ("1,1", "repeats device 1"),
         ("1,01", "repeats device 1"),
-        ("0;1", "reads 0 alone"),
-        ('"0,1"', "cut short"),
-        ("GPU-1, GPU-2", "cut short at ' GPU-2'"),
+        ("0;1", "reads only 0"),
+        ('"0,1"', "CUDA stops there"),
+        ("GPU-1, GPU-2", "contains ' GPU-2', which is not a device: CUDA stops there"),
         ("GPU-1,GPU-1", "repeats device GPU-1"),
     ],
 )
