@@ -188,7 +188,7 @@ def test_rules_that_hang_on_the_release() -> None:
     assert variable_values.fault("NCCL_ALGO", "PAT", release="2.22.3") is not None
     assert variable_values.fault("NCCL_ALGO", "PAT", release="2.23.4") is None
     assert "ignores it" in variable_values.fault("NCCL_ALGO", "Rings", release="2.20.5").problem  # type: ignore[union-attr]
-    assert "refuses" in variable_values.fault("NCCL_ALGO", "Rings", release="2.24.3").problem  # type: ignore[union-attr]
+    assert "rejects" in variable_values.fault("NCCL_ALGO", "Rings", release="2.24.3").problem  # type: ignore[union-attr]
     assert variable_values.fault("NCCL_PROTO", "allreduce:LL", release="2.20.5") is not None
     assert variable_values.fault("NCCL_SET_THREAD_NAME", "true", release="2.30.7") is None
     assert variable_values.fault("NCCL_SET_THREAD_NAME", "true", release="2.28.9") is not None
