@@ -90,7 +90,10 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
     if folder.exists is None or folder.error:
         if folder.error:
             yield _ScratchFault(
-                f"cannot be used: {folder.error}", severity, effect, f"ls -ld {path}\nfindmnt -T {path}"
+                f"cannot be used: {folder.error}",
+                severity,
+                effect,
+                f"Check the directory and its mount:\nls -ld {path}\nfindmnt -T {path}",
             )
         return
     if folder.role == "temporary" and not folder.exists:
@@ -101,10 +104,18 @@ def _faults(folder: Directory, least: float) -> Iterator[_ScratchFault]:
         yield _ScratchFault(words, severity, effect, _another(folder))
     elif folder.free is not None and folder.free < least:
         words = f"is full: less than {int(least) >> 20} MiB free"
-        yield _ScratchFault(words, severity, effect, f"df -h {path}\ndu -xsh {path}/* | sort -h | tail")
+        yield _ScratchFault(
+            words,
+            severity,
+            effect,
+            f"Free space, after listing the largest entries:\ndu -xsh {path}/* | sort -h | tail\ndf -h {path}",
+        )
     elif folder.free_inodes == 0:
         yield _ScratchFault(
-            "is full: no inodes left", severity, effect, f"Delete files; count them with:\ndf -i {path}"
+            "is full: no inodes left",
+            severity,
+            effect,
+            f"Delete files; this command shows the inodes in use:\ndf -i {path}",
         )
     if folder.noexec and (folder.role == "temporary" or folder.source in _LOADS_CODE):
         mild = Severity.INFO if folder.role == "temporary" else Severity.WARNING

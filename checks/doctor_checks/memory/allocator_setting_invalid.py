@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import group_by_value
@@ -141,7 +142,7 @@ def allocator_setting_invalid(job: Job) -> Iterator[Verdict]:
                     ranks=ranks,
                     evidence={"value": general, "torch": torch},
                     effect="The allocator uses its defaults.",
-                    fix=f"export {_CUDA}={general}",
+                    fix=f"export {_CUDA}={shlex.quote(general)}",
                     severity=Severity.INFO,
                 )
             continue
@@ -161,7 +162,7 @@ def _complaints(name: str, text: str, torch: str | None, ranks: tuple[int, ...])
             f"{name} {complaint.text}",
             ranks=ranks,
             evidence={"name": name, "value": text, "option": complaint.option, "torch": torch},
-            fix=f"export {name}={complaint.value}"
+            fix=f"export {name}={shlex.quote(complaint.value)}"
             if complaint.value
             else _fix(name, text, complaint.option, complaint.fix),
             severity=_severity(complaint),
@@ -179,7 +180,7 @@ def _fix(name: str, text: str, option: str, better: str) -> str:
         return f"Correct or remove {option} in {name}." if option else f"Correct {name}, or unset it."
     entries = [entry for entry in text.split(",") if entry.strip().partition(":")[0].strip() == option]
     if len(entries) == 1 and ":" in better and "[" not in text:
-        return f"export {name}={text.replace(entries[0], better)}"
+        return f"export {name}={shlex.quote(text.replace(entries[0], better))}"
     return f"Write {better} in {name}."
 
 

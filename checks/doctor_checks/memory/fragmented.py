@@ -136,10 +136,10 @@ def fragmented(job: Job, *, unallocated_share: float = 0.1) -> Iterator[Verdict]
         ran_short = facts.allocator in (None, "native") and (facts.retries or facts.failures)
         if ran_short and unused > unallocated_share * (facts.total or 0):
             failed = f"{facts.failures} failed" if facts.failures else ""
-            retried = f"{facts.retries} were retried" if facts.retries else ""
+            retried = f"{facts.retries} retried" if facts.retries else ""
             yield Finding(
-                f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, yet of its allocations "
-                f"{' and '.join(filter(None, (failed, retried)))}",
+                f"Rank {rank.number} has {mebibytes(unused)} reserved but unallocated, yet allocations do not fit "
+                f"({', '.join(filter(None, (failed, retried)))})",
                 ranks=(rank.number,),
                 evidence={
                     "reserved_bytes": facts.reserved,
