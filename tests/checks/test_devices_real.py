@@ -143,7 +143,10 @@ def test_blocked_peer_access(fake_nvml: FakeNvml) -> None:
 def test_exclusive_mode_forbids_a_shared_gpu_alone(fake_nvml: FakeNvml) -> None:
     shared = [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "3"}]
     assert blamed(judged(gathered(fake_nvml, "exclusive_mode", *shared), "GPU016")) == {0, 1}
-    assert judged(gathered(fake_nvml, "exclusive_mode", {}, {}), "GPU016").status is Status.PASS
+    apart = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert judged(gathered(fake_nvml, "exclusive_mode", *apart), "GPU016").status is Status.PASS
+    exposed = judged(gathered(fake_nvml, "exclusive_mode", {}, {}), "GPU016")
+    assert {one.severity for one in exposed.findings} == {Severity.INFO}
     assert judged(gathered(fake_nvml, "eight_h100", *shared), "GPU016").status is Status.PASS
 
 

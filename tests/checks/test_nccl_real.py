@@ -110,7 +110,7 @@ def test_a_healthy_cluster_is_silent(cluster: Cluster) -> None:
         ({"NCCL_ASYNC_ERROR_HANDLING": "3"}, {"NCCL003": (("warning", (2,)),), "NCCL004": (("info", (2,)),)}),
         ({"CUDA_LAUNCH_BLOCKING": "1"}, {"NCCL007": (("info", (2,)),)}),
         ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, {"NCCL007": (("error", (2,)),)}),
-        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, {"NCCL011": (("info", (2,)),)}),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, {"NCCL007": (("info", (2,)),), "NCCL011": (("info", (2,)),)}),
         ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {"NCCL011": (("warning", (2,)),)}),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:true"}, {"MEM007": (("error", (2,)),)}),
     ],
