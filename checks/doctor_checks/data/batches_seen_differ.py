@@ -145,6 +145,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ),
         Passes("a limit, which is not the loader's end", _streams({0: (100, False), 1: (100, False)})),
         Passes("uneven inputs are joined", _streams({1: (103, True)}).alter(TrainingFacts, joins=True)),
+        Passes(
+            "batches by next(), and loaders that are started anew",
+            with_loader(_streams({1: (103, True)}), by_next=True, epochs=lambda old: (*old, LoaderEpoch(1, batches=3))),
+        ),
+        Fails(
+            "batches by next(), and a rank that stops where its loader ends",
+            with_loader(_streams({1: (97, True)}), by_next=True).alter(ProgressFacts, state="stalled"),
+            ranks=(1,),
+        ),
         Passes("uneven validation", _streams({1: (103, True)}, stage="validate"), silent=False),
         Passes(
             "a loop of the user's own, whose ranks may train models of their own",
@@ -205,12 +214,22 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
         # Ranks that are behind the one whose loader was exhausted may still end equally.
         ended = (seen for seen in _epochs(readers) if seen.ended)
         differing = next((seen for seen in ended if max(seen.batches.values()) > seen.shortest), None)
-        if differing is None:
+        if differing is None or _goes_on(job, readers):
             continue
         if odd := _odd(job, differing):
             yield _finding(job, readers, differing, odd)
         else:
             yield Unknown("a loader has ended, and it is not seen yet whether those of most ranks go on", readers.ranks)
+
+
+def _goes_on(job: Job, readers: PeerLoaders) -> bool:
+    """Whether the program takes batches by ``next()``, and ranks whose loader ended have started it anew or ended."""
+    states = {rank.number: rank.find(ProgressFacts) for rank in job.ranks}
+    if not any(reader.loader.by_next for reader in readers.members):
+        return False
+    if any(one is not None and one.state not in ("running", "ended") for one in states.values()):
+        return any(epoch.ended for reader in readers.members for epoch in reader.loader.epochs[:-1])
+    return True
 
 
 def _of_stacks(found: Diagnosis) -> Finding:

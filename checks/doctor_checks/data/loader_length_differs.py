@@ -186,6 +186,14 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
         Passes(
             "a sanity check", with_loader(with_loader(running(), stage="sanity"), ranks=(1,), stage="sanity", length=1)
         ),
+        Passes(
+            "batches by next(), and loaders that are started anew",
+            with_loader(with_loader(running(), by_next=True), ranks=(1,), length=103),
+        ),
+        Passes(
+            "batches by next(), before any loader ended",
+            with_loader(with_loader(running(epoch=0), by_next=True), ranks=(1,), length=103),
+        ),
         Fails(
             "within one of two groups",
             in_a_loop(with_loader(running(2, 2), ranks=(3,), length=101), (0, 1), (2, 3)),
@@ -249,6 +257,11 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
     compared = 0
     for ends in _ends(job):
         known = ends.known
+        if any(reader.loader.by_next for reader in ends.members) and len(set(known.values())) > 1:
+            compared += 1
+            if not _has_started_anew(ends):
+                yield Unknown(_BY_NEXT, tuple(known))
+            continue
         if unknown := tuple(rank for rank in ends.batches if rank not in known) if known else ():
             if ends.stage in TRAINING:
                 yield Unknown(f"the {ends.name} does not say its length here", unknown)
@@ -259,6 +272,18 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
             yield _finding(job, ends)
     if not compared:
         yield Skip("no loader says its length on two ranks: DATA010 counts the batches")
+
+
+_BY_NEXT = (
+    "the program takes batches by next(), and has not come to the end of a loader: ranks may have different numbers of "
+    "batches if it starts its loader anew there"
+)
+
+
+def _has_started_anew(ends: _Ends) -> bool:
+    """Whether ranks have gone on with a new pass where a loader ended."""
+    epochs = [reader.loader.epochs for reader in ends.members]
+    return any(len(one) > 1 and any(epoch.ended for epoch in one[:-1]) for one in epochs)
 
 
 def _ends(job: Job) -> Iterator[_Ends]:

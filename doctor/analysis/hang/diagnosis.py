@@ -9,6 +9,7 @@ from typing import Literal
 from doctor.analysis.call_sites import CallSite, LocalWork
 from doctor.analysis.hang.collective_mismatch import Divergence
 from doctor.analysis.hang.exits import RunEnd, nature_of
+from doctor.analysis.hang.left_loops import RanksThatLeft
 from doctor.analysis.hang.one_sided_calls import OneSidedCall
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
@@ -17,6 +18,7 @@ Kind = Literal[
     "died",
     "unresponsive",
     "loader-ended",
+    "left",
     "differ",
     "one-sided",
     "behind",
@@ -27,9 +29,10 @@ Kind = Literal[
     "together",
     "undetermined",
 ]
-"""``behind``: a device has not finished a call that the others completed. ``missing``: a rank did not reach the call
-that the others wait in, and what it does is unknown. ``elsewhere``: a rank is not where the others wait. ``together``:
-all ranks are in the same call. ``undetermined``: ranks wait, but the missing peer could not be determined."""
+"""``left``: ranks left the training loop before their loader ended. ``behind``: a device has not finished a call that the
+others completed. ``missing``: a rank did not reach the call that the others wait in, and what it does is unknown.
+``elsewhere``: a rank is not where the others wait. ``together``: all ranks are in the same call. ``undetermined``: ranks
+wait, but the missing peer could not be determined."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class Diagnosis:
     """What is wrong, and with which ``ranks``; ``confidence`` is from 0 to 1.
 
     ``within_limit``: the ranks that the others wait for have not exceeded their own limit. Some kinds have details:
-    ``ending`` (died), ``uneven`` (loader-ended), ``divergence`` (differ, one-sided), ``one_sided`` (one-sided),
-    ``work`` (busy), ``behind`` (missing: those of ``ranks`` that reached the call, which their device does not
-    finish)."""
+    ``ending`` (died; left, if others lost a connection by it), ``uneven`` (loader-ended), ``left`` (left),
+    ``divergence`` (differ, one-sided), ``one_sided`` (one-sided), ``work`` (busy), ``behind`` (missing: those of
+    ``ranks`` that reached the call, which their device does not finish)."""
 
     states: JobState
     kind: Kind
@@ -48,6 +51,7 @@ class Diagnosis:
     within_limit: bool = False
     ending: RunEnd | None = None
     uneven: UnevenLoaders | None = None
+    left: RanksThatLeft | None = None
     divergence: Divergence | None = None
     one_sided: OneSidedCall | None = None
     work: LocalWork | None = None

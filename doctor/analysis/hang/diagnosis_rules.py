@@ -23,6 +23,7 @@ from doctor.analysis.hang.collective_mismatch import (
 )
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.exits import RunEnd, ending_of, interrupted_waits
+from doctor.analysis.hang.left_loops import ranks_that_left
 from doctor.analysis.hang.missing_ranks import (
     diverged_ranks,
     late_ranks,
@@ -72,6 +73,8 @@ def _diagnose(job: Job) -> Diagnosis | None:
         confidence = 0.95 if ending.failure else 0.85
         died = Diagnosis(states, "died", ending.ranks, confidence, ending=ending)
         return _aborted_by_gloo(states, ending) or died
+    if ending is not None and ending.left and (left := ranks_that_left(states)) is not None:
+        return Diagnosis(states, "left", left.ranks, 0.9, ending=ending, left=left)
     found = _hang(states)
     if ending is not None and not _is_more_specific(found, ending):
         return Diagnosis(states, "died", ending.ranks, 0.9 if ending.nature == "mismatch" else 0.4, ending=ending)
@@ -134,6 +137,11 @@ def _loader_ended(states: JobState) -> Diagnosis | None:
     return Diagnosis(states, "loader-ended", uneven.odd, 0.9 if uneven.certain else 0.7, uneven=uneven)
 
 
+def _left(states: JobState) -> Diagnosis | None:
+    left = ranks_that_left(states)
+    return Diagnosis(states, "left", left.ranks, 0.9, left=left) if left is not None else None
+
+
 def _loader_ended_by_calls(states: JobState) -> Diagnosis | None:
     divergence = next(divergences(states), None)
     uneven = uneven_of_calls(states, divergence) if divergence is not None else None
@@ -191,6 +199,7 @@ def _together(states: JobState) -> Diagnosis | None:
 
 _RULES: tuple[Callable[[JobState], Diagnosis | None], ...] = (
     _stopped,
+    _left,
     _loader_ended,
     diverged_ranks,
     _silent,

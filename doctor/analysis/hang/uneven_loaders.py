@@ -45,14 +45,31 @@ def uneven_of(states: JobState) -> UnevenLoaders | None:
         for end in _ends(rank_state.progress):
             ends.setdefault((end.stage, end.loader, end.epoch), {}).setdefault(rank, end.batches)
     newest_first = sorted(ends.items(), key=lambda item: -item[0][2])
-    found = (_split_by_epoch(states, *end, ended) for end, ended in newest_first)
+    found = (_split_by_epoch(states, *end, ended) for end, ended in newest_first if not _goes_on(states, *end))
     return next((uneven for uneven in found if uneven is not None), None)
+
+
+def _goes_on(states: JobState, stage: str, loader: int, epoch: int) -> bool:
+    """Whether a rank has started a loader anew where it ended: its program takes batches by ``next()``."""
+    for rank, facts in states.loaders.items():
+        progress = states.ranks[rank].progress if rank in states.ranks else None
+        by_next = any(one.by_next for one in facts.of(stage) if one.index == loader)
+        if by_next and progress is not None and (progress.epoch or 0) > epoch:
+            return True
+    return False
 
 
 def _ends(progress: ProgressFacts | None) -> tuple[EpochEnd, ...]:
     if progress is None:
         return ()
-    if progress.point == "epoch-end" and progress.epoch is not None and progress.stage in ("train", "validate"):
+    has_left = any((one.stage, one.epoch) == (progress.stage, progress.epoch) for one in progress.left)
+    if (
+        progress.point == "epoch-end"
+        and progress.state != "ended"
+        and not has_left
+        and progress.epoch is not None
+        and progress.stage in ("train", "validate")
+    ):
         return (*progress.ended, EpochEnd(progress.stage, 0, progress.epoch, _NOT_COUNTED))
     return progress.ended
 

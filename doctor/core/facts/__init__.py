@@ -69,6 +69,7 @@ __all__ = [
     "KernelView",
     "LaunchFacts",
     "Layer",
+    "LeftLoop",
     "Level",
     "Limit",
     "Listener",

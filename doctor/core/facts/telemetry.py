@@ -102,6 +102,19 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     batches: int
 
 
+class LeftLoop(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A pass over a data loader that the loop left in its batch number ``batches`` (from 1), before the loader was
+    exhausted. ``frame``: the line that left it; ``statement``: its first word (``break``, ``return``), if its source
+    shows it."""
+
+    stage: str
+    loader: int
+    epoch: int
+    batches: int
+    frame: Frame | None = None
+    statement: str = ""
+
+
 class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A child of a rank, such as a data loader worker. ``state``: the kernel's letter (R, S, D, T, Z); ``memory``:
     resident bytes, including those shared with its parent since the fork; ``private``: without memory that others map
@@ -143,7 +156,8 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     it was another one. ``stage``: ``setup``, ``sanity``, ``train``, ``validate``, ``test``, ``predict``, ``teardown``.
     ``point``, the last one entered: ``setup``, ``data`` (waiting for the next batch), ``step`` (training step),
     ``forward``, ``backward``, ``optimizer``, ``batch-end``, ``checkpoint``, ``epoch-start``, ``epoch-end``, ``ended``.
-    ``epoch``, ``batch``, ``loader`` count from 0, ``step`` counts optimizer steps. ``idle``: seconds since the last
+    ``epoch``, ``batch``, ``loader`` count from 0, ``step`` counts optimizer steps. ``left``: passes that the loop left
+    before their end, newest last; only loops of the user's own record them. ``idle``: seconds since the last
     progress; ``limit``: the timeout of this point in seconds, derived from the run's own pace; ``patience``: the
     timeout while the rank is busy, which is longer while it waits for others. ``stack`` of the main thread, innermost
     first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not respond. ``ended``: data loaders
@@ -179,6 +193,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     kernel_state: str | None = None
     failure: Failure | None = None
     ended: tuple[EpochEnd, ...] = ()
+    left: tuple[LeftLoop, ...] = ()
     recent: tuple[PointInTime, ...] = ()
     children: tuple[ChildProcess, ...] = ()
     sampled: bool = False
@@ -289,7 +304,8 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     iterable dataset that declares how it is divided (``None``: unknown). ``dynamic``: a custom batch sampler decides
     the sizes. ``fingerprint``: a digest of the content of the dataset and of the sampler's input, ``None`` if they
     can't be fully observed. ``combined``: when data loaders of the stage that are iterated together end (``min_size``,
-    ``max_size``, ``max_size_cycle``, ``sequential``)."""
+    ``max_size``, ``max_size_cycle``, ``sequential``). ``by_next``: the program takes batches by ``next()``, so that it
+    may start the loader anew where it ends, and go on."""
 
     stage: str
     index: int = 0
@@ -309,6 +325,7 @@ class Loader(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     persistent: bool | None = None
     fingerprint: str | None = None
     combined: str | None = None
+    by_next: bool = False
     epochs: tuple[LoaderEpoch, ...] = ()
 
     @property

@@ -9,14 +9,15 @@ with doctor.watch() as w:
 
 from __future__ import annotations
 
+import opcode
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from doctor.core.facts import Sampler, TrainingFacts
+from doctor.core.facts import Frame, Sampler, TrainingFacts
 from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
 from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
 from doctor.monitor.integrations.hook_guard import value_or_default
@@ -30,6 +31,7 @@ from doctor.monitor.integrations.torch_state import (
     unwrapped,
 )
 from doctor.monitor.telemetry.data.loader_history import weak_reference
+from doctor.monitor.telemetry.stacks.live_stacks import user_frame_above
 from doctor.monitor.watch_session import WatchSession
 
 T = TypeVar("T")
@@ -97,9 +99,14 @@ class PlainRun(AdapterRun):
             if self.telemetry.training.data_parallel_size is None:
                 self._refresh_facts()
 
-    def pass_start(self, loader: LoaderInSlot) -> None:
-        """Record the start of a pass; before the very first batch, all ranks are evaluated."""
+    def pass_start(self, loader: LoaderInSlot, *, by_next: bool = False) -> None:
+        """Record the start of a pass; before the very first batch, all ranks are evaluated.
+
+        ``by_next``: its batches are taken by ``next()``.
+        """
         self.attach(loader)
+        if by_next:
+            self.telemetry.loaders.taken_by_next(*loader.slot)
         self._active_loaders.append(loader)
         self.telemetry.stage_start(loader.slot.stage)
         if not self._has_checked_start:
@@ -139,10 +146,10 @@ class PlainRun(AdapterRun):
         if loader.slot.stage == "train" and self.steps > self._steps_before:
             self.batch_end(loader)
 
-    def pass_end(self, loader: LoaderInSlot, *, ended: bool) -> None:
-        """Record the end of a pass; ``ended``: the loader was exhausted."""
+    def pass_end(self, loader: LoaderInSlot, *, ended: bool, left_at: Frame | None = None) -> None:
+        """Record the end of a pass; ``ended``: the loader was exhausted, or else left at the line ``left_at``."""
         telemetry, (stage, index) = self.telemetry, loader.slot
-        telemetry.loader_end(stage, index, ended=ended)
+        telemetry.loader_end(stage, index, ended=ended, left_at=left_at)
         telemetry.epoch_end(stage)
         self._passes[loader.slot] = self._passes.get(loader.slot, 0) + 1
         self._active_loaders = [one for one in self._active_loaders if one is not loader]
@@ -162,8 +169,8 @@ class WatchedLoader(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over the loader and record the end of the pass, complete or not."""
-        watch, ended = self._watch, False
-        watch._pass_start(self)
+        watch, ended, left_at = self._watch, False, None
+        watch._pass_start(self, _is_called(sys._getframe().f_back))
         try:
             for number, batch in enumerate(self.wrapped):
                 watch._batch_start(self, number, batch)
@@ -171,10 +178,11 @@ class WatchedLoader(Generic[T]):
                 watch._batch_end(self)
             ended = True
         except GeneratorExit:
+            left_at = user_frame_above(sys._getframe().f_back)
             watch._batch_left(self)
             raise
         finally:
-            watch._pass_end(self, ended)
+            watch._pass_end(self, ended, left_at)
 
     def __len__(self) -> int:
         """Return the length of the loader."""
@@ -258,8 +266,8 @@ class Watch(Adapter[PlainRun]):
         run.attach(loader)
 
     @guarded
-    def _pass_start(self, run: PlainRun, loader: WatchedLoader[Any]) -> None:
-        run.pass_start(loader)
+    def _pass_start(self, run: PlainRun, loader: WatchedLoader[Any], by_next: bool) -> None:
+        run.pass_start(loader, by_next=by_next)
 
     @guarded
     def _batch_start(self, run: PlainRun, loader: WatchedLoader[Any], number: int, batch: object) -> None:
@@ -274,8 +282,16 @@ class Watch(Adapter[PlainRun]):
         run.batch_left(loader)
 
     @guarded
-    def _pass_end(self, run: PlainRun, loader: WatchedLoader[Any], ended: bool) -> None:
-        run.pass_end(loader, ended=ended)
+    def _pass_end(self, run: PlainRun, loader: WatchedLoader[Any], ended: bool, left_at: Frame | None) -> None:
+        run.pass_end(loader, ended=ended, left_at=left_at)
+
+
+def _is_called(frame: FrameType | None) -> bool:
+    """Return whether a frame is in a call, such as ``next(iterator)``, and not in a ``for`` statement."""
+    if frame is None:
+        return False
+    code, last = frame.f_code.co_code, frame.f_lasti
+    return 0 <= last < len(code) and opcode.opname[code[last]].startswith(("CALL", "PRECALL"))
 
 
 def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFacts:

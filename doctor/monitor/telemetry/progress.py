@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from doctor.core.facts import EpochEnd, Failure, PointInTime, ProgressFacts
+from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, ProgressFacts
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
@@ -30,7 +30,7 @@ Once a batch has been trained, both apply to busy ranks only. A rank that waits 
 step has no work of its own there, and reports early. Whether the others are busy with something that may take so long
 is decided by their own limits.
 """
-KEPT_ENDS, RECENT = 64, 32
+KEPT_ENDS, RECENT, KEPT_LEFT = 64, 32, 4
 YOUNG = 30
 """Points passed, some batches, before which the typical intervals of a run are unknown."""
 FACTOR = 4.0
@@ -97,6 +97,7 @@ class Progress:
         self._stage_intervals = self._intervals.setdefault(self.stage, {})
         self._recent: deque[tuple[str, str, int | None, float]] = deque(maxlen=RECENT)
         self._ends: list[EpochEnd] = []
+        self._left: list[LeftLoop] = []
         self._offset = time.time() - time.monotonic()
         self.training_thread = threading.get_ident()
 
@@ -130,6 +131,10 @@ class Progress:
     def end_of_loader(self, stage: str, loader: int, epoch: int, batches: int) -> None:
         """Record that a loader was exhausted."""
         self._ends = [*self._ends[-KEPT_ENDS:], EpochEnd(stage, loader, epoch, batches)]
+
+    def left_loop(self, stage: str, loader: int, epoch: int, batches: int, frame: Frame | None) -> None:
+        """Record that the loop left a pass in its batch number ``batches``, before the loader was exhausted."""
+        self._left = [*self._left[-KEPT_LEFT + 1 :], LeftLoop(stage, loader, epoch, batches, frame)]
 
     def limit(self) -> float:
         """Return the seconds the current point may take if this rank is busy."""
@@ -182,5 +187,6 @@ class Progress:
             patience=round(self.limit(), 3),
             failure=self.failure,
             ended=tuple(self._ends),
+            left=tuple(self._left),
             recent=tuple(PointInTime(stage, point, batch, round(at + offset, 4)) for stage, point, batch, at in recent),
         )

@@ -12,7 +12,7 @@ from time import monotonic
 import msgspec
 
 from doctor.collectors.base import NotPresent, NotVisible
-from doctor.core.facts import Failure, Missing, MissingReason, Section, TrainingFacts
+from doctor.core.facts import Failure, Frame, Missing, MissingReason, Section, TrainingFacts
 from doctor.core.facts.section import in_unicode
 from doctor.core.frames import frames_of_traceback
 from doctor.core.masking import mask_text
@@ -23,7 +23,7 @@ from doctor.monitor.telemetry.flight_recorder import read_recorder
 from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 from doctor.monitor.telemetry.progress import Progress, Stall
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
-from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import StepClock
 
 Sections = dict[str, "Section | Missing"]
@@ -151,11 +151,16 @@ class RankTelemetry:
         if stepped % self._every == 0:
             self.replica.optimizer_step(stepped)
 
-    def loader_end(self, stage: str, loader: int, *, ended: bool) -> None:
-        """Record the end of a loader's epoch; ``ended``: it was exhausted, not limited."""
+    def loader_end(self, stage: str, loader: int, *, ended: bool, left_at: Frame | None = None) -> None:
+        """Record the end of a loader's epoch; ``ended``: it was exhausted, not limited.
+
+        ``left_at``: the line of the user's loop that left it before.
+        """
         batches = self.loaders.epoch_end(stage, loader, ended=ended)
         if ended:
             self.progress.end_of_loader(stage, loader, self.progress.epoch or 0, batches)
+        elif left_at is not None:
+            self.progress.left_loop(stage, loader, self.progress.epoch or 0, batches, left_at)
 
     def epoch_end(self, stage: str) -> None:
         """Record the start of the epoch-end hooks."""
@@ -191,9 +196,16 @@ class RankTelemetry:
 
     def current_facts(self) -> Sections:
         """Return everything known of this rank without disturbing it."""
+
+        def progress() -> Section:
+            found = self.progress.facts()
+            return (
+                found if found.state == "running" else msgspec.structs.replace(found, left=with_statements(found.left))
+            )
+
         readers: dict[str, Callable[[], Section]] = {
             "training": lambda: self.training,
-            "progress": self.progress.facts,
+            "progress": progress,
             "loaders": self.loaders.facts,
             "steps": self.steps.facts,
             "run-memory": self.memory.facts,
@@ -208,8 +220,10 @@ class RankTelemetry:
         """Return the facts with what explains a stall: stack, children, newest collectives."""
 
         def progress_with_stack() -> Section:
+            progress = self.progress.facts()
             return msgspec.structs.replace(
-                self.progress.facts(),
+                progress,
+                left=with_statements(progress.left),
                 stack=thread_stack(self.progress.training_thread),
                 stack_from="interpreter",
                 children=child_processes(),

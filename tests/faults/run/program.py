@@ -175,6 +175,37 @@ COLLECTIVES = (
     RunScene("a receive without a send", "RUN015", run("progress.receive_alone", (1,)), does="hangs"),
 )
 
+LEAVES = (
+    RunScene(
+        "rank 1 breaks out of its loop",
+        "RUN001",
+        run("loops.leaving_by_break", (1,)),
+        does="hangs",
+        says=("left the training loop", "batch 6 of 20", "`break` at loops.py"),
+    ),
+    RunScene(
+        "rank 1 of three breaks out of its loop",
+        "RUN001",
+        run("loops.leaving_by_break", (1,), 3),
+        does="hangs",
+        says=("left the training loop", "`break` at loops.py"),
+    ),
+    RunScene(
+        "rank 1 returns out of the watched run",
+        "RUN001",
+        run("loops.leaving_by_return", (1,)),
+        does="hangs",
+        says=("ended the watched run", "`return` at loops.py"),
+    ),
+    RunScene(
+        "rank 1 returns, and its process ends",
+        "RUN001",
+        run("loops.leaving_for_good", (1,)),
+        does="fails",
+        says=("ended the watched run",),
+    ),
+)
+
 STOPS = (
     RunScene("rank 1 asleep", "RUN001", run("progress.sleeping", (1,)), does="hangs"),
     RunScene("rank 0 asleep", "RUN001", run("progress.sleeping", (0,), 3), does="hangs"),
@@ -316,7 +347,7 @@ HOSTS = (
     ),
 )
 
-SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *STOPS, *DEATHS, *NUMBERS, *HOSTS)
+SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *LEAVES, *STOPS, *DEATHS, *NUMBERS, *HOSTS)
 
 HEALTHY: dict[str, Run] = {
     "DDP and validation": run("healthy.plain"),
@@ -349,6 +380,8 @@ HEALTHY: dict[str, Run] = {
     "test": run("healthy.testing"),
     "persistent workers and shuffling": run("healthy.persistent_workers"),
     "the other Lightning": run("healthy.other_lightning"),
+    "a loop that all ranks leave early": run("loops.leaving_together"),
+    "loaders of different lengths, started anew": run("loops.started_anew"),
     "no_sync in a plain loop": run("healthy.no_sync"),
     "a plain loop of three epochs": run("healthy.loop_with_epochs"),
     "a plain loop under DETAIL": run("healthy.loop_with_epochs", environ=dict(DETAIL)),

@@ -36,7 +36,7 @@ from doctor.api import (
     line_of,
     ranks_in_words,
 )
-from doctor.facts import Event, Failure, Frame, LogEvidence, ProgressFacts
+from doctor.facts import EpochEnd, Event, Failure, Frame, LogEvidence, ProgressFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
 from doctor_checks.progress.hang._native_crashes import native_crashes
@@ -318,9 +318,15 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
         Fails(
             "a rank that was left",
             with_failure(running(), (1,), "RuntimeError", _CLOSED).alter(
-                ProgressFacts, ranks=(0,), state="ended", point="ended"
+                ProgressFacts, ranks=(0,), state="ended", point="ended", ended=(EpochEnd("train", 0, 1, 40),)
             ),
             ranks=(1,),
+        ),
+        Passes(
+            "a rank that left its loop early, and was lost by the other",
+            with_failure(running(), (1,), "RuntimeError", _CLOSED).alter(
+                ProgressFacts, ranks=(0,), state="ended", point="ended"
+            ),
         ),
         Fails(
             "a data worker that was killed",

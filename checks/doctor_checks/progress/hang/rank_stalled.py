@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
+from doctor.analysis.hang.left_loops import RanksThatLeft
 from doctor.analysis.hang.uneven_loaders import UnevenLoaders
 from doctor.analysis.logs.logging_advice import recorder_switch
 from doctor.analysis.logs.root_event import first_trouble
+from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.api import (
     EventGroup,
     Finding,
     Job,
     Scope,
     Severity,
+    Source,
     Unknown,
     Verdict,
     check,
@@ -23,9 +28,9 @@ from doctor.api import (
     is_logged,
     ranks_in_words,
 )
-from doctor.facts import Collective, EpochEnd, Frame, ProgressFacts, RecorderFacts
+from doctor.facts import Collective, EpochEnd, Frame, LeftLoop, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
-from doctor.testing.stalled_run import with_late_ranks, without_recorders
+from doctor.testing.stalled_run import with_call, with_failure, with_late_ranks, without_recorders
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import (
     missed_call,
@@ -53,6 +58,7 @@ _WATCHDOG = (
 _STORE_WAIT = (
     "[rank{rank}]: torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0"
 )
+_CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:27845. This is typically caused by a remote worker"
 _GLOO = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
 
 
@@ -186,6 +192,11 @@ def _collect(job: Job | None) -> str:
     )
 
 
+def _leaves(sketch: JobBuilder, statement: str, **progress: Any) -> JobBuilder:
+    loop = LeftLoop("train", 0, 1, 8, user_frame(52, "main", "if rank == 2, line 51"), statement)
+    return sketch.alter(ProgressFacts, ranks=(2,), left=(loop,), stack=(), **progress)
+
+
 def _dumps(sketch: JobBuilder) -> JobBuilder:
     return sketch.drop(ProgressFacts, reason="no such evidence")
 
@@ -286,6 +297,21 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
             with_late_ranks(stalled(1, 3), (0,), state="ended", stage="teardown", point="ended"),
             ranks=(0,),
         ),
+        Fails(
+            "a rank that left its loop, and waits behind it",
+            _leaves(with_call(stalled(1, 3), (2,), "barrier", user_frame(70)), "break", point="epoch-end"),
+            ranks=(2,),
+        ),
+        Fails(
+            "a rank that returned out of its loop",
+            _leaves(with_late_ranks(stalled(1, 3), (2,)), "return", state="ended", point="epoch-end"),
+            ranks=(2,),
+        ),
+        Fails(
+            "a rank that returned, which the others lost",
+            _leaves(with_failure(running(1, 3), (0, 1), "RuntimeError", _CLOSED), "return", state="ended"),
+            ranks=(2,),
+        ),
         Fails("all in the same call: the network", stalled(2, 2), ranks=(0, 1, 2, 3)),
         Passes("dumps of a moment at which all are in one call, and how long can't be seen", _dumps(stalled(2, 2))),
         Passes("dumps of which most were not collected", _dumps(stalled(1, 4)).only((0,))),
@@ -318,6 +344,8 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         return  # RUN016, DATA010
     elif found.uneven is not None:
         yield _finding(found, *_loader_ended(found, found.uneven))
+    elif found.left is not None:
+        yield _of_left(found, found.left, uses_lightning(job))
     elif found.kind in _SAYINGS:
         claim, fix = _SAYINGS[found.kind](found)
         yield _finding(found, claim, _fix_of_stacks(found, job) or fix)
@@ -506,6 +534,59 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
         f"and {longer} more batches{_calls_apart(found)}",
         "End all ranks after as many batches as the shortest loader has (DATA001 and DATA010 say how), or pad.",
     )
+
+
+def _of_left(found: Diagnosis, left: RanksThatLeft, lightning: bool) -> Finding:
+    line = left.loop.frame if left.loop is not None else None
+    return Finding(
+        _left_claim(found, left),
+        ranks=left.ranks,
+        evidence={
+            **stall_evidence(found),
+            "left_in_batch": left.loop.batches if left.loop is not None else None,
+            "left_by": left.loop.statement or None if left.loop is not None else None,
+            "condition": line.condition or None if line is not None else None,
+            "continuing": list(left.continuing[:64]),
+        },
+        fix=_TOGETHER_IN_LIGHTNING if lightning else _TOGETHER,
+        confidence=found.confidence,
+        explains=("RUN002", "RUN004", "RUN006", "RUN012", "RUN016", "DATA010"),
+        source=Source(line.file, line.line) if line is not None else None,
+    )
+
+
+def _left_claim(found: Diagnosis, left: RanksThatLeft) -> str:
+    several, first = len(left.ranks) > 1, found.states.ranks[left.ranks[0]]
+    has, loop = "have" if several else "has", left.loop
+    what = "ended the watched run" if left.ended else "left the training loop"
+    progress = first.progress
+    batches = loop.batches if loop is not None else (progress.batch or 0) + 1 if progress is not None else 0
+    loaders = found.states.loaders.get(first.rank)
+    length = next((one.batches for one in loaders.of("train") if one.batches), None) if loaders else None
+    epoch = loop.epoch if loop is not None else progress.epoch if progress is not None else None
+    where = f" in batch {batches}" + (f" of {length}" if length else "") + (f", epoch {epoch}" if epoch else "")
+    by = ""
+    if loop is not None and loop.frame is not None:
+        how = f" by `{loop.statement}`" if loop.statement else ""
+        condition = f" [{loop.frame.condition}]" if loop.frame.condition else ""
+        by = f"{how} at {place_of_frame(loop.frame)}{condition}"
+    tense = ("was", "were") if found.ending is not None else ("is", "are")
+    others = f"{ranks_in_words(left.continuing)} {tense[len(left.continuing) > 1]} still in it"
+    own = f"; {ranks_in_words(left.ranks)} waits in {first.site.text}" if first.site and not left.ended else ""
+    after = f", and lost {'them' if several else 'it'}" if found.ending is not None else f"{own}{stall_waiters(found)}"
+    return f"{ranks_in_words(left.ranks)} {has} {what}{where}{by}; {others}{after}"
+
+
+_TOGETHER = (
+    "Leave the loop on all ranks after the same batch. A rank that wants to stop sets `stop = torch.tensor(1.0)`, the "
+    "others `torch.tensor(0.0)`; all call `torch.distributed.all_reduce(stop, op=torch.distributed.ReduceOp.MAX)` and "
+    "leave if it is 1."
+)
+_TOGETHER_IN_LIGHTNING = (
+    "Stop all ranks after the same batch: `self.trainer.should_stop = "
+    "self.trainer.strategy.reduce_boolean_decision(stop, all=False)` on every rank, with `stop` being what this rank "
+    "wants; give all ranks the same `max_steps` and limits."
+)
 
 
 def _calls_apart(found: Diagnosis) -> str:

@@ -61,6 +61,12 @@ class LoaderHistories:
             known.epochs if known is not None else None,
         )
 
+    def taken_by_next(self, stage: str, index: int) -> None:
+        """Record that the program takes batches of a loader by ``next()``, and may start it anew where it ends."""
+        known = self._histories.get((stage, index))
+        if known is not None:
+            known.by_next = True
+
     def epoch_start(self, stage: str, epoch: int) -> None:
         """Record that the loaders of ``stage`` are about to deliver the batches of ``epoch``."""
         self._epochs[stage] = epoch
@@ -152,6 +158,7 @@ class _LoaderHistory:
         "_next",
         "_sampler",
         "_size_reader",
+        "by_next",
         "epochs",
         "limit",
         "units",
@@ -166,6 +173,7 @@ class _LoaderHistory:
         epochs: deque[_LoaderEpoch] | None,
     ) -> None:
         self.limit = loader_facts.limit
+        self.by_next = False
         self.units = 0
         self.epochs: deque[_LoaderEpoch] = deque(maxlen=KEPT_EPOCHS) if epochs is None else epochs
         self._loader_facts = loader_facts
@@ -228,6 +236,7 @@ class _LoaderHistory:
         return msgspec.structs.replace(
             self._loader_facts,
             limit=self.limit,
+            by_next=self.by_next,
             sampler=sampler,
             epochs=tuple(one.facts(place >= len(epochs) - KEPT_FIRST) for place, one in enumerate(epochs)),
         )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
+from collections.abc import Iterable
+from types import FrameType
 
-from doctor.core.facts import Frame
-from doctor.core.frames import frames_of_stack, waits_in
+import msgspec
+
+from doctor.core.facts import Frame, LeftLoop
+from doctor.core.frames import frame_of, frames_of_stack, waits_in
 from doctor.monitor.telemetry.stacks.rank_conditions import with_conditions
 
 
@@ -16,6 +22,34 @@ def thread_stack(thread: int) -> tuple[Frame, ...]:
     """
     (stack,) = with_conditions([frames_of_stack(sys._current_frames().get(thread))])
     return stack
+
+
+def user_frame_above(frame: FrameType | None) -> Frame | None:
+    """Return the innermost line of the user's own code in the stack that ends in ``frame``."""
+    while frame is not None:
+        found = frame_of(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        if found.user:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def with_statements(left: Iterable[LeftLoop]) -> tuple[LeftLoop, ...]:
+    """Add the statement of each line that left a loop, and the condition on the rank that it is under.
+
+    Not for the step path: user sources are read.
+    """
+    loops = tuple(left)
+    known = with_conditions([(one.frame,) if one.frame else () for one in loops])
+    return tuple(
+        msgspec.structs.replace(one, frame=frames[0], statement=_statement(frames[0])) if frames else one
+        for one, frames in zip(loops, known, strict=True)
+    )
+
+
+def _statement(frame: Frame) -> str:
+    found = re.match(r"[^#]*?\b(break|return|raise)\b", linecache.getline(frame.file, frame.line))
+    return found[1] if found else ""
 
 
 def is_waiting_in_collective(thread: int) -> bool:
