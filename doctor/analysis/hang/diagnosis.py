@@ -29,10 +29,10 @@ Kind = Literal[
     "together",
     "undetermined",
 ]
-"""``left``: ranks left the training loop before their loader ended. ``behind``: a device has not finished a call that the
-others completed. ``missing``: a rank did not reach the call that the others wait in, and what it does is unknown.
-``elsewhere``: a rank is not where the others wait. ``together``: all ranks are in the same call. ``undetermined``: ranks
-wait, but the missing peer could not be determined."""
+"""``left``: ranks left the training loop before their loader ended. ``behind``: a device has not finished a call that
+the others completed. ``missing``: a rank did not reach the call that the others wait in, and what it does is unknown.
+``elsewhere``: a rank is not where the others wait. ``together``: all ranks are in the same call. ``undetermined``:
+ranks wait, but the missing peer could not be determined."""
 
 
 @dataclass(frozen=True)
