@@ -18,7 +18,8 @@ from doctor.monitor.telemetry.replica import checksum as checksum_module
 from doctor.monitor.telemetry.replica.checksum import ParameterChunks, bit_sum, byte_sum, digest
 from doctor.monitor.telemetry.replica.loss_tracker import TOGETHER, LossTracker
 from doctor.monitor.telemetry.replica.readback import SLOTS, WIDTH, Readback
-from doctor.monitor.telemetry.replica.replica_tracker import KEPT, LEVELS, ChecksumHistory, ReplicaTracker
+from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
+from doctor.monitor.telemetry.replica.sample_history import KEPT, LEVELS, SampleHistory
 from tests.lab.speed import patience
 
 torch = pytest.importorskip("torch")
@@ -347,16 +348,20 @@ def test_checksums_are_labelled_by_batches_for_an_optimizer_may_not_count():
     assert [checksum.step for checksum in replica.facts().checksums] == [10, 20, 30, 40]
 
 
+def by_step(checksum):
+    return checksum.step
+
+
 def test_ranks_that_are_asked_at_different_times_have_checksums_in_common():
-    early, late = ChecksumHistory(), ChecksumHistory()
+    early, late = SampleHistory[Checksum](), SampleHistory[Checksum]()
     for look in range(1, 20_001):
         late.add(look, Checksum(look * 50, "1"))
         if look <= 15_000:
             early.add(look, Checksum(look * 50, "1"))
-    assert len(late.kept()) <= KEPT * LEVELS
-    assert [one.step for one in late.kept()] == sorted(one.step for one in late.kept())
-    assert late.kept()[-1].step == 1_000_000
-    assert set(early.kept()) & set(late.kept())
+    assert len(late.kept(by_step)) <= KEPT * LEVELS
+    assert [one.step for one in late.kept(by_step)] == sorted(one.step for one in late.kept(by_step))
+    assert late.kept(by_step)[-1].step == 1_000_000
+    assert set(early.kept(by_step)) & set(late.kept(by_step))
 
 
 # What a model is made of.

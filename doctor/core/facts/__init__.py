@@ -129,6 +129,7 @@ __all__ = [
     "StackSource",
     "StackThread",
     "StepFacts",
+    "StepSettings",
     "StorageFacts",
     "StorageReading",
     "StorageSpeedFacts",

@@ -482,14 +482,27 @@ class NonFinite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     value: str = ""
 
 
+class StepSettings(msgspec.Struct, frozen=True, gc=False):
+    """Settings of a rank after optimizer step ``step``, as text: hyperparameters of its optimizers (``lr``), and its
+    modules in eval mode."""
+
+    step: int
+    values: tuple[Variable, ...] = ()
+
+
 class ReplicaFacts(WatchedSection, frozen=True, kw_only=True):
-    """The state of a replica. ``losses``: number of losses checked."""
+    """The state of a replica. ``losses``: number of losses checked. ``unfrozen``: parameters that are trained and were
+    frozen when the model was wrapped. ``without_gradient``: those without gradient while others have one, if the rank
+    stands still."""
 
     key: ClassVar[str] = "replica"
 
     checksums: tuple[Checksum, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
     losses: int = 0
+    settings: tuple[StepSettings, ...] = ()
+    unfrozen: tuple[str, ...] = ()
+    without_gradient: tuple[str, ...] = ()
 
 
 class HostUseFacts(WatchedSection, frozen=True, kw_only=True):

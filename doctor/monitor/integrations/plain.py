@@ -17,12 +17,16 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from doctor.core.facts import Frame, Sampler, TrainingFacts
+import msgspec
+
+from doctor.core.facts import Frame, Sampler, TrainingFacts, Variable
 from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
 from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
+from doctor.monitor.integrations.first_step import FirstStepObserver
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.torch_state import (
     backend,
+    ddp_arguments,
     device_id,
     device_of,
     joins_uneven_inputs,
@@ -36,6 +40,8 @@ from doctor.monitor.watch_session import WatchSession
 
 T = TypeVar("T")
 
+SEED = "torch.initial_seed()"
+"""Name of the setting: the seed of torch's generator when the model is passed."""
 STAGES = ("train", "validate", "test", "predict")
 """Valid stages of a loader."""
 
@@ -73,6 +79,8 @@ class PlainRun(AdapterRun):
         self._passes: dict[LoaderSlot, int] = {}
         self._has_checked_start = False
         self._steps_before = 0
+        self._first_step = FirstStepObserver()
+        self._seed: str | None = None
 
     @property
     def wrapper(self) -> Any:
@@ -88,7 +96,13 @@ class PlainRun(AdapterRun):
         telemetry.steps.use_device(device)
         telemetry.memory.use_device(device)
         telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
+        self._seed = value_or_default(lambda: str(sys.modules["torch"].initial_seed()), None)
+        value_or_default(lambda: self._first_step.start(module), None)
         self._refresh_facts()
+
+    def restore(self) -> None:
+        """Remove what observes the first step."""
+        self._first_step.finish()
 
     def attach(self, loader: LoaderInSlot) -> None:
         """Describe a loader unless it is known: it may be wrapped anew in every epoch."""
@@ -118,13 +132,29 @@ class PlainRun(AdapterRun):
     def _refresh_facts(self) -> None:
         """Read the facts again: groups, samplers and joined inputs may be new."""
         loaders = self.telemetry.loaders.facts().loaders
-        self.telemetry.training = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
+        facts = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
+        seed = (Variable(SEED, self._seed),) if self._seed is not None else ()
+        self.telemetry.training = msgspec.structs.replace(
+            facts,
+            precision=self._first_step.precision,
+            arguments=(*facts.arguments, *seed, *self._first_step.settings),
+        )
+
+    def _after_first_step(self) -> None:
+        """Record what the first optimizer step showed. ``w.step()`` may be called before the optimizer steps."""
+        observer = self._first_step
+        if observer.optimizers or self.steps > 1:
+            observer.finish()
+            self.telemetry.replica.settings.use_optimizers(observer.optimizers)
+            self._refresh_facts()
 
     def step(self, loss: object) -> None:
         """Record an optimizer step. (step path)"""
         self.steps += 1
         self.loss = loss
         self.telemetry.optimizer_step()
+        if self._first_step.is_active:
+            self._after_first_step()
 
     def batch_start(self, loader: LoaderInSlot, number: int, batch: object) -> None:
         """Record a batch. (step path)"""
@@ -310,6 +340,7 @@ def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFac
         data_parallel_size=placement.size,
         data_parallel_root=placement.root,
         joins=joins_uneven_inputs(module),
+        arguments=ddp_arguments(module),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from doctor.collectors.launch.rank_variables import claim_from
+from doctor.core.facts import Variable
 from doctor.knowledge.launchers import ENVIRONMENT
 from doctor.monitor.integrations.hook_guard import value_or_default
 
@@ -61,6 +62,12 @@ def device_of(module: Any) -> Any | None:
 def unwrapped(module: Any) -> Any:
     """Return the module inside DistributedDataParallel, else the module itself."""
     return module.module if type(module).__name__ == "DistributedDataParallel" else module
+
+
+def ddp_arguments(module: object) -> tuple[Variable, ...]:
+    """Return ``find_unused_parameters`` and ``static_graph`` of a DistributedDataParallel that differ from False."""
+    names = ("find_unused_parameters", "static_graph") if type(module).__name__ == "DistributedDataParallel" else ()
+    return tuple(Variable(name, "True") for name in names if getattr(module, name, False) is True)
 
 
 def joins_uneven_inputs(module: object) -> bool:

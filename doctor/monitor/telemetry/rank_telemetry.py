@@ -232,6 +232,7 @@ class RankTelemetry:
         return {
             **self.current_facts(),
             "progress": _read_section("progress", progress_with_stack),
+            "replica": _read_section("replica", lambda: self.replica.facts(stands=True)),
             "flight-recorder": _read_section("flight-recorder", read_recorder),
         }
 

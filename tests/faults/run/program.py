@@ -206,6 +206,75 @@ LEAVES = (
     ),
 )
 
+SETTINGS = (
+    RunScene(
+        "rank 2 accumulates over four batches, the others over two",
+        "RUN006",
+        run("progress.accumulating", (2,), 3),
+        does="hangs",
+        says=("accumulate_grad_batches differs", "rank 2: 4"),
+    ),
+    RunScene(
+        "rank 2 validates every seven batches, the others every five",
+        "RUN006",
+        run("progress.evaluating", (2,), 3),
+        does="hangs",
+        says=("val_check_interval differs",),
+    ),
+    RunScene(
+        "half the learning rate on rank 1",
+        "RUN007",
+        run("loops.other_rate", (1,), 3),
+        says=("lr differs", "rank 1: 0.005"),
+    ),
+    RunScene(
+        "a learning rate that rank 1 lowers by its own metric",
+        "RUN007",
+        run("loops.rate_by_metric", (1,), 3),
+        says=("lr differs",),
+    ),
+    RunScene(
+        "gradients clipped on rank 1",
+        "RUN007",
+        run("loops.clipping", (1,), 3),
+        says=("gradient clipping differs", "rank 1: by norm, at most 0.01"),
+    ),
+    RunScene(
+        "autocast on rank 1",
+        "RUN020",
+        run("loops.other_precision", (1,), 3),
+        severity="warning",
+        says=("autocast to bfloat16",),
+    ),
+    RunScene(
+        "eval mode on rank 1",
+        "RUN020",
+        run("loops.eval_mode", (1,), 3),
+        severity="warning",
+        says=("modules in eval mode differ", "dropout"),
+    ),
+    RunScene(
+        "weights by rank 1's own seed, gradients averaged by hand",
+        "RUN007",
+        run("loops.own_seeds", (1,), 3),
+        severity="warning",
+        says=("with different seeds (ranks 0, 2: 1; rank 1: 2)",),
+    ),
+    RunScene(
+        "a layer left out of the loss of rank 1",
+        "RUN006",
+        run("loops.unused_parameter", (1,)),
+        does="hangs",
+        says=("find_unused_parameters", "extra.weight"),
+    ),
+    RunScene(
+        "a layer frozen when it was wrapped, and trained later",
+        "RUN007",
+        run("loops.unfrozen", (0, 1)),
+        says=("frozen when the model was wrapped", "extra.weight"),
+    ),
+)
+
 STOPS = (
     RunScene("rank 1 asleep", "RUN001", run("progress.sleeping", (1,)), does="hangs"),
     RunScene("rank 0 asleep", "RUN001", run("progress.sleeping", (0,), 3), does="hangs"),
@@ -347,7 +416,7 @@ HOSTS = (
     ),
 )
 
-SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *LEAVES, *STOPS, *DEATHS, *NUMBERS, *HOSTS)
+SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *LEAVES, *SETTINGS, *STOPS, *DEATHS, *NUMBERS, *HOSTS)
 
 HEALTHY: dict[str, Run] = {
     "DDP and validation": run("healthy.plain"),
@@ -382,6 +451,7 @@ HEALTHY: dict[str, Run] = {
     "the other Lightning": run("healthy.other_lightning"),
     "a loop that all ranks leave early": run("loops.leaving_together"),
     "loaders of different lengths, started anew": run("loops.started_anew"),
+    "clipping and a schedule on all ranks": run("loops.clipping_everywhere"),
     "no_sync in a plain loop": run("healthy.no_sync"),
     "a plain loop of three epochs": run("healthy.loop_with_epochs"),
     "a plain loop under DETAIL": run("healthy.loop_with_epochs", environ=dict(DETAIL)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from doctor.analysis.stats.majority import describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role, uses_lightning
 from doctor.api import (
     Finding,
@@ -20,8 +21,9 @@ from doctor.api import (
     ranks_in_words,
     split_groups,
 )
-from doctor.facts import Checksum, Counted, ModelFacts, ReplicaFacts
+from doctor.facts import Checksum, Counted, ModelFacts, ReplicaFacts, StepSettings, TrainingFacts, Variable
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
+from doctor_checks.progress._named_causes import cause_of_values
 
 
 def _sums(*values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None) -> ReplicaFacts:
@@ -41,6 +43,12 @@ def _by_batch(first: ReplicaFacts, second: ReplicaFacts) -> JobBuilder:
 
 def _with(*values: str, ranks: tuple[int, ...], part: str = "all") -> JobBuilder:
     return running(2, 2).put(_sums("a", "b", "c", part=part)).put(_sums(*values, part=part), ranks=ranks)
+
+
+def _unlike(sketch: JobBuilder) -> JobBuilder:
+    return sketch.alter(ModelFacts, replicated=None, broadcast=None).alter(
+        TrainingFacts, framework="plain", strategy=None, data_parallel_root=None
+    )
 
 
 def _each_for_itself() -> JobBuilder:
@@ -123,6 +131,27 @@ def _each_for_itself() -> JobBuilder:
         Fails(
             "one of the replicas of a part", in_a_loop(_with("a", "b", "z", ranks=(3,)), (0, 2), (1, 3)), ranks=(1, 3)
         ),
+        Fails(
+            "another learning rate on one of four",
+            _with("a", "y", "z", ranks=(2,))
+            .alter(ReplicaFacts, settings=(StepSettings(50, (Variable("lr", "0.1"),)),))
+            .alter(ReplicaFacts, ranks=(2,), settings=(StepSettings(50, (Variable("lr", "0.05"),)),)),
+            ranks=(2,),
+        ),
+        Fails(
+            "models without a wrapper that began by seeds of their own",
+            _unlike(_with("x", "y", "z", ranks=(1,)).alter(ModelFacts, ranks=(1,), initial="9")),
+            ranks=(1,),
+            severity=Severity.WARNING,
+        ),
+        Passes(
+            "models without a wrapper that began equal, and are averaged now and then",
+            _unlike(_with("x", "y", "z", ranks=(1,))),
+        ),
+        Passes(
+            "models without a wrapper that were made equal by hand",
+            _unlike(running(2, 2).alter(ModelFacts, ranks=(1,), initial="9")),
+        ),
         Fails("a part of the tensors", _with("a", "b", "y", ranks=(3,), part="17"), ranks=(3,)),
     ),
 )
@@ -144,7 +173,10 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
             yield _finding(job, ranks, steps, apart)
         else:
             yield from _uncounted(job, ranks, steps, batches)
-    if not compared:
+    unwrapped = _of_unwrapped(job)
+    if unwrapped is not None:
+        yield unwrapped
+    elif not compared:
         held = any(len(ranks) > 1 for ranks in groups)
         yield Skip(
             "no checksum of the same step on two ranks so far" if held else "no two ranks hold the same parameters"
@@ -167,6 +199,53 @@ def _replicas(job: Job) -> Iterator[tuple[Rank, ...]]:
         whole = {rank.number for rank in role if (model := rank.find(ModelFacts)) and model.replicated}
         for members in replicas_in(job):
             yield tuple(rank for rank in members if rank.number in whole)
+
+
+def _unwrapped(job: Job) -> tuple[Rank, ...]:
+    """All ranks of a loop of the user's own, if their samplers divide one dataset among all of them, and no wrapper
+    makes their models equal."""
+    found: list[Rank] = []
+    for rank in job.ranks:
+        training, model = rank.find(TrainingFacts), rank.find(ModelFacts)
+        if training is None or model is None or training.framework != "plain" or model.replicated is not None:
+            return ()
+        if training.data_parallel_root is not None or training.data_parallel_size != training.world_size:
+            return ()
+        found.append(rank)
+    return tuple(found)
+
+
+def _of_unwrapped(job: Job) -> Finding | None:
+    """Models that began apart and were never equal; those that ranks average now and then begin equal."""
+    ranks = _unwrapped(job)
+    compared = [*_splits(ranks, "step")]
+    began = {rank.number: model.initial for rank in ranks if (model := rank.find(ModelFacts)) and model.initial}
+    if len(set(began.values())) < 2 or not compared or any(not one.split.minorities for one in compared):
+        return None
+    if len({model.digest for rank in ranks if (model := rank.find(ModelFacts))}) > 1:
+        return None
+    split, seeds = split_values(began), {rank.number: _seed(rank) for rank in ranks}
+    why = f", with different seeds ({describe(split_values(seeds))})" if len(set(seeds.values())) > 1 else ""
+    return Finding(
+        f"{ranks_in_words(split.odd)} began with other parameters than the other ranks{why}, and nothing has made them "
+        f"equal by step {compared[-1].step:,}"
+        if split.common
+        else f"{ranks_in_words(split.odd)} began with different parameters{why}, and nothing has made them equal by "
+        f"step {compared[-1].step:,}",
+        ranks=split.odd,
+        evidence={"initial": _initial(ranks), "seeds": {str(rank): seed for rank, seed in [*seeds.items()][:64]}},
+        fix="The samplers divide one dataset among all ranks, so that they seem to train one model: wrap it in "
+        "`DistributedDataParallel`, which makes all ranks equal to rank 0, or call `torch.manual_seed(seed)` with the "
+        "same seed on every rank before the model is made, or broadcast it: "
+        "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`.",
+        severity=Severity.WARNING,
+        confidence=0.7,
+    )
+
+
+def _seed(rank: Rank) -> str | None:
+    training = rank.find(TrainingFacts)
+    return training.argument("torch.initial_seed()") if training is not None else None
 
 
 def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:
@@ -226,10 +305,12 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
         if newest.split.common
         else f"{ranks_in_words(odd)} {verb} different parameters ({len(newest.split.groups)} versions)"
     )
+    cause = cause_of_values(job)
     return Finding(
-        f"{who} ({since})",
-        ranks=odd,
+        f"{who} ({since})" + (f": {cause.claim}" if cause is not None else ""),
+        ranks=cause.ranks if cause is not None and cause.ranks else odd,
         evidence={
+            **(cause.evidence if cause is not None else {}),
             "first_step_apart": first.step,
             "last_step_equal": before[-1] if before else None,
             "step": newest.step,
@@ -237,7 +318,8 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
             "checksums": _described(newest),
             "initial": _initial(ranks),
         },
-        fix=_fix(job, ranks, began_apart=not before and len(_initial(ranks)) > 1),
+        fix=cause.fix if cause is not None else _fix(job, ranks, began_apart=not before and len(_initial(ranks)) > 1),
+        explains=("RUN020",),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from doctor.analysis.call_sites import CallSite, conditions_of, site_of_wait
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
@@ -23,9 +25,10 @@ from doctor.api import (
     finding_from_logs,
     ranks_in_words,
 )
-from doctor.facts import Collective, ProgressFacts, RecorderFacts
+from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts, TrainingFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
+from doctor_checks.progress._named_causes import cause_of_calls
 from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
@@ -34,6 +37,7 @@ _LOG = package_frame("lightning/pytorch/trainer/connectors/logger_connector/resu
 _LOOP = package_frame("lightning/pytorch/loops/fit_loop.py", 486, "on_advance_end")
 _SAVE = package_frame("lightning/pytorch/trainer/trainer.py", 1465, "save_checkpoint")
 _RANK_ZERO = package_frame("lightning_utilities/core/rank_zero.py", 41, "wrapped_fn")
+_BACKWARD = package_frame("torch/autograd/graph.py", 829, "_engine_run_backward")
 _SIGTERM = package_frame("lightning/pytorch/loops/training_epoch_loop.py", 265, "_broadcast_sigterm_tensor")
 
 
@@ -41,6 +45,10 @@ def _skipped(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
     flag = (_SIGTERM, _LOOP)
     before = (Collective("0", old[-2].sequence, "broadcast", retired=True, frames=flag),)
     return (*old[:-2], *before, Collective("0", old[-1].sequence, "broadcast", at=old[-1].at, frames=flag))
+
+
+def _in_backward(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    return (*old[:-1], msgspec.structs.replace(old[-1], frames=(_BACKWARD, user_frame(58))))
 
 
 def _with_flag(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
@@ -160,6 +168,22 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(1,),
         ),
         Fails(
+            "ranks that accumulate gradients of different numbers of batches: the odd one of four",
+            with_call(stalled(1, 4), (0,), "barrier", user_frame(57)).alter(TrainingFacts, ranks=(3,), accumulate=4),
+            ranks=(3,),
+        ),
+        Fails(
+            "a rank that left a parameter out of its loss",
+            with_call(
+                stalled(1, 2).alter(RecorderFacts, collectives=_in_backward),
+                (1,),
+                "broadcast",
+                _SIGTERM,
+                _LOOP,
+            ).alter(ReplicaFacts, ranks=(1,), without_gradient=("head.weight",)),
+            ranks=(1,),
+        ),
+        Fails(
             "without recorders, by stacks",
             without_recorders(with_call(stalled(), (1,), "all_gather", _GATHER)),
             ranks=(1,),
@@ -175,20 +199,22 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:
-        site = found.one_sided.call.site
+        site, cause = found.one_sided.call.site, cause_of_calls(job, found)
+        claim, fix = _claim(found, found.one_sided), _fix(site, found.one_sided.extra, uses_lightning(job))
         yield Finding(
-            _claim(found, found.one_sided),
-            ranks=found.ranks,
+            f"{cause.claim}: {claim}" if cause is not None else claim,
+            ranks=cause.ranks if cause is not None and cause.ranks else found.ranks,
             evidence={
                 **stall_evidence(found),
+                **(cause.evidence if cause is not None else {}),
                 "call": site.text,
                 "called_by": list(found.one_sided.call.ranks[:64]),
                 "condition": site.condition or None,
                 "called_instead": found.one_sided.others.site.text,
             },
-            fix=_fix(site, found.one_sided.extra, uses_lightning(job)),
+            fix=cause.fix if cause is not None else fix,
             confidence=found.confidence,
-            explains=("RUN001", "RUN004", "RUN012"),
+            explains=("RUN001", "RUN004", "RUN012", "RUN020"),
             source=Source(site.frame.file, site.frame.line) if site.frame else None,
         )
 

@@ -69,6 +69,7 @@ class LightningRun(AdapterRun):
         if self.fits:
             lower_bound = value_or_default(lambda: trainer_memory_lower_bound(self.trainer, self.module), None)
             telemetry.memory.lower_bound = lower_bound
+            telemetry.replica.settings.use_optimizers(value_or_default(lambda: list(self.trainer.optimizers), []))
         replicated, broadcast = replication(strategy)
         telemetry.replica.attach(self.module, replicated=replicated, broadcast=broadcast)
 

@@ -15,7 +15,7 @@ from doctor.collectors.storage.mounts import local_path
 from doctor.core.facts import TrainingFacts, Variable
 from doctor.monitor.integrations.adapter import Adapter
 from doctor.monitor.integrations.hook_guard import value_or_default
-from doctor.monitor.integrations.torch_state import backend, device_id, joins_uneven_inputs
+from doctor.monitor.integrations.torch_state import backend, ddp_arguments, device_id, joins_uneven_inputs
 from doctor.monitor.telemetry.memory.lower_bound import memory_lower_bound
 
 PACKAGES = {"lightning": "lightning", "pytorch_lightning": "pytorch_lightning", "lightning_fabric": "pytorch_lightning"}
@@ -38,8 +38,10 @@ DEFAULTS: dict[str, tuple[object, ...]] = {
     "accumulate_grad_batches": (1,),
     "reload_dataloaders_every_n_epochs": (0,),
     "use_distributed_sampler": (True,),
+    "gradient_clip_val": (),
+    "gradient_clip_algorithm": (),
 }
-"""Trainer arguments that decide which batches a rank sees, with their defaults."""
+"""Trainer arguments that decide which batches a rank sees and what it does with them, with their defaults."""
 
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
 
@@ -67,7 +69,7 @@ def training_facts(trainer: Any, module: Any) -> TrainingFacts:
         joins=joins_uneven_inputs(value_or_default(lambda: strategy.model, None)),
         seed=parse_int(os.environ.get("PL_GLOBAL_SEED")),
         checkpoints=value_or_default(lambda: checkpoints(trainer), None),
-        arguments=arguments(trainer),
+        arguments=(*arguments(trainer), *ddp_arguments(value_or_default(lambda: strategy.model, None))),
     )
 
 

@@ -20,8 +20,18 @@ DEFAULTS: dict[str, object] = {
     "dataloader_drop_last": False,
     "ignore_data_skip": False,
     "auto_find_batch_size": False,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "eval_strategy": "no",
+    "eval_steps": None,
+    "save_strategy": "steps",
+    "save_steps": 500,
+    "load_best_model_at_end": False,
+    "ddp_find_unused_parameters": None,
 }
-"""Arguments that decide which batches a rank sees, with their defaults."""
+"""Arguments that decide which batches a rank sees and what it does with them, with their defaults. An argument with
+another value than the one here is recorded; ``str`` enumerations compare equal to their text."""
 
 LOADER_DEFAULTS: dict[str, object] = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
 """The same for ``accelerator_config``."""
@@ -60,6 +70,8 @@ class TransformersRun(AdapterRun):
         if model is not None and optimizer is not None and strategy_of(self._args) != "deepspeed":
             lower_bound = value_or_default(lambda: memory_lower_bound(model, [optimizer]), None)
             self.telemetry.memory.lower_bound = lower_bound
+        if optimizer is not None:
+            self.telemetry.replica.settings.use_optimizers([optimizer])
         self.telemetry.stage_start("train")
         self.telemetry.progress.step = self._state.global_step
         if loader is not None:
@@ -167,4 +179,6 @@ def arguments(args: Any) -> tuple[Variable, ...]:
     values = {name: getattr(args, name, default) for name, default in DEFAULTS.items()}
     values |= {name: getattr(loaders, name, default) for name, default in LOADER_DEFAULTS.items()}
     defaults = DEFAULTS | LOADER_DEFAULTS
-    return tuple(Variable(name, str(value)) for name, value in values.items() if value != defaults[name])
+    return tuple(
+        Variable(name, str(getattr(value, "value", value))) for name, value in values.items() if value != defaults[name]
+    )

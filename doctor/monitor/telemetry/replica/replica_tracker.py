@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -17,6 +16,8 @@ from doctor.monitor.telemetry.replica.checksum import ParameterChunks, digest
 from doctor.monitor.telemetry.replica.loss_tracker import LossTracker
 from doctor.monitor.telemetry.replica.model_layout import describe_model
 from doctor.monitor.telemetry.replica.readback import Readback
+from doctor.monitor.telemetry.replica.sample_history import SampleHistory
+from doctor.monitor.telemetry.replica.step_settings import StepSettingsTracker
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 INITIAL_PARTS = 128
 """Parts that are summed before the first step: a quarter of a GiB on a CPU, 32 GiB on a CUDA device; of larger
 models the beginning."""
-KEPT, RATIO, LEVELS = 16, 8, 4
-"""Of every sample, and of every 8th, 64th and 512th, the newest 16 are kept: ranks that report at different moments
-have some in common."""
+
+
+MOST_NAMED = 64
+"""Parameters that facts name."""
 
 
 class ReplicaTracker:
@@ -42,6 +44,8 @@ class ReplicaTracker:
     gradient is affected. Non-finite gradients with a finite loss are ignored: either a GradScaler is searching for its
     scale, or the next loss shows it.
 
+    ``settings``: those of optimizers and modules, sampled after the same optimizer steps as the checksums.
+
     ``loss`` takes the number of a batch and its loss, as :meth:`.LossTracker.record`; if it returns ``True``,
     :meth:`batch_end` is to be called at once, and otherwise at least every ``every_n_steps``.
     """
@@ -53,8 +57,9 @@ class ReplicaTracker:
         self._parts: ParameterChunks | None = None
         self._readback: Readback | None = None
         self._losses = LossTracker()
+        self.settings = StepSettingsTracker()
         self.loss = self._losses.record
-        self._checksums: dict[Counted, ChecksumHistory] = {"step": ChecksumHistory(), "batch": ChecksumHistory()}
+        self._checksums: dict[Counted, SampleHistory[Checksum]] = {"step": SampleHistory(), "batch": SampleHistory()}
         self._initial: dict[str, str] = {}
         self._last: ChecksumSample | None = None
         self._gradients: tuple[NonFinite, ...] | None = None
@@ -68,12 +73,13 @@ class ReplicaTracker:
         model = cast("torch.nn.Module", module)
         facts = describe_model(model, replicated, broadcast)
         self._module = weakref.ref(model)
+        self.settings.attach(model)
         self._parts = ParameterChunks(model) if facts.replicated is not False else None
         parameter = next(model.parameters(), None)
         events = event_factory(parameter.device) if parameter is not None else None
         self._readback = Readback(events) if events is not None else None
         self._losses.readback = self._readback
-        self._checksums = {"step": ChecksumHistory(), "batch": ChecksumHistory()}
+        self._checksums = {"step": SampleHistory(), "batch": SampleHistory()}
         initial, self._initial = _initial_checksums(self._parts) if self._parts is not None else (None, {})
         self._model = msgspec.structs.replace(facts, initial=initial)
 
@@ -81,6 +87,7 @@ class ReplicaTracker:
         """Record optimizer step number ``step``. To be called at least every ``every_n_steps``."""
         if step % self._every == 0:
             self._take_sample("step", step, step)
+            self.settings.take_sample(step // self._every, step)
 
     def batch_end(self, batch: int, steps: int = -1) -> None:
         """Record the end of a batch after ``steps`` optimizer steps.
@@ -110,13 +117,19 @@ class ReplicaTracker:
             raise NotPresent("no model was attached to the monitor")
         return self._model
 
-    def facts(self) -> ReplicaFacts:
-        """Return everything recorded so far. For any thread: no device is queried."""
+    def facts(self, *, stands: bool = False) -> ReplicaFacts:
+        """Return everything recorded so far. For any thread: no device is queried.
+
+        ``stands``: the training thread stands still, so that gradients that it has not computed are recorded.
+        """
         losses = (self._losses.first,) if self._losses.first else ()
         return ReplicaFacts(
-            checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept()),
+            checksums=tuple(one for counted in ("step", "batch") for one in self._checksums[counted].kept(_by_step)),
             non_finite=(*losses, *(self._gradients or ())),
             losses=self._losses.seen,
+            settings=self.settings.kept(),
+            unfrozen=self.settings.unfrozen()[:MOST_NAMED],
+            without_gradient=self.settings.without_gradient()[:MOST_NAMED] if stands else (),
         )
 
     def _take_sample(self, counted: Counted, count: int, steps: int) -> None:
@@ -175,22 +188,8 @@ class ChecksumSample:
     waiting: list[tuple[Counted, int]] = field(default_factory=list)
 
 
-class ChecksumHistory:
-    """The newest checksums, and fewer of older samples. One thread adds, any thread reads."""
-
-    def __init__(self) -> None:
-        self._levels = [deque[Checksum](maxlen=KEPT) for _ in range(LEVELS)]
-
-    def add(self, sample: int, checksum: Checksum) -> None:
-        """Keep the checksum of sample number ``sample``."""
-        for level, kept in enumerate(self._levels):
-            if sample % RATIO**level == 0:
-                kept.append(checksum)
-
-    def kept(self) -> tuple[Checksum, ...]:
-        """Return all kept checksums, oldest first."""
-        found = {checksum for kept in self._levels for checksum in tuple(kept)}
-        return tuple(sorted(found, key=lambda checksum: (checksum.step, checksum.part)))
+def _by_step(checksum: Checksum) -> tuple[int, str]:
+    return checksum.step, checksum.part
 
 
 def _initial_checksums(parts: ParameterChunks) -> tuple[str, dict[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.faults.run.programs.parts import AT, BATCH, BEAT, WIDTH, Rows
 from tests.faults.run.role import Role
@@ -22,12 +22,16 @@ LONG_RUN = 300
 class Loop:
     """A model under DDP and its optimizer. ``watch``: the doctor's."""
 
-    def __init__(self, role: Role, watch: Any, **options: Any) -> None:
+    def __init__(self, role: Role, watch: Any) -> None:
         torch.manual_seed(1)
         self.role, self.watch = role, watch
-        self.model = DistributedDataParallel(torch.nn.Linear(WIDTH, 2), **options)
+        self.wrap(torch.nn.Linear(WIDTH, 2))
+
+    def wrap(self, module: torch.nn.Module) -> None:
+        """Train this module."""
+        self.model = DistributedDataParallel(module)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        watch.model(self.model)
+        self.watch.model(self.model)
 
     def loader(self, batches: int = BATCHES) -> Any:
         """Batches of rows that this rank alone has."""
@@ -109,6 +113,167 @@ def leaving_together(role: Role) -> None:
                 if number == AT:
                     break
             dist.barrier()
+
+    _train(role, body)
+
+
+# ---- ranks that train by other settings ----
+
+
+class Dropping(torch.nn.Module):
+    """A layer behind dropout, and one that :attr:`skips` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.extra = torch.nn.Linear(WIDTH, 2), torch.nn.Linear(WIDTH, 2)
+        self.dropout = torch.nn.Dropout(0.1)
+        self.skips = False
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found = self.layer(self.dropout(batch))
+        return found if self.skips else found + self.extra(batch)
+
+
+def _many_steps(loop: Loop, each: Any = None, batches: int = LONG_RUN) -> None:
+    for number, batch in enumerate(loop.loader(batches)):
+        if each is not None:
+            each(number)
+        loop.step(batch, 0.005)
+
+
+def other_rate(role: Role) -> None:
+    """Rank 1 trains with half the learning rate."""
+
+    def body(loop: Loop) -> None:
+        if role.guilty:
+            loop.optimizer.param_groups[0]["lr"] /= 2
+        _many_steps(loop)
+
+    _train(role, body)
+
+
+def rate_by_metric(role: Role) -> None:
+    """A scheduler lowers the learning rate by each rank's own metric, which is flat on rank 1 alone."""
+
+    def body(loop: Loop) -> None:
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(loop.optimizer, patience=3)
+
+        def each(number: int) -> None:
+            if number % 10 == 0:
+                plateau.step(1.0 if role.guilty else 1.0 / (number + 1))
+
+        _many_steps(loop, each)
+
+    _train(role, body)
+
+
+def clipping(role: Role) -> None:
+    """Rank 1 clips its gradients."""
+
+    def body(loop: Loop) -> None:
+        if role.guilty:
+            loop.optimizer.register_step_pre_hook(
+                lambda *_: torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 0.01) and None
+            )
+        _many_steps(loop)
+
+    _train(role, body)
+
+
+def clipping_everywhere(role: Role) -> None:
+    """All ranks clip their gradients, and lower their rate by a schedule."""
+
+    def body(loop: Loop) -> None:
+        schedule = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10)
+        loop.optimizer.register_step_pre_hook(
+            lambda *_: torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 0.01) and None
+        )
+        _many_steps(loop, lambda _: schedule.step())
+
+    _train(role, body)
+
+
+def other_precision(role: Role) -> None:
+    """Rank 1 alone computes in bfloat16."""
+
+    def body(loop: Loop) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=role.guilty):
+            _many_steps(loop)
+
+    _train(role, body)
+
+
+def eval_mode(role: Role) -> None:
+    """Rank 1 evaluates, and trains on without dropout."""
+
+    def body(loop: Loop) -> None:
+        def each(number: int) -> None:
+            if number == AT:
+                loop.model.eval()
+                if not role.guilty:
+                    loop.model.train()
+
+        loop.wrap(Dropping())
+        _many_steps(loop, each)
+
+    _train(role, body)
+
+
+def own_seeds(role: Role) -> None:
+    """Rank 1 makes its weights by a seed of its own, and gradients are averaged by hand."""
+    role.join()
+    with role.watch() as watch:
+        torch.manual_seed(1 + role.guilty)
+        model = torch.nn.Linear(WIDTH, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        watch.model(model)
+        rows = Rows(BATCH * LONG_RUN * role.world)
+        sampler: DistributedSampler[Any] = DistributedSampler(rows)
+        for batch in watch.loader(DataLoader(rows, BATCH, sampler=sampler)):
+            role.begins()
+            time.sleep(0.005)
+            loss = model(batch).square().mean()
+            loss.backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= role.world
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss=loss)
+    dist.destroy_process_group()
+
+
+def unused_parameter(role: Role) -> None:
+    """Rank 1 leaves a layer out of its loss in one batch; there is a barrier after each step."""
+
+    def body(loop: Loop) -> None:
+        model = Dropping()
+        loop.wrap(model)
+        for number, batch in enumerate(loop.loader()):
+            model.skips = role.guilty and number == AT
+            if number == AT and role.planted:
+                role.stops()
+            loop.step(batch)
+            dist.barrier()
+
+    _train(role, body)
+
+
+def unfrozen(role: Role) -> None:
+    """A layer is frozen when the model is wrapped, and trained later."""
+
+    def body(loop: Loop) -> None:
+        model = Dropping()
+        if role.planted:
+            model.extra.requires_grad_(False)
+        loop.wrap(model)
+
+        def each(number: int) -> None:
+            if number == AT:
+                model.extra.requires_grad_(True)
+
+        _many_steps(loop, each)
 
     _train(role, body)
 

@@ -289,6 +289,25 @@ def receive_alone(role: Role) -> None:
     _fit(Receives, role)
 
 
+class Evaluates(Net):
+    """Validates more often on rank 1, with a metric over all ranks."""
+
+    def validation_step(self, batch: torch.Tensor, index: int, dataloader_idx: int = 0) -> Any:
+        loss = super().validation_step(batch, index)
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+
+def accumulating(role: Role) -> None:
+    """Over two batches on rank 0, four on the culprit."""
+    role.fit(Net(role, pause=BEAT), rows(40, role), accumulate_grad_batches=4 if role.guilty else 2)
+
+
+def evaluating(role: Role) -> None:
+    """Every five batches, on the culprit every seven."""
+    role.fit(Evaluates(role, pause=BEAT), rows(40, role), rows(2, role), val_check_interval=7 if role.guilty else 5)
+
+
 # ---- ranks that stop ----
 
 

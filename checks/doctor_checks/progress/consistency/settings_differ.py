@@ -1,0 +1,83 @@
+"""RUN020: ranks that train one model use different settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from doctor.analysis.stats.rank_roles import replicas_in
+from doctor.analysis.stats.setting_differences import SettingDifference, setting_differences
+from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
+from doctor.facts import ReplicaFacts, StepSettings, TrainingFacts, Variable
+from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
+
+
+def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) -> JobBuilder:
+    """Four ranks that sampled a setting after step 50 and ``step``; ``ranks`` have another value at the end."""
+    usually = (StepSettings(50, (Variable(name, usual),)), StepSettings(step, (Variable(name, usual),)))
+    odd = (usually[0], StepSettings(step, (Variable(name, other),)))
+    return running(2, 2).alter(ReplicaFacts, settings=usually).alter(ReplicaFacts, ranks=ranks, settings=odd)
+
+
+@check(
+    id="RUN020",
+    severity=Severity.WARNING,
+    scope=Scope.JOB,
+    when="R",
+    needs=(TrainingFacts,),
+    cases=lambda: (
+        Passes("the same settings on all ranks", running(2, 2)),
+        Passes("a rank alone", running(1, 1)),
+        Passes(
+            "a setting of a later step, which not all ranks have reached",
+            _sampled("lr", "0.1", "0.05", 1, step=150).alter(
+                ReplicaFacts, ranks=(0,), settings=(StepSettings(50, (Variable("lr", "0.1"),)),)
+            ),
+        ),
+        Passes(
+            "a loop of the user's own, whose ranks may train what they like",
+            in_a_loop(running(1, 2).alter(TrainingFacts, ranks=(1,), precision="autocast to bfloat16")),
+        ),
+        Passes(
+            "stages of a pipeline",
+            running(1, 2)
+            .alter(TrainingFacts, ranks=(1,), accumulate=4, data_parallel_size=1)
+            .alter(TrainingFacts, ranks=(0,), data_parallel_size=1),
+        ),
+        Fails("dropout is off on one rank", _sampled("modules in eval mode", "none", "dropout", 1), ranks=(1,)),
+        Fails("a learning rate that a scheduler lowered on one rank", _sampled("lr", "0.1", "0.05", 2), ranks=(2,)),
+        Fails(
+            "autocast on one rank",
+            running(2, 2).alter(TrainingFacts, ranks=(3,), precision="bf16-mixed"),
+            ranks=(3,),
+        ),
+        Fails(
+            "one of two ranks evaluates more often",
+            running(1, 2).alter(TrainingFacts, ranks=(1,), arguments=(Variable("val_check_interval", "50"),)),
+            ranks=(0, 1),
+        ),
+    ),
+)
+def settings_differ(job: Job) -> Iterator[Verdict]:
+    """Ask whether all ranks that train one model use the same settings.
+
+    Why it hurts: gradients of different training are averaged: without dropout on one rank, in another precision, over
+    another number of batches; or the ranks apply different updates and their models diverge; or one of them evaluates
+    while the others wait.
+    Fix: read settings from one configuration on all ranks, and call `model.train()` on all of them.
+    """
+    if not replicas_in(job):
+        yield Skip("no two ranks are known to train one model")
+    for one in setting_differences(job):
+        yield _finding(one)
+
+
+def _finding(one: SettingDifference) -> Finding:
+    return Finding(
+        one.text,
+        ranks=one.ranks,
+        evidence={
+            "setting": one.name,
+            "values": {str(group.value): list(group.ranks[:64]) for group in one.split.groups},
+        },
+        fix=one.fix,
+    )

@@ -1,0 +1,146 @@
+"""Settings of training that differ between ranks which train one model: what each rank recorded of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from doctor.analysis.stats.majority import MajoritySplit, describe, split_values
+from doctor.analysis.stats.rank_roles import replicas_in, same_role
+from doctor.core.facts import ReplicaFacts, StepSettings, TrainingFacts
+from doctor.core.job import Job, Rank
+
+ACCUMULATION = {"transformers": "gradient_accumulation_steps"}
+"""The name of the setting by framework; Lightning's and Accelerate's are in :data:`_USUAL`."""
+_USUAL = "accumulate_grad_batches"
+_CHANGES_CALLS = re.compile(
+    r"accumul|^(?:max|min)_(?:steps|epochs)$|^limit_|^overfit|^fast_dev_run|val_check|check_val|num_sanity"
+    r"|^eval_|^save_|^num_train_epochs|find_unused|^precision$|drop_last|even_batches|^reload_"
+)
+"""Settings by which ranks make different collectives, or different numbers of them."""
+_CHANGES_VALUES = re.compile(
+    r"accumul|^precision$|clip|max_grad_norm|^(?:lr|weight_decay|momentum|betas|eps)\b|^learning_rate|^warmup|^optim"
+    r"|^lr_scheduler"
+)
+"""Settings by which ranks apply different updates to equal parameters."""
+_MODES = "modules in eval mode"
+"""The name of this value in :class:`doctor.core.facts.StepSettings`."""
+
+
+class SettingDifference(NamedTuple):
+    """A setting with several values. ``step``: the optimizer step after which it was sampled, ``None`` if it holds for
+    the run."""
+
+    name: str
+    split: MajoritySplit
+    step: int | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The minorities; all ranks if they are split evenly."""
+        return self.split.odd
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether most ranks have the same value."""
+        return self.split.common is not None
+
+    @property
+    def text(self) -> str:
+        """``accumulate_grad_batches differs (rank 0: 2; rank 1: 4)``."""
+        after = f" after step {self.step}" if self.step is not None else ""
+        verb = "differ" if self.name == _MODES else "differs"
+        return f"{self.name} {verb}{after} ({describe(self.split)})"
+
+    @property
+    def changes_calls(self) -> bool:
+        """Whether ranks make different collectives by it."""
+        return _CHANGES_CALLS.search(self.name) is not None
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether parameters that were equal become different by it."""
+        return _CHANGES_VALUES.search(self.name) is not None
+
+    @property
+    def fix(self) -> str:
+        """How to make it equal."""
+        if self.name == _MODES:
+            return "Call `model.train()` on every rank before training, also on those that evaluated."
+        if self.step is not None:
+            return (
+                f"Give every rank the same {self.name.partition(' ')[0]}: no value that depends on the rank, and a "
+                "scheduler that steps by a metric (`ReduceLROnPlateau`) gets one that was reduced over all ranks."
+            )
+        return f"Give every rank the same `{self.name}`: read it from one configuration, not from the rank's own data."
+
+
+def setting_differences(job: Job) -> tuple[SettingDifference, ...]:
+    """The settings that differ between ranks which train one model, those of the whole run first."""
+    found: list[SettingDifference] = []
+    for ranks in _peers(job):
+        found += _of_run(ranks)
+        found += _of_steps(ranks)
+    return tuple(found)
+
+
+def _peers(job: Job) -> Iterator[tuple[Rank, ...]]:
+    """Ranks that train one model and have the same part of it."""
+    roles = [{rank.number for rank in role} for role in same_role(job)]
+    for members in replicas_in(job):
+        for role in roles:
+            both = tuple(rank for rank in members if rank.number in role)
+            if len(both) > 1:
+                yield both
+
+
+def _of_run(ranks: Sequence[Rank]) -> Iterator[SettingDifference]:
+    known = {rank.number: training for rank in ranks if (training := rank.find(TrainingFacts)) is not None}
+    yield from _different(ACCUMULATION.get(_framework(known.values()), _USUAL), _values(known, "accumulate"))
+    yield from _different("precision", _values(known, "precision"))
+    names = dict.fromkeys(variable.name for training in known.values() for variable in training.arguments)
+    for name in names:
+        if name not in (_USUAL, *ACCUMULATION.values()):
+            yield from _different(name, {rank: one for rank, found in known.items() if (one := _argument(found, name))})
+
+
+def _framework(known: Iterable[TrainingFacts]) -> str:
+    return next((one.framework for one in known), "")
+
+
+def _values(known: Mapping[int, TrainingFacts], name: str) -> dict[int, str]:
+    values = {rank: getattr(training, name) for rank, training in known.items()}
+    return {rank: str(value) for rank, value in values.items() if value is not None}
+
+
+def _argument(training: TrainingFacts, name: str) -> str | None:
+    """A setting as text. A Trainer's has its default if it is not recorded; a loop's is unknown."""
+    value = training.argument(name)
+    return value if value is not None or training.framework == "plain" else "default"
+
+
+def _of_steps(ranks: Sequence[Rank]) -> Iterator[SettingDifference]:
+    """The differences in the newest sample that all ranks have."""
+    samples = {rank.number: _by_step(rank) for rank in ranks}
+    taken = {rank: steps for rank, steps in samples.items() if steps}
+    common = set.intersection(*(set(steps) for steps in taken.values())) if len(taken) > 1 else set[int]()
+    if not common:
+        return
+    step = max(common)
+    values: dict[str, dict[int, str]] = {}
+    for rank, steps in taken.items():
+        for variable in steps[step].values:
+            values.setdefault(variable.name, {})[rank] = variable.value
+    for name, by_rank in values.items():
+        yield from _different(name, by_rank, step)
+
+
+def _by_step(rank: Rank) -> dict[int, StepSettings]:
+    facts = rank.find(ReplicaFacts)
+    return {one.step: one for one in facts.settings} if facts is not None else {}
+
+
+def _different(name: str, values: Mapping[int, str], step: int | None = None) -> Iterator[SettingDifference]:
+    if len(set(values.values())) > 1:
+        yield SettingDifference(name, split_values(values), step)

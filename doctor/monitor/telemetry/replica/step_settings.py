@@ -1,0 +1,99 @@
+"""What an optimizer step of a rank depends on besides its data: settings of its optimizers, modes of its modules.
+
+Everything is read from Python attributes, never from a device. Samples are taken with the checksums, by the training
+thread, and each takes some microseconds, and 30 ns for each module.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from doctor.core.facts import StepSettings, Variable
+from doctor.monitor.telemetry.replica.sample_history import SampleHistory
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_GROUPS, MOST_OPTIMIZERS, MOST_NAMES = 8, 4, 4
+"""Parameter groups and optimizers that are recorded, and names in one text."""
+MOST_MODULES = 20_000
+HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas", "eps")
+
+
+class StepSettingsTracker:
+    """The settings of a rank after some of its optimizer steps."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self._model: weakref.ref[torch.nn.Module] | None = None
+        self._frozen: frozenset[str] = frozenset()
+        self._history: SampleHistory[StepSettings] = SampleHistory()
+        self._unfrozen: tuple[str, ...] = ()
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Set the model as it was wrapped: parameters that are frozen now are not reduced later, either."""
+        self._model = weakref.ref(model)
+        self._modules = [(name, weakref.ref(one)) for name, one in list(model.named_modules())[:MOST_MODULES]]
+        self._frozen = frozenset(name for name, one in model.named_parameters() if not one.requires_grad)
+
+    def use_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Set the optimizers whose settings are recorded."""
+        inner = (getattr(one, "optimizer", one) for one in optimizers)  # the one in Accelerate's or Lightning's wrapper
+        self._optimizers = [weakref.ref(one) for one in inner if hasattr(one, "param_groups")][:MOST_OPTIMIZERS]
+
+    def take_sample(self, number: int, step: int) -> None:
+        """Record the settings after optimizer step ``step``, as sample ``number``."""
+        optimizers = [one for reference in self._optimizers if (one := reference()) is not None]
+        values = [*_of_optimizers(optimizers)]
+        if self._modules:
+            values.append(Variable("modules in eval mode", self._in_eval_mode()))
+        if values:
+            self._history.add(number, StepSettings(step, tuple(values)))
+
+    def kept(self) -> tuple[StepSettings, ...]:
+        """Return the samples that are kept, oldest first. For any thread."""
+        return self._history.kept(lambda one: one.step)
+
+    def unfrozen(self) -> tuple[str, ...]:
+        """Return the parameters that are trained now and were frozen when the model was attached. For any thread."""
+        model = self._model() if self._model is not None else None
+        if model is not None and self._frozen:
+            try:
+                named = list(model.named_parameters())
+            except RuntimeError:  # changed by the training thread meanwhile
+                return self._unfrozen
+            self._unfrozen = tuple(name for name, one in named if one.requires_grad and name in self._frozen)
+        return self._unfrozen
+
+    def without_gradient(self) -> tuple[str, ...]:
+        """Return the trained parameters without gradient, if others have one. For any thread.
+
+        That is only significant while the rank stands between a backward pass and the end of its step.
+        """
+        model = self._model() if self._model is not None else None
+        try:
+            named = [pair for pair in model.named_parameters() if pair[1].requires_grad] if model is not None else []
+        except RuntimeError:
+            return ()
+        without = tuple(name for name, one in named if one.grad is None)
+        return without if len(without) < len(named) else ()
+
+    def _in_eval_mode(self) -> str:
+        names = [name or "the model" for name, one in self._modules if (module := one()) and not module.training]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        return ", ".join(names[:MOST_NAMES]) + more if names else "none"
+
+
+def _of_optimizers(optimizers: list[Any]) -> Iterable[Variable]:
+    for place, optimizer in enumerate(optimizers):
+        groups = optimizer.param_groups
+        for index, group in enumerate(groups[:MOST_GROUPS]):
+            where = f" of optimizer {place}" if len(optimizers) > 1 else ""
+            where += f" of parameter group {index}" if len(groups) > 1 else ""
+            for name in HYPERPARAMETERS:
+                value = group.get(name)
+                if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
+                    yield Variable(f"{name}{where}", f"{value:.10g}" if isinstance(value, float) else str(value))
