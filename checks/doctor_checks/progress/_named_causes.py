@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import RankState
 from doctor.analysis.stats.rank_roles import uses_lightning
 from doctor.analysis.stats.setting_differences import SettingDifference, setting_differences
-from doctor.api import Job, Rank, ranks_in_words
+from doctor.api import Finding, Job, Rank, ranks_in_words
 from doctor.facts import ReplicaFacts, TrainingFacts
 
 _SHOWN = 3
@@ -24,6 +26,20 @@ class NamedCause(NamedTuple):
     ranks: tuple[int, ...] | None
     fix: str
     evidence: Mapping[str, object]
+
+
+def with_cause(finding: Finding, cause: NamedCause | None) -> Finding:
+    """The finding with its cause named first, and the fix of the cause."""
+    if cause is None:
+        return finding
+    return msgspec.structs.replace(
+        finding,
+        summary=f"{cause.claim}: {finding.summary}",
+        ranks=cause.ranks or finding.ranks,
+        evidence={**finding.evidence, **cause.evidence},
+        fix=cause.fix,
+        explains=(*finding.explains, "RUN020"),
+    )
 
 
 def cause_of_calls(job: Job, found: Diagnosis) -> NamedCause | None:

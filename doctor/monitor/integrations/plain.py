@@ -96,6 +96,7 @@ class PlainRun(AdapterRun):
         telemetry.steps.use_device(device)
         telemetry.memory.use_device(device)
         telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
+        telemetry.replica.settings.last_loss = lambda: self.loss
         self._seed = value_or_default(lambda: str(sys.modules["torch"].initial_seed()), None)
         value_or_default(lambda: self._first_step.start(module), None)
         self._refresh_facts()

@@ -265,6 +265,7 @@ SETTINGS = (
         "RUN006",
         run("loops.unused_parameter", (1,)),
         does="hangs",
+        or_id="RUN002",
         says=("find_unused_parameters", "extra.weight"),
     ),
     RunScene(

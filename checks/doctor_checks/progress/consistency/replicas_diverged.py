@@ -23,7 +23,7 @@ from doctor.api import (
 )
 from doctor.facts import Checksum, Counted, ModelFacts, ReplicaFacts, StepSettings, TrainingFacts, Variable
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
-from doctor_checks.progress._named_causes import cause_of_values
+from doctor_checks.progress._named_causes import cause_of_values, with_cause
 
 
 def _sums(*values: str, part: str = "all", counted: Counted = "step", moved: bool | None = None) -> ReplicaFacts:
@@ -305,12 +305,10 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
         if newest.split.common
         else f"{ranks_in_words(odd)} {verb} different parameters ({len(newest.split.groups)} versions)"
     )
-    cause = cause_of_values(job)
-    return Finding(
-        f"{who} ({since})" + (f": {cause.claim}" if cause is not None else ""),
-        ranks=cause.ranks if cause is not None and cause.ranks else odd,
+    finding = Finding(
+        f"{who} ({since})",
+        ranks=odd,
         evidence={
-            **(cause.evidence if cause is not None else {}),
             "first_step_apart": first.step,
             "last_step_equal": before[-1] if before else None,
             "step": newest.step,
@@ -318,9 +316,9 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
             "checksums": _described(newest),
             "initial": _initial(ranks),
         },
-        fix=cause.fix if cause is not None else _fix(job, ranks, began_apart=not before and len(_initial(ranks)) > 1),
-        explains=("RUN020",),
+        fix=_fix(job, ranks, began_apart=not before and len(_initial(ranks)) > 1),
     )
+    return with_cause(finding, cause_of_values(job))
 
 
 def _kept_finding(job: Job, ranks: tuple[Rank, ...], stuck: list[_Compared], keeps: tuple[int, ...]) -> Finding:

@@ -28,7 +28,7 @@ from doctor.api import (
 from doctor.facts import Collective, ProgressFacts, RecorderFacts, ReplicaFacts, TrainingFacts
 from doctor.testing import Fails, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_group_call, without_recorders
-from doctor_checks.progress._named_causes import cause_of_calls
+from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._stall_text import stall_evidence, stall_ranks, stall_waiters
 
 _GATHER = user_frame(57, condition="if self.global_rank == 0, line 56")
@@ -199,24 +199,23 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:
-        site, cause = found.one_sided.call.site, cause_of_calls(job, found)
-        claim, fix = _claim(found, found.one_sided), _fix(site, found.one_sided.extra, uses_lightning(job))
-        yield Finding(
-            f"{cause.claim}: {claim}" if cause is not None else claim,
-            ranks=cause.ranks if cause is not None and cause.ranks else found.ranks,
+        site = found.one_sided.call.site
+        finding = Finding(
+            _claim(found, found.one_sided),
+            ranks=found.ranks,
             evidence={
                 **stall_evidence(found),
-                **(cause.evidence if cause is not None else {}),
                 "call": site.text,
                 "called_by": list(found.one_sided.call.ranks[:64]),
                 "condition": site.condition or None,
                 "called_instead": found.one_sided.others.site.text,
             },
-            fix=cause.fix if cause is not None else fix,
+            fix=_fix(site, found.one_sided.extra, uses_lightning(job)),
             confidence=found.confidence,
-            explains=("RUN001", "RUN004", "RUN012", "RUN020"),
+            explains=("RUN001", "RUN004", "RUN012"),
             source=Source(site.frame.file, site.frame.line) if site.frame else None,
         )
+        yield with_cause(finding, cause_of_calls(job, found))
 
 
 def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:

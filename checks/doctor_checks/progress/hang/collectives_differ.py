@@ -30,6 +30,7 @@ from doctor.api import (
 from doctor.facts import Collective, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure
+from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._printed_collectives import (
     PrintedCollective,
     differ_in_first_size,
@@ -353,7 +354,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
         yield from map(_of_silence, silent_mismatches(job))
         return
     if found.kind == "differ" and found.divergence is not None:
-        yield _of_calls(found, found.divergence)
+        yield with_cause(_of_calls(found, found.divergence), cause_of_calls(job, found))
     elif found.kind == "died" and found.ending and found.ending.nature == "mismatch":
         failures = [one.failure for one in found.states.ranks.values() if one.failure]
         reported = {int(rank): call for failure in failures for rank, call in _RUNNING.findall(failure.message)}

@@ -31,6 +31,7 @@ from doctor.api import (
 from doctor.facts import Collective, EpochEnd, Frame, LeftLoop, ProgressFacts, RecorderFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_call, with_failure, with_late_ranks, without_recorders
+from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import (
     missed_call,
@@ -345,7 +346,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
     elif found.uneven is not None:
         yield _finding(found, *_loader_ended(found, found.uneven))
     elif found.left is not None:
-        yield _of_left(found, found.left, uses_lightning(job))
+        yield with_cause(_of_left(found, found.left, uses_lightning(job)), cause_of_calls(job, found))
     elif found.kind in _SAYINGS:
         claim, fix = _SAYINGS[found.kind](found)
         yield _finding(found, claim, _fix_of_stacks(found, job) or fix)

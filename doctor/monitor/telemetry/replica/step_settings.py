@@ -7,7 +7,7 @@ thread, and each takes some microseconds, and 30 ns for each module.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from doctor.core.facts import StepSettings, Variable
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 MOST_GROUPS, MOST_OPTIMIZERS, MOST_NAMES = 8, 4, 4
 """Parameter groups and optimizers that are recorded, and names in one text."""
-MOST_MODULES = 20_000
+MOST_MODULES, MOST_NODES = 20_000, 100_000
 HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
 class StepSettingsTracker:
-    """The settings of a rank after some of its optimizer steps."""
+    """The settings of a rank after some of its optimizer steps.
+
+    ``last_loss``: returns the loss of this batch, if its step was recorded; not for the training thread alone.
+    """
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Any]] = []
@@ -32,6 +35,7 @@ class StepSettingsTracker:
         self._frozen: frozenset[str] = frozenset()
         self._history: SampleHistory[StepSettings] = SampleHistory()
         self._unfrozen: tuple[str, ...] = ()
+        self.last_loss: Callable[[], object] = lambda: None
 
     def attach(self, model: torch.nn.Module) -> None:
         """Set the model as it was wrapped: parameters that are frozen now are not reduced later, either."""
@@ -71,20 +75,44 @@ class StepSettingsTracker:
     def without_gradient(self) -> tuple[str, ...]:
         """Return the trained parameters without gradient, if others have one. For any thread.
 
-        That is only significant while the rank stands between a backward pass and the end of its step.
+        That is only significant while the rank stands between a backward pass and the end of its step. Where gradients
+        were cleared since, the graph of the loss shows which parameters took part in it.
         """
+        used = _parameters_of(self.last_loss())
         model = self._model() if self._model is not None else None
         try:
             named = [pair for pair in model.named_parameters() if pair[1].requires_grad] if model is not None else []
         except RuntimeError:
             return ()
-        without = tuple(name for name, one in named if one.grad is None)
+        if used:
+            without = tuple(name for name, one in named if id(one) not in used)
+        else:
+            without = tuple(name for name, one in named if one.grad is None)
         return without if len(without) < len(named) else ()
 
     def _in_eval_mode(self) -> str:
         names = [name or "the model" for name, one in self._modules if (module := one()) and not module.training]
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         return ", ".join(names[:MOST_NAMES]) + more if names else "none"
+
+
+def _parameters_of(loss: object) -> set[int]:
+    """Return the identities of the parameters in the graph of a loss; empty if it has none, or a very large one."""
+    waiting = [getattr(loss, "grad_fn", None)]
+    seen: set[Any] = set()
+    found: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MOST_NODES:
+            return set()
+        variable = getattr(node, "variable", None)  # of AccumulateGrad
+        if variable is not None:
+            found.add(id(variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _of_optimizers(optimizers: list[Any]) -> Iterable[Variable]:
