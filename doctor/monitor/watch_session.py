@@ -80,6 +80,7 @@ class WatchSession:
         self._secret = _secret()
         self.open_sessions.add(self)
         self.telemetry.open()
+        self.telemetry.progress.has_peers = self._world_size > 1
         self._static_facts = StaticFacts(
             str(self.directory),
             settings.directories,

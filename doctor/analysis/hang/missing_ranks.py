@@ -59,7 +59,7 @@ def _of_late_ranks(states: JobState, late: Sequence[int]) -> Diagnosis:
     kind = kinds[late[0]]
     ranks = tuple(sorted(rank for rank in late if kinds[rank] == kind))
     known = [states.ranks[rank] for rank in ranks if rank in states.ranks]
-    is_early = bool(known) and all(one.state == "running" for one in known)
+    is_early = bool(known) and all(one.state == "running" and not one.stands for one in known)
     return Diagnosis(
         states,
         kind,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from doctor.analysis.call_sites import CallSite, is_in_backward, site_of, site_of_wait
+from doctor.analysis.call_sites import CallSite, is_in_backward, local_work_of, site_of, site_of_wait
 from doctor.core.facts import (
     Collective,
     Failure,
@@ -26,6 +27,15 @@ LEAST_WAIT = 3.0
 """Seconds without progress from which a rank in a collective counts as waiting, even within its own limit.
 
 Ranks of a healthy run are in a collective about half of the time."""
+LEAST_STILL = 6.0
+"""Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
+its stack."""
+_OF_STEP = frozenset({"step", "forward", "backward", "optimizer", "batch-end"})
+_PREPARES = re.compile(
+    r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
+    r"|/concurrent/futures/|/asyncio/|/(?:socket|ssl|selectors|subprocess)\.py$|/http/"
+)
+"""Files of code that may wait without moving while a step is prepared: imports, compilation, downloads, processes."""
 DEFAULT_GROUPS = frozenset({"", "0", "default_pg"})
 """Names that torch gives the default process group."""
 
@@ -99,9 +109,25 @@ class RankState:
     @property
     def is_stuck(self) -> bool:
         """Whether it makes no progress, by its own limit, by what peers observed, or by the open call in a dump."""
-        if self.state in ("stalled", "stopped", "silent") or self.ended_waiting == "timeout":
+        if self.state in ("stalled", "stopped", "silent") or self.ended_waiting == "timeout" or self.stands:
             return True
         return self.is_from_dumps and self.wait is not None
+
+    @functools.cached_property
+    def stands(self) -> bool:
+        """Whether it has surely come to a stop before the pace of the run is known: in a debugger, or in one frame of a
+        training step that neither computes nor prepares anything, such as a lock or a sleep."""
+        progress = self.progress
+        if progress is None or self.state != "running" or (progress.still or 0.0) < LEAST_STILL:
+            return False
+        if self.wait is not None or self.stack_wait or not self.stack or is_in_backward(self.stack):
+            return False
+        work = local_work_of(self.stack)
+        if work is not None:
+            return work.kind == "debugger"
+        prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
+        works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
+        return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
 
     @property
     def is_sampled(self) -> bool:

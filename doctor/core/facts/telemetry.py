@@ -157,11 +157,13 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     ``point``, the last one entered: ``setup``, ``data`` (waiting for the next batch), ``step`` (training step),
     ``forward``, ``backward``, ``optimizer``, ``batch-end``, ``checkpoint``, ``epoch-start``, ``epoch-end``, ``ended``.
     ``epoch``, ``batch``, ``loader`` count from 0, ``step`` counts optimizer steps. ``left``: passes that the loop left
-    before their end, newest last; only loops of the user's own record them. ``idle``: seconds since the last
-    progress; ``limit``: the timeout of this point in seconds, derived from the run's own pace; ``patience``: the
-    timeout while the rank is busy, which is longer while it waits for others. ``stack`` of the main thread, innermost
-    first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not respond. ``ended``: data loaders
-    that were exhausted, newest last. ``recent``: the last points that it passed. ``kernel_state``: of the process.
+    before their end, newest last; only loops of the user's own record them. ``still``: seconds for which its training
+    thread has been in one instruction while its process used no CPU time, if the pace of the run is not known yet.
+    ``idle``: seconds since the last progress; ``limit``: the timeout of this point in seconds, derived from the run's
+    own pace; ``patience``: the timeout while the rank is busy, which is longer while it waits for others. ``stack`` of
+    the main thread, innermost first; ``stack_from``: ``interpreter``, or ``signal`` if the interpreter could not
+    respond. ``ended``: data loaders that were exhausted, newest last. ``recent``: the last points that it passed.
+    ``kernel_state``: of the process.
     ``sampled``: the process was read from outside, so that ``idle`` is the least time and no point is known.
     ``awaits``: the operation that it waits in, if its stack alone does not show it; ``group``: the process group that
     it waits in, as the source of its call names it. ``guessed``: the number of the rank is not one that a launcher or
@@ -186,6 +188,7 @@ class ProgressFacts(WatchedSection, frozen=True, kw_only=True):
     loader: int | None = None
     passed: int = 0
     idle: float | None = None
+    still: float | None = None
     limit: float | None = None
     patience: float | None = None
     stack: tuple[Frame, ...] = ()

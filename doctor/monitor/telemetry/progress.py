@@ -17,6 +17,7 @@ from doctor.core.facts import EpochEnd, Failure, Frame, LeftLoop, PointInTime, P
 from doctor.monitor.telemetry import event_log
 from doctor.monitor.telemetry.event_log import ENDED, StageEntered
 from doctor.monitor.telemetry.stacks.live_stacks import is_waiting_in_collective
+from doctor.monitor.telemetry.stacks.stillness import Stillness
 
 FLOOR = 8.0
 """Seconds without progress below which nothing counts as a stall, however short the steps."""
@@ -31,6 +32,9 @@ step has no work of its own there, and reports early. Whether the others are bus
 is decided by their own limits.
 """
 KEPT_ENDS, RECENT, KEPT_LEFT = 64, 32, 4
+EARLY, EARLY_LOOK = 8.0, 1.0
+"""Seconds without progress from which a rank that is still reports its position before the pace of the run is known,
+and from which its stillness is measured."""
 YOUNG = 30
 """Points passed, some batches, before which the typical intervals of a run are unknown."""
 FACTOR = 4.0
@@ -44,10 +48,15 @@ KEPT_FROM = 1.0
 
 
 class Stall(NamedTuple):
-    """No progress for ``idle`` seconds, more than the ``limit``."""
+    """No progress for ``idle`` seconds, more than the ``limit``.
+
+    ``early``: the pace of the run is not known yet, and this rank neither moves nor computes: the positions of all
+    ranks show whether that is a hang.
+    """
 
     idle: float
     limit: float
+    early: bool = False
 
 
 class TypicalInterval:
@@ -75,7 +84,7 @@ class Progress:
     """The progress of one rank.
 
     ``hang_after``: fixed limit in seconds instead of typical intervals; ``step_now``: returns the optimizer steps, from
-    any thread; ``phase_timeouts``: as :data:`PHASE_TIMEOUTS`.
+    any thread; ``phase_timeouts``: as :data:`PHASE_TIMEOUTS`. ``has_peers``: other ranks may wait for this one.
     """
 
     def __init__(self, run: str = "", hang_after: float | None = None) -> None:
@@ -91,6 +100,8 @@ class Progress:
         self.passed = 0
         self.since = time.monotonic()
         self.state = "running"
+        self.has_peers = False
+        self._has_trained = False
         self.failure: Failure | None = None
         self._hang_after = hang_after
         self._intervals: dict[str, dict[str, TypicalInterval]] = {}
@@ -100,6 +111,7 @@ class Progress:
         self._left: list[LeftLoop] = []
         self._offset = time.time() - time.monotonic()
         self.training_thread = threading.get_ident()
+        self._stillness = Stillness(self.training_thread)
 
     def take(self, events: Sequence[event_log.LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
@@ -120,6 +132,8 @@ class Progress:
             note((stage, point, batch, at))
         self.point, self.since, self.batch = point, since, batch
         self.passed += len(events)
+        if not self._has_trained:
+            self._has_trained = any(detail is ENDED for _, _, detail in events)
 
     def _enter(self, entered: StageEntered) -> None:
         self.stage = entered.stage
@@ -159,16 +173,26 @@ class Progress:
         """Return the stall, if progress has stopped. A rank that ended or failed is not stalled."""
         if self.state != "running":
             return None
-        idle, limit = time.monotonic() - self.since, self.limit()
+        idle, limit, still = time.monotonic() - self.since, self.limit(), self.still()
         if idle > limit:
             return Stall(idle, limit)
         early = self.limit_of_waiting()
-        return Stall(idle, early) if idle > early and is_waiting_in_collective(self.training_thread) else None
+        if idle > early and is_waiting_in_collective(self.training_thread):
+            return Stall(idle, early)
+        return Stall(idle, EARLY, early=True) if idle > EARLY and (still or 0.0) > EARLY - 2 * EARLY_LOOK else None
+
+    def still(self) -> float | None:
+        """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves."""
+        if not self.has_peers or self._hang_after is not None or self._has_trained:
+            return None
+        return self._stillness.look() if time.monotonic() - self.since > EARLY_LOOK else None
 
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""
         now = time.monotonic()
-        stall = self.stall()
+        stall, still = self.stall(), self.still()
+        if stall is not None and stall.early:
+            stall = None
         offset, recent = self._offset, list(self._recent)
         return ProgressFacts(
             run=self.run,
@@ -183,6 +207,7 @@ class Progress:
             loader=self.loader,
             passed=self.passed,
             idle=round(now - self.since, 3),
+            still=None if still is None else round(still, 3),
             limit=round(stall.limit if stall else self.limit(), 3),
             patience=round(self.limit(), 3),
             failure=self.failure,

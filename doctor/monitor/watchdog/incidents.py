@@ -70,7 +70,7 @@ class IncidentHandler:
         self._check_recovery(now)
         if stall is not None:  # without the time that the training thread spent awaiting a decision
             idle = min(stall.idle, now - self._waited_until)
-            stall = Stall(idle, stall.limit) if idle > stall.limit else None
+            stall = stall._replace(idle=idle) if idle > stall.limit else None
         self._abort_if_stalled(stall)
         if self._collection is not None:
             self._step_collection(self._collection, now)

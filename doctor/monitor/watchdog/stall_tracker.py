@@ -20,32 +20,35 @@ class StallTracker:
     """Stall tracking of one rank.
 
     A confirmed stall is not reported again; one that was evaluated as healthy is reported again after twice the time.
+    Early stalls (:class:`.Stall`) count separately.
     """
 
     def __init__(self) -> None:
         self._evaluated_at = -math.inf
         self._confirmed = False
-        self._factor = 1.0
+        self._factors = {False: 1.0, True: 1.0}
+        self._is_early = False
         self._began: float | None = None
         self._stall: ConfirmedStall | None = None
 
     def note(self, stall: Stall | None, now: float) -> None:
         """Record whether this rank is stalled now, and since when."""
         self._began = now - stall.idle if stall is not None else None
+        self._is_early = stall is not None and stall.early
 
     def is_news(self, stall: Stall | None, now: float) -> bool:
         """Return whether the stall is to be reported to the other ranks."""
         if stall is None:
             return False
         if now - stall.idle > self._evaluated_at:  # it began after the last evaluation
-            self._factor = 1.0
+            self._factors = {False: 1.0, True: 1.0}
             return True
-        return not self._confirmed and stall.idle > stall.limit * self._factor
+        return not self._confirmed and stall.idle > stall.limit * self._factors[stall.early]
 
     def evaluated(self, incident: str, now: float, *, confirmed: bool, passed: int) -> None:
         """Record that all stalled ranks were evaluated."""
         self._evaluated_at, self._confirmed = now, confirmed
-        self._factor *= 2
+        self._factors[self._is_early] *= 2
         if confirmed:
             self._stall = ConfirmedStall(incident, passed, now if self._began is None else self._began)
 

@@ -319,6 +319,36 @@ STOPS = (
     ),
 )
 
+EARLY = (
+    RunScene(
+        "a lock in the first step of rank 1",
+        "RUN001",
+        run("progress.locked_at_first", (1,)),
+        does="hangs",
+    ),
+    RunScene(
+        "a breakpoint in the first step of rank 1",
+        "RUN010",
+        run("progress.debugged_at_first", (1,)),
+        does="hangs",
+        says=("stopped in the debugger",),
+    ),
+    RunScene(
+        "rank 1 stopped in its first step",
+        "RUN001",
+        run("progress.stopped_at_first", (1,)),
+        does="hangs",
+        says=("is stopped",),
+    ),
+    RunScene(
+        "rank 1 stopped in the set-up",
+        "RUN001",
+        run("progress.stopped_in_setup", (1,)),
+        does="hangs",
+        says=("is stopped",),
+    ),
+)
+
 DEATHS = (
     RunScene("rank 1 killed", "RUN004", run("progress.killed", (1,)), does="fails"),
     RunScene("rank 0 killed", "RUN004", run("progress.killed", (0,), 3), does="fails"),
@@ -417,7 +447,7 @@ HOSTS = (
     ),
 )
 
-SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *LEAVES, *SETTINGS, *STOPS, *DEATHS, *NUMBERS, *HOSTS)
+SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *LEAVES, *SETTINGS, *STOPS, *EARLY, *DEATHS, *NUMBERS, *HOSTS)
 
 HEALTHY: dict[str, Run] = {
     "DDP and validation": run("healthy.plain"),
@@ -453,6 +483,7 @@ HEALTHY: dict[str, Run] = {
     "a loop that all ranks leave early": run("loops.leaving_together"),
     "loaders of different lengths, started anew": run("loops.started_anew"),
     "clipping and a schedule on all ranks": run("loops.clipping_everywhere"),
+    "rank 0 prepares for long": run("healthy.preparing", seconds=60.0),
     "no_sync in a plain loop": run("healthy.no_sync"),
     "a plain loop of three epochs": run("healthy.loop_with_epochs"),
     "a plain loop under DETAIL": run("healthy.loop_with_epochs", environ=dict(DETAIL)),

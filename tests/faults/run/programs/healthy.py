@@ -107,6 +107,27 @@ def _fit(module: LightningModule, role: Role, batches: int = BATCHES, **options:
     role.fit(module, rows(batches, role), rows(BATCHES // 2, role), **options)
 
 
+class Prepares(Net):
+    """Rank 0 alone prepares for long, in the set-up without CPU time and in the first step with it."""
+
+    def on_fit_start(self) -> None:
+        if self.global_rank == 0:
+            time.sleep(14)
+        dist.barrier()
+
+    def training_step(self, batch: torch.Tensor, index: int) -> Any:
+        if index == 0 and self.current_epoch == 0 and self.global_rank == 0:
+            end = time.monotonic() + 14
+            while time.monotonic() < end:
+                sum(range(1000))
+        return super().training_step(batch, index)
+
+
+def preparing(role: Role) -> None:
+    """The others wait for rank 0 in a barrier, and in their first all-reduce."""
+    role.fit(Prepares(role, pause=BEAT), rows(BATCHES, role))
+
+
 def plain(role: Role) -> None:
     """DDP, a map-style data set, validation."""
     _fit(Net(role, pause=BEAT), role)

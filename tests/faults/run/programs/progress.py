@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pdb
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -342,6 +344,68 @@ def stopped(role: Role) -> None:
 
 def holding_gil(role: Role) -> None:
     _fit(HoldsGil, role)
+
+
+# ---- before the pace of the run is known ----
+
+
+class FirstStep(Net):
+    """The same in the very first step of training."""
+
+    def training_step(self, batch: torch.Tensor, index: int) -> Any:
+        if index == 0 and self.current_epoch == 0 and self.guilty:
+            self.role.begins()
+            self.role.stops()
+            self.strike()
+        return super().training_step(batch, index)
+
+    def strike(self) -> None:
+        """A lock that a thread of this rank keeps for ever."""
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+
+class DebugsAtFirst(FirstStep):
+    """A breakpoint."""
+
+    def strike(self) -> None:
+        read, self.write = os.pipe()
+        pdb.Pdb(stdin=os.fdopen(read), stdout=sys.stderr, nosigint=True).set_trace()
+
+
+class StopsAtFirst(FirstStep):
+    """Stopped by SIGSTOP."""
+
+    def strike(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class StopsInSetup(Net):
+    """Stopped while the ranks set up, before a barrier."""
+
+    def on_fit_start(self) -> None:
+        if self.guilty:
+            self.role.begins()
+            self.role.stops()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+
+def locked_at_first(role: Role) -> None:
+    _fit(FirstStep, role)
+
+
+def debugged_at_first(role: Role) -> None:
+    _fit(DebugsAtFirst, role)
+
+
+def stopped_at_first(role: Role) -> None:
+    _fit(StopsAtFirst, role)
+
+
+def stopped_in_setup(role: Role) -> None:
+    _fit(StopsInSetup, role)
 
 
 # ---- ranks that end ----

@@ -1,0 +1,41 @@
+"""For how long a thread has been in the same instruction of the same frames while its process used no CPU time.
+
+What prepares a run moves: imports, compilation and preprocessing use CPU time and change the stack. A thread that does
+neither waits for something.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Hashable
+
+MOST_FRAMES = 60
+CPU_SHARE, CPU_SECONDS = 0.2, 0.3
+"""CPU time of the process, as a share of the time and beside that, up to which it counts as idle: the doctor's own
+threads use some."""
+
+
+class Stillness:
+    """The stillness of one thread of this process, from one look to the next."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._key: Hashable = None
+        self._since = 0.0
+        self._cpu = 0.0
+
+    def look(self) -> float:
+        """Return the seconds for which the thread has been still; takes some microseconds."""
+        now, cpu, key = time.monotonic(), time.process_time(), self._position()
+        if key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
+            self._key, self._since, self._cpu = key, now, cpu
+        return now - self._since
+
+    def _position(self) -> Hashable:
+        frame = sys._current_frames().get(self._thread)
+        found: list[tuple[int, int]] = []
+        while frame is not None and len(found) < MOST_FRAMES:
+            found.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return tuple(found)
