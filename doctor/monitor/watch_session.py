@@ -100,6 +100,7 @@ class WatchSession:
             on_recovery=self._evaluator.report_recovery,
             write_line=print_status,
             secret=self._secret,
+            on_delay=self.telemetry.pauses.note_delay,
         )
         self.telemetry.progress.run = self._watchdog.run
         self._watchdog.start()

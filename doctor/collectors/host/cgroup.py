@@ -22,13 +22,15 @@ UNLIMITED_BYTES = 1 << 60
 class CgroupLimits:
     """The lowest limit of each kind between the group of the process and the visible root, and the use of that group.
 
-    ``cpu_periods`` and ``cpu_throttled`` are those of the group with the quota, or of the own group without one.
+    ``cpu_periods``, ``cpu_throttled`` and ``cpu_throttled_seconds`` are those of the group with the quota, or of the
+    own group without one.
     ``memory_used`` excludes page cache that can be dropped (inactive_file), as the kubelet does.
     """
 
     cpu_quota: float | None = None
     cpu_periods: int | None = None
     cpu_throttled: int | None = None
+    cpu_throttled_seconds: float | None = None
     memory_limit: int | None = None
     memory_used: int | None = None
     pids_limit: int | None = None
@@ -47,6 +49,7 @@ def read_cgroup(machine: Machine) -> CgroupLimits:
         cpu_quota=cpu,
         cpu_periods=counts.get("nr_periods"),
         cpu_throttled=counts.get("nr_throttled"),
+        cpu_throttled_seconds=_throttled_seconds(counts),
         memory_limit=None if memory is None else int(memory),
         memory_used=_memory_used(memory_folder) if memory_folder and memory is not None else None,
         pids_limit=None if pids is None else int(pids),
@@ -118,6 +121,13 @@ def _limit(folder: Path, controller: str, version: int) -> float | None:
     else:
         quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
     return quota / period if quota is not None and period and quota > 0 and period > 0 else None
+
+
+def _throttled_seconds(counts: dict[str, int]) -> float | None:
+    """Return the time that the quota stopped a group: microseconds in version 2, nanoseconds in version 1."""
+    if "throttled_usec" in counts:
+        return counts["throttled_usec"] / 1e6
+    return counts["throttled_time"] / 1e9 if "throttled_time" in counts else None
 
 
 def _memory_used(folder: Path) -> int | None:

@@ -104,6 +104,7 @@ __all__ = [
     "ProcessGroup",
     "ProcessSample",
     "ProgressFacts",
+    "RankPausesFacts",
     "RdmaDevice",
     "RdmaFacts",
     "RdmaPort",

@@ -354,7 +354,8 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     of one batch to that of the next; ``data``: waiting for it; ``forward``, ``backward``, ``optimizer``: host time;
     ``other``: the remainder; ``device``: between device events, if there is a device. Collectives count in the part
     that calls them. ``mean`` of the totals: equal on ranks that synchronize, even if only in every eighth batch
-    because of gradient accumulation."""
+    because of gradient accumulation. ``means``: of data, forward, backward, optimizer and other, which also show rare
+    long steps."""
 
     first_step: int
     steps: int
@@ -367,6 +368,7 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     device: float | None = None
     slowest: float | None = None
     mean: float | None = None
+    means: tuple[float, ...] = ()
 
 
 class StepFacts(WatchedSection, frozen=True, kw_only=True):
@@ -376,6 +378,23 @@ class StepFacts(WatchedSection, frozen=True, kw_only=True):
 
     windows: tuple[Window, ...] = ()
     seen: int = 0
+
+
+class RankPausesFacts(WatchedSection, frozen=True, kw_only=True):
+    """What kept a rank from running in the last ``seconds`` of a run. ``cpu_quota``: the CPUs that its control group
+    grants, ``None`` without a quota; ``periods`` of that quota, those in which it was throttled, and the seconds for
+    which it was. ``delays``: how often its watchdog's thread continued late, for ``delayed_seconds`` in all, because it
+    got neither the interpreter's lock nor a CPU."""
+
+    key: ClassVar[str] = "pauses"
+
+    seconds: float = 0.0
+    cpu_quota: float | None = None
+    periods: int | None = None
+    throttled_periods: int | None = None
+    throttled_seconds: float | None = None
+    delays: int = 0
+    delayed_seconds: float = 0.0
 
 
 class MemorySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

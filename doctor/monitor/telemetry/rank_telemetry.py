@@ -22,6 +22,7 @@ from doctor.monitor.telemetry.event_log import ENDED, EventLog, StageEntered
 from doctor.monitor.telemetry.flight_recorder import read_recorder
 from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 from doctor.monitor.telemetry.progress import Progress, Stall
+from doctor.monitor.telemetry.rank_pauses import RankPauses
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import StepClock
@@ -41,6 +42,7 @@ class RankTelemetry:
         self.loaders = LoaderHistories()
         self.memory = MemorySampler()
         self.replica = ReplicaTracker(every_n_steps)
+        self.pauses = RankPauses()
         self.training = TrainingFacts()
         self.when_due: Callable[[], None] = lambda: None
         self._progress = Progress(hang_after=hang_after)
@@ -75,8 +77,10 @@ class RankTelemetry:
                 self._steps.take(events, contiguous=contiguous)
 
     def open(self) -> None:
-        """Start tracing samplers."""
+        """Start tracing samplers, and read counters."""
         self.loaders.open()
+        with contextlib.suppress(OSError):
+            self.pauses.open()
 
     def close(self) -> None:
         """Restore everything that was changed."""
@@ -211,6 +215,7 @@ class RankTelemetry:
             "run-memory": self.memory.facts,
             "model": self.replica.model,
             "replica": self.replica.facts,
+            "pauses": self.pauses.facts,
         }
         if self.progress.state != "running":  # ranks may have called different collectives without an error
             readers["flight-recorder"] = lambda: read_recorder(stacks=False)

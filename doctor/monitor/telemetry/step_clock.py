@@ -179,7 +179,20 @@ def _window_of(first_step: int, rows: Sequence[Sequence[float]]) -> Window:
         device=_median(row[DEVICE] for row in sure),
         slowest=round(max(totals), 6),
         mean=round(fmean(totals), 6),
+        means=_means(sure),
     )
+
+
+def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    halves = [_forward_and_other(row) for row in rows]
+    parts = (
+        [row[DATA] for row in rows],
+        [forward for forward, _ in halves],
+        [row[BACKWARD] for row in rows],
+        [row[OPTIMIZER] for row in rows],
+        [other for _, other in halves],
+    )
+    return tuple(round(fmean(part), 6) for part in parts)
 
 
 def _forward_and_other(row: Sequence[float]) -> tuple[float, float]:

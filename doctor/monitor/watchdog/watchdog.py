@@ -53,8 +53,8 @@ class Watchdog:
     ``directory``: of the run, shared by all ranks if possible. ``evaluate``: called in the watchdog's thread of the
     evaluating rank. ``on_recovery``: called there when a confirmed stall is over; prints a line by default.
     ``write_line``: gets lines for the console. ``round_seconds``: interval of periodic rounds. ``secret``: the key that
-    signs messages. Must be created by the training thread. No method raises into it, and none waits longer than
-    requested.
+    signs messages. ``on_delay``: gets the seconds by which a wait of the thread ended late. Must be created by the
+    training thread. No method raises into it, and none waits longer than requested.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Watchdog:
         write_line: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
         round_seconds: float = 15.0,
         secret: Secret | None = None,
+        on_delay: Callable[[float], object] = lambda seconds: None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
@@ -81,6 +82,7 @@ class Watchdog:
         self._write_line = write_line
         self._round_seconds = round_seconds
         self._secret = secret
+        self._on_delay = on_delay
         self._training_thread = threading.get_ident()
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[RoundRequest] = queue.SimpleQueue()
@@ -184,7 +186,9 @@ class Watchdog:
             pause = FAULT_PAUSE
             with self._guard(loop.give_up):
                 pause = loop.tick(self._take_requests(), time.monotonic())
+            began = time.monotonic()
             self._wake.wait(pause)
+            self._on_delay(time.monotonic() - began - pause)
             self._wake.clear()
         for request in self._take_requests():
             request.answer(None)

@@ -396,6 +396,28 @@ NUMBERS = (
         also=("RUN005",),
     ),
     RunScene("rank 1 computes more in each step", "RUN003", run("progress.computing", (1,)), severity="warning"),
+    RunScene(
+        "rank 0 writes for 150 ms in every fourth step",
+        "RUN003",
+        run("loops.rare_saves", (0,), seconds=90.0),
+        severity="warning",
+        says=("rare long steps of rank 0",),
+    ),
+    RunScene(
+        "a thread of rank 1 keeps the interpreter's lock for 2 of 8 s",
+        "RUN003",
+        run("loops.lock_taken", (1,), seconds=120.0),
+        severity="warning",
+        says=("interpreter's lock",),
+    ),
+    RunScene(
+        "a tenth of a CPU for rank 1",
+        "RUN003",
+        run("loops.quota", (1,), seconds=150.0),
+        severity="warning",
+        also=("HOST009", "HOST010", "RUN013"),
+        says=("CPU quota (0.1 CPUs)",),
+    ),
     RunScene("every rank waits for its rows", "RUN005", run("data.slow_loader", (0, 1)), severity="warning"),
 )
 

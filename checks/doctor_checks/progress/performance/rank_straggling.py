@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean, median
 from typing import NamedTuple
 
+import msgspec
+
 from doctor.analysis.stats.outliers import PeerValues
 from doctor.analysis.stats.rank_roles import same_role, uses_lightning
 from doctor.analysis.stats.step_times import PHASES, common_windows, milliseconds, parts_of
 from doctor.api import Finding, Job, Rank, Scope, Severity, Skip, Verdict, check, correlates, ranks_in_words
-from doctor.facts import MemorySample, RunMemoryFacts, StepFacts, TrainingFacts, Window
+from doctor.facts import MemorySample, ProgressFacts, RankPausesFacts, RunMemoryFacts, StepFacts, TrainingFacts, Window
 from doctor.testing import Fails, JobBuilder, Passes, running
 
 WAITS_ON_PROCESSOR = ("backward", "forward", "data", "other", "optimizer")
@@ -34,10 +36,21 @@ def _windows(count: int = 6, first: int = 100, mean: float | None = None, **part
     total = sum(step.values())
     return StepFacts(
         windows=tuple(
-            Window(first + 20 * place, 20, total, mean=total if mean is None else mean, **step)
+            msgspec.structs.replace(Window(first + 20 * place, 20, total), mean=total if mean is None else mean, **step)
             for place in range(count)
         )
     )
+
+
+def _rare(**parts: float) -> StepFacts:
+    """Windows with these means, and the usual medians."""
+    means = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01, **parts}
+    usual = _windows(6).windows
+    return StepFacts(windows=tuple(msgspec.structs.replace(one, means=tuple(means.values())) for one in usual))
+
+
+def _paused(pauses: RankPausesFacts) -> JobBuilder:
+    return _job(_windows(), {}).put(RankPausesFacts(seconds=64.0)).put(pauses, ranks=(2,))
 
 
 def _job(usual: StepFacts, slow: Mapping[int, StepFacts], hosts: int = 2, gpus: int | None = 0) -> JobBuilder:
@@ -139,6 +152,20 @@ def _swinging() -> StepFacts:
             ranks=(1,),
         ),
         Fails(
+            "a rank whose interpreter's lock is held now and then",
+            _paused(RankPausesFacts(seconds=64.0, delays=8, delayed_seconds=16.0)),
+            ranks=(2,),
+        ),
+        Passes(
+            "a rank that was stopped once",
+            _paused(RankPausesFacts(seconds=64.0, delays=1, delayed_seconds=16.0)),
+        ),
+        Fails(
+            "rare long steps of a rank",
+            _job(_rare(forward=0.1, backward=0.29), {1: _rare(forward=0.14, backward=0.25)}),
+            ranks=(1,),
+        ),
+        Fails(
             "on GPUs the others wait where they read a value back",
             _job(_windows(other=0.12), {1: _windows(data=0.12)}, hosts=1, gpus=None),
             ranks=(1,),
@@ -168,7 +195,8 @@ def rank_straggling(
         steps, windows = common_windows(ranks, int(least_windows), watched_seconds)
         found = found or bool(steps and len(windows) > 1)
         if len(windows) > 1:
-            yield from _judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share)
+            slow = list(_judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share))
+            yield from slow or [*_delayed(ranks)] or _rarely_slow(ranks, windows, slower_share)
     if not found:
         yield Skip("not enough steps yet on ranks that do the same work")
 
@@ -270,13 +298,15 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     units = sizes.get(worst), median(others) if others else None
     who = ranks_in_words(numbers) + (f" ({together[0]})" if together else "")
     spend, their = ("spends", "its") if len(numbers) == 1 else ("spend up to", "their")
+    paused = next((rank.find(RankPausesFacts) for rank in ranks if rank.number == worst), None)
+    quota = _throttled(paused) if paused is not None else ""
     if lag.waited >= NEAR * lag.excess:
         waits = f"they wait for that in {PHASES[lag.wait]}: {milliseconds(lag.waited)} a step"
     else:
         waits = f"they wait for that in some steps: {milliseconds(lag.waited_in_all)} a step on average"
     return Finding(
         f"{who} {spend} {milliseconds(lag.own)} of a step of {milliseconds(lag.total)} on {PHASES[part]}, {their} "
-        f"peers {milliseconds(max(0.0, lag.own - lag.excess))}; {waits}",
+        f"peers {milliseconds(max(0.0, lag.own - lag.excess))}; {waits}{quota}",
         ranks=numbers,
         evidence={
             "part": part,
@@ -289,9 +319,100 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
             "goes_along_with": list(together),
             "largest_batch_units": {"own": units[0], "peers_median": units[1]},
         },
-        fix=_fix(job, part, units),
+        fix=_FIX_OF_QUOTA if quota else _fix(job, part, units),
         explains=("RUN005", "RUN013") if part == "data" else ("RUN013",),
     )
+
+
+_LEAST_LOST, _LEAST_TIMES = 2.0, 3
+"""Seconds that rare pauses or long steps of a rank cost in all, and their least number: one alone is no habit."""
+_LEAST_DELAYED = 0.05
+"""Their least share of the time."""
+
+
+def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
+    """Ranks that could not run at times, although they were not throttled: their interpreter's lock was held."""
+    pauses = {rank.number: one for rank in ranks if (one := rank.find(RankPausesFacts)) is not None}
+    lost = PeerValues(one.delayed_seconds for one in pauses.values())
+    for number, one in pauses.items():
+        if one.delays < _LEAST_TIMES or one.delayed_seconds < max(_LEAST_LOST, _LEAST_DELAYED * one.seconds):
+            continue
+        if 2 * lost.median(one.delayed_seconds) > one.delayed_seconds:
+            continue
+        quota = _throttled(one)
+        progress = next((rank.find(ProgressFacts) for rank in ranks if rank.number == number), None)
+        pid = progress.pid if progress is not None and progress.pid else "PID"
+        yield Finding(
+            f"rank {number} did not run at all {one.delays} times, {one.delayed_seconds:.0f} s of the last "
+            f"{one.seconds:.0f} s in all{quota}" + ("" if quota else ": its interpreter's lock (GIL) was held"),
+            ranks=(number,),
+            evidence={"pauses": one.delays, "seconds_paused": one.delayed_seconds, "seconds_watched": one.seconds},
+            fix=_FIX_OF_QUOTA
+            if quota
+            else f"Find the thread that keeps the lock: `py-spy record --gil --native --pid {pid} --duration 30`. "
+            "Native code gives it up around long work (ctypes.CDLL in place of PyDLL, pybind11's `gil_scoped_release`); "
+            "work of a background thread in Python belongs into a process of its own.",
+            explains=("RUN013",),
+        )
+
+
+def _rarely_slow(
+    ranks: tuple[Rank, ...], windows: Mapping[int, Mapping[int, Window]], share: float
+) -> Iterator[Finding]:
+    """Ranks with rare long steps, which medians do not show: the sum of what they cost the others."""
+    shared = sorted(set.intersection(*(set(own) for own in windows.values())))
+    steps = [step for step in shared if all(own[step].means for own in windows.values())]
+    excess: dict[int, dict[str, list[float]]] = {rank: {name: [] for name in PHASES} for rank in windows}
+    for step in steps:
+        for place, name in enumerate(PHASES):
+            means = {rank: own[step].means[place] for rank, own in windows.items()}
+            peers = PeerValues(means.values())
+            for rank, mean in means.items():
+                excess[rank][name].append((mean - peers.median(mean)) * windows[rank][step].steps)
+    for rank, parts in excess.items():
+        part = max(PHASES, key=lambda name: sum(parts[name]))
+        costs = parts[part]
+        lost, waited = sum(costs), -sum(min(0.0, sum(one)) for one in parts.values())
+        whole = sum(_mean(windows[rank][step]) * windows[rank][step].steps for step in steps)
+        times = [one for one in costs if one > 0.2 * lost / max(1, len(costs))]
+        if lost < max(_LEAST_LOST, share * whole) or waited < NEAR * lost or len(times) < _LEAST_TIMES:
+            continue
+        if max(costs) > 0.5 * lost:
+            continue
+        training = next((found for one in ranks if one.number == rank and (found := one.find(TrainingFacts))), None)
+        wait = min(PHASES, key=lambda name: sum(parts[name]))
+        yield Finding(
+            f"rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in all, in {PHASES[part]}; its peers "
+            f"wait for that in {PHASES[wait]}",
+            ranks=(rank,),
+            evidence={
+                "part": part,
+                "seconds_lost": round(lost, 3),
+                "seconds_watched": round(whole, 3),
+                "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps),
+                "framework": training.framework if training is not None else None,
+            },
+            fix=f"Look for work that rank {rank} alone does in some of its steps: files and checkpoints that it "
+            "writes, logging, evaluation; do it in the background, less often, or where nobody waits.",
+            explains=("RUN013",),
+        )
+
+
+def _throttled(pauses: RankPausesFacts) -> str:
+    """``; its CPU quota (0.1 CPUs) stopped it for 27 s, in 260 of 300 periods``; empty if it did not matter."""
+    seconds, periods = pauses.throttled_seconds, pauses.periods or 0
+    share = (pauses.throttled_periods or 0) / periods if periods else 0.0
+    if share < 0.1 or pauses.cpu_quota is None:
+        return ""
+    took = f" for {seconds:.0f} s" if seconds else ""
+    often = f"in {pauses.throttled_periods} of {periods} periods"
+    return f"; its CPU quota ({pauses.cpu_quota:g} CPUs) stopped it{took}, {often}"
+
+
+_FIX_OF_QUOTA = (
+    "Raise the CPU limit of its control group (`cpu.max`; docker `--cpus`, Kubernetes `resources.limits.cpu`, SLURM "
+    "`--cpus-per-task`) or lower OMP_NUM_THREADS and the number of data workers on that rank."
+)
 
 
 def _largest(rank: Rank) -> int | None:

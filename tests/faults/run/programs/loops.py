@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -276,6 +280,68 @@ def unfrozen(role: Role) -> None:
         _many_steps(loop, each)
 
     _train(role, body)
+
+
+# ---- ranks that are slow at times ----
+
+
+def _steps_for(loop: Loop, seconds: float, each: Any = None) -> None:
+    """Steps of 20 ms over ``seconds``, as many on all ranks."""
+    for number, batch in enumerate(loop.loader(int(seconds / 0.02))):
+        loop.watch.mark("forward")
+        if each is not None:
+            each(number)
+        loop.step(batch, 0.018)
+
+
+def rare_saves(role: Role) -> None:
+    """The culprit writes for 150 ms in every fourth step."""
+
+    def body(loop: Loop) -> None:
+        def each(number: int) -> None:
+            if number % 4 == 0 and role.guilty:
+                time.sleep(0.15)
+
+        _steps_for(loop, 16, each)
+
+    _train(role, body)
+
+
+def lock_taken(role: Role) -> None:
+    """A thread of the culprit keeps the interpreter's lock for two of eight seconds."""
+
+    def keep() -> None:
+        while True:
+            time.sleep(6)
+            ctypes.PyDLL(None).sleep(2)
+
+    def body(loop: Loop) -> None:
+        if role.guilty:
+            threading.Thread(target=keep, daemon=True).start()
+        _steps_for(loop, 30)
+
+    _train(role, body)
+
+
+def quota(role: Role) -> None:
+    """The culprit is in a control group that grants a tenth of a CPU."""
+    group = Path(f"/sys/fs/cgroup/cpu/rankdoctor-{os.getpid()}")
+
+    def body(loop: Loop) -> None:
+        def each(_: int) -> None:
+            end = time.thread_time() + 0.01
+            while time.thread_time() < end:
+                torch.ones(16).sum()
+
+        _steps_for(loop, 8, each)
+
+    if role.guilty:
+        group.mkdir()
+        (group / "cpu.cfs_quota_us").write_text("10000")
+        (group / "tasks").write_text(str(os.getpid()))
+    _train(role, body)
+    if role.guilty:
+        (group.parent / "tasks").write_text(str(os.getpid()))
 
 
 # ---- loaders that are started anew ----

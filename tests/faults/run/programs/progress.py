@@ -386,6 +386,7 @@ class StopsInSetup(Net):
 
     def on_fit_start(self) -> None:
         if self.guilty:
+            time.sleep(3)  # until its watchdog has joined the others
             self.role.begins()
             self.role.stops()
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,58 @@
+"""What keeps a whole rank from running: the CPU quota of its control group, and a lock of the interpreter that is held.
+
+Nothing here is on the step path: counters of the kernel are read when facts are, and delays are those of the watchdog's
+own waits, which end late if native code or another thread keeps the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import time
+
+from doctor.collectors.base import Machine
+from doctor.collectors.host.cgroup import CgroupLimits, read_cgroup
+from doctor.core.facts import RankPausesFacts
+
+LEAST_DELAY = 0.5
+"""Seconds by which a wait must end late to count: threads of a busy host are scheduled late by tenths of that."""
+
+
+class RankPauses:
+    """The pauses of this rank since creation."""
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine()
+        self._since = time.monotonic()
+        self._before: CgroupLimits | None = None
+        self._delays = 0
+        self._delayed = 0.0
+
+    def open(self) -> None:
+        """Read the counters at the start."""
+        self._before = read_cgroup(self._machine)
+
+    def note_delay(self, seconds: float) -> None:
+        """Record by how many seconds a wait of the watchdog's thread ended late."""
+        if seconds >= LEAST_DELAY:
+            self._delays += 1
+            self._delayed += seconds
+
+    def facts(self) -> RankPausesFacts:
+        """Return the pauses until now. Reads some files of /proc and /sys."""
+        before, now = self._before or CgroupLimits(), read_cgroup(self._machine)
+        return RankPausesFacts(
+            seconds=round(time.monotonic() - self._since, 3),
+            cpu_quota=now.cpu_quota,
+            periods=_count(_increase(before.cpu_periods, now.cpu_periods)),
+            throttled_periods=_count(_increase(before.cpu_throttled, now.cpu_throttled)),
+            throttled_seconds=_increase(before.cpu_throttled_seconds, now.cpu_throttled_seconds),
+            delays=self._delays,
+            delayed_seconds=round(self._delayed, 3),
+        )
+
+
+def _count(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
+def _increase(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None else max(0.0, round(now - before, 3))
