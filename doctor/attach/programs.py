@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
 from doctor.attach.processes import Process, ProcessTable
-from doctor.core.masking import mask_text
+from doctor.collectors.host.kernel_view import plain
 from doctor.knowledge.training_processes import (
     AGENT_MODULES,
     AGENT_PROCESSES,
@@ -25,7 +25,6 @@ from doctor.knowledge.training_processes import (
     SPAWNED,
 )
 
-LONGEST_PROGRAM = 200
 PYTHON_NAME = re.compile(r"(?:python|pypy)[\d.]*[a-z]{0,3}(?: \(deleted\))?", re.ASCII)
 """Names of the program of an interpreter."""
 DOCTOR_SCRIPTS = ("doctor", "rankdoctor")
@@ -92,12 +91,6 @@ def runs_python(process: Process) -> bool:
     if PYTHON_NAME.fullmatch(PurePosixPath(program).name) or process.name == DATA_WORKER:
         return True
     return not process.executable and bool(PYTHON_NAME.fullmatch(process.name))
-
-
-def plain(text: str) -> str:
-    """Return text of a process for facts: bounded, without secrets, control and other unprintable characters."""
-    shown = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:LONGEST_PROGRAM])
-    return mask_text(shown)
 
 
 def _starts_others(code: str) -> bool:

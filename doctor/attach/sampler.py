@@ -19,13 +19,13 @@ import msgspec
 
 from doctor.attach.injected_stacks import inject
 from doctor.attach.job_sources import callback_threads, stands
-from doctor.attach.kernel_view import SocketQueues, read_kernel_view, thread_number
 from doctor.attach.processes import own_users
 from doctor.attach.py_spy import DumpOutput, DumpRequest, find_py_spy
 from doctor.attach.refusals import NOT_INSTALLED, Refusal, credentials_of, explain_failure
 from doctor.attach.steady_dump import SteadyDump
 from doctor.attach.stop_guard import stop_state
 from doctor.collectors.base import parse_int, read_pairs
+from doctor.collectors.host.kernel_view import SocketQueues, read_kernel_view, thread_number
 from doctor.collectors.host.local_processes import GONE, process_state, zombie_exit_code
 from doctor.core.background import start_daemon
 from doctor.core.errors import UnusableError

@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple, TypeVar
 
 from doctor.attach.process_marks import ProcessMarks
 from doctor.attach.processes import Process, ProcessTable, own_users
-from doctor.attach.programs import multiprocessing_children, plain, program_of, runs_python
+from doctor.attach.programs import multiprocessing_children, program_of, runs_python
 from doctor.attach.rank_numbers import RankNumbers, claimed_numbers, common_world_size, number_ranks
 from doctor.attach.rank_search import RAY, RankProcess, RankSearch
+from doctor.collectors.host.kernel_view import plain
 from doctor.core.facts.attached import AttachedProcess
 from doctor.knowledge.launcher_index import BY_NAME, JOB_VARIABLES
 from doctor.knowledge.launchers import LAUNCHERS

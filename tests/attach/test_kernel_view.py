@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from doctor.analysis.process_movement import blocked_call
-from doctor.attach.kernel_view import SocketQueues, read_kernel_view
+from doctor.collectors.host.kernel_view import SocketQueues, read_kernel_view
 from doctor.core.facts import KernelView, ProcessSample
 from tests.attach.readable import FORBIDS_TRACING, SLEEPER, started, status_of, wait_until
 from tests.lab.users import ALICE, BOB, as_user, require_root, run_as

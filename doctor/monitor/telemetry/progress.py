@@ -111,6 +111,7 @@ class Progress:
         self._left: list[LeftLoop] = []
         self._offset = time.time() - time.monotonic()
         self.training_thread = threading.get_ident()
+        self.native_id = threading.get_native_id()
         self._stillness = Stillness(self.training_thread)
 
     def take(self, events: Sequence[event_log.LoggedEvent], *, contiguous: bool = True) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from doctor.collectors.base import NotPresent, NotVisible
 from doctor.core.facts import Failure, Frame, Missing, MissingReason, Section, TrainingFacts
 from doctor.core.facts.section import in_unicode
-from doctor.core.frames import frames_of_traceback
+from doctor.core.frames import frames_of_traceback, waits_in
 from doctor.core.masking import mask_text
 from doctor.monitor.telemetry.child_processes import child_processes
 from doctor.monitor.telemetry.data.loader_history import LoaderHistories
@@ -24,6 +24,7 @@ from doctor.monitor.telemetry.memory.memory_samples import MemorySampler
 from doctor.monitor.telemetry.progress import Progress, Stall
 from doctor.monitor.telemetry.rank_pauses import RankPauses
 from doctor.monitor.telemetry.replica.replica_tracker import ReplicaTracker
+from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
 from doctor.monitor.telemetry.stacks.live_stacks import thread_stack, with_statements
 from doctor.monitor.telemetry.step_clock import StepClock
 
@@ -225,11 +226,12 @@ class RankTelemetry:
         """Return the facts with what explains a stall: stack, children, newest collectives."""
 
         def progress_with_stack() -> Section:
-            progress = self.progress.facts()
+            progress, stack = self.progress.facts(), thread_stack(self.progress.training_thread)
             return msgspec.structs.replace(
                 progress,
                 left=with_statements(progress.left),
-                stack=thread_stack(self.progress.training_thread),
+                stack=stack,
+                blocked="" if waits_in(stack) else blocking_call(self.progress.native_id, stack),
                 stack_from="interpreter",
                 children=child_processes(),
             )

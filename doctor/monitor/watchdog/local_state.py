@@ -46,7 +46,11 @@ class LocalState:
         earlier, now = self._position.get(ProgressFacts.key), sections.get(ProgressFacts.key)
         if isinstance(earlier, ProgressFacts) and isinstance(now, ProgressFacts) and earlier.passed == now.passed:
             now = msgspec.structs.replace(
-                now, stack=earlier.stack, stack_from=earlier.stack_from, children=earlier.children
+                now,
+                stack=earlier.stack,
+                stack_from=earlier.stack_from,
+                children=earlier.children,
+                blocked=earlier.blocked,
             )
             self._newest = {**self._position, **sections, ProgressFacts.key: now}
             before, recorder = self._position.get(RecorderFacts.key), sections.get(RecorderFacts.key)

@@ -319,6 +319,37 @@ STOPS = (
     ),
 )
 
+WAITS = (
+    RunScene(
+        "rank 1 waits for a lock that another process holds",
+        "RUN001",
+        run("loops.flock_of_another", (1,)),
+        does="hangs",
+        says=("a lock on", "cache.lock", "held by PID"),
+    ),
+    RunScene(
+        "rank 1 receives from a silent server",
+        "RUN001",
+        run("loops.silent_socket", (1,)),
+        does="hangs",
+        says=("waits for data from 127.0.0.1:",),
+    ),
+    RunScene(
+        "rank 1 waits for an item of a queue",
+        "RUN001",
+        run("loops.empty_queue", (1,)),
+        does="hangs",
+        says=("queue.get",),
+    ),
+    RunScene(
+        "rank 1 writes to a pipe that nobody reads",
+        "RUN001",
+        run("loops.full_pipe", (1,)),
+        does="hangs",
+        says=("room in a pipe", "(sleep)"),
+    ),
+)
+
 EARLY = (
     RunScene(
         "a lock in the first step of rank 1",
@@ -469,7 +500,18 @@ HOSTS = (
     ),
 )
 
-SCENES: tuple[RunScene, ...] = (*DATA, *COLLECTIVES, *LEAVES, *SETTINGS, *STOPS, *EARLY, *DEATHS, *NUMBERS, *HOSTS)
+SCENES: tuple[RunScene, ...] = (
+    *DATA,
+    *COLLECTIVES,
+    *LEAVES,
+    *SETTINGS,
+    *STOPS,
+    *WAITS,
+    *EARLY,
+    *DEATHS,
+    *NUMBERS,
+    *HOSTS,
+)
 
 HEALTHY: dict[str, Run] = {
     "DDP and validation": run("healthy.plain"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from doctor.analysis.gpu_activity import activity_text
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import JobState, RankState
@@ -78,12 +80,29 @@ def stall_location(rank_state: RankState) -> str:
     if rank_state.wait is not None:
         parts.append(numbered_call(rank_state.wait))
     if rank_state.progress is not None and rank_state.progress.blocked:
-        parts.append(f"blocked in the kernel: {rank_state.progress.blocked}")
+        kind = "blocked in the kernel" if rank_state.is_sampled else "waits for"
+        parts.append(f"{kind}: {rank_state.progress.blocked}")
     if rank_state.progress is not None and rank_state.progress.gpu is not None:
         parts.append(activity_text(rank_state.progress.gpu))
     if rank_state.progress is not None and rank_state.progress.reported:
         parts.append(f"NCCL RAS: {', '.join(rank_state.progress.reported)}")
     return "; ".join(part for part in parts if part)
+
+
+def blocked_text(found: Diagnosis) -> str:
+    """`` and waits for a lock on /data/x, held by rank 0 (PID 12)``: what the kernel shows of the first faulty rank."""
+    progress = found.first.progress if found.first else None
+    if progress is None or progress.sampled or not progress.blocked:
+        return ""
+    pids = {one.progress.pid: rank for rank, one in found.states.ranks.items() if one.progress and one.progress.pid}
+    host = found.states.hosts.get(found.first.rank) if found.first else None
+
+    def named(match: re.Match[str]) -> str:
+        rank = pids.get(int(match[1]))
+        here = rank is not None and found.states.hosts.get(rank) == host
+        return f"rank {rank} ({match[0]})" if here else match[0]
+
+    return f" and waits for {re.sub(r'PID ([0-9]{1,9})', named, progress.blocked)}"
 
 
 def numbered_call(entry: Collective, states: JobState | None = None) -> str:

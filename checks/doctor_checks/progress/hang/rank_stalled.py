@@ -34,6 +34,7 @@ from doctor.testing.stalled_run import with_call, with_failure, with_late_ranks,
 from doctor_checks.progress._named_causes import cause_of_calls, with_cause
 from doctor_checks.progress.hang._ras_suspects import ras_suspects
 from doctor_checks.progress.hang._stall_text import (
+    blocked_text,
     missed_call,
     numbered_call,
     stall_evidence,
@@ -459,8 +460,9 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     if first is not None and first.is_sampled:
         state = f" {_state_of(found)}" if not found.states.is_snapshot else "" if place else " elsewhere"
         return f"{who} {verb}{state}{place}{stall_waiters(found)}", ""
+    blocked = blocked_text(found)
     return (
-        f"{who} {'stand' if several else 'stands'}{place}{stall_waiters(found)}",
+        f"{who} {'stand' if several else 'stands'}{place}{blocked}{stall_waiters(found)}",
         "See what keeps it in that line and lets the others pass; `py-spy dump --pid PID` shows how it goes on. Work "
         "of one rank alone belongs before the run, or where nobody waits.",
     )

@@ -49,6 +49,9 @@ def _rare(**parts: float) -> StepFacts:
     return StepFacts(windows=tuple(msgspec.structs.replace(one, means=tuple(means.values())) for one in usual))
 
 
+_QUOTA = RankPausesFacts(seconds=64.0, cpu_quota=0.1, periods=640, throttled_periods=600, throttled_seconds=50.0)
+
+
 def _paused(pauses: RankPausesFacts) -> JobBuilder:
     return _job(_windows(), {}).put(RankPausesFacts(seconds=64.0)).put(pauses, ranks=(2,))
 
@@ -161,6 +164,15 @@ def _swinging() -> StepFacts:
             _paused(RankPausesFacts(seconds=64.0, delays=1, delayed_seconds=16.0)),
         ),
         Fails(
+            "a rank that its quota stops, in a loop of one part",
+            _paused(_QUOTA),
+            ranks=(2,),
+        ),
+        Passes(
+            "all ranks have a quota that stops them",
+            _job(_windows(), {}).put(_QUOTA),
+        ),
+        Fails(
             "rare long steps of a rank",
             _job(_rare(forward=0.1, backward=0.29), {1: _rare(forward=0.14, backward=0.25)}),
             ranks=(1,),
@@ -196,7 +208,8 @@ def rank_straggling(
         found = found or bool(steps and len(windows) > 1)
         if len(windows) > 1:
             slow = list(_judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share))
-            yield from slow or [*_delayed(ranks)] or _rarely_slow(ranks, windows, slower_share)
+            paused = slow or [*_throttled_alone(ranks)] or [*_delayed(ranks)]
+            yield from paused or _rarely_slow(ranks, windows, slower_share)
     if not found:
         yield Skip("not enough steps yet on ranks that do the same work")
 
@@ -326,8 +339,8 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
 
 _LEAST_LOST, _LEAST_TIMES = 2.0, 3
 """Seconds that rare pauses or long steps of a rank cost in all, and their least number: one alone is no habit."""
-_LEAST_DELAYED = 0.05
-"""Their least share of the time."""
+_LEAST_DELAYED, _LEAST_THROTTLED = 0.05, 0.1
+"""Least share of the time for which a rank did not run, and for which its quota stopped it."""
 
 
 def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
@@ -350,10 +363,33 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
             fix=_FIX_OF_QUOTA
             if quota
             else f"Find the thread that keeps the lock: `py-spy record --gil --native --pid {pid} --duration 30`. "
-            "Native code gives it up around long work (ctypes.CDLL in place of PyDLL, pybind11's `gil_scoped_release`); "
-            "work of a background thread in Python belongs into a process of its own.",
+            "Native code gives it up around long work (ctypes.CDLL in place of PyDLL, pybind11's "
+            "`gil_scoped_release`); work of a background thread in Python belongs into a process of its own.",
             explains=("RUN013",),
         )
+
+
+def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
+    """Ranks that their CPU quota stops, in a loop whose parts do not show which rank the others wait for."""
+    pauses = {rank.number: one for rank in ranks if (one := rank.find(RankPausesFacts)) is not None}
+    lost = PeerValues(one.throttled_seconds or 0.0 for one in pauses.values())
+    for number, one in pauses.items():
+        seconds, words = one.throttled_seconds or 0.0, _throttled(one)
+        least = max(_LEAST_LOST, _LEAST_THROTTLED * one.seconds)
+        if words and seconds >= least and 2 * lost.median(seconds) <= seconds:
+            yield Finding(
+                f"rank {number} is slowed down{words}",
+                ranks=(number,),
+                evidence={
+                    "cpu_quota": one.cpu_quota,
+                    "throttled_seconds": seconds,
+                    "throttled_periods": one.throttled_periods,
+                    "periods": one.periods,
+                    "seconds_watched": one.seconds,
+                },
+                fix=_FIX_OF_QUOTA,
+                explains=("RUN013",),
+            )
 
 
 def _rarely_slow(

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import queue
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -46,6 +51,7 @@ class Loop:
         self.role.begins()
         time.sleep(beat)
         loss = self.model(batch).square().mean()
+        self.watch.mark("backward")
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -119,6 +125,69 @@ def leaving_together(role: Role) -> None:
             dist.barrier()
 
     _train(role, body)
+
+
+# ---- ranks that wait for something of this host ----
+
+
+def _held_in(wait: Any) -> Any:
+    def program(role: Role) -> None:
+        def body(loop: Loop) -> None:
+            for number, batch in enumerate(loop.loader()):
+                if role.guilty and number == AT:
+                    role.stops()
+                    wait(role)
+                loop.step(batch)
+
+        _train(role, body)
+
+    return program
+
+
+HOLDER = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(99)"
+
+
+def flock_of_another(role: Role) -> None:
+    """The culprit waits for a lock on a file that a child process holds."""
+
+    def wait(role: Role) -> None:
+        path = role.folder / "cache.lock"
+        command = [sys.executable, "-c", HOLDER, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder, path.open("w") as file:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+    _held_in(wait)(role)
+
+
+def silent_socket(role: Role) -> None:
+    """The culprit receives from a server of this host that never sends."""
+
+    def wait(role: Role) -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as client,
+        ):
+            client.recv(1)
+
+    _held_in(wait)(role)
+
+
+def empty_queue(role: Role) -> None:
+    """The culprit waits for an item of a queue that nobody fills."""
+    _held_in(lambda role: queue.Queue().get())(role)
+
+
+def full_pipe(role: Role) -> None:
+    """The culprit writes to a pipe that a child process never reads."""
+
+    def wait(role: Role) -> None:
+        with subprocess.Popen(["sleep", "99"], stdin=subprocess.PIPE) as reader:
+            assert reader.stdin is not None
+            reader.stdin.write(bytes(1 << 20))
+
+    _held_in(wait)(role)
 
 
 # ---- ranks that train by other settings ----
@@ -338,10 +407,10 @@ def quota(role: Role) -> None:
     if role.guilty:
         group.mkdir()
         (group / "cpu.cfs_quota_us").write_text("10000")
-        (group / "tasks").write_text(str(os.getpid()))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
     _train(role, body)
     if role.guilty:
-        (group.parent / "tasks").write_text(str(os.getpid()))
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
 
 
 # ---- loaders that are started anew ----

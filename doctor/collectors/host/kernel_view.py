@@ -12,9 +12,9 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from doctor.attach.programs import plain
 from doctor.collectors.base import link_target, parse_int, read_pairs, read_text
 from doctor.core.facts import KernelView, OpenFile
+from doctor.core.masking import mask_text
 
 MOST_FILES = 4096
 """Open files of a process that are examined for sockets."""
@@ -55,7 +55,7 @@ class SocketQueues:
 
     def of_process(self, pid: int) -> int | None:
         """Return the bytes that a process has received and not read; ``None`` if its files may not be seen."""
-        links = _links(self._proc / str(pid) / "fd")
+        links = open_links(self._proc / str(pid) / "fd")
         return None if links is None else self.of_links(pid, links)
 
     def of_links(self, pid: int, links: dict[int, str]) -> int:
@@ -80,8 +80,8 @@ def read_kernel_view(
         return KernelView()
     counters = read_pairs(folder / "io", ":", limit=4096)
     transferred = [parse_int(counters.get(name)) for name in ("rchar", "wchar")]
-    links = _links(folder / "fd")
-    call, argument = _system_call(main / "syscall")
+    links = open_links(folder / "fd")
+    call, argument = system_call(main / "syscall")
     files = _OpenFiles(folder, links or {})
     return KernelView(
         state=fields[0][:1],
@@ -106,6 +106,11 @@ def thread_number(pid: int, native_id: int, proc: Path = Path("/proc")) -> int |
         if inner and parse_int(inner[-1]) == native_id:
             return parse_int(name)
     return None
+
+
+def plain(text: str, longest: int = 200) -> str:
+    """Return text of a process for facts: bounded, without secrets, control and other unprintable characters."""
+    return mask_text("".join(letter if letter.isprintable() else "\ufffd" for letter in text[:longest]))
 
 
 def _names(folder: Path) -> list[str]:
@@ -133,7 +138,7 @@ def _wchan(path: Path) -> str:
     return text[:LONGEST_WCHAN] if re.fullmatch(r"[A-Za-z_][\w.]*", text, re.ASCII) else ""
 
 
-def _system_call(path: Path) -> tuple[int | None, int | None]:
+def system_call(path: Path) -> tuple[int | None, int | None]:
     """Return the number of the system call and its first argument; ``None`` if the thread runs, or is blocked outside
     of one (-1)."""
     fields = (read_text(path, limit=256) or "").split()
@@ -185,7 +190,7 @@ def _holds_data(link: str) -> bool:
     return link.startswith("/") and not link.startswith(_NO_DATA)
 
 
-def _links(folder: Path) -> dict[int, str] | None:
+def open_links(folder: Path) -> dict[int, str] | None:
     """Return the targets of the open files of a process by their numbers; ``None`` if they may not be seen."""
     try:
         with os.scandir(folder) as entries:

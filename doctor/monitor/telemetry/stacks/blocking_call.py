@@ -1,0 +1,191 @@
+"""What a thread of this process waits for in the kernel: a lock and its holder, a pipe, a socket, a queue.
+
+From the number of its system call and the first argument, see :mod:`doctor.collectors.host.kernel_view`; nothing is
+opened but files of /proc, and no other thread is stopped. Sources: proc(5), proc_locks(5), poll(2), fcntl_locking(2).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from doctor.collectors.base import listed, parse_int, read_text
+from doctor.collectors.host.kernel_view import open_links, plain, system_call
+from doctor.core.facts import Frame
+
+_CALLS: dict[str, dict[int, str]] = {
+    "x86_64": {
+        0: "read",
+        1: "write",
+        7: "poll",
+        42: "connect",
+        43: "accept",
+        44: "write",
+        45: "read",
+        46: "write",
+        47: "read",
+        61: "child",
+        72: "lock",
+        73: "lock",
+        202: "futex",
+        247: "child",
+        271: "poll",
+        288: "accept",
+        35: "sleep",
+        230: "sleep",
+    },
+    "aarch64": {
+        63: "read",
+        64: "write",
+        73: "poll",
+        203: "connect",
+        202: "accept",
+        206: "write",
+        207: "read",
+        211: "write",
+        212: "read",
+        260: "child",
+        25: "lock",
+        32: "lock",
+        98: "futex",
+        95: "child",
+        242: "accept",
+        101: "sleep",
+        115: "sleep",
+    },
+}
+"""Kinds of system calls by number: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h. Glibc's
+``send`` and ``recv`` are ``sendto`` and ``recvfrom``."""
+_BY_STACK = (
+    ("/queue.py", "get", "an item of a queue (queue.get)"),
+    ("/queue.py", "put", "room in a queue (queue.put)"),
+    ("/threading.py", "join", "the end of a thread (Thread.join)"),
+    ("/threading.py", "_wait_for_tstate_lock", "the end of a thread (Thread.join)"),
+    ("/threading.py", "wait", "an event or a condition (threading)"),
+    ("/multiprocessing/queues.py", "get", "an item of a queue (multiprocessing.Queue.get)"),
+    ("/multiprocessing/queues.py", "put", "room in a queue (multiprocessing.Queue.put)"),
+    ("/concurrent/futures/_base.py", "result", "a future (Future.result)"),
+)
+"""File, function and text of waits that the stack shows, before the kernel is asked."""
+_NEAR = 4
+"""Innermost frames that are compared with these."""
+_INODE = re.compile(r"(?:pipe|socket):\[(\d{1,20})\]")
+_LONGEST_SCAN, _MOST_FILES = 0.5, 1024
+"""Seconds that the search for the other end of a pipe may take, and files of a process that it looks at."""
+
+
+def blocking_call(native_id: int, stack: Sequence[Frame], proc: Path = Path("/proc")) -> str:
+    """Return what a thread waits for, such as ``a lock on /data/x.lock, held by PID 12 (python)``; empty if unknown."""
+    for file, function, words in _BY_STACK:
+        if any(frame.function == function and frame.file.endswith(file) for frame in stack[:_NEAR]):
+            return words
+    number, argument = system_call(proc / "self" / "task" / str(native_id) / "syscall")
+    kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
+    if kind == "futex":
+        return "a lock of this process (threading.Lock, or a lock in native code)"
+    if kind == "child":
+        return "the end of a child process"
+    if kind in ("", "sleep") or argument is None:
+        return ""
+    descriptor = _polled(argument, proc) if kind == "poll" else argument
+    links = open_links(proc / "self" / "fd") or {}
+    link = links.get(descriptor, "") if descriptor is not None else ""
+    return _of_file(kind, link, native_id, proc) if link else ""
+
+
+def _of_file(kind: str, link: str, native_id: int, proc: Path) -> str:
+    if kind == "lock":
+        return f"a lock on {plain(link)}" + _holder(native_id, proc)
+    if link.startswith("pipe:"):
+        return ("data from" if kind in ("read", "poll") else "room in") + f" a pipe{_other_end(link, proc)}"
+    if link.startswith("socket:"):
+        return _of_socket(kind, link, proc)
+    if link.startswith(("/dev/pts/", "/dev/tty")):
+        return f"input from a terminal ({plain(link)})"
+    return f"the file {plain(link)}" if link.startswith("/") else ""
+
+
+def _polled(address: int, proc: Path) -> int | None:
+    """Return the first descriptor of ``struct pollfd[]`` in the memory of this process."""
+    try:
+        memory = os.open(proc / "self" / "mem", os.O_RDONLY)
+        try:
+            return int(struct.unpack("i", os.pread(memory, 4, address))[0])
+        finally:
+            os.close(memory)
+    except (OSError, struct.error, OverflowError):
+        return None
+
+
+def _holder(native_id: int, proc: Path) -> str:
+    """Return who holds the lock that this process waits for: its ``->`` row follows that of the holder."""
+    holder: list[str] = []
+    for line in (read_text(proc / "locks") or "").splitlines():
+        fields = line.split()
+        if len(fields) > 5 and fields[1] != "->":
+            holder = fields
+        elif len(fields) > 6 and fields[5] in (str(os.getpid()), str(native_id)) and len(holder) > 4:
+            pid = parse_int(holder[4])
+            return f", held by {_process(pid, proc)}" if pid is not None and pid > 0 else ""
+    return ""
+
+
+def _process(pid: int, proc: Path) -> str:
+    name = (read_text(proc / str(pid) / "comm") or "").strip()
+    return f"PID {pid}" + (f" ({plain(name)})" if name else "")
+
+
+def _other_end(link: str, proc: Path) -> str:
+    owner = _with_file(link, proc)
+    return f", which {owner} has open too" if owner else ", whose other end no other process has open"
+
+
+def _with_file(link: str, proc: Path) -> str:
+    """Return the first other process that has a pipe or socket open, as far as it is visible."""
+    until = time.monotonic() + _LONGEST_SCAN
+    for pid in (name for name in listed(proc) if name.isdecimal() and int(name) != os.getpid()):
+        if time.monotonic() > until:
+            break
+        if link in list((open_links(proc / pid / "fd") or {}).values())[:_MOST_FILES]:
+            return _process(int(pid), proc)
+    return ""
+
+
+def _of_socket(kind: str, link: str, proc: Path) -> str:
+    found = _INODE.fullmatch(link)
+    rows = list(_connections(proc))
+    row = next((row for row in rows if found and row["inode"] == found[1]), None)
+    what = {"connect": "a connection to", "write": "room to send to"}.get(kind, "data from")
+    if row is None:
+        return f"{what} a socket of this host"
+    if kind == "accept":
+        return f"a connection to its port {row['local'].rpartition(':')[2]}"
+    ends = row["remote"], row["local"]
+    peer = next((one for one in rows if (one["local"], one["remote"]) == ends), None)
+    owner = _with_file(f"socket:[{peer['inode']}]", proc) if peer is not None else ""
+    return f"{what} {row['remote']}" + (f" ({owner})" if owner else "")
+
+
+def _connections(proc: Path) -> Iterator[Mapping[str, str]]:
+    for name in ("tcp", "tcp6"):
+        for line in (read_text(proc / "self" / "net" / name) or "").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9:
+                yield {"local": _address(fields[1]), "remote": _address(fields[2]), "inode": fields[9]}
+
+
+def _address(text: str) -> str:
+    """Return ``10.0.0.1:29500`` of the kernel's hexadecimal form, whose words have the byte order of this host."""
+    host, _, port = text.partition(":")
+    try:
+        words = [int(host[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(host), 8)]
+        family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+        return f"{socket.inet_ntop(family, b''.join(words))}:{int(port, 16)}"
+    except (ValueError, OverflowError):
+        return text
