@@ -28,6 +28,7 @@ from doctor.monitor.telemetry.flight_recorder import take_dumps
 from doctor.monitor.telemetry.progress import Stall
 from doctor.monitor.telemetry.rank_telemetry import RankTelemetry, Sections
 from doctor.monitor.watch_options import WatchOptions, absolute
+from doctor.monitor.watchdog.local_peers.worker_stacks import with_worker_stacks
 from doctor.monitor.watchdog.watchdog import Watchdog
 
 STARTUP_TIMEOUT = 20.0
@@ -189,7 +190,11 @@ class WatchSession:
     def position(self) -> Sections:
         """Return the facts with stacks, children and the newest collectives."""
         storage = self._static_facts.storage() if self._static_facts else {}
-        return {**self._static_sections(), **storage, **self.telemetry.position()}
+        return {
+            **self._static_sections(),
+            **storage,
+            **with_worker_stacks(self.telemetry.position(), self._folder, self.rank),
+        }
 
     def dumps(self) -> dict[str, bytes]:
         """Return the flight recorder dumps taken with the last position."""

@@ -118,13 +118,16 @@ class LeftLoop(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class ChildProcess(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A child of a rank, such as a data loader worker. ``state``: the kernel's letter (R, S, D, T, Z); ``memory``:
     resident bytes, including those shared with its parent since the fork; ``private``: without memory that others map
-    too."""
+    too. ``stack``: of a data worker that its rank waits for, innermost first; ``waits``: what it waits for, as the
+    kernel shows."""
 
     pid: int
     state: str = ""
     name: str = ""
     memory: int | None = None
     private: int | None = None
+    stack: tuple[Frame, ...] = ()
+    waits: str = ""
 
 
 GpuKind = Literal["", "waits", "computes", "idle"]

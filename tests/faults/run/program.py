@@ -306,6 +306,13 @@ STOPS = (
         does="hangs",
     ),
     RunScene(
+        "a lock held over the fork of a data worker",
+        "RUN010",
+        run("data.lock_over_fork", (1,)),
+        does="hangs",
+        says=("its data worker", "(_locked) and waits for a lock"),
+    ),
+    RunScene(
         "a checkpoint that rank 0 writes for ever",
         "RUN010",
         run("progress.slow_checkpoint", (0,), 3, options=dict(IMPATIENT)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from doctor.analysis.call_sites import place_of_frame
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.api import EventGroup, Finding, Job, Scope, Severity, Source, Verdict, check, finding_from_logs
-from doctor.facts import ProgressFacts
+from doctor.facts import ChildProcess, ProgressFacts
 from doctor.testing import Fails, JobBuilder, Passes, logged, package_frame, running, stalled, user_frame
 from doctor.testing.stalled_run import with_failure, with_late_ranks
 from doctor_checks.progress.hang._busy_ranks import busy_while_others_waited
@@ -121,10 +122,11 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
         line = found.work.frame
         place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
         yield Finding(
-            f"{stall_ranks(found)} {'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{stall_waiters(found)}",
+            f"{stall_ranks(found)} {'are' if len(found.ranks) > 1 else 'is'} {activity}{place}{_worker_text(found)}"
+            f"{stall_waiters(found)}",
             ranks=found.ranks,
             evidence={**stall_evidence(found), "busy_with": found.work.kind, **_workers(found)},
-            fix=_FIXES[found.work.kind],
+            fix=_FORKED_LOCK if _locked_worker(found) else _FIXES[found.work.kind],
             severity=Severity.INFO if found.within_limit else Severity.ERROR,
             confidence=found.confidence,
             explains=() if found.within_limit else ("RUN001", "RUN003", "RUN005", "RUN012"),
@@ -136,7 +138,28 @@ def _workers(found: Diagnosis) -> dict[str, object]:
     """Its child processes, mostly data workers, with their kernel state: T stopped, D blocked, Z dead."""
     progress = found.first.progress if found.first else None
     children = progress.children if progress else ()
-    return {"children": [f"{child.pid} {child.name} {child.state}" for child in children[:16]]} if children else {}
+    return {"children": [_child_in_words(child) for child in children[:16]]} if children else {}
+
+
+def _child_in_words(child: ChildProcess) -> str:
+    own = next((frame for frame in child.stack if frame.user), None)
+    place = f" at {place_of_frame(own or child.stack[0])}" if child.stack else ""
+    waits = f", waits for {child.waits}" if child.waits else ""
+    return f"{child.pid} {child.name} {child.state}{place}{waits}"
+
+
+def _locked_worker(found: Diagnosis) -> ChildProcess | None:
+    """A data worker in code of the user that waits for a lock of its own process."""
+    children = found.first.progress.children if found.first and found.first.progress else ()
+    return next((one for one in children if "lock" in one.waits and any(frame.user for frame in one.stack)), None)
+
+
+def _worker_text(found: Diagnosis) -> str:
+    locked = _locked_worker(found)
+    if locked is None:
+        return ""
+    own = next(frame for frame in locked.stack if frame.user)
+    return f"; its data worker (PID {locked.pid}) stands at {place_of_frame(own)} and waits for {locked.waits}"
 
 
 _ACTIVITIES = {
@@ -155,6 +178,11 @@ _ACTIVITIES = {
 _TIMEOUT = (
     "`Trainer(strategy=DDPStrategy(timeout=timedelta(hours=2)))` or `init_process_group(timeout=...)` lets the others "
     "wait for longer"
+)
+_FORKED_LOCK = (
+    "A lock that another thread held when the worker was forked is never released in the worker. Start workers by "
+    '`DataLoader(..., multiprocessing_context="spawn")` or "forkserver", take no lock in the dataset that threads of '
+    "the training process use (logging, caches, clients), or start those threads after the workers."
 )
 _FIXES = {
     "evaluating": f"Evaluate on all ranks, each its part, or on rank 0 without the others waiting; {_TIMEOUT}.",

@@ -80,21 +80,25 @@ _LONGEST_SCAN, _MOST_FILES = 0.5, 1024
 """Seconds that the search for the other end of a pipe may take, and files of a process that it looks at."""
 
 
-def blocking_call(native_id: int, stack: Sequence[Frame], proc: Path = Path("/proc")) -> str:
-    """Return what a thread waits for, such as ``a lock on /data/x.lock, held by PID 12 (python)``; empty if unknown."""
+def blocking_call(native_id: int, stack: Sequence[Frame], pid: int | None = None, proc: Path = Path("/proc")) -> str:
+    """Return what a thread of this process, or the main thread of its child ``pid``, waits for.
+
+    Such as ``a lock on /data/x.lock, held by PID 12 (python)``; empty if unknown.
+    """
     for file, function, words in _BY_STACK:
         if any(frame.function == function and frame.file.endswith(file) for frame in stack[:_NEAR]):
             return words
-    number, argument = system_call(proc / "self" / "task" / str(native_id) / "syscall")
+    process = proc / ("self" if pid is None else str(pid))
+    number, argument = system_call(process / "task" / str(native_id) / "syscall")
     kind = _CALLS.get(platform.machine(), {}).get(number if number is not None else -1, "")
     if kind == "futex":
-        return "a lock of this process (threading.Lock, or a lock in native code)"
+        return "a lock of its own process (threading.Lock, or a lock in native code)"
     if kind == "child":
         return "the end of a child process"
     if kind in ("", "sleep") or argument is None:
         return ""
-    descriptor = _polled(argument, proc) if kind == "poll" else argument
-    links = open_links(proc / "self" / "fd") or {}
+    descriptor = _polled(argument, process) if kind == "poll" else argument
+    links = open_links(process / "fd") or {}
     link = links.get(descriptor, "") if descriptor is not None else ""
     return _of_file(kind, link, native_id, proc) if link else ""
 
@@ -111,10 +115,10 @@ def _of_file(kind: str, link: str, native_id: int, proc: Path) -> str:
     return f"the file {plain(link)}" if link.startswith("/") else ""
 
 
-def _polled(address: int, proc: Path) -> int | None:
-    """Return the first descriptor of ``struct pollfd[]`` in the memory of this process."""
+def _polled(address: int, process: Path) -> int | None:
+    """Return the first descriptor of ``struct pollfd[]`` in the memory of a process."""
     try:
-        memory = os.open(proc / "self" / "mem", os.O_RDONLY)
+        memory = os.open(process / "mem", os.O_RDONLY)
         try:
             return int(struct.unpack("i", os.pread(memory, 4, address))[0])
         finally:

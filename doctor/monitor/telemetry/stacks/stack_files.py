@@ -44,6 +44,18 @@ def read_stack_file(file: Path | OwnFile) -> tuple[Frame, ...]:
         return ()
 
 
+def current_thread_in(text: str) -> tuple[Frame, ...]:
+    """Return the stack of the thread that got the signal, in the text of one answer, innermost first."""
+    frames: list[Frame] = []
+    inside = False
+    for line in text.splitlines():
+        if _OF_THREAD.match(line):
+            inside = line.startswith("Current thread")
+        elif inside and (found := _OF_FRAME.fullmatch(line)):
+            frames.append(frame_of(found["file"], int(found["line"]), found["function"]))
+    return tuple(frames[:MOST])
+
+
 def stack_in(text: str) -> tuple[Frame, ...]:
     """Return the training thread's newest stack in the text of a stack file, as :func:`read_stack_file`."""
     lines = text.splitlines()

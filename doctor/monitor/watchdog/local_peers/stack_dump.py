@@ -13,12 +13,14 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from doctor.core.facts import Frame
 from doctor.core.files.own_folder import OwnFile, OwnFolder
-from doctor.monitor.telemetry.stacks.stack_files import HEAD, REQUEST
+from doctor.monitor.telemetry.stacks.stack_files import HEAD, LARGEST, REQUEST, current_thread_in
 
 
 class StackSignal(NamedTuple):
@@ -32,6 +34,8 @@ class StackSignal(NamedTuple):
 
 
 FOLDER = ".stacks"
+FORK_SECONDS, FORK_LOOK = 1.0, 0.05
+"""Seconds within which a forked child writes its stack, and between two looks."""
 
 
 def stack_file(directory: Path | OwnFolder, rank: int) -> OwnFile:
@@ -84,12 +88,47 @@ class StackDumper:
                 self._redirect(null)
             OwnFile.of(file).remove()
 
+    def stack_of_fork(self, pid: int, file: Path | OwnFile, seconds: float = FORK_SECONDS) -> tuple[Frame, ...]:
+        """Return the stack of the main thread of a child that was forked by this process; empty without an answer.
+
+        A fork inherits the handler and the stack file. Only one that sleeps in the kernel may be asked: faulthandler
+        walks frames that then do not change. What it writes is removed, as peers take the newest stack in the file for
+        one of this process.
+        """
+        if self._file is None or not self._number or not _may_be_asked(pid, self._number):
+            return ()
+        descriptor, written = self._file.fileno(), OwnFile.of(file)
+        before = os.fstat(descriptor).st_size
+        os.kill(pid, self._number)
+        until = time.monotonic() + seconds
+        size = before
+        while time.monotonic() < until:
+            time.sleep(FORK_LOOK)
+            last, size = size, os.fstat(descriptor).st_size
+            if size == last > before:
+                break
+        text = written.read(LARGEST, whole=False)[before:].decode("utf-8", "replace") if size > before else ""
+        os.ftruncate(descriptor, before)
+        os.lseek(descriptor, before, os.SEEK_SET)
+        return current_thread_in(text)
+
     def _redirect(self, stream: FileIO) -> None:
         if self._file is not None:
             os.dup2(stream.fileno(), self._file.fileno())
 
 
 STACK_DUMPER = StackDumper()
+
+
+def _may_be_asked(pid: int, number: int) -> bool:
+    """Return whether a child of this process catches the signal, and sleeps."""
+    try:
+        lines = (Path("/proc") / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        catches = bool(int(fields["SigCgt"], 16) >> (number - 1) & 1)
+        return int(fields["PPid"]) == os.getpid() and fields["State"].startswith("S") and catches
+    except (OSError, KeyError, ValueError):
+        return False
 
 
 def _free_signal() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +70,31 @@ def uneven_batch_sampler(role: Role) -> None:
     data = Rows(BATCH * BATCHES, role.rank * 10_000)
     sampler = BatchSampler(SequentialSampler(data), size, drop_last=False)
     role.fit(Net(role), DataLoader(data, batch_sampler=sampler), use_distributed_sampler=False)
+
+
+_LOCK = threading.Lock()
+
+
+def _locked(number: int) -> None:
+    """Take a lock that the dataset shares with a thread of the training process."""
+    with _LOCK:
+        pass
+
+
+def lock_over_fork(role: Role) -> None:
+    """A thread of the culprit holds a lock while workers are forked, whose rows need it: in the second epoch."""
+
+    class Holds(Net):
+        def on_train_epoch_start(self) -> None:
+            if self.guilty and self.current_epoch == 1:
+                role.stops()
+                _LOCK.acquire()
+
+        def training_step(self, batch: torch.Tensor, index: int) -> Any:
+            return super().training_step(batch, index)
+
+    data = Rows(BATCH * BATCHES, role.rank * 10_000, _locked)
+    role.fit(Holds(role, pause=BEAT), DataLoader(data, BATCH, num_workers=1), use_distributed_sampler=False)
 
 
 def batch_size(role: Role) -> None:
