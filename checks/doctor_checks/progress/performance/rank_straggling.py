@@ -209,7 +209,7 @@ def rank_straggling(
         if len(windows) > 1:
             slow = list(_judge(job, ranks, steps, windows, slower_share, least_seconds, persistent_share))
             paused = slow or [*_throttled_alone(ranks)] or [*_delayed(ranks)]
-            yield from paused or _rarely_slow(ranks, windows, slower_share)
+            yield from paused or _rarely_slow(ranks, windows, slower_share, _waits(ranks))
     if not found:
         yield Skip("not enough steps yet on ranks that do the same work")
 
@@ -244,9 +244,7 @@ def _judge(
     persistent: float,
 ) -> Iterator[Finding]:
     lags: dict[int, list[_Lag]] = {}
-    training = next((found for rank in ranks if (found := rank.find(TrainingFacts))), None)
-    on_gpu = training is not None and (training.device or "").startswith("cuda")
-    order = WAITS_ON_GPU if on_gpu else WAITS_ON_PROCESSOR
+    order = _waits(ranks)
     for step in steps:
         for rank, lag in _lags({rank: own[step] for rank, own in windows.items()}, order, share, least):
             lags.setdefault(rank, []).append(lag)
@@ -260,6 +258,12 @@ def _judge(
     if sum(map(len, slow.values())) <= len(windows) / 2:
         for part, members in slow.items():
             yield _finding(job, ranks, part, members)
+
+
+def _waits(ranks: tuple[Rank, ...]) -> tuple[str, ...]:
+    training = next((found for rank in ranks if (found := rank.find(TrainingFacts))), None)
+    on_gpu = training is not None and (training.device or "").startswith("cuda")
+    return WAITS_ON_GPU if on_gpu else WAITS_ON_PROCESSOR
 
 
 def _lags(
@@ -393,7 +397,7 @@ def _throttled_alone(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
 
 
 def _rarely_slow(
-    ranks: tuple[Rank, ...], windows: Mapping[int, Mapping[int, Window]], share: float
+    ranks: tuple[Rank, ...], windows: Mapping[int, Mapping[int, Window]], share: float, order: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Ranks with rare long steps, which medians do not show: the sum of what they cost the others."""
     shared = sorted(set.intersection(*(set(own) for own in windows.values())))
@@ -413,10 +417,10 @@ def _rarely_slow(
         times = [one for one in costs if one > 0.2 * lost / max(1, len(costs))]
         if lost < max(_LEAST_LOST, share * whole) or waited < NEAR * lost or len(times) < _LEAST_TIMES:
             continue
-        if max(costs) > 0.5 * lost:
+        wait = min(PHASES, key=lambda name: sum(parts[name]))
+        if max(costs) > 0.5 * lost or order.index(wait) >= order.index(part):
             continue
         training = next((found for one in ranks if one.number == rank and (found := one.find(TrainingFacts))), None)
-        wait = min(PHASES, key=lambda name: sum(parts[name]))
         yield Finding(
             f"rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in all, in {PHASES[part]}; its peers "
             f"wait for that in {PHASES[wait]}",

@@ -1,0 +1,72 @@
+"""What a thread waits for: real locks, pipes, sockets and queues, held by real processes."""
+
+import contextlib
+import fcntl
+import os
+import platform
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from doctor.monitor.telemetry.stacks.blocking_call import blocking_call
+from doctor.monitor.telemetry.stacks.live_stacks import thread_stack
+from tests.lab.speed import patience
+
+HOLDER = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(99)"
+
+pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="other system calls")
+
+
+def waits(call):
+    """What a thread that makes ``call`` waits for."""
+
+    def quietly():
+        with contextlib.suppress(OSError):  # its other end is closed at the end of the test
+            call()
+
+    thread = threading.Thread(target=quietly, daemon=True)
+    thread.start()
+    until, found = time.monotonic() + patience(10), ""
+    while not found and time.monotonic() < until:
+        found = blocking_call(thread.native_id, thread_stack(thread.ident))
+    return found
+
+
+def test_a_file_lock_and_its_holder(tmp_path):
+    path = tmp_path / "a.lock"
+    with (
+        subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE) as holder,
+        path.open("w") as file,
+    ):
+        holder.stdout.readline()
+        words = waits(lambda: fcntl.flock(file, fcntl.LOCK_EX))
+        holder.kill()
+    assert words.startswith(f"a lock on {path}, held by PID {holder.pid} (")
+
+
+def test_a_pipe_and_its_other_end():
+    with subprocess.Popen(["sleep", "99"], stdin=subprocess.PIPE) as reader:
+        words = waits(lambda: os.write(reader.stdin.fileno(), bytes(1 << 20)))
+        reader.kill()
+    assert words == f"room in a pipe, which PID {reader.pid} (sleep) has open too"
+
+
+def test_a_socket_and_its_peer():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        assert waits(lambda: client.recv(1)) == f"data from 127.0.0.1:{server.getsockname()[1]}"
+        timed = socket.create_connection(server.getsockname(), timeout=60)
+        assert waits(lambda: timed.recv(1)) == f"data from 127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_queue_and_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    assert waits(queue.Queue().get) == "an item of a queue (queue.get)"
+    assert waits(lock.acquire).startswith("a lock of its own process")
+    lock.release()
