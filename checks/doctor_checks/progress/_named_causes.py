@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.rank_state import RankState
 from doctor.analysis.stats.rank_roles import uses_lightning
@@ -32,13 +30,16 @@ def with_cause(finding: Finding, cause: NamedCause | None) -> Finding:
     """The finding with its cause named first, and the fix of the cause."""
     if cause is None:
         return finding
-    return msgspec.structs.replace(
-        finding,
-        summary=f"{cause.claim}: {finding.summary}",
+    return Finding(
+        f"{cause.claim}: {finding.summary}",
         ranks=cause.ranks or finding.ranks,
         evidence={**finding.evidence, **cause.evidence},
+        effect=finding.effect,
         fix=cause.fix,
+        severity=finding.severity,
+        confidence=finding.confidence,
         explains=(*finding.explains, "RUN020"),
+        source=finding.source,
     )
 
 

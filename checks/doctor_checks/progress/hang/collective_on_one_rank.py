@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from doctor.analysis.call_sites import CallSite, conditions_of, site_of_wait
 from doctor.analysis.hang.diagnosis import Diagnosis
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
@@ -48,7 +46,9 @@ def _skipped(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
 
 
 def _in_backward(old: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    return (*old[:-1], msgspec.structs.replace(old[-1], frames=(_BACKWARD, user_frame(58))))
+    last = old[-1]
+    call = Collective(last.group, last.sequence, last.operation, at=last.at, frames=(_BACKWARD, user_frame(58)))
+    return (*old[:-1], call)
 
 
 def _with_flag(old: tuple[Collective, ...]) -> tuple[Collective, ...]:

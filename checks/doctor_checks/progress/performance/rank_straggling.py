@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean, median
 from typing import NamedTuple
 
-import msgspec
-
 from doctor.analysis.stats.outliers import PeerValues
 from doctor.analysis.stats.rank_roles import same_role, uses_lightning
 from doctor.analysis.stats.step_times import PHASES, common_windows, milliseconds, parts_of
@@ -29,14 +27,28 @@ all of it: 1.00 to 1.01 in monitored loops of two ranks on a busy host, with and
 varying parts do not add up, hence one half."""
 
 
-def _windows(count: int = 6, first: int = 100, mean: float | None = None, **parts: float) -> StepFacts:
-    """Windows with these parts in seconds per step; ``mean``: of whole steps, if some take longer."""
+def _windows(
+    count: int = 6, first: int = 100, mean: float | None = None, means: tuple[float, ...] = (), **parts: float
+) -> StepFacts:
+    """Windows with these parts in seconds per step; ``mean``: of whole steps, if some take longer; ``means``: of the
+    parts."""
     usual = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01}
     step = {name: parts.get(name, seconds) for name, seconds in usual.items()}
     total = sum(step.values())
     return StepFacts(
         windows=tuple(
-            msgspec.structs.replace(Window(first + 20 * place, 20, total), mean=total if mean is None else mean, **step)
+            Window(
+                first + 20 * place,
+                20,
+                total,
+                data=step["data"],
+                forward=step["forward"],
+                backward=step["backward"],
+                optimizer=step["optimizer"],
+                other=step["other"],
+                mean=total if mean is None else mean,
+                means=means,
+            )
             for place in range(count)
         )
     )
@@ -45,8 +57,7 @@ def _windows(count: int = 6, first: int = 100, mean: float | None = None, **part
 def _rare(**parts: float) -> StepFacts:
     """Windows with these means, and the usual medians."""
     means = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "other": 0.01, **parts}
-    usual = _windows(6).windows
-    return StepFacts(windows=tuple(msgspec.structs.replace(one, means=tuple(means.values())) for one in usual))
+    return _windows(means=tuple(means.values()))
 
 
 _QUOTA = RankPausesFacts(seconds=64.0, cpu_quota=0.1, periods=640, throttled_periods=600, throttled_seconds=50.0)

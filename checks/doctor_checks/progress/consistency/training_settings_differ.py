@@ -57,7 +57,7 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
         ),
     ),
 )
-def settings_differ(job: Job) -> Iterator[Verdict]:
+def training_settings_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks that train one model use the same settings.
 
     Why it hurts: gradients of different training are averaged: without dropout on one rank, in another precision, over
