@@ -102,8 +102,9 @@ class PlainRun(AdapterRun):
         self._refresh_facts()
 
     def restore(self) -> None:
-        """Remove what observes the first step."""
+        """Remove what observes the first step, and what the base class changed."""
         self._first_step.finish()
+        super().restore()
 
     def attach(self, loader: LoaderInSlot) -> None:
         """Describe a loader unless it is known: it may be wrapped anew in every epoch."""
