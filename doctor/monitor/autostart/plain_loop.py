@@ -84,6 +84,9 @@ class ObservedPass:
 class LoopRun(PlainRun):
     """One watched run of a loop that was not edited."""
 
+    observes_first_step = False
+    """A hook that comes and goes has torch compile a compiled optimizer step anew."""
+
     def __init__(self, session: WatchSession) -> None:
         super().__init__(session)
         self.telemetry.progress.phase_timeouts = UNKNOWN_WORK

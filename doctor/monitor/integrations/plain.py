@@ -69,6 +69,9 @@ class PlainRun(AdapterRun):
     ``steps``: optimizer steps so far; ``loss``: of the last step.
     """
 
+    observes_first_step = True
+    """Whether hooks observe clipping and precision until the first optimizer step is done."""
+
     def __init__(self, session: WatchSession) -> None:
         super().__init__(session)
         self.steps = 0
@@ -98,7 +101,8 @@ class PlainRun(AdapterRun):
         telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
         telemetry.replica.settings.last_loss = lambda: self.loss
         self._seed = value_or_default(lambda: str(sys.modules["torch"].initial_seed()), None)
-        value_or_default(lambda: self._first_step.start(module), None)
+        if self.observes_first_step:
+            value_or_default(lambda: self._first_step.start(module), None)
         self._refresh_facts()
 
     def restore(self) -> None:
