@@ -1,4 +1,4 @@
-"""Pages of the site that are generated from the package: checks and rules, settings, metrics.
+"""Pages of the site that are generated from the package: checks and rules, limits, metrics, the help of commands.
 
 A hook of MkDocs. It also adapts links that are relative to the repository in files that pages include.
 """
@@ -11,10 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from doctor.cli.main import app
 from doctor.core.check import FAMILIES
 from doctor.core.check_registry import RULE_FAMILY
 from doctor.monitor.sinks.prometheus import GAUGES
@@ -33,6 +35,8 @@ FAMILY_TITLES = {
     "software": "Software releases",
     RULE_FAMILY: "Code (doctor lint)",
 }
+WIDTH = 96
+"""Columns of the help of commands."""
 _INCLUDE = re.compile(r'^--8<-- "(?P<path>[^":]+)(?::(?P<section>[\w-]+))?"$', re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<path>(?!https?:|#|mailto:)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -44,6 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference/checks/index.md", content=_check_index()))
     files.append(File.generated(config, "reference/limits.md", content=_limits()))
     files.append(File.generated(config, "reference/metrics.md", content=_metrics()))
+    files.append(File.generated(config, "reference/cli.md", content=_commands()))
     return files
 
 
@@ -142,3 +147,17 @@ def _metrics() -> str:
             *rows,
         ]
     )
+
+
+def _commands() -> str:
+    parent = click.Context(app, info_name="doctor", terminal_width=WIDTH, max_content_width=WIDTH)
+    found = [(name, command) for name in app.list_commands(parent) if (command := app.get_command(parent, name))]
+    parts = [_help("doctor", app.get_help(parent))]
+    for name, command in found:
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+        parts.append(_help(f"doctor {name}", command.get_help(context)))
+    return "\n".join(["# Command line\n", "`doctor` and `rankdoctor` are the same command.\n", *parts])
+
+
+def _help(name: str, text: str) -> str:
+    return f"## {name}\n\n```text\n{text}\n```\n"

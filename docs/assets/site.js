@@ -1,5 +1,7 @@
-// Shows only the rows of the list of checks that contain all words of the filter.
+// Makes what scrolls focusable, and shows only the rows of the list of checks that contain all words of the filter.
 document.addEventListener("DOMContentLoaded", () => {
+  // Wide tables and code scroll sideways: with the keyboard, too.
+  for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code")) region.tabIndex = 0;
   const box = document.querySelector(".check-filter");
   if (!box) return;
   box.hidden = false;
