@@ -124,6 +124,8 @@ def command(
     in the job, and the job keeps running. Run it on every host to compare all ranks: `srun --overlap --jobid=ID doctor
     attach`, `mpirun ... doctor attach`, or by ssh or kubectl exec with `--share DIR`.
 
+    Example: doctor attach --pid 4711
+
     Exit codes: 0 all ranks make progress, 1 a problem was found, 2 a wrong option
     or no such process or job, 3 a rank could not be read, access to it was refused
     (ptrace), or no training process was found.
@@ -138,7 +140,7 @@ def command(
     if nccl_ras:
         ras_address(nccl_ras)
     if all_users and os.geteuid() != 0:
-        raise click.UsageError("--all-users is for root.")
+        raise click.UsageError("--all-users needs root.")
     if pids and job:
         raise click.UsageError("--pid and --job exclude each other.")
     if allow_inject and sys.version_info < (3, 14):
@@ -356,7 +358,7 @@ class _Attachment:
         if has_place and self._wish.gather != "none" and not is_launched(environ):
             targets = targets_of(self._request, alone=False)
             if not targets.ranks:
-                print_notice("no training process was found here, so this host cannot be numbered among the others")
+                print_notice("no training process was found on this host, so its place in the job is unknown")
                 raise SystemExit(INCONCLUSIVE)
             if (found := identity_of(targets, self._hosts)) is not None:
                 identity = ProcessIdentity(*found)

@@ -32,4 +32,4 @@ def keep_attached(folder: Path, read: ReadJob, report: Report, options: CommonOp
     except UntrustedPath as refused:
         raise UnusableError(str(refused)) from None
     except OSError as error:
-        raise UnusableError(f"cannot write to {folder}: {error.strerror or error}") from None
+        raise UnusableError(f"cannot write {folder}: {error.strerror or error}") from None

@@ -26,7 +26,7 @@ def difference(before: Path, after: Path) -> list[Difference]:
         return compare_reports(read_report(before), read_report(after))
     if any(kinds):
         report, other = (before, after) if kinds[0] else (after, before)
-        raise UnusableError(f"{report} is a report and {other} is not: only like can be compared")
+        raise UnusableError(f"cannot compare {report}, a report, with {other}, which is not a report")
     return compare(*(merge_captures(read_inputs([path]).captures) for path in (before, after)))
 
 
@@ -37,9 +37,9 @@ def read_report(path: Path) -> Report:
             raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
         report = mask_record(msgspec.json.decode(path.read_bytes(), type=prepared(Report)))
     except OSError as error:
-        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
+        raise UnusableError(f"cannot read {path}: {error.strerror or error}") from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise UnusableError(f"{path} is no report that can be read: {error}") from None
+        raise UnusableError(f"cannot read {path}: not a valid rankdoctor report ({error})") from None
     if report.schema != SCHEMA:
         raise UnusableError(f"{path} has schema {report.schema}; this release reads schema {SCHEMA}")
     return report

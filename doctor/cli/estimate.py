@@ -50,53 +50,70 @@ BEGINNING = 0.8
 
 @click.command("estimate")
 @click.argument("model", metavar="MODULE:FACTORY|CONFIG|FOLDER|hf:ORG/NAME")
-@click.option("--devices", type=COUNT, metavar="N", help="Devices of a node (default: as the Trainer says, else 1).")
-@click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: as the Trainer says, else 1).")
-@click.option("--strategy", type=click.Choice(STRATEGIES), help="How ranks train together (several: ddp).")
-@click.option("--precision", type=click.Choice(PRECISIONS), help="Of weights and of the computation (32-true).")
+@click.option("--devices", type=COUNT, metavar="N", help="Devices per node (default: from the Trainer, else 1).")
+@click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: from the Trainer, else 1).")
+@click.option(
+    "--strategy", type=click.Choice(STRATEGIES), help="Parallelism strategy (default: ddp for several ranks)."
+)
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), help="Precision of weights and computation (default: 32-true)."
+)
 @click.option(
     "--optimizer",
     metavar="NAME",
-    help="A class of torch.optim, or one of bitsandbytes: adamw8bit, paged_adamw8bit, … (the factory's, else AdamW).",
+    help="A class of torch.optim or bitsandbytes, such as adamw8bit or paged_adamw8bit (default: the factory's, else AdamW).",
 )
-@click.option("--batch-size", type=COUNT, metavar="N", help="Samples of one rank and micro-batch (the factory's).")
-@click.option("--accumulate", type=COUNT, metavar="N", help="Micro-batches of one optimizer step.")
 @click.option(
-    "--zero-grad", type=click.Choice(ZERO_GRADS), help="When the loop clears gradients (early; Lightning: late)."
+    "--batch-size", type=COUNT, metavar="N", help="Samples per rank and micro-batch (default: the factory's)."
 )
-@click.option("--outputs", type=click.Choice(OUTPUTS), help="How long the loop refers to the model's outputs (held).")
+@click.option("--accumulate", type=COUNT, metavar="N", help="Micro-batches per optimizer step.")
+@click.option(
+    "--zero-grad",
+    type=click.Choice(ZERO_GRADS),
+    help="When the loop clears gradients (default: early; Lightning: late).",
+)
+@click.option(
+    "--outputs",
+    type=click.Choice(OUTPUTS),
+    help="How long the loop keeps a reference to the model's outputs (default: held).",
+)
 @click.option(
     "--checkpointing/--no-checkpointing",
     default=None,
-    help="Run each block that repeats again in the backward pass.",
+    help="Enable activation checkpointing for repeated blocks.",
 )
-@click.option("--seq-len", type=COUNT, metavar="N", help="Tokens of a sample, of a model's configuration (2048).")
-@click.option("--lora", type=COUNT, metavar="RANK", help="Train LoRA adapters of this rank; the weights are frozen.")
 @click.option(
-    "--lora-targets", metavar="NAMES", default="", help="Layers with adapters: q_proj,v_proj or all-linear (as peft)."
+    "--seq-len", type=COUNT, metavar="N", help="Tokens per sample, for a model configuration (default: 2048)."
 )
-@click.option("--quantize", type=click.Choice(QUANTIZATIONS), help="Store frozen weights as bitsandbytes does.")
+@click.option("--lora", type=COUNT, metavar="RANK", help="Train LoRA adapters of this rank and freeze the weights.")
+@click.option(
+    "--lora-targets",
+    metavar="NAMES",
+    default="",
+    help="Layers with adapters: q_proj,v_proj or all-linear (default: as in PEFT).",
+)
+@click.option("--quantize", type=click.Choice(QUANTIZATIONS), help="Quantize frozen weights with bitsandbytes.")
 @click.option(
     "--training-config",
     type=PATH,
     metavar="FILE",
-    help="Configuration of Accelerate, LLaMA-Factory, Axolotl, TRL or Lightning's command line, for all that no option "
-    "says.",
+    help="Configuration of Accelerate, LLaMA-Factory, Axolotl, TRL or Lightning's command line; options override it.",
 )
+@click.option("--peak-only", is_flag=True, help="Trace only the job itself: no largest batch, no suggestions.")
+@click.option("--device-memory", metavar="SIZE", help="Memory per device, such as 80GiB.")
+@click.option("--device", metavar="NAME", help='Device model, such as "H100 80GB".')
 @click.option(
-    "--peak-only", is_flag=True, help="Trace the job itself alone: no largest batch, nothing that would help."
+    "--like", type=PATH, metavar="CAPTURE", help="Take devices, hosts and their free memory from this capture."
 )
-@click.option("--device-memory", metavar="SIZE", help="Of one device, such as 80GiB.")
-@click.option("--device", metavar="NAME", help='A device by name, such as "H100 80GB".')
+@click.option("--host-memory", metavar="SIZE", help="Host memory per node, such as 512GiB.")
+@click.option("--ranks-per-device", type=COUNT, metavar="N", help="Ranks per device.")
 @click.option(
-    "--like", type=PATH, metavar="CAPTURE", help="Devices and hosts as a capture shows them, with what is free."
+    "--measure", is_flag=True, help="Train a few steps here to measure whether several ranks per device pay off."
 )
-@click.option("--host-memory", metavar="SIZE", help="Of one node, such as 512GiB.")
-@click.option("--ranks-per-device", type=COUNT, metavar="N", help="Ranks that share a device.")
-@click.option("--measure", is_flag=True, help="Train a few steps here: are several ranks on one device worth it?")
 @click.option(
     "--timeout",
     "seconds",
+    metavar="SECONDS",
     type=click.FloatRange(1, 3600),
     default=SECONDS,
     help=f"Seconds for all traces, and again for --measure (default: {SECONDS:g}).",
@@ -123,14 +140,16 @@ def command(
     training_config: Path | None,
     **plan_options: Any,
 ) -> None:
-    """Tell the peak memory of a rank before the run, whether it fits, the largest batch that does, and what would help.
+    """Estimate the peak memory per rank, whether it fits, and the largest batch that fits.
 
     MODULE may be a file: train.py:make. The factory returns a module (or a LightningModule) and a batch, or a Trainer
-    with them. It is called in a child process on tensors without data: no GPU is needed, no weights are allocated.
+    with them. It is called in a subprocess with fake (meta) tensors: no GPU is needed, and no weights are allocated.
 
-    Without a factory: a config.json of Transformers, its FOLDER, or a model in the local cache of the hub; or the YAML
+    Instead of a factory: a Transformers config.json, its FOLDER, or a model in the local Hugging Face cache; or a YAML
     file of LLaMA-Factory, Axolotl, TRL or Lightning's command line that names one. Nothing is downloaded, and no code
-    beside the configuration is run.
+    next to the configuration is run.
+
+    Example: doctor estimate train.py:make --devices 8 --strategy fsdp --device "H100 80GB"
     """
     import msgspec
 
@@ -143,7 +162,7 @@ def command(
     started = time.time()
     job = _job_source(model, training_config, plan_options)
     if measure and not isinstance(job.source, str):
-        raise click.UsageError("--measure runs real steps: give MODULE:FACTORY")
+        raise click.UsageError("--measure runs real steps and needs MODULE:FACTORY.")
     settings = options.settings()
     print_notes(settings)
     captured = read_capture(like).job() if like is not None else None
@@ -168,7 +187,7 @@ def _job_source(model: str, training: Path | None, options: dict[str, Any]) -> J
     is_known = model.startswith(HUB) or model.endswith((".json", ".yaml", ".yml")) or (here() / model).is_dir()
     if not is_known and not re.fullmatch(r"[^:]+:\w+", model):
         raise click.BadParameter(
-            "it is written as train:make or train.py:make, as config.json, FOLDER or hf:ORG/NAME",
+            "expected MODULE:FACTORY (for example train.py:make), config.json, FOLDER or hf:ORG/NAME.",
             param_hint="MODULE:FACTORY",
         )
     of_model = ModelOptions(

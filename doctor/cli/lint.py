@@ -49,14 +49,19 @@ if TYPE_CHECKING:
 @settings_options
 @plugin_option
 @redact_option
-@click.option("--fix", is_flag=True, help="Mend what can be mended for certain, then judge again (needs LibCST).")
-@click.option("--diff", is_flag=True, help="Print what --fix would change, and change nothing.")
+@click.option("--fix", is_flag=True, help="Apply safe fixes, then re-check (needs LibCST).")
+@click.option("--diff", is_flag=True, help="Print what --fix would change, without changing it.")
 @click.option(
     "--lightning",
     metavar="RELEASE",
-    help="The Lightning that scripts will meet (default: as the project requires, else installed).",
+    help="Lightning release the scripts will run with (default: the project's requirement, else the installed one).",
 )
-@click.option("--cores", type=click.IntRange(1, 100_000), help="Cores of the machine on which scripts will run.")
+@click.option(
+    "--cores",
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="CPU cores of the machine on which the scripts will run.",
+)
 @click.option("--explain-flow", is_flag=True, help="Show the branches and calls that lead to findings on collectives.")
 @detail_options
 @with_common_options
@@ -69,11 +74,13 @@ def command(
     cores: int | None,
     explain_flow: bool,
 ) -> None:
-    """Tell what in training scripts and launch files hangs, diverges or wastes memory on several ranks.
+    """Find code that hangs, diverges or wastes memory on several ranks.
 
     PATHS are files and folders: Python, notebooks, shell scripts for SLURM and torchrun, YAML and JSON of Kubernetes,
-    Accelerate and DeepSpeed; `-` is standard input. They are read and parsed, and nothing in them is imported or run.
-    A finding is accepted by `# doctor: ignore[ID] reason` on its line or alone on the line above.
+    Accelerate and DeepSpeed; `-` is standard input. They are parsed; nothing in them is imported or run. To accept a
+    finding, write `# doctor: ignore[ID] reason` on its line or on the line above.
+
+    Example: doctor lint train.py slurm/
     """
     from doctor.core.files.spooled_streams import spooled_paths
     from doctor.lint.engine.discovery import ending_of
@@ -111,10 +118,10 @@ def _print_outcome(outcome: FixOutcome, verb: str) -> None:
     from doctor.report.formatting import some, spelt_out
 
     for left in outcome.left:
-        click.echo(f"doctor: not mended: {spelt_out(left)}", err=True)
+        click.echo(f"doctor: not fixed: {spelt_out(left)}", err=True)
     things = "finding" if outcome.count == 1 else "findings"
     where = f" in {spelt_out(some(outcome.files))}" if outcome.files else ""
-    click.echo(f"doctor: {outcome.count} {things} {verb} mended{where}", err=True)
+    click.echo(f"doctor: {outcome.count} {things} {verb} fixed{where}", err=True)
 
 
 def _redacted(report: Report) -> Report:

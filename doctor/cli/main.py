@@ -51,11 +51,13 @@ if TYPE_CHECKING:
 
     Session: TypeAlias = "GatherSession | RayGatherSession | _SingleProcess"
 
-_HELP = """The doctor for distributed PyTorch training: which rank, host, device or setting is to blame.
+_HELP = """Diagnose distributed PyTorch training: find the rank, host, device or setting that causes a problem.
 
 \b
-Exit codes: 0 healthy, 1 a finding at or above --fail-on, 2 usage or unusable
-input, 3 inconclusive (ranks were not gathered, something broke).
+Exit codes: 0 no problem found, 1 a finding at or above --fail-on, 2 usage error
+or unusable input, 3 inconclusive (ranks missing, or a check failed to run).
+
+Example: torchrun --nproc-per-node 8 -m doctor check
 """
 
 
@@ -93,23 +95,25 @@ def app() -> None:
 @click.option(
     "--probe",
     type=click.Choice(("none", "light", "full")),
-    help="What is measured: nothing; between hosts reach, delay, packet size, clocks and look-ups within 10 s (light, "
-    "the default with several hosts); besides bandwidth, collectives, devices and storage, in about a minute (full).",
+    help="Active probes. light (default with several hosts): connectivity, latency, packet size, clocks and name "
+    "lookups between hosts, within 10 s. full: also bandwidth, collectives, devices and storage, about a minute.",
 )
 @click.option(
     "--mesh",
     default="",
     metavar="AXES",
-    help="The groups of the job for --probe full, outermost first, such as dp=4,tp=2 or dp=4:25MiB,tp=2:8MiB with the "
-    "size of the messages (default: what the launcher says, else all ranks, and those within and across hosts).",
+    help="Process groups of the job for --probe full, outermost first: dp=4,tp=2, or dp=4:25MiB,tp=2:8MiB with message "
+    "sizes (default: from the launcher, else all ranks, and the groups within and across hosts).",
 )
 @click.option(
     "--why",
     is_flag=True,
-    help="Measure what is slow or fails again with one thing changed at a time, and say what mends it "
+    help="Repeat slow or failed measurements with one setting changed at a time, and report which change fixes them "
     "(implies --probe full).",
 )
-@click.option("--exclude-list", type=PATH, help="Write the hosts at fault here, as srun --exclude takes them.")
+@click.option(
+    "--exclude-list", type=PATH, metavar="FILE", help="Write the faulty hosts to FILE in srun --exclude format."
+)
 @profile_option
 @with_common_options
 def check(
@@ -121,14 +125,17 @@ def check(
     profile: str | None,
     **gathering: Any,
 ) -> None:
-    """Tell what is wrong with this host, this environment and these GPUs, before the run; started by torchrun, srun,
-    mpirun or on Ray, what is wrong with the job.
+    """Check this host, its environment and its GPUs before a run.
+
+    Under torchrun, srun, mpirun or Ray, check the whole job.
+
+    Example: srun doctor check
     """
     from doctor.cluster.hostlist import as_hostlist, hosts_to_exclude
     from doctor.session import judge, load_checks
 
     if exclude_list is not None and options.redact:
-        raise click.UsageError("--exclude-list needs the names of hosts, which --redact takes away.")
+        raise click.UsageError("--exclude-list writes host names, which --redact removes: use one of them.")
     chosen = find_profile(profile, options)
     started = time.time()
     settings = options.settings(commands=options.verbose)
@@ -159,17 +166,24 @@ def check(
 
 @app.command()
 @click.option(
-    "-o", "--output", "where", type=click.Path(readable=False), help="Write to this file or folder instead of stdout."
+    "-o",
+    "--output",
+    "where",
+    type=click.Path(readable=False),
+    metavar="PATH",
+    help="Write to this file or folder instead of stdout.",
 )
 @redact_option
 @settings_options
 @gathering_options
 @with_common_options
 def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None:
-    """Write the facts alone as JSON, without secrets, to be judged later or elsewhere.
+    """Save collected facts (no secrets) as JSON, to be analyzed later or on another machine.
 
-    A folder given with -o gets one file a rank (rank-3.json), or a host where there are no ranks; one that ends with a
-    slash is made where it does not exist. Else the ranks of a job are gathered into one document.
+    If -o names a folder, each rank writes its own file (rank-3.json), or each host if there are no ranks; a folder
+    whose name ends with a slash is created if necessary. Otherwise the facts of all ranks are gathered into one file.
+
+    Example: srun doctor capture -o captures/
     """
     from doctor.core.capture import encode_document, file_name, to_document
     from doctor.core.report_summary import breakages
@@ -207,19 +221,20 @@ def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None
 @click.option(
     "--read-timeout",
     type=click.FloatRange(min=0),
-    metavar="S",
-    help="Stop reading after S seconds and exit 3 (default: by size, at least 60 for each file).",
+    metavar="SECONDS",
+    help="Stop reading after SECONDS and exit 3 (default: by size, at least 60 for each file).",
 )
 @with_common_options
 def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: float | None) -> None:
-    """Tell what happened first, on which rank and host, and why: from whatever a job left behind.
+    """Find what failed first, on which rank and host, from a job's logs and dumps.
 
-    PATHS are files, folders and archives (zip, tar), in any mix, told apart by content: logs (of all ranks together
-    or one a rank, also compressed or exported from a log store), dumps of torch's flight recorder, memory
-    snapshots, captures, the callback's records, output of nvidia-smi and of NCCL's RAS, and stacks that py-spy,
-    pystack, gdb, faulthandler, `ray stack` or torch's debug server printed. `-` is standard input. Nothing in them
-    is run, and torch is not needed. Files of several runs are told apart by job ids, folders, names, hosts and
-    times; each run gets a verdict of its own.
+    PATHS are files, folders and archives (zip, tar); `-` is standard input. File types are detected by content: logs
+    (of all ranks or one per rank, also compressed or exported from a log store), PyTorch flight-recorder dumps, memory
+    snapshots, captures, the callback's records, output of nvidia-smi and NCCL RAS, and stacks from py-spy, pystack,
+    gdb, faulthandler, `ray stack` or PyTorch's debug server. No code from the files is run, and PyTorch is not needed.
+    Files of several runs are separated by job id, folder, name, host and time; each run gets its own verdict.
+
+    Example: doctor diagnose slurm-4711.out
     """
     import msgspec
 
@@ -277,10 +292,11 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
 @format_option("text", "json", "markdown")
 @output_option
 def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
-    """Tell what changed from BEFORE to AFTER, the likeliest causes first: captures, records of two runs (folders of
-    them), or reports.
+    """Show what changed from BEFORE to AFTER, most likely causes first.
 
-    Exit 1 where anything did.
+    Both are captures, records of runs (or folders of them), or reports. Exits 1 if anything changed.
+
+    Example: doctor diff captures/monday captures/today
     """
     from doctor.cli.diff import difference
     from doctor.postmortem.filenames import name_of
@@ -299,7 +315,10 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
 @plugin_option
 @with_common_options
 def explain(options: CommonOptions, word: str) -> None:
-    """Print the playbook of a check, by id (NET007) or name: what you see, how to fix it, why it happens."""
+    """Explain a check: what you see, how to fix it, and why it happens.
+
+    Example: doctor explain NET007
+    """
     from doctor.report.formatting import as_json
 
     page = _page(word, options)
@@ -342,7 +361,10 @@ def _page(word: str, options: CommonOptions) -> PlaybookPage:
 @plugin_option
 @with_common_options
 def list_(options: CommonOptions) -> None:
-    """List every check and every rule of lint with its family, severity, needs and origin."""
+    """List all checks and lint rules with family, severity, needs and origin.
+
+    Example: doctor list --select NET
+    """
     from doctor.lint.engine.request import selected_checks_and_rules
     from doctor.report.listing import render_listing
 
@@ -390,9 +412,7 @@ class _SingleProcess:
         if self._request.probe != "full":
             return job
         if self._request.mesh:
-            print_notice(
-                "--mesh speaks of several ranks, and this process is judged alone: nothing is measured along it"
-            )
+            print_notice("--mesh is ignored: it applies to jobs of several ranks, and this is a single process")
         return measure_alone(job, self._settings, why=self._request.why, tell=print_notice)
 
     def announce(self, code: int) -> None:
@@ -407,7 +427,7 @@ class _ProbeRequest(NamedTuple):
 
 def _probe_request(probe: Probe | None, mesh: str, *, why: bool) -> _ProbeRequest:
     if why and probe in ("none", "light"):
-        raise click.UsageError(f"--why measures again, and --probe {probe} does not measure: leave --probe out.")
+        raise click.UsageError(f"--why needs --probe full, not --probe {probe}.")
     axes: tuple[Axis, ...] = ()
     if mesh:
         from doctor.probes.collectives.mesh import parse_mesh
@@ -418,7 +438,7 @@ def _probe_request(probe: Probe | None, mesh: str, *, why: bool) -> _ProbeReques
             raise click.BadParameter(str(error), param_hint="--mesh") from None
     probe = "full" if why else probe
     if axes and probe != "full":
-        raise click.UsageError("--mesh is for --probe full.")
+        raise click.UsageError("--mesh needs --probe full.")
     return _ProbeRequest(probe, axes, why)
 
 

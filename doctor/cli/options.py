@@ -83,17 +83,26 @@ def in_order(*several: Decorator) -> Decorator:
 
 def format_option(*names: str) -> Decorator:
     """Return ``--format`` with these choices; the default is ``text``."""
-    return click.option("--format", "form", type=click.Choice(names), default="text", help="How it is written.")
+    return click.option(
+        "--format", "form", type=click.Choice(names), default="text", show_default=True, help="Output format."
+    )
 
 
 PATH = click.Path(path_type=Path, readable=False)
 """Not checked by click: of several inputs, an unreadable one is listed in the report instead of a usage error."""
 
-output_option = click.option("-o", "--output", type=PATH, help="Write it to this file, not to standard output.")
+output_option = click.option("-o", "--output", type=PATH, metavar="FILE", help="Write to FILE instead of stdout.")
 select_option = click.option(
-    "--select", default="", metavar="IDS", help="Only these: ids, families or ALL, comma-separated."
+    "--select", default="", metavar="IDS", help="Run only these checks: ids, families or ALL, comma-separated."
 )
-plugin_option = click.option("--plugin", "plugins", multiple=True, type=PATH, help="A Python file with further checks.")
+plugin_option = click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    type=PATH,
+    metavar="FILE",
+    help="Load checks from this Python file too (repeatable).",
+)
 
 
 settings_options = in_order(
@@ -107,42 +116,52 @@ settings_options = in_order(
     click.option("--isolated", is_flag=True, help="Read no settings file."),
 )
 redact_option = click.option(
-    "--redact", is_flag=True, help="Replace names of users, hosts, paths, buckets and addresses with placeholders."
+    "--redact", is_flag=True, help="Replace user names, hosts, paths, buckets and addresses with placeholders."
 )
 gathering_options = in_order(
     click.option(
         "--timeout",
         type=click.FloatRange(0.1, 3600),
+        metavar="SECONDS",
         help="Seconds to wait for the other ranks, and for any collector (default: 30).",
     ),
     click.option(
         "--gather",
         type=click.Choice(("auto", "none", "store", "share", "ray")),
         default="auto",
-        help="How the ranks of a job find together (auto: as the launcher tells).",
+        show_default=True,
+        help="How ranks find each other (auto: from the launcher's environment).",
     ),
-    click.option("--share", type=PATH, metavar="DIR", help="Meet in a folder that all hosts see; needs no torch."),
+    click.option(
+        "--share", type=PATH, metavar="DIR", help="Rendezvous in a folder that all hosts share; does not need PyTorch."
+    ),
     click.option(
         "--share-group",
         "group",
         metavar="GROUP",
         envvar=VARIABLE,
-        help="Trust the members of this group (name or GID) in the shared folder, and let them read what is written "
-        f"there; also {VARIABLE} (default: trust this user alone).",
+        help="Trust members of this group (name or GID) in the shared folder, and let them read the files there "
+        f"(default: ${VARIABLE}, else only this user).",
     ),
-    click.option("--ray", metavar="ADDRESS", help="Look at every node of this Ray cluster (auto, HOST:PORT, ray://…)."),
-    click.option("--master", metavar="HOST:PORT", help="Meet here, where no MASTER_ADDR and MASTER_PORT are set."),
+    click.option(
+        "--ray", metavar="ADDRESS", help="Check every node of this Ray cluster: auto, HOST:PORT or ray://HOST:PORT."
+    ),
+    click.option(
+        "--master", metavar="HOST:PORT", help="Rendezvous address, if MASTER_ADDR and MASTER_PORT are not set."
+    ),
 )
 ignore_option = click.option(
-    "--ignore", default="", metavar="IDS", help="Findings of these do not count; they stay visible."
+    "--ignore", default="", metavar="IDS", help="Show findings of these checks, but do not fail on them."
 )
 fail_on_option = click.option(
-    "--fail-on", type=click.Choice(("error", "warning", "never")), help="Exit 1 from this severity on (error)."
+    "--fail-on",
+    type=click.Choice(("error", "warning", "never")),
+    help="Exit 1 if a finding has at least this severity (default: error).",
 )
-strict_option = click.option("--strict", is_flag=True, help="What could not be judged makes the verdict inconclusive.")
+strict_option = click.option("--strict", is_flag=True, help="Exit 3 if any check could not be evaluated.")
 detail_options = in_order(
-    click.option("-q", "--quiet", is_flag=True, help="Only findings and the verdict."),
-    click.option("-v", "--verbose", is_flag=True, help="Every check on a line of its own, every value."),
+    click.option("-q", "--quiet", is_flag=True, help="Show only findings and the verdict."),
+    click.option("-v", "--verbose", is_flag=True, help="Show every check on its own line, and all evidence."),
 )
 report_options = in_order(
     format_option("text", "json", "markdown", "html", "junit", "github"),
@@ -155,7 +174,7 @@ report_options = in_order(
         "--expect",
         type=PATH,
         metavar="CAPTURE",
-        help="A capture of a job that worked: what differs from it is odd, whatever the majority has.",
+        help="Baseline capture from a working job; report every difference from it, even if most ranks agree.",
     ),
     settings_options,
     plugin_option,

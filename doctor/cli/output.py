@@ -79,7 +79,7 @@ def write(text: str, output: Path | None) -> None:
     try:
         _replace(text.encode("utf-8", "replace"), output, 0o666)
     except OSError as error:
-        raise UnusableError(f"{output} can't be written: {error.strerror or error}") from None
+        raise UnusableError(f"cannot write {output}: {error.strerror or error}") from None
 
 
 def keep_capture(data: bytes, output: Path | None, name: str | None, group: int | None) -> None:
@@ -100,7 +100,7 @@ def keep_capture(data: bytes, output: Path | None, name: str | None, group: int 
         raise UnusableError(str(refused)) from None
     except OSError as error:
         where = output if name is None else output / name
-        raise UnusableError(f"{where} can't be written: {error.strerror or error}") from None
+        raise UnusableError(f"cannot write {where}: {error.strerror or error}") from None
 
 
 def _print(text: str) -> None:
@@ -111,7 +111,7 @@ def _print(text: str) -> None:
         # What is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # the reader (head, less) has exited; the exit code still counts
-            raise UnusableError(f"standard output can't be written: {error.strerror or error}") from None
+            raise UnusableError(f"cannot write to standard output: {error.strerror or error}") from None
 
 
 def _replace(data: bytes, output: Path, mode: int) -> None:
