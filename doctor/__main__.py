@@ -70,9 +70,9 @@ def _failed(error: Exception) -> int:
         _discard(sys.stdout)
         if error.errno == errno.EPIPE:
             return 0  # the reader has exited
-        _say(f"standard output can't be written: {error.strerror}")
+        _say(f"cannot write to standard output: {error.strerror}")
         return UNUSABLE
-    _say(f"{_reason(error)}; nothing was concluded (DOCTOR_TRACEBACK=1 shows the traceback)")
+    _say(f"{_reason(error)}; there is no verdict (DOCTOR_TRACEBACK=1 shows the traceback)")
     if _is_exhausted(error):
         os._exit(INCONCLUSIVE)  # without memory, threads abort the interpreter while it finalizes
     return INCONCLUSIVE
@@ -107,7 +107,7 @@ def _flushed(code: int) -> int:
         except (OSError, ValueError) as error:
             _discard(stream)
             if stream is sys.stdout and not isinstance(error, BrokenPipeError) and code <= INCONCLUSIVE:
-                _say(f"standard output can't be written: {getattr(error, 'strerror', None) or error}")
+                _say(f"cannot write to standard output: {getattr(error, 'strerror', None) or error}")
                 code = UNUSABLE
     return code
 
@@ -130,7 +130,7 @@ def _say(text: str) -> None:
     except (OSError, ValueError):
         return
     except MemoryError:
-        os.write(2, b"doctor: not enough memory; nothing was concluded\n")
+        os.write(2, b"doctor: not enough memory; there is no verdict\n")
 
 
 def _command() -> int:
@@ -169,13 +169,16 @@ def _command() -> int:
 
 
 def _show_usage(error: "click.ClickException") -> None:
-    """Print a usage error as click does, escaped: a shell pattern may have put a hostile file name into it."""
-    from doctor.core.masking import mask_text
-    from doctor.report.formatting import spelt_out
+    """Print a usage error in one line, and the command that shows the usage; the help text if nothing was given.
 
-    text = io.StringIO()
-    error.show(text)
-    sys.stderr.write(spelt_out(mask_text(text.getvalue())))
+    It is escaped, because a shell pattern may have put a hostile file name into it."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 or later; its message is the help text
+        error.show()
+        return
+    message = error.format_message().rstrip(".")
+    hint = f" (see '{context.command_path} --help')" if context is not None else ""
+    _say(f"{message[:1].lower() + message[1:] if message[1:2].islower() else message}{hint}")
 
 
 def _ready_streams() -> None:

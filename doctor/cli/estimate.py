@@ -61,7 +61,7 @@ BEGINNING = 0.8
 @click.option(
     "--optimizer",
     metavar="NAME",
-    help="A class of torch.optim or bitsandbytes, such as adamw8bit or paged_adamw8bit (default: the factory's, else AdamW).",
+    help="A class of torch.optim or bitsandbytes, such as adamw8bit (default: the factory's, else AdamW).",
 )
 @click.option(
     "--batch-size", type=COUNT, metavar="N", help="Samples per rank and micro-batch (default: the factory's)."

@@ -31,6 +31,8 @@ _REFERENCES = {"<": "&lt;", "&": "&amp;"}
 _MENTION = re.compile(r"(?<![\w`])@(?=\w)")
 _BARE_COMMAND = re.compile(r"(?:export|unset|sudo|pip|rm|mkdir|chmod) (?:[^`,:]|[,:](?=\S))*")
 """A fix that is a single command: without backticks, and without a comma or colon before a blank."""
+NO_FINDING = "no finding"
+"""The counts of a report without findings."""
 LONGEST = 240
 """Characters of a line of evidence in a terminal."""
 
@@ -199,8 +201,10 @@ def job_words(report: Report) -> list[str]:
     if report.job is None:
         return []
     size = report.job.world_size
-    count = f"{_least(report)}{size} ranks" if size > 1 else "1 process" if size else "no rank told"
-    launcher = "no launcher" if report.job.launcher == "none" else report.job.launcher
+    count = f"{_least(report)}{size} ranks" if size > 1 else "1 process" if size else "ranks unknown"
+    launcher = report.job.launcher
+    if launcher == "none":
+        launcher = "no launcher" if size else "launcher unknown"
     hosts = [host.name for host in report.job.hosts if host.name != UNKNOWN_HOST]
     return [word for word in (count, launcher, some(hosts, 3)) if word]
 
@@ -214,20 +218,25 @@ def counts_line(report: Report) -> str:
         if count:
             parts.append(f"{count} {severity if severity == 'info' or count == 1 else severity + 's'}")
     ignored = sum(not finding.stands for finding in findings)
-    return (", ".join(parts) or "no finding") + (f" ({ignored} ignored)" if ignored else "")
+    return (", ".join(parts) or NO_FINDING) + (f" ({ignored} ignored)" if ignored else "")
 
 
 def coverage_line(report: Report) -> str:
-    """Return how many checks could be evaluated, on how many ranks."""
+    """Return ``checks: 17 applied, 0 unknown, 36 skipped, 0 failed to run; 2 of 2 ranks seen``."""
     counts = report.coverage.checks
-    judged = counts["pass"] + counts["fail"]
-    others = f"{counts['unknown']} unknown, {counts['skip']} skipped, {counts['error']} crashed"
-    checks = f"{judged} of {sum(counts.values())} checks judged, {others}"
-    if report.job is None and not report.coverage.ranks_expected:
-        return checks
+    applied = counts["pass"] + counts["fail"]
+    others = f"{counts['unknown']} unknown, {counts['skip']} skipped, {counts['error']} failed to run"
+    checks = f"checks: {applied} applied, {others}"
+    if not report.coverage.ranks_expected:
+        return checks if report.job is None else f"{checks}; ranks unknown"
     ranks = f"{report.coverage.ranks_seen} of {_least(report)}{report.coverage.ranks_expected}"
     word = "rank" if report.coverage.ranks_expected == 1 else "ranks"
     return f"{checks}; {ranks} {word} seen"
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _least(report: Report) -> str:
@@ -294,13 +303,13 @@ def why_inconclusive(report: Report) -> str:
     if missing > 0 and not report.inputs:
         return f"{missing} of {expected} ranks were not gathered"
     if crashed:
-        return f"{some(crashed)} crashed"
+        return f"{some(crashed)} failed to run"
     if (outcome := unclear_outcome(report)) is not None:
         return outcome.reason
     if unread := [one.path for one in report.inputs if one.decisive is True]:
         return f"{some(unread)} could not be checked"
     if any(one.skipped is None and one.kind not in ("capture", "record") for one in report.inputs):
-        left = f", and nothing is left of {missing} of {_least(report)}{expected} ranks" if missing > 0 else ""
-        return f"a failure is seen, nothing that was given tells what came first{left}"
+        left = f", and there is no evidence of {missing} of {_least(report)}{expected} ranks" if missing > 0 else ""
+        return f"the run failed, but the inputs do not show what failed first{left}"
     unknown = [result.reason for result in report.results if result.status.value == "unknown" and result.reason]
-    return unknown[0] if unknown else "facts are missing that should be there"
+    return unknown[0] if unknown else "required facts are missing"

@@ -85,9 +85,9 @@ def _case(family: str, result: CheckResult, report: Report) -> ET.Element:
 def _plain(report: Report, finding: ReportFinding) -> str:
     ignored = f"\nignored: {finding.ignored.reason} ({finding.ignored.by})" if finding.ignored else ""
     evidence = "\n".join(evidence_lines(finding.evidence))
-    because = f" because of: {finding.explained_by}" if finding.explained_by else ""
+    because = f" caused by: {finding.explained_by}" if finding.explained_by else ""
     sure = f"confidence: {confidence(finding)}{because and ';'}{because}"
-    parts = {"effect": finding.effect, "fix": finding.fix}
+    parts = {"impact": finding.effect, "fix": finding.fix}
     rest = "".join(f"\n{name}: {text}" for name, text in parts.items() if text)
     return f"{finding.summary}\nwhere: {place(finding, report)}\n{sure}\n{evidence}{rest}{ignored}"
 
@@ -108,7 +108,7 @@ def render_github(report: Report, prefix: str = "") -> str:
             level = _GITHUB_LEVEL[finding.severity]
             lines.append(f"::{level} {location}{title}{_github_text(_plain(report, finding))}")
         if (crash := crash_of(result)) is not None:
-            lines.append(f"::warning {title}{_github_text(f'the check crashed: {crash}')}")
+            lines.append(f"::warning {title}{_github_text(f'the check failed to run: {crash}')}")
     lines.append(f"rankdoctor: {prefix}{report.verdict}; {counts_line(report)}; {_github_text(coverage_line(report))}")
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,7 @@ from doctor.report.formatting import (
     markdown_table,
     place,
     printable,
+    sentence,
     spelt_out,
     state_of,
 )
@@ -47,7 +48,7 @@ _ROOM_OF_FINDING = 6_000
 """Characters of the evidence of one finding; lines beyond them are cut."""
 _LONGEST = 700
 """Characters of a line of evidence."""
-_LEFT_OUT = "\n\n{} more are left out: the report as HTML or JSON has all of them."
+_LEFT_OUT = "\n\n{} more are not shown; the HTML and JSON reports list all of them."
 _LEAST_ROOM = 1_000
 _ORDER = (Status.FAIL, Status.ERROR, Status.UNKNOWN, Status.SKIP, Status.PASS)
 _FEW = 3
@@ -69,7 +70,7 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
     yield f"\n**{line_of(headline(report))}**\n"
     if story.primary is None:
         counts = counts_line(report)
-        yield f"{counts[:1].upper()}{counts[1:]}. {coverage_line(report)}."
+        yield f"{sentence(counts)} {sentence(coverage_line(report))}"
         yield from _overview(report)
         return
     primary, finding = story.primary, story.primary.finding
@@ -84,7 +85,7 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
     if commands(finding.fix):
         yield f"\n{_fenced(commands(finding.fix), 'sh')}"
     if finding.effect:
-        yield f"\nIf it stays: {line_of(finding.effect)}"
+        yield f"\n**Impact:** {line_of(finding.effect)}"
     yield from _overview(report)
 
 
@@ -130,10 +131,10 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
     if rest := _lines(story.primary)[SHOWN:] if story.primary else []:
         yield "Further evidence", [_fenced(rest)]
     if ways := to_collect(report) if report.primary is None else []:
-        yield "To see more next time", [f"- {line_of(way)} ({ids})" for ids, way in ways]
+        yield "Collect for the next run", [f"- {line_of(way)} ({ids})" for ids, way in ways]
     if report.stacks is not None and report.stacks.groups:
         yield groups_title(report.stacks).capitalize(), [_stacks(report.stacks)]
-    parts = (("What followed from it", story.followed), ("Other findings", story.others), ("Remarks", story.remarks))
+    parts = (("Consequences", story.followed), ("Other findings", story.others), ("Info", story.remarks))
     for title, findings in parts:
         if findings:
             yield f"{title}: {len(findings)}", [_finding(one, report) for one in findings]
@@ -143,9 +144,9 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
         read = sum(one.skipped is None for one in report.inputs)
         files = sorted(report.inputs, key=lambda one: one.skipped is None)
         cells = ((one.path, one.kind, one.skipped or "; ".join(one.notes or ())) for one in files)
-        table = list(markdown_table(("file", "kind", "not read, because"), cells))
-        yield f"What was read: {read} of {len(report.inputs)} files", table
-    yield f"Checks: {coverage_line(report)}", _checks(report.results)
+        table = list(markdown_table(("file", "kind", "why skipped"), cells))
+        yield f"Inputs: {read} of {len(report.inputs)} files read", table
+    yield sentence(coverage_line(report)).rstrip("."), _checks(report.results)
 
 
 def _stacks(stacks: RankStacks) -> str:
@@ -180,9 +181,9 @@ def _finding(one: CheckFinding, report: Report) -> str:
         f"- where: {line_of(place(finding, report))}; confidence {confidence(finding)}",
     ]
     if finding.explained_by:
-        lines.append(f"- because of: {finding.explained_by}")
+        lines.append(f"- caused by: {finding.explained_by}")
     prose, below = fix_parts(finding.fix)
-    words = {"effect": finding.effect, "fix": prose}
+    words = {"impact": finding.effect, "fix": prose}
     lines += [f"- {name}: {line_of(text)}" for name, text in words.items() if text]
     lines += [f"\n{_fenced(below, 'sh')}"] if below else []
     evidence = _lines(one)

@@ -20,7 +20,7 @@ from doctor.report.formatting import (
     why_inconclusive,
 )
 
-CANDIDATES = "Possible causes, the likeliest first"
+CANDIDATES = "Possible causes, most likely first"
 """The heading of the candidate causes."""
 _RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
 _MANY_AND = re.compile(r", | and ")
@@ -88,9 +88,9 @@ def headline(report: Report) -> str:
     if unclear_outcome(report) is not None or is_unread:
         return f"Inconclusive: {why_inconclusive(report)}."
     if report.verdict == "inconclusive":
-        return f"The cause can't be told: {why_inconclusive(report)}."
+        return f"The cause could not be determined: {why_inconclusive(report)}."
     if report.verdict == "fail":
-        return "Something failed, and the evidence does not tell what came first."
+        return "The run failed, but the evidence does not show what failed first."
     return f"No problems found ({coverage_in_words(report)})."
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from doctor.lint.engine.rule import Rule
 
 _HEAD_END = "<!-- the lines above are made from the check by `python -m doctor.report.playbook` -->"
-_STAGES = {"P": "before the run", "R": "while it runs", "M": "after it", "L": "in the file, by `doctor lint`"}
+_STAGES = {"P": "before a run", "R": "during training", "M": "post-mortem", "L": "by `doctor lint`"}
 _HEAD = re.compile(
     r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
     re.DOTALL,
@@ -64,7 +64,7 @@ def _read(path: Path) -> PlaybookPage:
     text = path.read_text(encoding="utf-8")
     found = _HEAD.match(text)
     if found is None:
-        raise UnusableError(f"the page {path} has no head")
+        raise UnusableError(f"{path} is not a playbook page: it has no head")
     family = FAMILIES.get(found["id"].rstrip("0123456789"), "")
     limits = {limit["name"]: float(limit["value"]) for limit in _LIMIT.finditer(text.partition(_HEAD_END)[0])}
     whole = text.replace(_HEAD_END + "\n", "")
@@ -93,9 +93,9 @@ def head_of(check: Check | Rule) -> str:
 def _facts(check: Check | Rule) -> str:
     stages = ", ".join(_STAGES[stage] for stage in check.when)
     scope = check.scope.value if isinstance(check, Check) else "file"
-    facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"speaks of: {scope}"]
+    facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"scope: {scope}"]
     title = f"{_title(check)}\n\n" if _title(check) else ""
-    lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · can be seen: {stages}\n"]
+    lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · detected: {stages}\n"]
     limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]
     return "\n".join([*lines, *([f"limits: {', '.join(limits)}\n"] if limits else [])])
 

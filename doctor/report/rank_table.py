@@ -55,7 +55,7 @@ def rank_rows(report: Report, job: Job | None) -> list[RankRow]:
             for number in host.ranks:
                 rows.setdefault(number, RankRow(number, _host(host.name), findings=blamed.get(number, ())))
         for number in report.job.absent:
-            state = TableCell("never came", "never came")
+            state = TableCell("did not join", "did not join")
             rows.setdefault(number, RankRow(number, TableCell(), state, findings=blamed.get(number, ())))
     return [rows[number] for number in sorted(rows)]
 
@@ -102,7 +102,7 @@ def _state(progress: ProgressFacts | None) -> TableCell:
     if progress.state == "stalled" and progress.idle is not None:
         words[0] = f"stalled for {progress.idle:.0f} s"
     if progress.seen_by is not None:
-        words.append(f"as rank {progress.seen_by} saw it")
+        words.append(f"reported by rank {progress.seen_by}")
     return TableCell(", ".join(filter(None, words)), progress.state)
 
 

@@ -13,6 +13,8 @@ from doctor.core.finding import Severity, Status
 from doctor.core.report_document import CheckResult, RankStacks, Report, ReportFinding
 from doctor.report.formatting import (
     INLINE_CODE,
+    NO_FINDING,
+    UNEXPLAINED,
     counts_line,
     coverage_line,
     evidence_lines,
@@ -72,6 +74,7 @@ _TRAILING = re.compile(r"(?<! )[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
 
 _EMPTY = re.compile(r"\n{3,}")
 
+_VERDICTS = {"pass": "Passed", "fail": "Failed", "inconclusive": "Inconclusive"}
 VERDICT_COLORS = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
 _STATES = {
     "error": ("✗", "bold red"),
@@ -254,7 +257,7 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
     followed = sorted({one.id for one in story.followed})
     yield Group(
         sentence,
-        Text(sure + (f"; explains {some(followed)}" if followed else ""), style="dim"),
+        Text(sure + (f"; consequences: {some(followed)}" if followed else ""), style="dim"),
         *(_quoted(quote) for quote in quotes(finding)[: 2 if reading is None else None]),
         *(_read(reading) if reading is not None else ()),
     )
@@ -330,10 +333,12 @@ def _check(result: CheckResult, style: _TerminalStyle) -> Iterable[_Line]:
         yield Text()
     if rest := result.findings[len(shown) :]:
         ranks = ranges(rank for finding in rest for rank in finding.ranks)
-        more = f"and {len(rest)} more findings like it{ranks and ', ranks '}{ranks} (--verbose shows all)"
+        more = f"and {len(rest)} more findings of this check{ranks and ', ranks '}{ranks} (--verbose shows all)"
         yield Padding(Text(more, style="dim"), (0, 0, 1, style.indent))
     if result.crash is not None:
-        yield _row("crashed", Text.assemble((result.id, "bold"), f" {result.name}: then it crashed: {result.crash}"))
+        yield _row(
+            "crashed", Text.assemble((result.id, "bold"), f" {result.name}: then it failed to run: {result.crash}")
+        )
 
 
 def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle) -> Iterable[_Line]:
@@ -342,7 +347,7 @@ def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle)
     grid.add_column(no_wrap=True, width=_LABEL - 1, style="dim")
     grid.add_column(overflow="fold")
     for label, text in _parts(finding, style):
-        if style.verbose or finding.severity is not Severity.INFO or label not in ("evidence", "effect"):
+        if style.verbose or finding.severity is not Severity.INFO or label not in ("evidence", "impact"):
             grid.add_row(label, text)
     yield Padding(Group(summary, grid), (0, 0, 0, style.indent))
     if finding.ignored is not None:
@@ -400,9 +405,9 @@ def _parts(finding: ReportFinding, style: _TerminalStyle) -> Iterable[tuple[str,
         yield "ignored", Text(f"{finding.ignored.reason} ({finding.ignored.by})")
         return
     if finding.explained_by:
-        yield "because", Text(f"explained by {finding.explained_by}")
+        yield "cause", Text(f"caused by {finding.explained_by}")
     if finding.effect:
-        yield "effect", _prose(finding.effect)
+        yield "impact", _prose(finding.effect)
 
 
 def _prose(text: str) -> Text:
@@ -418,30 +423,35 @@ def _summary(report: Report) -> RenderableType:
     verdict = verdict_text(report)
     if report.verdict == "inconclusive":
         verdict.append(f"; {why_inconclusive(report)}")
-    elif report.coverage.checks["unknown"]:
-        verdict.append(f"; {report.coverage.checks['unknown']} checks could not be judged")
-    lines.append(verdict)
-    if report.primary:
-        lines.append(_primary(report))
+    elif unknown := report.coverage.checks["unknown"]:
+        verdict.append(f"; {unknown} check{'' if unknown == 1 else 's'} could not be evaluated")
+    lines.append(verdict.append(f".{_first_fix(report)}"))
     lines.append(Text(f"{coverage_line(report)}; {report.seconds:.2f} s", style="dim"))
-    lines += [Text(f"passed over {one.path}: {one.skipped}", style="magenta") for one in report.inputs if one.skipped]
+    lines += [Text(f"Skipped {one.path}: {one.skipped}", style="magenta") for one in report.inputs if one.skipped]
     lines += [Text(note, style="magenta") for one in report.inputs for note in one.notes or ()]
     return Group(*lines)
 
 
 def verdict_text(report: Report) -> Text:
-    """Return the verdict in its color, and the counts of findings."""
-    return Text.assemble((report.verdict, f"bold {VERDICT_COLORS[report.verdict]}"), f": {counts_line(report)}")
+    """Return the verdict in its color, and the counts of findings: ``Failed: 1 error``, ``No problems found``."""
+    counts = counts_line(report)
+    word = _VERDICTS[report.verdict]
+    if report.verdict == "pass" and counts.startswith(NO_FINDING):
+        word, counts = "No problems found", counts.removeprefix(NO_FINDING)
+    else:
+        counts = f": {counts}"
+    return Text.assemble((word, f"bold {VERDICT_COLORS[report.verdict]}"), counts)
 
 
-def _primary(report: Report) -> RenderableType:
-    text = Text.assemble("start with ", (str(report.primary), "bold"))
-    result = report.result(str(report.primary))
-    if result is not None:
-        text.append(f" {result.name}")
-    explained = {
-        result.id for result in report.results for f in result.findings if f.explained_by == report.primary and f.stands
-    }
-    if explained:
-        text.append(f" (explains {some(sorted(explained))})")
-    return text
+def _first_fix(report: Report) -> str:
+    """Return `` Fix NET007 first; RUN004 is a consequence.``; empty without a primary finding."""
+    if not report.primary:
+        return ""
+    if report.primary == UNEXPLAINED:
+        return f" See {UNEXPLAINED}."
+    results = (result for result in report.results if result.id != report.primary)
+    caused = {one.id for one in results if any(f.explained_by == report.primary and f.stands for f in one.findings)}
+    if not caused:
+        return f" Fix {report.primary} first."
+    verb = "is a consequence" if len(caused) == 1 else "are consequences"
+    return f" Fix {report.primary} first; {some(sorted(caused))} {verb}."

@@ -32,7 +32,7 @@ def _lines(report: Report, estimate: Estimate) -> Iterator[str]:
     yield f"\n{line_of(' '.join(filter(None, [batch_words(estimate), when_words(estimate), range_words(estimate)])))}"
     yield f"\n{line_of(' · '.join(title_words(estimate)))}\n"
     rows = (row.cells for row in part_rows(estimate))
-    yield from markdown_table(("at the peak", "bytes", "share"), rows, rule="---:")
+    yield from markdown_table(("at the peak", "size", "share"), rows, rule="---:")
     for table in tables(estimate):
         yield ""
         yield from markdown_table(table.head, table.rows, rule="---:")
@@ -52,5 +52,5 @@ def _findings(report: Report) -> Iterator[str]:
             word = f"ignored: {finding.ignored.reason}" if finding.ignored else finding.severity.value
             yield f"\n### {result.id} {line_of(result.name)}: {line_of(word)}"
             yield f"\n{line_of(finding.summary)}"
-            parts = {"effect": finding.effect, "fix": finding.fix}
+            parts = {"impact": finding.effect, "fix": finding.fix}
             yield "".join(f"\n- {name}: {line_of(text)}" for name, text in parts.items() if text)

@@ -19,7 +19,7 @@ LABELS = {
     "gathered": "gathered shards",
     "rounding": "allocator rounding",
     "context": "CUDA context, NCCL",
-    "others": "others on the device",
+    "others": "other processes on the device",
 }
 """Labels of the fields of :class:`doctor.estimate.data_model.MemoryBreakdown` other than their names."""
 
@@ -54,7 +54,7 @@ def title_words(estimate: Estimate) -> list[str]:
     count = estimate.parameter_count
     unit, size = next((one for one in (("B", 10**9), ("M", 10**6), ("K", 10**3)) if count >= one[1]), ("", 1))
     shared = f", {plan.ranks_per_device} ranks each" if plan.ranks_per_device > 1 else ""
-    batch = f"batch {estimate.batch_size} a rank" if estimate.batch_size else "its batch"
+    batch = f"batch {estimate.batch_size} per rank" if estimate.batch_size else "its batch"
     return [
         f"{count / size:.3g} {unit} parameters" if unit else f"{count} parameters",
         f"{plan.devices * plan.nodes} x {estimate.device_name or 'device'}{shared}",
@@ -69,20 +69,20 @@ def title_words(estimate: Estimate) -> list[str]:
 def headline(estimate: Estimate) -> str:
     """Return one sentence: whether it fits, and by how much."""
     ranks = estimate.plan.ranks_per_device
-    who = "a rank takes" if ranks == 1 else f"the {ranks} ranks on a device take"
+    who = "a rank needs" if ranks == 1 else f"the {ranks} ranks on a device need"
     need, most = estimate.peak_bytes * ranks, estimate.high_bytes * ranks
     takes = f"{who} {'about ' if estimate.bound else ''}{byte_size(need)}"
     if estimate.device_memory is None:
         return f"{takes[:1].upper()}{takes[1:]} at the peak."
     usable = estimate.device_memory - _held_by_others(estimate)
     if estimate.fits is None:
-        return f"Whether it fits can't be told: {takes}, and there are {byte_size(usable)}."
+        return f"Inconclusive whether it fits: {takes}, and {byte_size(usable)} are available."
     if estimate.fits:
         return f"It fits: {takes} of {byte_size(usable)} ({percent(need / usable)})."
     missing = byte_size(most - usable)
     return (
         f"It does not fit: {who} {byte_size(need)}, up to {byte_size(most)}: {missing} more than the "
-        f"{byte_size(usable)} that there are."
+        f"{byte_size(usable)} available."
     )
 
 
@@ -90,7 +90,7 @@ def range_words(estimate: Estimate) -> str:
     """Return a sentence on the range of a rank's peak, and what of it torch reports."""
     low, high = byte_size(estimate.low_bytes), byte_size(estimate.high_bytes)
     of_torch = f"{byte_size(estimate.allocated_bytes)} allocated and {byte_size(estimate.reserved_bytes)} reserved"
-    return f"Range of a rank's peak: {low} to {high}, with {of_torch} by torch."
+    return f"Peak of a rank: {low} to {high}, with {of_torch} by torch."
 
 
 def percent(share: float) -> str:
@@ -113,23 +113,25 @@ def batch_words(estimate: Estimate) -> str:
     """Return sentences on the largest batch and the memory per sample; empty if neither is known."""
     parts = []
     if estimate.largest_batch == MOST_SAMPLES:
-        parts.append(f"The memory does not limit the batch: {MOST_SAMPLES} samples a rank fit.")
+        parts.append(f"Memory does not limit the batch: {MOST_SAMPLES} samples per rank fit.")
     elif estimate.largest_batch and not estimate.searched:
         parts.append(
-            f"The largest batch that fits is >= {estimate.largest_batch} samples a rank: the search was cut short."
+            f"The largest batch that fits is >= {estimate.largest_batch} samples per rank: the search was cut short."
         )
     elif estimate.largest_batch:
-        parts.append(f"The largest batch that fits is {estimate.largest_batch} samples a rank.")
+        parts.append(f"The largest batch that fits is {estimate.largest_batch} samples per rank.")
     elif estimate.fits is False and estimate.batch_size and estimate.searched is not None:
-        parts.append("No batch fits, not even one of 1 sample." if estimate.searched else "No batch was found to fit.")
+        parts.append(
+            "No batch size fits, not even 1 sample." if estimate.searched else "No batch size was found that fits."
+        )
     if estimate.sample_bytes:
-        parts.append(f"A further sample takes {byte_size(estimate.sample_bytes)}.")
+        parts.append(f"Each additional sample needs {byte_size(estimate.sample_bytes)}.")
     return " ".join(parts)
 
 
 def when_words(estimate: Estimate) -> str:
     """Return the sentence that says when the peak comes."""
-    return f"The peak comes {estimate.when}."
+    return f"The peak occurs {estimate.when}."
 
 
 def part_rows(estimate: Estimate) -> list[MemoryRow]:
@@ -152,7 +154,7 @@ def tables(estimate: Estimate) -> Iterator[EstimateTable]:
             saved = byte_size(one.saved_bytes) if one.saved_bytes > 0 else "-"
             peak = byte_size(one.peak_bytes * one.plan.ranks_per_device)
             rows.append((one.words, peak, saved, _largest_cell(one)))
-        yield EstimateTable(("what would help", "peak", "saves", "largest batch"), rows)
+        yield EstimateTable(("suggestion", "peak", "saves", "largest batch"), rows)
     if estimate.measured:
         device = next((one.device for one in estimate.measured if one.device), "this machine")
         head = (f"measured here, on {device}", "samples/s", "ratio", "memory")
@@ -172,7 +174,7 @@ def host_words(host: HostMemory) -> str:
     parts = {"processes": host.processes, "data set": host.dataset, "loader workers": host.workers}
     parts["pinned batches"] = host.pinned
     listed = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items() if size)
-    resuming = f"; {byte_size(host.checkpoint)} more while all load a checkpoint" if host.checkpoint else ""
+    resuming = f"; {byte_size(host.checkpoint)} more while all ranks load a checkpoint" if host.checkpoint else ""
     return f"Host: {byte_size(host.total - host.checkpoint)} of a node's memory for {ranks}: {listed}{resuming}."
 
 
@@ -192,20 +194,22 @@ def conclusion(measured: Sequence[MeasuredThroughput]) -> str:
         return ""
     best = max(alone, key=lambda one: one.ratio or 0.0)
     ratio = (best.ratio or 0.0) / shared.ratio
-    here = ". On a GPU it may be otherwise" if best.device == "CPU" else ""
+    here = ". Results on a GPU may differ" if best.device == "CPU" else ""
     noise = best.spread + shared.spread
-    memory = f"{byte_size(best.peak_bytes)} in place of {byte_size(shared.peak_bytes)}"
+    memory = f"{byte_size(best.peak_bytes)} instead of {byte_size(shared.peak_bytes)}"
     if abs((best.ratio or 0.0) - shared.ratio) <= noise:
-        return f"Sharing the device gains nothing beyond the noise: {best.name} does as much, with {memory}{here}."
+        return f"Sharing the device gains nothing measurable: {best.name} is as fast, with {memory}{here}."
     if ratio > 1:
-        return f"Sharing the device does not pay: {best.name} is {ratio:.2f} times as fast, with {memory}{here}."
-    return f"Sharing pays: {shared.name} are {1 / ratio:.2f} times as fast as the best of one rank, {best.name}{here}."
+        return f"Sharing the device does not pay off: {best.name} is {ratio:.2f} times as fast, with {memory}{here}."
+    return (
+        f"Sharing pays off: {shared.name} are {1 / ratio:.2f} times as fast as the best of one rank, {best.name}{here}."
+    )
 
 
 def all_notes(estimate: Estimate) -> Iterator[str]:
     """Return how the numbers were obtained, and what they leave out."""
     if estimate.bound:
-        yield f"a calculation by a rule, no traced step: {estimate.bound}"
+        yield f"calculated by a rule, not from a traced step: {estimate.bound}"
     yield from estimate.notes
     yield from estimate.host.notes
 
@@ -219,4 +223,4 @@ def unknown_checks(report: Report, *, verbose: bool = False) -> Iterator[str]:
         elif verbose:
             yield f"{result.id} {result.name}: {result.status.value}{f', {result.reason}' if result.reason else ''}."
     for reason, ids in reasons.items():
-        yield spelt_out(f"Not judged: {', '.join(ids)}: {reason}.")
+        yield spelt_out(f"Not evaluated: {', '.join(ids)}: {reason}.")

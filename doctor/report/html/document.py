@@ -25,6 +25,7 @@ from doctor.report.formatting import (
     place,
     printable,
     ranges,
+    sentence,
     spelt_out,
     state_of,
     states_of,
@@ -162,6 +163,7 @@ def environment() -> Environment:
         days=days,
         counts_line=counts_line,
         coverage_line=coverage_line,
+        sentence=sentence,
         Severity=Severity,
         Status=Status,
     )

@@ -72,11 +72,11 @@ def _rule(result: CheckResult, rule: Rule | None) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     broken = [
-        {"level": "error", "message": {"text": f"{result.id} {result.name} crashed {crash}"}}
+        {"level": "error", "message": {"text": f"{result.id} {result.name} failed to run: {crash}"}}
         for result in report.results
         if (crash := crash_of(result)) is not None
     ]
-    unread = [(one.path, f"passed over: {one.skipped}") for one in report.inputs if one.skipped is not None]
+    unread = [(one.path, f"skipped: {one.skipped}") for one in report.inputs if one.skipped is not None]
     unread += [(one.path, note) for one in report.inputs for note in one.notes or ()]
     skipped = [{"level": "warning", "message": {"text": text}, "locations": [_where(path)]} for path, text in unread]
     return {

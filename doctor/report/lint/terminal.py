@@ -123,9 +123,9 @@ def _parts(hit: _FileFinding, shown: set[tuple[str, str]], *, verbose: bool) -> 
         return
     is_new = (hit.result.id, "") not in shown
     if is_new and finding.effect:
-        yield "effect", finding.effect
+        yield "impact", finding.effect
     if finding.fix and (hit.result.id, finding.fix) not in shown:
-        yield "fix", finding.fix.rstrip(".") + (". --fix does it." if finding.evidence.get("fixable") else ".")
+        yield "fix", finding.fix.rstrip(".") + (". Apply with --fix." if finding.evidence.get("fixable") else ".")
     if not is_new:
         return
     rest = {name: value for name, value in finding.evidence.items() if name not in (*_SHOWN_ELSEWHERE, "cell")}
@@ -151,27 +151,27 @@ def _draw_summary(report: Report, console: Console, *, verbose: bool, quiet: boo
     console.print(head.append(f"; {_counted(len(report.results), 'rule')}, {report.seconds:.2f} s"), soft_wrap=True)
     for result in report.results:
         if (crash := crash_of(result)) is not None:
-            console.print(Text(f"{result.id} {result.name} crashed {crash}", style="magenta"), soft_wrap=True)
+            console.print(Text(f"{result.id} {result.name} failed to run: {crash}", style="magenta"), soft_wrap=True)
     _draw_skipped(report, console, verbose=verbose, quiet=quiet)
     fixable = sum(bool(one.evidence.get("fixable")) for one in findings)
     if fixable and not quiet:
-        console.print(f"{fixable} of them can be fixed automatically: --fix (--diff shows the changes)")
+        console.print(f"{fixable} can be fixed automatically: --fix applies the changes, --diff shows them")
 
 
 def _draw_skipped(report: Report, console: Console, *, verbose: bool, quiet: bool) -> None:
     skipped = [one for one in report.inputs if one.skipped is not None]
     if quiet:
         if skipped:
-            console.print(Text(f"passed over: {some([one.path for one in skipped])}", style="magenta"), soft_wrap=True)
+            console.print(Text(f"Skipped: {some([one.path for one in skipped])}", style="magenta"), soft_wrap=True)
         return
     for one in report.inputs:
         for note in one.notes or ():
             console.print(Text(f"{one.path}: {note}", style="magenta"), soft_wrap=True)
     named = skipped if verbose else [one for one in skipped if one.decisive is True][:_MOST_SKIPPED]
     for one in named:
-        console.print(Text(f"passed over {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)
+        console.print(Text(f"Skipped {one.path}: {one.skipped}", style="magenta"), soft_wrap=True)
     if rest := [one.path for one in skipped if one not in named]:
-        text = f"{_counted(len(rest), 'file')} passed over: {some(rest)} (--verbose says why)"
+        text = f"{_counted(len(rest), 'file')} skipped: {some(rest)} (--verbose shows why)"
         console.print(Text(text, style="dim"), soft_wrap=True)
 
 

@@ -22,9 +22,9 @@ MOST_HOSTS = 64
 """Hosts whose pairs are drawn."""
 
 MEMORY = {
-    "reserved": "device, held by torch's allocator",
+    "reserved": "device, reserved by torch's allocator",
     "allocated": "device, allocated by tensors",
-    "device_used": "device, used by all",
+    "device_used": "device, used by all processes",
     "resident": "host, this process",
     "workers": "host, its data workers",
     "host_available": "host, available",
@@ -157,8 +157,8 @@ def _charts(job: Job, blamed: Sequence[frozenset[str]]) -> Iterator[PairChart]:
     yield PairChart("round trip", "ms", _milliseconds(paths, "round_trip"))
     yield _transferred(job, blamed)
     yield _exchanged(job, blamed)
-    yield PairChart("name look-up", "ms", _milliseconds(paths, "forward_lookup"))
-    steps = ("arrive", "do not arrive")
+    yield PairChart("name lookup", "ms", _milliseconds(paths, "forward_lookup"))
+    steps = ("received", "lost")
     sized = (
         (host, path.peer, not path.full_size_arrived) for host, path in paths if path.full_size_arrived is not None
     )

@@ -28,15 +28,15 @@ SPANS = {
     "data": "waiting for data",
     "save": "checkpoint",
     "evaluation": "evaluation",
-    "setup": "set-up or its end",
+    "setup": "setup or teardown",
     "call": "collective",
-    "open": "collective without end",
+    "open": "collective not completed",
     "still": "no progress",
-    "log": "its log goes on",
+    "log": "period of its log",
 }
 MARKS = {
-    "first": "what the verdict rests on",
-    "evidence": "what another finding rests on",
+    "first": "evidence of the root cause",
+    "evidence": "evidence of another finding",
     "error": "error",
     "message": "message",
 }
