@@ -194,7 +194,7 @@ def read_capture(path: Path) -> Capture:
             raise UnusableError(f"{path} is larger than {FILE_LIMIT >> 30} GiB")
         data = path.read_bytes()
     except OSError as error:
-        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from error
+        raise UnusableError(f"cannot read {path}: {error.strerror or error}") from error
     return parse_capture(data, str(path))
 
 
@@ -217,7 +217,7 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
     except RecursionError:
         raise UnusableError(f"{name} is nested too deeply to be a capture") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise UnusableError(f"{name} is no capture that can be read: {mask_text(str(error))}") from None
+        raise UnusableError(f"cannot read {name}: not a valid capture ({mask_text(str(error))})") from None
 
 
 def _decode_document(data: bytes, name: str) -> _CapturedContext:
@@ -233,7 +233,7 @@ def _decode_document(data: bytes, name: str) -> _CapturedContext:
 
 def _require_schema(kind: object, schema: object, name: str) -> None:
     if kind not in ("capture", "record"):
-        raise UnusableError(f"{name} is no capture: its kind is {_short(kind)!r}")
+        raise UnusableError(f"{name} is not a capture: its kind is {_short(kind)!r}")
     if schema != SCHEMA:
         raise UnusableError(f"{name} has schema {_short(schema)}; this release reads schema {SCHEMA}")
 
@@ -247,15 +247,15 @@ def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Captu
     if not (0 if logs_alone else 1) <= document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
         raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
     if not document.ranks and not logs_alone:
-        raise UnusableError(f"{name} holds no rank")
+        raise UnusableError(f"{name} contains no rank")
     sizes = [sum(map(len, map(bytes, host.facts.values()))) for host in document.hosts]
     hosts = [decoder.decode(host, "host", name) for host in document.hosts]
     members = []
     for rank in document.ranks:
         if abs(rank.rank) > LARGEST_NUMBER:
-            raise UnusableError(f"{name} holds a rank whose number is beyond all jobs")
+            raise UnusableError(f"{name} contains a rank number that is too large")
         if not 0 <= rank.host < len(hosts):
-            raise UnusableError(f"{name} puts rank {rank.rank} on host {rank.host} of {len(hosts)}")
+            raise UnusableError(f"{name}: rank {rank.rank} refers to host {rank.host} of {len(hosts)}")
         size = sizes[rank.host] + sum(map(len, map(bytes, rank.facts.values())))
         if size > RANK_LIMIT:
             raise UnusableError(

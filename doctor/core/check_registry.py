@@ -217,10 +217,12 @@ def _add_file(checks: dict[str, Check], path: Path) -> None:
     module = import_file(path)
     found = checks_in(module)
     if not found and not holds_rules(module):
-        raise UnusableError(f"the plug-in {path} holds no check")
+        raise UnusableError(f"plugin {path} defines no check")
     for check in found:
         if check.id in checks:
-            raise UnusableError(f"the plug-in {path} claims {check.id}, which is taken by {checks[check.id].origin}")
+            raise UnusableError(
+                f"plugin {path} defines {check.id}, which is already defined by {checks[check.id].origin}"
+            )
         checks[check.id] = replace(check, origin=os.fsencode(path).decode("utf-8", "replace"))
 
 
@@ -238,7 +240,7 @@ def import_file(path: Path) -> ModuleType:
     """
     spec = importlib.util.spec_from_file_location(f"doctor_plugin_{path.stem}", path)
     if spec is None or spec.loader is None or not os.path.isfile(path):  # noqa: PTH113
-        raise UnusableError(f"the plug-in {path} is no Python file that can be read")
+        raise UnusableError(f"cannot load plugin {path}: not a readable Python file")
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs: dataclasses and typing look their module up by name.
     sys.modules[spec.name] = module
@@ -247,7 +249,7 @@ def import_file(path: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise UnusableError(f"the plug-in {path} fails to load: {sentence_of(error)}") from error
+        raise UnusableError(f"cannot load plugin {path}: {sentence_of(error)}") from error
     return module
 
 

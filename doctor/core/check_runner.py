@@ -146,7 +146,7 @@ class _Runner:
         thread.join(PLUGIN_DEADLINE)
         if thread.is_alive():
             outcome.abandoned = True
-            return _CheckYield(crash=f"it did not end within {PLUGIN_DEADLINE:g} s")
+            return _CheckYield(crash=f"it did not finish within {PLUGIN_DEADLINE:g} s")
         return outcome
 
     def _complete(self, check: Check, finding: Finding) -> ReportFinding:
@@ -256,16 +256,16 @@ def _nothing_seen(coverage: _SectionCoverage) -> tuple[Status, str]:
         return Status.UNKNOWN, _reason(serious[0], 0, 0)
     if coverage.missing:
         return Status.SKIP, coverage.missing[0].reason
-    return Status.SKIP, coverage.absent.reason if coverage.absent else "nothing to judge"
+    return Status.SKIP, coverage.absent.reason if coverage.absent else "nothing to evaluate"
 
 
 def _status_without_findings(job: Job, check: Check, coverage: _SectionCoverage) -> tuple[Status, str | None]:
     """The status of a check without findings: pass only if no rank that it compares is missing."""
     if coverage.seen < coverage.expected:
         absent = coverage.expected - coverage.seen
-        return Status.UNKNOWN, f"{absent} {'rank' if absent == 1 else 'ranks'} never came"
+        return Status.UNKNOWN, f"{absent} {'rank' if absent == 1 else 'ranks'} did not join"
     if check.compares_ranks and (job.ungathered or job.absent):
-        return Status.UNKNOWN, "other ranks not gathered" if job.ungathered else "some ranks never came"
+        return Status.UNKNOWN, "other ranks not gathered" if job.ungathered else "some ranks did not join"
     if check.compares_ranks and len(job.ranks) == 1 and not (check.uses_baseline and job.expected):
         return Status.SKIP, ALONE
     return Status.PASS, None

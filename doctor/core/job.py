@@ -29,7 +29,7 @@ UNKNOWN_HOST = "host not told"
 """The host name of ranks whose host is unknown."""
 
 NOT_ASKED = Missing(MissingReason.UNMEASURED, "not measured")
-NOT_WATCHED = Missing(MissingReason.UNMEASURED, "only a run that is watched shows it")
+NOT_WATCHED = Missing(MissingReason.UNMEASURED, "needs the callback or doctor.watch() in the run")
 NOT_CHOSEN = Missing(MissingReason.UNMEASURED, "no site profile was chosen")
 NOT_IN_CAPTURE = Missing(MissingReason.HIDDEN, "the facts do not hold it", "collect again with this release")
 

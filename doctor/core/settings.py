@@ -190,10 +190,10 @@ def _why_withheld(file: UserSettingsFile, plugins: list[str]) -> str:
         trust = f"pass --config {shlex.quote(str(path))} or set {VARIABLE}"
         return f"{path}: plugins not loaded ({names}), because the file was not named; to load them, {trust}"
     why = f"{path}: plugins not loaded ({names}), because others may write to the file or own it"
-    way_out = f"chown {os.geteuid()} and chmod go-w it, or pass --plugin"
+    remedy = f"chown {os.geteuid()} and chmod go-w it, or pass --plugin"
     if file.origin == "named":
-        raise UnusableError(f"{why}; {way_out}")
-    return f"{why}; {way_out}"
+        raise UnusableError(f"{why}; {remedy}")
+    return f"{why}; {remedy}"
 
 
 def _seconds(timeout: float | None, path: Path) -> float:
@@ -245,7 +245,7 @@ def require_known_limits(settings: Settings, catalog: CheckRegistry) -> None:
     for name in settings.limits:
         is_strange = bool(settings.withheld) and name.partition(".")[0] not in catalog.ids()
         if name not in known and not is_strange:
-            raise UnusableError(f"no check has the limit {name}{suggestion(name, known)}")
+            raise UnusableError(f"unknown limit {name!r}{suggestion(name, known)}")
 
 
 def choose(catalog: CheckRegistry, select: Iterable[str]) -> CheckRegistry:
@@ -263,7 +263,7 @@ def choose(catalog: CheckRegistry, select: Iterable[str]) -> CheckRegistry:
     # What could not be loaded may be what was selected: its crash line is the answer then.
     if not chosen and not catalog.broken:
         require_known_patterns(catalog, patterns)
-        raise UnusableError(f"{', '.join(patterns)}: no check is called so, rules of doctor lint are")
+        raise UnusableError(f"{', '.join(patterns)}: not a check, but a rule of doctor lint")
     return CheckRegistry(tuple(chosen), catalog.broken)
 
 
@@ -275,7 +275,7 @@ def require_known_patterns(catalog: CheckRegistry, patterns: Iterable[str]) -> N
         known = pattern.upper() == "ALL" or any(matches(c.id, c.family, pattern) for c in catalog.checks)
         if not known and not is_built_in(pattern) and not catalog.broken:
             names = [*catalog.ids(), *{c.family for c in catalog.checks}]
-            raise UnusableError(f"no check or family is called {pattern}{suggestion(pattern, names)}")
+            raise UnusableError(f"unknown check or family {pattern!r}{suggestion(pattern, names)}")
 
 
 def is_built_in(pattern: str) -> bool:

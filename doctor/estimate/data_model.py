@@ -95,7 +95,7 @@ def plan_of(options: Mapping[str, Any], trainer: TrainingPlan | None) -> Trainin
     chosen = {name: value for name, value in options.items() if value is not None}
     plan = msgspec.structs.replace(trainer or TrainingPlan(), **chosen)
     if plan.world_size > MOST_RANKS:
-        raise UnusableError(f"a job of {plan.world_size} ranks is beyond what can be estimated")
+        raise UnusableError(f"a job of {plan.world_size} ranks is too large to estimate")
     if plan.world_size > 1 and plan.strategy == "none" and chosen.get("strategy") != "none":
         return msgspec.structs.replace(plan, strategy="ddp")
     return plan

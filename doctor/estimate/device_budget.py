@@ -42,14 +42,14 @@ def device_budget_of(memory: str | None, device: str | None, like: Job | None, *
         UnusableError: two of them contradict each other, or one of them is not valid.
     """
     if memory is not None and device is not None:
-        raise UnusableError("--device-memory and --device both say how large a device is: give one of them")
+        raise UnusableError("--device-memory and --device both set the device memory: give only one")
     captured = _captured_budget(like, devices) if like is not None else DeviceBudget()
     if memory is not None:
         return DeviceBudget(memory=size_of(memory), name=memory, host=captured.host)
     if device is not None:
         return msgspec.structs.replace(_named_budget(device), host=captured.host)
     if like is not None and captured.memory is None:
-        raise UnusableError("the capture tells of no GPU with a known memory; give --device or --device-memory, too")
+        raise UnusableError("the capture contains no GPU with known memory; add --device or --device-memory")
     return captured
 
 
@@ -66,7 +66,7 @@ def size_of(text: str) -> int:
     match = _SIZE.fullmatch(text)
     unit = match.group(2).lower() if match else ""
     if match is None or not unit or float(match.group(1)) <= 0 or len(match.group(1)) > 12:
-        raise UnusableError(f"{text!r} is no size of memory: write it as 80GiB, 40960MiB or 80GB")
+        raise UnusableError(f"{text!r} is not a valid memory size: use 80GiB, 40960MiB or 80GB")
     is_decimal = not match.group(3) and match.group(0).strip().lower().endswith("b")
     return int(float(match.group(1)) * (1000 if is_decimal else 1024) ** _UNITS[unit])
 
@@ -77,10 +77,10 @@ def _named_budget(name: str) -> DeviceBudget:
     found = find_devices(name)
     if len(found) > 1:
         names = ", ".join(device.name for device in found)
-        raise UnusableError(f"{name!r} may be one of {names}: say which, or give --device-memory")
+        raise UnusableError(f"{name!r} may be one of {names}: give the full name, or --device-memory")
     if not found:
         near = ", ".join(near_devices(name) or known_devices())
-        raise UnusableError(f"no device is known as {name!r} (near: {near}); give its size with --device-memory")
+        raise UnusableError(f"unknown device {name!r} (similar: {near}); give its memory with --device-memory")
     return DeviceBudget(memory=found[0].total, name=found[0].name, capability=found[0].capability)
 
 
@@ -106,7 +106,7 @@ def _captured_budget(job: Job, devices: int) -> DeviceBudget:
     if len(gpus) < devices:
         notes += (f"the capture shows {len(gpus)} GPUs, the job has {devices} a node",)
     if len(gpus) > 1 and len({(gpu.memory_total, _held(gpu) >> 28) for gpu in gpus}) > 1:
-        notes += (f"the GPUs of the capture differ: GPU {tightest.index} has the least memory left and counts",)
+        notes += (f"the GPUs of the capture differ: GPU {tightest.index} has the least free memory and is used",)
     if tightest.mig and tightest.mig_devices:
         slices = [one.memory for one in tightest.mig_devices if one.memory]
         memory = min(slices, default=tightest.memory_total)

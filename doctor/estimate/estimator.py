@@ -127,7 +127,7 @@ def _spent(traces: Mapping[str, list[float]], loading_seconds: float) -> str:
     for purpose, seconds in traces.items():
         count = f", {len(seconds)} traces" if len(seconds) > 1 else ""
         parts.append(f"{purpose} {sum(seconds):.0f} s{count}")
-    return f"the time (--timeout) was spent on: {'; '.join(parts)}"
+    return f"the --timeout was spent on: {'; '.join(parts)}"
 
 
 class _EstimateRun:
@@ -141,9 +141,9 @@ class _EstimateRun:
 
     def estimate(self, loading: LoaderUse) -> Estimate:
         """Return the estimate, but for its time."""
-        self.tracing.purpose = "its largest batch"
+        self.tracing.purpose = "the largest batch"
         found = self.largest() if self.plan.batch_size else BatchSearchResult(0, exact=False, points={})
-        self.tracing.purpose = "what would help"
+        self.tracing.purpose = "suggestions"
         suggestions, untried = self.suggestions(found.batch or None)
         estimate = self.peak_estimate(loading)
         return replace(
@@ -251,27 +251,27 @@ class _EstimateRun:
             allowed = "before 2.30, and unless NCCL_MULTI_RANK_GPU_ENABLE=1"
             yield f"NCCL refuses two ranks on one device ({allowed}): use gloo"
         if not batch:
-            yield "the batch has no common first dimension, so no other batch size could be tried"
+            yield "the tensors of the batch have no common first dimension, so other batch sizes could not be tried"
         elif self.limit is not None and not found.settled:
             above = min((size for size in found.points if size > found.batch), default=None)
-            why = "there was no time (--timeout)" if self.tracing.ran_out else "it can't be traced at other sizes"
+            why = "the --timeout expired" if self.tracing.ran_out else "other batch sizes cannot be traced"
             yield f"the search for the largest batch was cut short, {why}" + (
                 f": {above} does not fit" if above else ""
             )
         if self.unsettled:
             yield f"larger batches may fit with {', '.join(self.unsettled)}: the search was cut short"
         if untried:
-            why = "there was no time (--timeout)" if self.tracing.ran_out else "it can't be traced"
+            why = "the --timeout expired" if self.tracing.ran_out else "it cannot be traced"
             yield f"not tried, {why}: {', '.join(untried)}"
         for reason in dict.fromkeys(self.tracing.refused):
-            yield f"a variant can't be traced: {reason}"
+            yield f"a variant cannot be traced: {reason}"
 
 
 _WHEN = {
     "forward": "in the forward pass, while activations are kept for the backward pass",
-    "backward": "in the backward pass, when the first gradients are there and most activations still are",
-    "optimizer step": "in the optimizer step, where the batch matters little",
-    "between steps": "between the steps: parameters, gradients and optimizer state alone",
+    "backward": "in the backward pass, when the first gradients and most activations are in memory",
+    "optimizer step": "in the optimizer step, where the batch size matters little",
+    "between steps": "between the steps: only parameters, gradients and optimizer state",
 }
 
 

@@ -32,11 +32,9 @@ IDS = ("GPU007", "MEM005", "MEM008")
 """The checks that apply to an estimate."""
 
 NO_DEVICE = Missing(
-    MissingReason.HIDDEN, "nobody said how much memory a device has", "give --device, --device-memory or --like CAPTURE"
+    MissingReason.HIDDEN, "the memory of a device is unknown", "give --device, --device-memory or --like CAPTURE"
 )
-NO_HOST = Missing(
-    MissingReason.HIDDEN, "nobody said how much memory a node has", "give --host-memory or --like CAPTURE"
-)
+NO_HOST = Missing(MissingReason.HIDDEN, "the memory of a node is unknown", "give --host-memory or --like CAPTURE")
 
 NODE = "node"
 """The name of a node without a capture."""
@@ -98,7 +96,7 @@ def _gpus(estimate: Estimate, budget: DeviceBudget) -> GpuFacts | Missing:
     if _is_undecided(estimate):
         return Missing(
             MissingReason.HIDDEN,
-            f"the peak is calculated by a rule, which errs on the safe side, and does not fit: {estimate.bound}",
+            f"the peak is a conservative calculation, and it does not fit: {estimate.bound}",
         )
     # Ranks that share a device share what other processes leave of it.
     shared = estimate.plan.ranks_per_device > 1

@@ -56,15 +56,15 @@ def host_memory(
 def _notes(loading: LoaderUse, ranks: int, *, copied: bool) -> Iterator[str]:
     workers, dataset = loading.workers, loading.dataset_bytes
     if workers is None:
-        yield "the factory gave no loader: its workers, its data set and pinned memory are not counted"
+        yield "the factory returned no data loader: its workers, dataset and pinned memory are not counted"
     elif dataset is None:
-        yield "what the data set holds in memory can't be counted; every rank holds it"
+        yield "the memory of the dataset is unknown; every rank holds a copy"
     elif dataset < 256 * MIB or not workers:
         return
     elif copied:
-        yield f"each worker gets a copy of the data set, {byte_size(dataset)}: workers are no forks from Python 3.14 on"
+        yield f"each worker gets a copy of the dataset, {byte_size(dataset)}: since Python 3.14 workers are not forked"
     else:
         yield (
-            f"workers share the pages of the data set; lists and dictionaries of Python objects are copied as they are "
+            f"workers share the pages of the dataset; lists and dictionaries of Python objects are copied as they are "
             f"read, up to {byte_size(dataset * ranks * workers)} more"
         )

@@ -19,8 +19,8 @@ LEANER: dict[Strategy, Strategy] = {
 
 LOWER: dict[Precision, tuple[Precision, str]] = {
     "32-true": ("bf16-mixed", "mixed precision in bf16"),
-    "bf16-mixed": ("bf16-true", "weights and optimizer state in bf16, too (small updates get lost)"),
-    "16-mixed": ("bf16-true", "weights and optimizer state in bf16 (small updates get lost)"),
+    "bf16-mixed": ("bf16-true", "weights and optimizer state also in bf16 (small updates are lost)"),
+    "16-mixed": ("bf16-true", "weights and optimizer state in bf16 (small updates are lost)"),
 }
 LEAN_OPTIMIZER = "adafactor"
 """Keeps a row and a column of the second moment instead of Adam's two states (arXiv:1804.04235); from torch 2.5 on."""
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> Iterator[Candidate]:
     """Return the changes to try, the cheapest first. ``largest``: the largest batch that fits, if known."""
     if plan.ranks_per_device > 1:
-        words = f"one rank a device in place of {plan.ranks_per_device}"
+        words = f"one rank per device instead of {plan.ranks_per_device}"
         yield Candidate("fewer ranks", words, replace(plan, ranks_per_device=1))
     if batch > 1:
         # Micro-batches that fit; of half the size if the batch fits already.
@@ -48,7 +48,7 @@ def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> It
         while largest and batch // parts > largest:
             parts *= 2
         times = plan.accumulate * parts
-        words = f"{batch // parts} samples at a time, {times} times a step"
+        words = f"{batch // parts} samples per micro-batch, {times} micro-batches per step"
         yield Candidate("accumulation", words, replace(plan, batch_size=batch // parts, accumulate=times))
     if plan.precision in LOWER:
         precision, words = LOWER[plan.precision]
@@ -58,10 +58,10 @@ def candidates(plan: TrainingPlan, batch: int, largest: int | None = None) -> It
         yield Candidate("checkpointing", words, replace(plan, checkpointing=True))
     if plan.strategy in LEANER and plan.world_size > 1 and plan.ranks_per_device == 1:
         strategy = LEANER[plan.strategy]
-        words = f"{strategy} in place of {plan.strategy}: shards over {plan.world_size} ranks"
+        words = f"{strategy} instead of {plan.strategy}: shards over {plan.world_size} ranks"
         yield Candidate(strategy, words, replace(plan, strategy=strategy))
     if (plan.optimizer or "").lower() not in (LEAN_OPTIMIZER, "sgd"):
-        words = f"{LEAN_OPTIMIZER} in place of {plan.optimizer or 'the optimizer'} (to be tuned anew)"
+        words = f"{LEAN_OPTIMIZER} instead of {plan.optimizer or 'the optimizer'} (needs new tuning)"
         yield Candidate(LEAN_OPTIMIZER, words, replace(plan, optimizer=LEAN_OPTIMIZER))
 
 

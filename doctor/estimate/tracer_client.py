@@ -63,7 +63,7 @@ class TracerClient(AbstractContextManager["TracerClient"]):
         """Trace a training step under ``plan``; the errors are those of :class:`TracerClient`."""
         traced = self._ask(TracePlan(plan, self._workspace, self._capability)).traced
         if traced is None:
-            raise UnusableError(f"{self._name}: no step was traced")
+            raise UnusableError(f"{self._name}: no training step was traced")
         return traced
 
     def _ask(self, request: TracerRequest) -> TracerReply:
@@ -86,8 +86,8 @@ class TracerClient(AbstractContextManager["TracerClient"]):
         tracing = time.monotonic() - self._began - self.loading_seconds
         weights = f"{self.loading.parameter_count / 1e6:,.0f} M parameters, {byte_size(self.loading.parameter_bytes)}"
         return (
-            f"{self._name}: not done within {self._seconds:.0f} s (--timeout), which were spent on loading the model, "
-            f"{self.loading_seconds:.0f} s ({weights}), and tracing a step, {tracing:.0f} s"
+            f"{self._name}: not finished within {self._seconds:.0f} s (--timeout): loading the model took "
+            f"{self.loading_seconds:.0f} s ({weights}), tracing a step {tracing:.0f} s"
         )
 
     def close(self) -> None:

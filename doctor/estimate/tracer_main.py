@@ -59,7 +59,7 @@ def work(argument: bytes) -> TracerReply:
     try:
         import torch  # noqa: F401 - so that this failure is not taken for one of the factory
     except ImportError as error:
-        return TracerReply(unusable=f"torch can't be imported, and an estimate runs on it: {error}")
+        return TracerReply(unusable=f"cannot import torch, which estimate needs: {error}")
     try:
         if isinstance(request, TracePlan):
             return TracerReply(traced=_tracers[0].run(request.plan, request.workspace, request.capability))
@@ -75,7 +75,7 @@ def _loaded(request: LoadFactory | LoadModel) -> StepTracer:
         from doctor.estimate.tracing.factory import find_factory
         from doctor.estimate.tracing.step_tracer import StepTracer
     except (ImportError, AttributeError) as error:  # torch's private names, which change between releases
-        raise UnusableError(f"this torch lacks what an estimate runs on: {error}") from None
+        raise UnusableError(f"this PyTorch version lacks a feature that estimate needs: {error}") from None
     if isinstance(request, LoadModel):
         return StepTracer(request.recipe.name, partial(ConfiguredModel, request.recipe))
     return StepTracer(request.factory, partial(find_factory, request.factory, Path(request.directory)))

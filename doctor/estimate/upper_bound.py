@@ -79,6 +79,6 @@ def bounded(
         batch=sum(each.nbytes for each in tensors_in(made.batch)),
     )
     return parts, (
-        f"the step can't be run without data ({why}): counted as if nothing that the forward pass made were freed, "
-        f"{coverage.share:.0%} of its layers having run, and as much again in the backward pass"
+        f"the step cannot run on fake tensors ({why}): the estimate assumes that the forward pass frees nothing "
+        f"({coverage.share:.0%} of its layers ran), and that the backward pass needs as much again"
     )

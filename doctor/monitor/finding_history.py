@@ -105,7 +105,7 @@ def _with_findings(result: CheckResult, findings: tuple[ReportFinding, ...]) -> 
 
 
 def _as_info(finding: ReportFinding, seconds: float) -> ReportFinding:
-    summary = f"{finding.summary}; went on after {seconds:.0f} s"
+    summary = f"{finding.summary}; training resumed after {seconds:.0f} s"
     return msgspec.structs.replace(finding, summary=summary, severity=Severity.INFO)
 
 

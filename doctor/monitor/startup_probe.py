@@ -65,7 +65,7 @@ def probe_hosts(
         store.wrap(lambda backend: SignedBackend(backend, key, secret, rejected))
         _gather(store, identity, participant, schedule, write_line)
     except (StoreLost, NoCoordinator, Superseded, OSError, RuntimeError) as lost:  # torch raises RuntimeError
-        write_line(f"the ways between hosts were not measured on rank {rank}: {str(lost) or 'nobody asked'}")
+        write_line(f"connectivity between hosts was not measured on rank {rank}: {str(lost) or 'no request arrived'}")
     return schedule.sections
 
 

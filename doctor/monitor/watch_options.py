@@ -49,16 +49,16 @@ class WatchOptions:
         """Reject invalid arguments while the user's own line is on the stack."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be {' or '.join(map(repr, choices))}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected {' or '.join(map(repr, choices))}")
         if self.hang_after is not None and not self.hang_after >= LEAST_HANG:
-            raise ValueError(f"hang_after is {self.hang_after!r}; it is at least {LEAST_HANG:g} s, or None")
+            raise ValueError(f"hang_after is {self.hang_after!r}; expected at least {LEAST_HANG:g} s, or None")
         if not isinstance(self.every_n_steps, int) or self.every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {self.every_n_steps!r}; it is a whole number from 1")
+            raise ValueError(f"every_n_steps is {self.every_n_steps!r}; expected an integer of at least 1")
         if self.prometheus_port is not None and not 0 < self.prometheus_port < 1 << 16:
-            raise ValueError(f"prometheus_port is {self.prometheus_port!r}; it is a port, or None")
+            raise ValueError(f"prometheus_port is {self.prometheus_port!r}; expected a port number or None")
         for name in ("select", "ignore"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is a text; it is a list of ids or families, such as ['NET', 'MEM001']")
+                raise ValueError(f"{name} is a string; expected a list of ids or families, such as ['NET', 'MEM001']")
         self._require_known_checks()
         if self.share_group is not None:
             self._group(self.share_group)
@@ -94,7 +94,7 @@ class WatchOptions:
             try:
                 group = chosen_group(os.environ.get(VARIABLE))
             except UnusableError as error:
-                write_line(f"{VARIABLE}: {error}; going on without a group")
+                write_line(f"{VARIABLE}: {error}; continuing without a group")
         owners = TrustedOwners.here(group)._replace(option=f"share_group or {VARIABLE}")
         if self.dirpath is not None:
             return OwnFolder(absolute(Path(self.dirpath)), owners=owners, checked=True)

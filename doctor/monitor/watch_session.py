@@ -126,9 +126,9 @@ class WatchSession:
         decision = self._watchdog.check_start(STARTUP_TIMEOUT)
         self.telemetry.progress.run = self._watchdog.run
         if decision is not None and decision.has_errors and self._options.on_error == "raise":
-            way_out = f" (the way out: doctor explain {decision.ids[0]})" if decision.ids else ""
+            more = f" (see: doctor explain {decision.ids[0]})" if decision.ids else ""
             raise Findings(
-                f"the doctor ends this run before its first batch, as on_error='raise' says: {decision.words}{way_out}",
+                f"rankdoctor stopped this run before its first batch (on_error='raise'): {decision.words}{more}",
                 decision.ids,
             )
 

@@ -51,7 +51,7 @@ def require_peer(address: str | None, port: int, *, same_host: bool = False) -> 
         raise Forbidden(f"a connection to {address[:64]!r}, which is not an IP address") from None
     is_not_a_host = found.is_multicast or found.is_unspecified or str(found) == "255.255.255.255"
     if is_not_a_host or (found.is_loopback and not same_host):
-        raise Forbidden(f"a connection to {address}, which is no other host")
+        raise Forbidden(f"a connection to {address}, which is not another host of the job")
 
 
 def require_peers(ends: Iterable[tuple[str | None, int]], *, same_host: bool = False) -> None:
@@ -64,7 +64,7 @@ def require_own_master(address: str, port: int, machine: Machine) -> None:
     """Require the MASTER_ADDR and MASTER_PORT that this process was started with."""
     own = machine.environ.get("MASTER_ADDR", "")
     if address not in (own, readable(own)):
-        raise Forbidden("a connection to a MASTER_ADDR that is not set here")
+        raise Forbidden("a connection to a MASTER_ADDR that is not set on this host")
     require_own_port(port, machine)
 
 

@@ -126,7 +126,7 @@ class Coordinator:
         self._wait(self._is_complete, until=self._close_at)
         self._heartbeat.pause()
         if damaged := self.table.damaged:
-            self._write_line(f"{len(damaged)} of the messages of other ranks can't be read: {damaged[0]}")
+            self._write_line(f"{len(damaged)} messages of other ranks could not be decoded: {damaged[0]}")
         return self.job()
 
     def _enter_own(self, own_facts: Callable[[], MemberFacts | None]) -> None:
@@ -191,8 +191,8 @@ class Coordinator:
         if now >= self._next_status and awaited:
             self._next_status = now + STATUS_EVERY
             left = max(0.0, self._close_at - now)
-            joined = f"{len(self.table.numbers)} of {self.table.world_size} ranks are here"
-            self._write_line(f"{joined}; waiting for {ranks_in_words(awaited)}, {left:.0f} s at most")
+            joined = f"{len(self.table.numbers)} of {self.table.world_size} ranks joined"
+            self._write_line(f"{joined}; waiting for {ranks_in_words(awaited)}, at most {left:.0f} s")
 
     def _measure(self, schedule: ProbeSchedule) -> None:
         end, table = time.monotonic() + schedule.seconds, self.table
@@ -231,7 +231,7 @@ class Coordinator:
         try:
             self._store.set(f"{self._nonce}/verdict", encode(self._verdict))
         except StoreLost:
-            self._write_line("the other ranks can't be reached any more, and do not hear the verdict")
+            self._write_line("the other ranks are no longer reachable and do not receive the verdict")
 
     def dismiss(self, others: int | None = None, seconds: float | None = None) -> None:
         """Dismiss the members once those that still run, or so many ``others``, have acknowledged the verdict."""

@@ -49,7 +49,7 @@ CANCEL_SECONDS = 5.0
 """Seconds for all ranks to join and learn that the gather is cancelled."""
 TO_THE_FOLDER = 0.5
 """Share of the timeout after which a rank that cannot reach the store uses the shared folder."""
-UNREACHED = "the other ranks can't be reached"
+UNREACHED = "the other ranks are unreachable"
 """The whole message if names must not be shown."""
 UNCONFIRMED = "its part of the verdict could not be confirmed, because messages are not signed (DOCTOR_SECRET_FILE)"
 
@@ -155,9 +155,11 @@ class GatherSession:
             except StoreLost as lost:
                 failure = RendezvousFailed(str(lost))
                 if not is_coordinator and not store.survives_coordinator:
-                    failure = RendezvousFailed(f"{lost}: rank 0 ended or stopped before there was a verdict", "ENV005")
+                    failure = RendezvousFailed(
+                        f"{lost}: rank 0 exited or stopped before it reached a verdict", "ENV005"
+                    )
                 raise self._leave_unreached(failure) from None
-        reason = f"{store.description} answers, but nobody keeps a gathering there"
+        reason = f"{store.description} is reachable, but no coordinator is running there"
         raise self._leave_unreached(RendezvousFailed(reason, "ENV005"))
 
     def _alone(self) -> Job:
@@ -263,7 +265,9 @@ class GatherSession:
             self._local_verdict.begin()
         verdict = member.participate()
         if verdict.judged and not verdict.covers(self._participant.join_request.token):
-            raise self._leave_unreached(RendezvousFailed("came when the roll was closed, and was not judged", "ENV004"))
+            raise self._leave_unreached(
+                RendezvousFailed("joined after collection had finished; not included in the report", "ENV004")
+            )
         raise Dismissed(self._code(verdict.code))
 
     def _code(self, received: int) -> int:
@@ -310,8 +314,8 @@ class GatherSession:
         try:
             own = OwnFolder(folder, owners=self._plan.owners)
             DeadlineWorker().run(lambda: own.write(name, encode_document(document)), PATIENCE)
-            self._write_line(f"its facts are in {folder / name}: doctor diagnose {folder}")
+            self._write_line(f"its facts are in {folder / name}; run: doctor diagnose {folder}")
         except OSError as error:
             refused = self._discreet and isinstance(error, UntrustedPath)
             why = NOT_OURS if refused else error.strerror or str(error) or "no answer"
-            self._write_line(f"its facts can't be left in {folder}: {why}")
+            self._write_line(f"cannot write its facts to {folder}: {why}")

@@ -188,15 +188,15 @@ class MemberTable:
 _UNREAD: Sections = {
     key: Missing(
         MissingReason.HIDDEN,
-        "the process that was to read this for its host fell silent",
-        "run the check again when all processes of the host start",
+        "the process that collects this for its host stopped responding",
+        "run the check again once all processes of the host are running",
     )
     for key in MODULES
     if SECTIONS[key].level == "host"
 }
 """Sections of a host whose leading process never joined."""
 
-_TIMED_OUT = Missing(MissingReason.TIMEOUT, "the process did not come back from its probes in time")
+_TIMED_OUT = Missing(MissingReason.TIMEOUT, "the process did not finish its probes in time")
 
 
 def _reach_key(member: Member) -> tuple[object, ...]:

@@ -98,9 +98,7 @@ def gather_plan(
     if identity is None or identity.world_size < 2:
         if options.gather == "auto":
             return GatherPlan()
-        raise UnusableError(
-            f"--gather {options.gather} needs RANK and WORLD_SIZE, or a launcher that numbers the ranks"
-        )
+        raise UnusableError(f"--gather {options.gather} needs RANK and WORLD_SIZE, or a launcher that sets them")
     owners = TrustedOwners.here(options.group)
     if options.share is not None and options.gather != "store":
         return GatherPlan(identity, None, options.share, owners=owners)
@@ -118,7 +116,7 @@ def _ray_plan(options: GatherOptions, environ: Environ) -> GatherPlan:
 
     if options.gather not in ("auto", "ray") or options.share is not None or options.master is not None:
         raise UnusableError(
-            "--ray is for the nodes of a cluster; --share, --master and --gather are for ranks of a job"
+            "--ray checks the nodes of a cluster; --share, --master and --gather apply to the ranks of a job"
         )
     return GatherPlan(ray=ray_head_address(options.ray or "auto", environ))
 
@@ -143,8 +141,8 @@ def store_endpoint(
     found = _launcher_endpoint(environ, launcher, identity)
     if found is None:
         raise NoRendezvous(
-            "neither MASTER_ADDR and MASTER_PORT nor the launcher tell where the ranks can meet: add "
-            "--master HOST:PORT (a host of rank 0 and a free port) or --share DIR (a folder that all hosts see)"
+            "no rendezvous address: MASTER_ADDR and MASTER_PORT are not set, and the launcher provides none; add "
+            "--master HOST:PORT (a host of rank 0 and a free port) or --share DIR (a folder that all hosts share)"
         )
     return found
 
@@ -153,7 +151,7 @@ def parse_master(text: str) -> tuple[str, int]:
     """Parse ``HOST:PORT`` or ``[IPv6]:PORT``. Raises :class:`UnusableError` if it is neither."""
     match = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text.strip(), re.ASCII)
     if match is None or int(match[3]) not in PORTS:
-        raise UnusableError(f"--master {text!r} is no HOST:PORT")
+        raise UnusableError(f"--master {text!r} is not a valid HOST:PORT")
     return match[1] or match[2], int(match[3])
 
 

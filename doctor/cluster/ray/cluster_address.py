@@ -32,10 +32,12 @@ def ray_head_address(text: str, environ: Mapping[str, str]) -> str:
     if named == "auto" and environ.get("RAY_ADDRESS", "").strip():
         named, source = environ["RAY_ADDRESS"].strip(), "RAY_ADDRESS"
     if named != "auto" and _parsed(named) is None:
-        raise UnusableError(f"{source} {named!r} is none of auto, HOST:PORT and ray://HOST:PORT")
+        raise UnusableError(f"{source} {named!r} is not auto, HOST:PORT or ray://HOST:PORT")
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # None too for a mere folder of that name
-        raise UnusableError("Ray is not installed in this Python, which --ray needs: pip install 'rankdoctor[ray]'")
+        raise UnusableError(
+            "--ray needs Ray, which is not installed in this Python environment: pip install 'rankdoctor[ray]'"
+        )
     return named
 
 
@@ -61,10 +63,10 @@ def check_listening(address: str, until: float) -> None:
     found = attempt_connect((name,), port, until=min(until, time.monotonic() + CONNECT_TIMEOUT))
     if found.open_at is None:
         reason = {
-            "unresolved": f"{name} does not resolve here ({found.lookup_error or 'no address'})",
-            "refused": "the port refuses; no head runs there, or it listens elsewhere (`ray status` on the head)",
-            "silent": "no answer; a firewall drops it, or it is the wrong network",
-            "unroutable": "this host has no way to that network",
+            "unresolved": f"{name} does not resolve on this host ({found.lookup_error or 'no address'})",
+            "refused": "connection refused; no Ray head listens there (`ray status` on the head shows its port)",
+            "silent": "no response; a firewall drops the packets, or it is the wrong network",
+            "unroutable": "this host has no route to that network",
         }[found.attempts[-1].outcome]
         raise RayUnreachable(f"no Ray cluster at {address}: {reason}")
 
@@ -74,5 +76,5 @@ def explain_no_answer(address: str) -> str:
     if address.startswith("ray://"):
         return "its client server is stopped, or something else listens there"
     if any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):
-        return "its head does not answer, is of another release of Ray, or something else listens there"
-    return "this host is no node of it (`ray start --address=HOST:PORT` makes it one, or --ray ray://HEAD:10001)"
+        return "its head does not respond, runs another release of Ray, or something else listens there"
+    return "this host is not a node of the cluster (join it with `ray start --address=HOST:PORT`, or use --ray ray://HEAD:10001)"

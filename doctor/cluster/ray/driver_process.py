@@ -69,7 +69,7 @@ class RayDriver:
             cluster.enter(self._order.address, self._order.close_at)
             self._coordinate(cluster)
         except (RayUnreachable, StoreLost) as lost:
-            self._send(ClusterLost("the Ray cluster can't be reached" if self._order.discreet else str(lost)))
+            self._send(ClusterLost("the Ray cluster is unreachable" if self._order.discreet else str(lost)))
         finally:
             cluster.leave()
 
@@ -77,14 +77,14 @@ class RayDriver:
         """Report an exception that is a fault rather than a requested exit."""
         if isinstance(error, Exception):
             with contextlib.suppress(BrokenPipeError):
-                self._send(ClusterLost(f"the driver of Ray broke: {type(error).__name__}: {first_line(error)}"))
+                self._send(ClusterLost(f"the Ray driver failed: {type(error).__name__}: {first_line(error)}"))
 
     def _coordinate(self, cluster: RayCluster) -> None:
         nodes, run, write_line = cluster.nodes(), new_run(), self._write_line
         if lost := cluster.lost():
             names = "" if self._order.discreet else f" ({', '.join(node.text for node in lost[:4])})"
             count = f"{len(lost)} node{'s' * (len(lost) > 1)}"
-            write_line(f"Ray lost {count}{names} earlier, and nothing has come in the place: not looked at")
+            write_line(f"Ray lost {count}{names} earlier and has not replaced it; not checked")
         identity = ProcessIdentity(len(nodes), len(nodes), run)  # one beyond the last rank: the driver is not a rank
         secret, rejected = secret_from_environ(os.environ), RejectedMessages()
         store = KeyValueStore(SignedBackend(RayStoreBackend(run), run, secret, rejected))
@@ -111,7 +111,7 @@ class RayDriver:
             if rejected.warning:
                 write_line(rejected.warning)
             if not job.ranks:
-                raise RayUnreachable("no node of the cluster answered")
+                raise RayUnreachable("no node of the cluster responded")
             self._send(CollectedJob(msgspec.Raw(msgspec.json.encode(to_document(job)))))
             coordinator.announce(0)
             coordinator.dismiss()
@@ -161,5 +161,5 @@ class EndedNodes:
             for number, why in self._cluster.ended().items():
                 self._gone.add(number)
                 where = "" if self._discreet else f" on {self._nodes[number].text}"
-                self._write_line(f"{ranks_in_words((number,))}{where}: {'does not come' if self._discreet else why}")
+                self._write_line(f"{ranks_in_words((number,))}{where}: {'does not join' if self._discreet else why}")
         return self._gone

@@ -57,7 +57,7 @@ def join_from_node(
     try:
         GatherMember(store, participant, schedule, close_at=close_at).participate()
     except NoCoordinator:
-        return rejected.warning or "the driver was not heard of any more"
+        return rejected.warning or "the driver stopped responding"
     except StoreLost as lost:
         return str(lost)
     return ""

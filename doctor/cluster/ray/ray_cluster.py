@@ -60,7 +60,7 @@ class RayCluster:
             self._worker.run(lambda: _translate_errors(lambda: _enter(address)), max(1.0, until - time.monotonic()))
         except TimeoutError:
             raise RayUnreachable(
-                f"the Ray cluster at {address} lets no driver in: {explain_no_answer(address)}"
+                f"the Ray cluster at {address} accepts no driver: {explain_no_answer(address)}"
             ) from None
 
     def nodes(self) -> list[RayNode]:
@@ -132,7 +132,7 @@ class RayCluster:
         return self._ask(lambda: list(ray.nodes()))  # type: ignore[no-untyped-call]
 
     def _ask(self, work: Callable[[], T]) -> T:
-        return self._bounded(work, ASKING, "the Ray cluster does not answer any more")
+        return self._bounded(work, ASKING, "the Ray cluster stopped responding")
 
     def _bounded(self, work: Callable[[], T], seconds: float, silent: str) -> T:
         try:
@@ -150,7 +150,7 @@ def _translate_errors(work: Callable[[], T]) -> T:
         except RayError as error:
             raise OSError(str(error)) from None
     except (OSError, RuntimeError, ValueError, ImportError) as error:
-        raise RayUnreachable(f"Ray says: {_on_one_line(error)}") from None
+        raise RayUnreachable(f"Ray reports: {_on_one_line(error)}") from None
 
 
 def _enter(address: str) -> None:
@@ -161,7 +161,9 @@ def _enter(address: str) -> None:
     except ConnectionError:
         if address != "auto":
             raise
-        raise RayUnreachable("no Ray cluster runs on this host, and RAY_ADDRESS names none: --ray HOST:PORT") from None
+        raise RayUnreachable(
+            "no Ray cluster runs on this host, and RAY_ADDRESS is not set: use --ray HOST:PORT"
+        ) from None
 
 
 def _sort_key(entry: Mapping[str, Any]) -> tuple[int, int, str]:
@@ -219,9 +221,9 @@ def _outcome(reference: Any) -> str:
     except exceptions.WorkerCrashedError:
         return "the Ray worker there was killed"
     except exceptions.RayTaskError as error:
-        return f"the doctor broke there: {_on_one_line(error.cause if error.cause else error)}"
+        return f"rankdoctor failed there: {_on_one_line(error.cause if error.cause else error)}"
     except exceptions.RayError as error:
-        return f"Ray says: {_on_one_line(error)}"
+        return f"Ray reports: {_on_one_line(error)}"
 
 
 def _on_one_line(error: BaseException) -> str:

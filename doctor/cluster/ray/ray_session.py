@@ -61,7 +61,7 @@ class RayGatherSession:
             # All workers of a Ray job import from the directory of its driver: this one has no modules.
             self._driver = start_python("doctor.cluster.ray.driver_process", arguments, cwd="/", env=environ)
         except OSError as error:
-            raise NoRendezvous(f"no driver of Ray can be started here: {error.strerror or error}") from None
+            raise NoRendezvous(f"cannot start a Ray driver: {error.strerror or error}") from None
 
     def __enter__(self) -> RayGatherSession:
         """Return the session; the driver is already running."""
@@ -92,7 +92,7 @@ class RayGatherSession:
             self._write_line(message.line)
         code = self._driver.wait()
         end = f"was ended by signal {-code}" if code < 0 else "ended"
-        self._write_line(f"Ray's driver {end} before it brought the job")
+        self._write_line(f"Ray's driver {end} before it delivered the job")
         raise Dismissed(INCONCLUSIVE)
 
     def _messages(self) -> Iterator[DriverMessage]:

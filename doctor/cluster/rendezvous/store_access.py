@@ -87,10 +87,10 @@ class TorchImport:
             error = self._error.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
             raise RendezvousFailed(
-                "torch was still being imported when the time was up: a longer --timeout, or --share DIR"
+                "importing torch took longer than --timeout: increase it, or use --share DIR"
             ) from None
         if error:
-            raise RendezvousFailed(f"{error}, and the store is torch's: use --share DIR (a folder that all hosts see)")
+            raise RendezvousFailed(f"{error}, and the store needs it: use --share DIR (a folder that all hosts share)")
 
 
 def _import_torch() -> str:
@@ -98,11 +98,11 @@ def _import_torch() -> str:
     try:
         import torch.distributed
 
-        return "" if torch.distributed.is_available() else "this torch is built without torch.distributed"
+        return "" if torch.distributed.is_available() else "this PyTorch build has no torch.distributed"
     except ImportError as error:
-        return f"torch can't be imported here ({first_line(error)})"
+        return f"cannot import torch ({first_line(error)})"
     except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
-        return f"torch breaks when it is imported ({type(error).__name__}: {first_line(error)})"
+        return f"importing torch failed ({type(error).__name__}: {first_line(error)})"
 
 
 NOT_OURS = (
@@ -135,12 +135,10 @@ def secret_of_folder(directory: Path | OwnFolder, identity: ProcessIdentity) -> 
     try:
         key = DeadlineWorker().run(lambda: folder.agree("secret", secrets.token_bytes(2 * LEAST)), PATIENCE)
     except (OSError, TimeoutError) as error:
-        raise RendezvousFailed(
-            f"the key of the job can't be had from {folder.description}: {first_line(error)}"
-        ) from None
+        raise RendezvousFailed(f"cannot read the job key from {folder.description}: {first_line(error)}") from None
     if len(key) < LEAST:
         raise RendezvousFailed(
-            f"the key of the job in {folder.description} is damaged: remove .rankdoctor-{identity.key} there"
+            f"the job key in {folder.description} is damaged: remove .rankdoctor-{identity.key} there"
         )
     return Secret(key, folder.description)
 
@@ -170,7 +168,7 @@ def _host(endpoint: StoreEndpoint, identity: ProcessIdentity, torch: TorchImport
             with contextlib.suppress(RendezvousFailed):
                 return _join_duplicate_host(endpoint, identity, torch, until)
         reason = os.strerror(error.errno) if error.errno else error
-        raise PortInUse(f"port {endpoint.port} can't be listened on here: {reason}") from None
+        raise PortInUse(f"cannot listen on port {endpoint.port} on this host: {reason}") from None
     with listener:
         if not names_this_host(endpoint.names):
             with contextlib.suppress(RendezvousFailed):
@@ -227,9 +225,9 @@ def _bounded(make: Callable[[float], C10dStore], until: float, endpoint: StoreEn
     try:
         return DeadlineWorker().run(partial(make, seconds), seconds)
     except TimeoutError:
-        what = "does not answer: it is stopped, waits for a silent name server (NET024), or is no store of torch"
+        what = "does not respond: it is stopped, waits for a DNS server (NET024), or is not a PyTorch TCPStore"
     except (RuntimeError, OSError) as error:
-        what = f"is no store of torch that answers ({first_line(error)})"
+        what = f"is not a PyTorch TCPStore ({first_line(error)})"
     raise RendezvousFailed(f"what listens on {endpoint.text} {what}", "ENV008")
 
 
@@ -238,8 +236,8 @@ def failure_sentence(found: ConnectAttempt, *, spans_hosts: bool) -> tuple[str, 
     last = found.attempts[-1]
     name = last.peer
     if not found.resolved:
-        return f"{name} does not resolve here ({found.lookup_error or 'no address'})", "NET004"
-    where = name if name == last.address else f"{name} is {last.address} here"
+        return f"{name} does not resolve on this host ({found.lookup_error or 'no address'})", "NET004"
+    where = name if name == last.address else f"{name} resolves to {last.address}"
     route = f" by {last.interface} from {last.source_address}" if last.source_address else ""
     tries = f"{found.rounds} tr{'y' if found.rounds == 1 else 'ies'} in {found.seconds:.1f} s"
     outcome = {"refused": "refused", "silent": "no answer", "unroutable": "no route"}[last.outcome]
@@ -247,8 +245,8 @@ def failure_sentence(found: ConnectAttempt, *, spans_hosts: bool) -> tuple[str, 
     if itself and spans_hosts:
         return f"{where}, which is {socket.gethostname()} itself; port {last.port}: {outcome}, {tries}", "NET005"
     hint = {
-        "refused": "nobody listens there: rank 0 is not started, or elsewhere",
-        "silent": "a firewall drops it, or it is the wrong network",
-        "unroutable": "this host has no way to that network",
+        "refused": "nothing listens there: rank 0 is not running, or runs elsewhere",
+        "silent": "a firewall drops the packets, or it is the wrong network",
+        "unroutable": "this host has no route to that network",
     }[last.outcome]
     return f"{where}{route}; port {last.port}: {outcome}, {tries}; {hint}", "NET006"

@@ -67,7 +67,7 @@ def unpack_capture(data: bytes, name: str) -> Capture:
     except zlib.error as error:
         raise MalformedMessage(f"{name}: {error}") from None
     if not inflate.eof:
-        raise MalformedMessage(f"{name} is cut off or too large")
+        raise MalformedMessage(f"{name} is truncated or too large")
     try:
         return parse_capture(plain, name, masked=True)
     except (UnusableError, UnicodeError) as error:

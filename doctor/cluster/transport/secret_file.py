@@ -31,13 +31,11 @@ def secret_from_environ(environ: Mapping[str, str]) -> Secret | None:
     try:
         return Secret(worker.run(lambda: _key_in(Path(named)), SECONDS), VARIABLE)
     except TimeoutError:
-        raise UnusableError(
-            f"{named}, which {VARIABLE} names, can't be read: the file system does not answer"
-        ) from None
+        raise UnusableError(f"cannot read {named} ({VARIABLE}): the file system does not respond") from None
     except OSError as error:
-        raise UnusableError(f"{named}, which {VARIABLE} names, can't be read: {error.strerror or error}") from None
+        raise UnusableError(f"cannot read {named} ({VARIABLE}): {error.strerror or error}") from None
     except ValueError as error:
-        raise UnusableError(f"{named}, which {VARIABLE} names, is not used: {error}") from None
+        raise UnusableError(f"{named} ({VARIABLE}) is not used: {error}") from None
     finally:
         worker.close()
 

@@ -113,13 +113,13 @@ class KeyValueStore:
         try:
             return self._worker.run(lambda: work(self.backend), self.patience)
         except TimeoutError:
-            raise StoreLost(f"{self.description} does not answer") from None
+            raise StoreLost(f"{self.description} does not respond") from None
         except StoreLost:
             raise
         except UntrustedPath as refused:
             raise UntrustedStore(self.description, refused) from None
         except (OSError, RuntimeError, ValueError) as error:  # torch raises RuntimeErrors, folders OSErrors
-            raise StoreLost(f"{self.description} is gone: {first_line(error)}") from None
+            raise StoreLost(f"{self.description} is no longer reachable: {first_line(error)}") from None
 
     def use(self, work: Callable[[StoreBackend], T], otherwise: T) -> T:
         """Run ``work`` with the backend; an optional store returns ``otherwise`` if it is lost."""

@@ -118,7 +118,7 @@ class OwnFolder:
             OSError: it can't be opened.
         """
         if self.owners.doubt:
-            raise UntrustedPath(f"{self.path} can't be used: {self.owners.doubt}")
+            raise UntrustedPath(f"cannot use {self.path}: {self.owners.doubt}")
         descriptor, path = self._open_base(create=create), self._base
         try:
             for at, name in enumerate((*self._below, *more), 1 - len(self._below)):

@@ -182,7 +182,7 @@ def _content(path: Path) -> tuple[bytes, os.stat_result]:
             status = os.fstat(descriptor)
             content = stream.read(LARGEST + 1) if stat.S_ISREG(status.st_mode) else None
     except OSError as error:
-        raise UnusableError(f"{path} can't be read: {error.strerror or error}") from None
+        raise UnusableError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError:  # a path with a null character
         raise UnusableError(f"{path!r} is not a path") from None
     if content is None:  # just replaced, or like /proc/kmsg, which claims to be regular and has no data yet

@@ -57,7 +57,7 @@ def spooled_paths(
             found.append(_spooled(path, descriptor, Path(folder, f"stream-{number}"), ending_of))
         yield tuple(found)
     except OSError as error:
-        raise UnusableError(f"what was piped can't be kept: {error.strerror or error}") from error
+        raise UnusableError(f"cannot store standard input: {error.strerror or error}") from error
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +74,7 @@ def _stream_of(path: Path) -> int | None:
             if text == "-" or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 return os.dup(number)
         except OSError as error:
-            raise UnusableError(f"{text} can't be read: {error.strerror}") from None
+            raise UnusableError(f"cannot read {text}: {error.strerror}") from None
         return None
     try:
         is_pipe = stat.S_ISFIFO(path.stat().st_mode)

@@ -66,7 +66,7 @@ class TimedFile(AbstractContextManager["TimedFile"]):
             answer = self._answers.get(timeout=self._seconds)
         except queue.Empty:
             self.close()
-            raise TimeoutError(errno.ETIMEDOUT, f"it gave no answer within {self._seconds:g} s") from None
+            raise TimeoutError(errno.ETIMEDOUT, f"it did not respond within {self._seconds:g} s") from None
         if isinstance(answer, kind):
             return answer
         self.close()

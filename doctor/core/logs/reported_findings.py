@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.core.facts import Event
@@ -10,6 +11,8 @@ from doctor.core.job import Job
 from doctor.core.logs.event_groups import SYMPTOMS, EventGroup, finding_from_logs
 
 KIND = "doctor.finding"
+_HINT = re.compile(r" \((?:see|the way out): ")
+"""What follows a summary in the message of an exception, in the current and in an earlier wording."""
 MOST_RANKS = 4096
 """Maximum number of ranks that one finding names."""
 
@@ -35,7 +38,7 @@ def reported_findings(job: Job, check_id: str) -> Iterator[Finding]:
 
 def _place(event: Event) -> tuple[str, str]:
     """The claim, and the ranks in the location that may follow it: "… (rank 1 (node2))"."""
-    summary = (event.value("summary") or "").partition(" (the way out:")[0]
+    summary = _HINT.split(event.value("summary") or "", maxsplit=1)[0]
     claim, found, place = summary.rpartition(" (rank")
     if not found or not summary.endswith(")"):
         return summary, ""

@@ -37,7 +37,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else line
         raise UnusableError(f"{path} is not valid {'YAML' if is_yaml else 'JSON'}: {what}") from None
     if not isinstance(found, dict):
-        raise UnusableError(f"{path} holds no mapping of names to values")
+        raise UnusableError(f"{path} does not contain a mapping of names to values")
     return {str(name): value for name, value in found.items()}
 
 
@@ -49,9 +49,9 @@ def _text(path: Path, most: int) -> str:
                 raise UnusableError(f"{path} is not a file")
             data = file.read(most + 1)
     except OSError as error:
-        raise UnusableError(f"{path} can't be read: {error.strerror}") from None
+        raise UnusableError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > most:
-        raise UnusableError(f"{path} is larger than {most >> 10:,} KiB: it is not a configuration")
+        raise UnusableError(f"{path} is larger than {most >> 10:,} KiB, so it is not a configuration")
     return data.decode("utf-8", "replace")
 
 
@@ -70,7 +70,7 @@ def _yaml(text: str) -> Any:
         return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise ValueError(f"line {mark.line + 1}" if mark is not None else "it can't be parsed") from None
+        raise ValueError(f"line {mark.line + 1}" if mark is not None else "it cannot be parsed") from None
 
 
 def check_numbers(name: str, config: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def job_source(
     is_json = not is_factory and named.endswith(".json") and (directory / named).is_file()
     names_trainer = not is_factory and (named.endswith(_YAML) or (is_json and is_training(directory / named)))
     if names_trainer and training is not None:
-        raise UnusableError(f"{named} and --training-config are both configurations of a trainer: give one of them")
+        raise UnusableError(f"{named} and --training-config are both trainer configurations: give only one")
     found = read_training(directory / training) if training is not None else TrainingConfiguration(tool="")
     if names_trainer:
         found = read_training(directory / named)
@@ -85,14 +85,12 @@ def _without_module(found: TrainingConfiguration) -> TrainingConfiguration:
 
 
 def _outside(found: TrainingConfiguration) -> str:
-    return f"outside of this estimate, which is of the step without it: {', '.join(found.outside)}"
+    return f"not covered, the step is estimated without it: {', '.join(found.outside)}"
 
 
 def _model_of(name: str, found: TrainingConfiguration, directory: Path) -> str:
     if found.model is None:
-        raise UnusableError(
-            f"{name} names no model by name or folder: give the model, and this file as --training-config"
-        )
+        raise UnusableError(f"{name} does not name a model: give the model, and pass this file as --training-config")
     folder = (directory / found.model).expanduser()
     return found.model if folder.exists() else f"{HUB}{found.model}"
 
@@ -104,7 +102,7 @@ def _recipe(
     quantization = options.quantization or found.quantization
     lora = _adapters(found.lora, options)
     if quantization is not None and lora is None:
-        raise UnusableError("quantized weights are frozen: give --lora RANK, too")
+        raise UnusableError("quantized weights are frozen: add --lora RANK")
     # As with a Trainer: it returns from compute_loss with the loss alone.
     plan = {"batch_size": 1, "optimizer": DEFAULT_OPTIMIZER, "outputs": "released", **found.plan, **asked}
     if lora is not None:
@@ -128,7 +126,7 @@ def _recipe(
 def _adapters(found: LoraAdapters | None, options: ModelOptions) -> LoraAdapters | None:
     if options.lora is None and found is None:
         if options.lora_targets:
-            raise UnusableError("--lora-targets names layers for adapters: give --lora RANK, too")
+            raise UnusableError("--lora-targets needs --lora RANK")
         return None
     adapters = found or LoraAdapters(rank=options.lora or 1)
     return msgspec.structs.replace(

@@ -37,12 +37,12 @@ def model_configuration(name: str, directory: Path) -> ModelConfiguration:
         path /= "config.json"
     config = read_mapping(path)
     if not isinstance(config.get("model_type"), str):
-        raise UnusableError(f"{name}: it has no model_type: it is not the configuration of a model of Transformers")
+        raise UnusableError(f"{name}: not a Transformers model configuration: it has no model_type")
     for key in _QUANTIZED:
         if config.get(key):
             raise UnusableError(
-                f"{name}: its weights are quantized already{_method(config[key])}: give the configuration of the "
-                f"original model, with --quantize"
+                f"{name}: its weights are already quantized{_method(config[key])}: use the configuration of the "
+                f"original model with --quantize"
             )
     check_numbers(name, config)
     dtype = config.get("dtype") or config.get("torch_dtype")
@@ -57,7 +57,7 @@ def _method(settings: Any) -> str:
 def _cached(model: str) -> Path:
     """Return the folder of a model in the cache of the hub; nothing is downloaded."""
     if not _ID.fullmatch(model):
-        raise UnusableError(f"{HUB}{model}: a model is written as hf:ORG/NAME")
+        raise UnusableError(f"{HUB}{model}: expected hf:ORG/NAME")
     cache = _cache_folder()
     folder = cache / f"models--{model.replace('/', '--')}"
     for snapshot in _snapshots(folder):

@@ -143,7 +143,7 @@ def _deepspeed(given: _Settings, file: str) -> tuple[Strategy, list[str]]:
     places = [Path(file), given.path.parent / file]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise UnusableError(f"{given.path}: DeepSpeed's configuration {file} is not there")
+        raise UnusableError(f"{given.path}: DeepSpeed configuration {file} not found")
     zero = _Settings(path, read_mapping(path)).part("zero_optimization")
     devices = (zero.part(name).text("device") for name in ("offload_optimizer", "offload_param"))
     offloads = any(device not in (None, "none") for device in devices)

@@ -24,7 +24,7 @@ from doctor.estimate.data_model import MeasuredThroughput, TrainingPlan
 
 ROUNDS = 3
 """Repetitions of each variant, interleaved, so that a machine that gets slower affects all of them."""
-LATE = "it was not done in time"
+LATE = "it did not finish in time"
 KEPT = 300
 """Characters kept of the last line of a process."""
 _PREFIX = re.compile(r"^(\[rank\d+\]: )?(doctor\.core\.errors\.UnusableError: )?")
@@ -137,7 +137,7 @@ def run(variant: TrainingVariant, factory: str, directory: Path, seconds: float)
             _wait(children, deadline)
             return tuple(_result(child, _stderr(scratch, rank)) for rank, child in enumerate(children))
         except OSError as error:
-            return (RankMeasurement(error=f"no process can be started: {error.strerror}"),)
+            return (RankMeasurement(error=f"cannot start a process: {error.strerror}"),)
         finally:
             for child in children:
                 abandon_child(child)
@@ -170,7 +170,7 @@ def _result(child: subprocess.Popen[bytes], log: Path) -> RankMeasurement:
         return msgspec.json.decode(answer, type=prepared(RankMeasurement))
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return RankMeasurement(error=(_PREFIX.sub("", last) or f"its process ended with code {child.returncode}")[:KEPT])
+    return RankMeasurement(error=(_PREFIX.sub("", last) or f"its process exited with code {child.returncode}")[:KEPT])
 
 
 def _error(results: tuple[RankMeasurement, ...]) -> str:
@@ -183,7 +183,7 @@ def throughput_of(variant: TrainingVariant, alone: TrainingVariant, rounds: Sequ
     """Summarize the repetitions. Ratios are per round; the spread of a single round is that of its windows."""
     name, plan = variant.name, variant.plan
     runs = [one[name] for one in rounds if name in one]
-    error = next(filter(None, map(_error, runs)), "" if runs else "there was no time left for it")
+    error = next(filter(None, map(_error, runs)), "" if runs else "no time was left for it")
     if error:
         return MeasuredThroughput(name=name, plan=plan, error=error)
     ratios = [_rate(one[name]) / _rate(one[alone.name]) for one in rounds if {name, alone.name} <= one.keys()]

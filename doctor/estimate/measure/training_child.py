@@ -59,7 +59,7 @@ class LossModule(torch.nn.Module):
         loss = loss_of(self.module, batch, 0)
         if loss is None:
             raise UnusableError(
-                "the module gives no loss to go back from: one that optimizes by itself can't be measured"
+                "the module returns no loss for the backward pass; modules that optimize manually cannot be measured"
             )
         return loss
 
@@ -109,7 +109,7 @@ def prepare(
     size = samples_in(batch)
     samples = (plan.batch_size or size) * task.copies
     if not size and samples != size:
-        raise UnusableError("the tensors of the batch have no dimension in common that counts samples")
+        raise UnusableError("the tensors of the batch have no common batch dimension")
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
         return fitted(tensor, size, samples).to(device, dtype if tensor.is_floating_point() else None)

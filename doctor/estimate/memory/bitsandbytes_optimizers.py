@@ -24,7 +24,7 @@ MAP = 256
 """Values of an 8-bit state, in a float32 table that all parameters share."""
 STATES = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 1}
 _NAME = re.compile(r"(paged)?(adamw?|adagrad|lion|rmsprop|sgd)(?:bnb)?(8bit|32bit)?")
-PAGED = "states of a paged optimizer are in unified memory, which the driver moves to the host: they are not counted"
+PAGED = "the state of a paged optimizer is in unified memory, which the driver can move to the host: it is not counted"
 
 
 def named(name: str) -> Callable[..., Optimizer] | None:

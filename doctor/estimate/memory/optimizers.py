@@ -34,12 +34,12 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
     kind = _named(name or DEFAULT)
     parameters = [each for each in module.parameters() if each.requires_grad]
     if not parameters:
-        raise UnusableError("no parameter of the model requires a gradient: there is nothing to train")
+        raise UnusableError("no parameter of the model requires a gradient, so there is nothing to train")
     options: dict[str, Any] = {"lr": 1e-3} if "lr" in inspect.signature(kind).parameters else {}
     try:
         optimizer = kind(parameters, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UnusableError(f"{name or DEFAULT} can't be made for this model: {error}") from None
+        raise UnusableError(f"{name or DEFAULT} cannot be created for this model: {error}") from None
     for group in optimizer.param_groups if fused else ():
         group["fused"] = True
     return _checked([optimizer])
@@ -47,7 +47,7 @@ def optimizers_of(module: Module, trainer: Any, name: str | None) -> list[Optimi
 
 def _checked(optimizers: list[Optimizer]) -> list[Optimizer]:
     if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
-        raise UnusableError("LBFGS keeps a history of its steps, and one that shows its size can't be traced")
+        raise UnusableError("LBFGS keeps a history of its steps, whose size cannot be traced")
     return optimizers
 
 
@@ -61,7 +61,7 @@ def _named(name: str) -> Callable[..., Optimizer]:
     found = kinds.get(_SYNONYMS.get(short, short)) or bitsandbytes_optimizers.named(short)
     if found is None:
         raise UnusableError(
-            f"{name}: no optimizer of torch.optim or bitsandbytes; there are {', '.join(sorted(kinds))}, and "
+            f"{name}: not an optimizer of torch.optim or bitsandbytes; available: {', '.join(sorted(kinds))}, and "
             f"adamw8bit, paged_adamw8bit, lion8bit, …"
         )
     return found

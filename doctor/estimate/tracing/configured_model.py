@@ -35,7 +35,7 @@ class ConfiguredModel:
             import transformers
         except ImportError:
             raise UnusableError(
-                f"{recipe.name}: a configuration is read with Transformers: pip install 'rankdoctor[transformers]'"
+                f"{recipe.name}: reading a configuration needs Transformers: pip install 'rankdoctor[transformers]'"
             ) from None
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         self._config = self._configuration(transformers)
@@ -45,7 +45,7 @@ class ConfiguredModel:
         given = {name: value for name, value in self._given.items() if name not in _REMOVED}
         kind = given.pop("model_type", None)
         if kind not in transformers.CONFIG_MAPPING:
-            code = "; code beside it is never run" if "auto_map" in self._given else ""
+            code = "; code next to the configuration is never run" if "auto_map" in self._given else ""
             raise UnusableError(
                 f"{self._recipe.name}: Transformers {transformers.__version__} has no model {kind!r}{code}"
             )
@@ -56,7 +56,7 @@ class ConfiguredModel:
 
     def _unusable(self, error: Exception) -> UnusableError:
         words = in_words(error.__cause__ or error)
-        return UnusableError(f"{self._recipe.name}: Transformers can't build the model: {words}")
+        return UnusableError(f"{self._recipe.name}: Transformers cannot build the model: {words}")
 
     def _task_of(self, transformers: Any) -> tuple[_Task, Any]:
         """Return the task whose class is the first of the configuration's architectures, or else one that there is."""
@@ -70,11 +70,11 @@ class ConfiguredModel:
             made = auto._model_mapping[type(self._config)]
             if named in {each.__name__ for each in (made if isinstance(made, (list, tuple)) else (made,))}:
                 return task, auto
-            found.append((task._replace(note=f"taken as a model of {task.auto}; {task.note}".rstrip("; ")), auto))
+            found.append((task._replace(note=f"loaded with {task.auto}; {task.note}".rstrip("; ")), auto))
         takes = getattr(getattr(transformers, named, None), "main_input_name", "input_ids")
         if not found or (takes != "input_ids" and found[0][0].has_text):
             kind = named or self._config.model_type
-            raise UnusableError(f"{self._recipe.name}: no batch can be made up for {kind}: give MODULE:FACTORY")
+            raise UnusableError(f"{self._recipe.name}: cannot generate a batch for {kind}: give MODULE:FACTORY")
         return found[0]
 
     def __call__(self) -> FactoryOutput:
@@ -177,7 +177,7 @@ _TASKS = (
     _Task("AutoModelForSeq2SeqLM", _tokens, note="source and target have the same number of tokens"),
     _Task("AutoModelForMaskedLM", _tokens),
     _Task("AutoModelForCausalLM", _tokens),
-    _Task("AutoModelForImageTextToText", _tokens, note="outside of this estimate: images, as the batch is text alone"),
+    _Task("AutoModelForImageTextToText", _tokens, note="not covered: images, because the batch contains only text"),
     _Task("AutoModelForSequenceClassification", _classes),
     _Task("AutoModelForTokenClassification", _tokens),
     _Task("AutoModelForQuestionAnswering", _positions),

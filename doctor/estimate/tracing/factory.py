@@ -38,9 +38,7 @@ def find_factory(factory: str, directory: Path) -> Callable[[], object]:
     """
     where, _, name = factory.rpartition(":")
     if not where or not name.isidentifier():
-        raise UnusableError(
-            f"{factory}: say which function makes the model, as in train.py:make or package.module:make"
-        )
+        raise UnusableError(f"{factory}: expected MODULE:FACTORY, for example train.py:make or package.module:make")
     sys.path[:] = [str(directory), *(entry for entry in sys.path if entry not in ("", str(directory)))]
     try:
         module = _from_file(directory / where) if where.endswith(".py") else importlib.import_module(where)
@@ -57,7 +55,7 @@ def find_factory(factory: str, directory: Path) -> Callable[[], object]:
 def _from_file(path: Path) -> object:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UnusableError(f"{path}: there is no such file")
+        raise UnusableError(f"{path}: no such file")
     sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
@@ -74,7 +72,7 @@ def in_words(error: BaseException) -> str:
         if "site-packages" not in path.parts and Path(PACKAGE) not in path.parents and path.exists():
             place = f" ({path.name}:{trace.tb_lineno})"
         trace = trace.tb_next
-    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no words'}{place}"
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}{place}"
 
 
 def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
@@ -100,7 +98,7 @@ def unpack_output(returned: object, name: str) -> FactoryOutput:
     if module is None:  # not `or`: a compiled module has no truth value
         module = _module_of(trainer)
     if module is None:
-        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, and no torch.nn.Module is among it")
+        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, which contains no torch.nn.Module")
     loader = _take(parts, _is_loader)
     if loader is None and not parts:
         loader = _loader_of(trainer, module)
@@ -111,7 +109,7 @@ def unpack_output(returned: object, name: str) -> FactoryOutput:
     if isinstance(size, int):
         batch = resized(batch, size)  # its loader's batches are for all GPUs of a process
     if not any(True for _ in tensors_in(batch)):
-        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}: no batch with a tensor is among it")
+        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, which contains no batch with a tensor")
     return FactoryOutput(module, batch, trainer, loader)
 
 
@@ -156,7 +154,7 @@ def _first(loader: Any, name: str) -> Any:
         )
     for batch in loader:
         return batch
-    raise UnusableError(f"{name}: the loader gives no batch")
+    raise UnusableError(f"{name}: the data loader returns no batch")
 
 
 def _kinds(returned: object) -> str:

@@ -84,7 +84,7 @@ class FakeDeviceMode:
         except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
             self.device = torch.device("cpu")
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-            self.note = f"this torch {torch.__version__} runs no GPU's tensors without one ({line}): traced as on a CPU"
+            self.note = f"this torch {torch.__version__} needs a GPU for fake GPU tensors ({line}): traced as on a CPU"
 
     @contextmanager
     def active(self) -> Iterator[None]:

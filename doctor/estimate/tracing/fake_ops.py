@@ -82,7 +82,7 @@ class FakeOps:
         except (UnsupportedOperatorException, NotImplementedError):
             if func.namespace == "aten":
                 raise
-            self.note(f"{_name(func)} can't be run without data: its results are taken to be as large as its inputs")
+            self.note(f"{_name(func)} cannot run on fake tensors: its outputs are assumed to be as large as its inputs")
             return _like_inputs(func, args)
         if func is aten.select.int and hasattr(args[0], "doctor_value"):
             result.doctor_value = args[0].doctor_value
@@ -94,8 +94,8 @@ class FakeOps:
         largest = _LARGEST.get(func)
         if largest is None:
             raise DynamicOutputShapeException(func)
-        share = "as an even share of all" if self.partitions.is_shared else "as the most"
-        self.note(f"{_name(func)} has as many results as the data says, and is taken {share}")
+        share = "to be an even share" if self.partitions.is_shared else "to be the maximum"
+        self.note(f"{_name(func)} has a data-dependent number of outputs, assumed {share}")
         return largest(self.partitions.most, *args, **kwargs)
 
     def note(self, words: str) -> None:
@@ -109,11 +109,11 @@ class FakeOps:
             return int(tensor.doctor_value)
         if tensor.dtype is torch.bool:
             self.asked_truth = True
-            self.note(f"a condition on the data is taken as {self._truth}")
+            self.note(f"a data-dependent condition is assumed to be {self._truth}")
             return self._truth
         if tensor.is_floating_point() or tensor.is_complex():
             return 1.0
-        self.note(f"a number in the data is taken as {self.length}")
+        self.note(f"a data-dependent number is assumed to be {self.length}")
         return self.length
 
 
@@ -186,7 +186,7 @@ def _like_inputs(func: Any, args: tuple[Any, ...]) -> Any:
     """Return as many results as the operation has, each like its largest floating-point input."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if not tensors:
-        raise NotImplementedError(f"{_name(func)} can't be run without data")
+        raise NotImplementedError(f"{_name(func)} cannot run on fake tensors")
     model = max(tensors, key=lambda tensor: (tensor.is_floating_point(), tensor.numel()))
     made = [torch.empty_like(model) for _ in func._schema.returns]
     return made[0] if len(made) == 1 else tuple(made) or None

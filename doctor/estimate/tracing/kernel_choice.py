@@ -122,7 +122,7 @@ class KernelSelection(AbstractContextManager[None]):
 
     def _pack(self, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Pack sequences as if all were as long as the longest."""
-        self._substitutes.note("packed sequences are all taken as long as the longest")
+        self._substitutes.note("all packed sequences are assumed to be as long as the longest")
         steps = data.transpose(0, 1) if batch_first else data
         sizes = full(steps.shape[0], steps.shape[1])
         return steps.reshape(-1, *steps.shape[2:]), sizes
@@ -130,7 +130,7 @@ class KernelSelection(AbstractContextManager[None]):
     def _numpy(self, tensor: torch.Tensor, **_: object) -> Any:
         import numpy as np
 
-        self._substitutes.note("the data of a tensor is read, and taken as one number everywhere")
+        self._substitutes.note("tensor data is read; every value is assumed to be the same")
         kind = torch.empty((), dtype=tensor.dtype, device="cpu")
         value = self._substitutes.length if not tensor.is_floating_point() else 1
         dtype = np.dtype(str(kind.dtype).removeprefix("torch.")) if kind.dtype is not torch.bfloat16 else np.float32

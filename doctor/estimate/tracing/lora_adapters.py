@@ -88,7 +88,7 @@ def add_adapters(model: Any, model_type: str, adapters: LoraAdapters) -> tuple[s
                 setattr(parent, name, LoraLayer(child, adapters.rank, adapters.dropout))
                 count += 1
     if not count:
-        raise UnusableError(f"no linear layer of the model is called {' or '.join(targets)}: give --lora-targets")
+        raise UnusableError(f"the model has no linear layer named {' or '.join(targets)}: give --lora-targets")
     # As Transformers' Trainer does with checkpointing: without it, the first block would have no gradient.
     model.enable_input_require_grads()
     names = "all linear layers" if ALL in targets or "all" in targets else ", ".join(targets)

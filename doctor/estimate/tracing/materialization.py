@@ -50,7 +50,7 @@ def _once(tensor: torch.Tensor | None, made: dict[int, Any], fakes: FakeDeviceMo
     if tensor is None or id(tensor) in made:
         return made.get(id(tensor))
     if isinstance(tensor, UninitializedParameter):
-        raise UnusableError("the model has lazy layers without sizes: let the factory run it once before it returns it")
+        raise UnusableError("the model has lazy layers without sizes: run it once in the factory before returning it")
     new = made[id(tensor)] = fakes.on_device(tensor, dtype)
     if isinstance(tensor, Parameter):
         new = made[id(tensor)] = with_attributes(Parameter(new, tensor.requires_grad), tensor)

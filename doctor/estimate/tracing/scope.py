@@ -31,7 +31,7 @@ def left_out(made: FactoryOutput) -> str:
     names = list(dict.fromkeys((*_of_modules(made), *_of_trainer(made.trainer))))
     if not names:
         return ""
-    return f"outside of this estimate, which is of the step without it: {', '.join(names)}"
+    return f"not covered, the step is estimated without it: {', '.join(names)}"
 
 
 def _of_modules(made: FactoryOutput) -> Iterator[str]:

@@ -36,11 +36,11 @@ from doctor.estimate.upper_bound import ModuleCoverage, bounded, is_of_fakes
 def _by_cudnn(recorder: StorageRecorder, substitutes: FakeOps) -> Iterator[str]:
     if recorder.convolves:
         yield (
-            "of the workspaces that cuDNN takes for convolutions one copy of a weight's gradient is counted; "
-            "how much more depends on the GPU"
+            "cuDNN workspaces for convolutions are counted as one copy of the weight gradient; "
+            "the actual size depends on the GPU"
         )
     if substitutes.recurs:
-        yield "recurrent layers are counted step by step; what cuDNN keeps of them instead depends on the GPU"
+        yield "recurrent layers are counted step by step; the memory that cuDNN keeps for them depends on the GPU"
 
 
 SHARDING = ("fsdp", "fsdp2", "deepspeed-3")
@@ -83,7 +83,7 @@ class StepTracer:
             yield words
         real = sum(each.nbytes for each in self._made.module.parameters() if not is_fake(each))
         if real:
-            yield f"the factory loads {real / 2**20:.2g} MiB of real weights: what that takes is outside the bound"
+            yield f"the factory loads {real / 2**20:.2g} MiB of real weights, which are not included in the bound"
 
     def run(self, plan: TrainingPlan, workspace: int, capability: str = "") -> TracedStep:
         """Trace two steps: from the second one on, the optimizer has its states.
@@ -95,7 +95,7 @@ class StepTracer:
         """
         began = time.monotonic()
         if plan.strategy in SHARDING and any(isinstance(each, QuantizedLinear) for each in self._made.module.modules()):
-            raise UnusableError(f"{self._name}: {plan.strategy} with quantized weights is outside of this estimate")
+            raise UnusableError(f"{self._name}: {plan.strategy} with quantized weights is not supported")
         try:
             traced = self._attempt(plan, workspace, capability, truth=False)
         except _OtherBranch:

@@ -79,8 +79,8 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
                 config.use_cache = False
                 self._stack.callback(setattr, config, "use_cache", True)
         self._stack.enter_context(checkpointed(blocks))
-        note = f"run again in the backward pass: {in_words(blocks)}"
-        self.notes = (*self.notes, note if blocks else "no block repeats: none is checkpointed")
+        note = f"activation checkpointing of  {in_words(blocks)}"
+        self.notes = (*self.notes, note if blocks else "no repeated blocks, so none is checkpointed")
 
     def _make_optimizers(self) -> None:
         self._optimizers = optimizers_of(self._module, self._made.trainer, self.plan.optimizer)
@@ -100,7 +100,10 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         """Run the steps, which the recorder records."""
         batch = resized(self._made.batch, self.plan.batch_size)
         if self.plan.batch_size and samples_in(self._made.batch) == 0:
-            self.notes = (*self.notes, "the batch has no common first dimension: its size is the factory's")
+            self.notes = (
+                *self.notes,
+                "the tensors of the batch have no common first dimension: the factory's batch size is used",
+            )
         dtype = low_dtype(self.plan) if self.plan.strategy.startswith("deepspeed") else true_dtype(self.plan)
         self._batch = map_tensors(batch, lambda tensor: self._fakes.on_device(tensor, dtype))
         self._recorder.mark(tensors_in(self._batch), "batch")
@@ -121,9 +124,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
         if self._trains_itself:
             return
         if loss is None:
-            raise UnusableError(
-                "the step gives no loss that gradients flow through, and no output that could stand for one"
-            )
+            raise UnusableError("the step returns no loss with a gradient, and no output to use in its place")
         if number == 0 and self._zero_grad == "late":
             self._clear_gradients()
         self._backward(loss)

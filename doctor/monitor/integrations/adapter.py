@@ -139,7 +139,7 @@ class Adapter(Generic[R]):
                 raise
             self._run = run
         except Exception as error:  # noqa: BLE001 - the callback's guard
-            self._guard.switch_off("the beginning of a run", error)
+            self._guard.switch_off("the start of a run", error)
 
     def _claim(self) -> None:
         stand_in = Adapter.stand_in

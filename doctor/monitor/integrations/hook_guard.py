@@ -59,7 +59,7 @@ class HookGuard:
                 count = f" after {self.failures} failures" if self.failures > 1 else ""
                 words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 sys.stderr.write(
-                    f"rankdoctor: switched itself off{count}; the run goes on without it. {where}: {words}{at}. "
-                    f"Please report this line to the authors of rankdoctor {__version__}\n"
+                    f"rankdoctor: disabled{count}; training continues without it. {where}: {words}{at}. "
+                    f"Please report this line as a bug of rankdoctor {__version__}\n"
                 )
                 sys.stderr.flush()

@@ -259,7 +259,7 @@ class Watch(Adapter[PlainRun]):
             ValueError: ``stage`` is not ``train``, ``validate``, ``test`` or ``predict``.
         """
         if stage not in STAGES:
-            raise ValueError(f"stage is {stage!r}; it may be {' or '.join(map(repr, STAGES))}")
+            raise ValueError(f"stage is {stage!r}; expected {' or '.join(map(repr, STAGES))}")
         watched = WatchedLoader(self, loader, LoaderSlot(stage, index))
         self._attach(watched)
         return watched

@@ -11,7 +11,7 @@ from typing import IO
 
 import msgspec
 
-from doctor.core.capture import EARLIER, REPORT
+from doctor.core.capture import EARLIER
 from doctor.core.job import Job
 from doctor.core.masking import mask_text
 from doctor.core.report_document import CheckResult, Report
@@ -81,7 +81,7 @@ class ConsoleSink(FindingSink):
             return
         path = self._path if self._is_written() else "not written"
         if report.run and self._is_written():
-            path += f" (from the next run on: {EARLIER}/{spelt_out(report.run)}/{REPORT})"
+            path += f" (moved to {EARLIER}/{spelt_out(report.run)}/ when the next run starts)"
         first, *others = [spelt_out(line) for line in _conclusion(report)]
         if others:
             text = "\n".join(("", f"rankdoctor: {first}", *(f"  {line}" for line in others), f"  report: {path}", ""))

@@ -11,17 +11,17 @@ from doctor.core.report_document import Report
 from doctor.monitor.sinks.rank_metrics import RankMetrics, all_rank_metrics
 
 METRICS: Mapping[str, str] = {
-    "doctor/step_seconds": "a training step, of the newest window: median over ranks",
-    "doctor/data_wait_share": "part of the step that the rank which waits longest for data waits for it, 0 to 1",
-    "doctor/slowest_rank": "the rank that takes longest a step, waiting for others left out",
-    "doctor/slowest_rank_excess": "by how much longer than the median rank, as part of the median step",
-    "doctor/seconds_since_progress": "of the rank that has stood longest",
-    "doctor/ranks_stalled": "ranks that stand still, failed or are not heard of",
-    "doctor/memory_reserved_max_bytes": "reserved by torch's allocator, of the rank that reserves most",
-    "doctor/memory_skew": "by how much that is more than the median rank's, as part of it",
-    "doctor/resident_max_bytes": "host memory of the rank that holds most, its data workers included",
-    "doctor/findings_error": "findings of severity error that stand",
-    "doctor/findings_warning": "findings of severity warning that stand",
+    "doctor/step_seconds": "duration of a training step in the newest window, median over ranks",
+    "doctor/data_wait_share": "share of the step that the slowest data loader blocks its rank, 0 to 1",
+    "doctor/slowest_rank": "the slowest rank per step, waiting for other ranks excluded",
+    "doctor/slowest_rank_excess": "how much slower than the median rank, as a share of the median step",
+    "doctor/seconds_since_progress": "longest time without progress of any rank",
+    "doctor/ranks_stalled": "ranks that are stalled, failed or unreachable",
+    "doctor/memory_reserved_max_bytes": "memory reserved by torch's allocator on the rank that reserves most",
+    "doctor/memory_skew": "how much more that is than on the median rank, as a share of it",
+    "doctor/resident_max_bytes": "host memory of the rank that uses most, including its data workers",
+    "doctor/findings_error": "active findings of severity error",
+    "doctor/findings_warning": "active findings of severity warning",
 }
 """Name and meaning of each metric. Metrics that a job does not have (device memory on a CPU) are omitted, as are
 comparisons of ranks with a single rank."""

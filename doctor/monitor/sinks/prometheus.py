@@ -47,20 +47,20 @@ class RankGauge(NamedTuple):
 
 GAUGES = (
     RankGauge("rankdoctor_epoch", "Epoch, from 0.", "progress.epoch"),
-    RankGauge("rankdoctor_step", "Optimiser steps so far.", "progress.step"),
+    RankGauge("rankdoctor_step", "Optimizer steps so far.", "progress.step"),
     RankGauge(
         "rankdoctor_seconds_since_progress",
-        "Seconds for which the rank had not moved on when it was last heard.",
+        "Seconds without progress when the rank last reported.",
         "progress.idle",
     ),
-    RankGauge("rankdoctor_stalled", "1 where it stands still, failed or is not heard of.", "is_stalled"),
+    RankGauge("rankdoctor_stalled", "1 if the rank is stalled, failed or unreachable.", "is_stalled"),
     RankGauge(
         "rankdoctor_last_seen_timestamp_seconds",
-        "When the rank was last heard, seconds since the epoch.",
+        "Time of the rank's last report, seconds since the epoch.",
         "progress.at",
     ),
     RankGauge("rankdoctor_step_seconds", "Median training step of the newest window.", "window.total"),
-    RankGauge("rankdoctor_data_wait_seconds", "Of a step, waiting for its batch.", "window.data"),
+    RankGauge("rankdoctor_data_wait_seconds", "Seconds per step spent waiting for the batch.", "window.data"),
     RankGauge("rankdoctor_forward_seconds", "Of a step, as the host sees it.", "window.forward"),
     RankGauge(
         "rankdoctor_backward_seconds",
@@ -68,21 +68,27 @@ GAUGES = (
         "window.backward",
     ),
     RankGauge("rankdoctor_optimizer_seconds", "Of a step, as the host sees it.", "window.optimizer"),
-    RankGauge("rankdoctor_memory_allocated_bytes", "Allocated by torch on the rank's device.", "memory.allocated"),
+    RankGauge(
+        "rankdoctor_memory_allocated_bytes", "Bytes allocated by torch on the rank's device.", "memory.allocated"
+    ),
     RankGauge(
         "rankdoctor_memory_reserved_bytes",
-        "Reserved by torch's allocator on the rank's device.",
+        "Bytes reserved by torch's allocator on the rank's device.",
         "memory.reserved",
     ),
     RankGauge(
         "rankdoctor_memory_reserved_peak_bytes",
-        "The most that torch's allocator ever reserved there.",
+        "Peak of the bytes reserved by torch's allocator.",
         "memory.peak_reserved",
     ),
-    RankGauge("rankdoctor_device_memory_bytes", "Memory of the rank's device.", "memory.total"),
-    RankGauge("rankdoctor_device_free_bytes", "Free there, by the driver.", "memory.device_free"),
+    RankGauge("rankdoctor_device_memory_bytes", "Total memory of the rank's device.", "memory.total"),
+    RankGauge(
+        "rankdoctor_device_free_bytes",
+        "Free memory of the rank's device, as the driver reports it.",
+        "memory.device_free",
+    ),
     RankGauge("rankdoctor_resident_bytes", "Host memory of the rank's process.", "memory.resident"),
-    RankGauge("rankdoctor_workers_resident_bytes", "Host memory of its data workers together.", "workers"),
+    RankGauge("rankdoctor_workers_resident_bytes", "Host memory of all data workers of the rank.", "workers"),
 )
 """The metrics of each rank."""
 
@@ -165,7 +171,7 @@ class PrometheusSink(FindingSink):
                 if value is not None:
                     family.add_metric((str(one.rank), one.host), float(value))
             yield family
-        family = GaugeMetricFamily(FINDINGS, "Findings that stand.", labels=("id", "name", "severity"))
+        family = GaugeMetricFamily(FINDINGS, "Active findings.", labels=("id", "name", "severity"))
         for labels, count in findings.items():
             family.add_metric(labels, float(count))
         yield family

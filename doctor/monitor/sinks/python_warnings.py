@@ -37,7 +37,7 @@ class WarningSink(FindingSink):
             _warn(f"{one.result.id} {one.result.name}: {one.finding.summary} ({where})")
         if kept and not self._reported_overflow:
             self._reported_overflow = True
-            _warn("more was found at once than is worth a warning each: the report holds all of it")
+            _warn("more findings than warnings are shown for at once; the report lists all of them")
 
 
 def _warn(text: str) -> None:

@@ -43,4 +43,4 @@ class ReportFileSink(FindingSink):
         except OSError as error:
             if not self._reported_failure and self._folder.is_news(error):
                 self._reported_failure = True
-                self._write_line(spelt_out(f"{self.path} can't be written: {error.strerror or error}"))
+                self._write_line(spelt_out(f"cannot write {self.path}: {error.strerror or error}"))

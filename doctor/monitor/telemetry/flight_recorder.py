@@ -88,9 +88,9 @@ def load_dump(data: bytes) -> Mapping[str, object]:
     try:
         found = PlainUnpickler(io.BytesIO(data)).load()
     except UnsafePickleError as error:
-        raise NotVisible(f"the flight recorder's dump can't be read: it names {error}") from None
+        raise NotVisible(f"cannot read the flight-recorder dump: it refers to {error}") from None
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, AttributeError, MemoryError) as error:
-        raise NotVisible(f"the flight recorder's dump can't be read: {error}") from None
+        raise NotVisible(f"cannot read the flight-recorder dump: {error}") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -112,13 +112,13 @@ def _dump_with_deadline(dump: Callable[..., bytes], *, stacks: bool = True) -> b
     for thread in _DUMP_THREADS:
         thread.join(DEADLINE)
     if any(thread.is_alive() for thread in _DUMP_THREADS):
-        raise NotVisible("the flight recorder has not answered an earlier question")
+        raise NotVisible("the flight recorder has not responded to an earlier request")
     answer: list[bytes] = []
     started = start_thread("doctor-recorder", lambda: answer.append(dump(True, stacks, False)))
     started.join(DEADLINE)
     _DUMP_THREADS[:] = [started]
     if not answer:
-        raise NotVisible(f"the flight recorder did not answer within {DEADLINE:g} s")
+        raise NotVisible(f"the flight recorder did not respond within {DEADLINE:g} s")
     return answer[0]
 
 

@@ -152,7 +152,7 @@ class IncidentHandler:
             return
         dump = self._context.local_state.dump
         if self._evaluated is not None and dump is not None:
-            self._context.write_line(f"dumps of the flight recorder, one a rank: {Path(dump).parent}")
+            self._context.write_line(f"flight-recorder dumps, one per rank: {Path(dump).parent}")
         if confirmed and self._on_hang == "abort":
             # At once if the decision is authentic, else once this rank stalls itself.
             if collection.is_trusted:
@@ -169,13 +169,11 @@ class IncidentHandler:
         self._context.update_local_state()
         if self._context.progress.passed > passed:
             self._pending_abort = None
-            self._context.write_line(f"rank {self._context.rank} makes progress and does not abort, as it was told to")
+            self._context.write_line(f"rank {self._context.rank} makes progress, so it does not abort")
 
     def _abort(self, message: DecisionMessage) -> None:
         self._context.write_record()
-        self._context.write_line(
-            f"rank {self._context.rank} ends itself, as on_hang='abort' says: {message.ruling.words}"
-        )
+        self._context.write_line(f"rank {self._context.rank}: aborting (on_hang='abort'): {message.ruling.words}")
         abort_process()
 
     def _check_recovery(self, now: float) -> None:

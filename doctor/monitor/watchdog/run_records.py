@@ -177,7 +177,7 @@ class RunRecords:
         try:
             return self._worker.run(work, patience or PATIENCE)
         except TimeoutError:
-            reason = "the file system does not answer"
+            reason = "the file system does not respond"
             self._tries -= 1
             self._worker = DeadlineWorker()
         except OSError as error:
@@ -185,7 +185,7 @@ class RunRecords:
             quietly = quietly or self._reported or not self._folder.is_news(error)
         if not self._reported and not quietly:
             self._reported = True
-            self._write_line(f"rank {self._rank} can't keep its record in {self._folder.path}: {reason}")
+            self._write_line(f"rank {self._rank} cannot write its record to {self._folder.path}: {reason}")
         return None
 
 

@@ -106,7 +106,7 @@ class PolledStore:
         """
         with contextlib.suppress(BlockingIOError):
             if not self._liveness_socket.recv(1, socket.MSG_PEEK):
-                raise ConnectionResetError("its process has ended")
+                raise ConnectionResetError("its process has exited")
         return getattr(self._store, name)
 
 

@@ -78,7 +78,7 @@ class Watchdog:
         self._folder = OwnFolder.of(directory)
         self._evaluate = evaluate
         self._on_hang: OnHang = on_hang
-        self._on_recovery = on_recovery or (lambda decision, seconds: self._report("progress goes on after all"))
+        self._on_recovery = on_recovery or (lambda decision, seconds: self._report("training resumed"))
         self._write_line = write_line
         self._round_seconds = round_seconds
         self._secret = secret
@@ -213,7 +213,7 @@ class Watchdog:
             self._faults += 1
             give_up()
             if self._faults == 1:
-                self._report(f"the sentinel of rank {self._rank} broke: {type(error).__name__}: {error}")
+                self._report(f"watchdog on rank {self._rank} failed: {type(error).__name__}: {error}")
             if self._faults == MOST_FAULTS:
-                self._report(f"the sentinel of rank {self._rank} broke {MOST_FAULTS} times and watches no more")
+                self._report(f"watchdog on rank {self._rank} failed {MOST_FAULTS} times and is now disabled")
                 self._stopped.set()

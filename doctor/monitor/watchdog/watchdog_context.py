@@ -106,9 +106,7 @@ class WatchdogContext:
         unreachable = collection.missing - {rank.number for rank in job.ranks}
         if unreachable:
             self.report_rejected()
-            self.write_line(
-                f"{_in_words(unreachable)} can't be heard: no store and no directory is shared with this rank"
-            )
+            self.write_line(f"cannot reach {_in_words(unreachable)}: no TCPStore or directory is shared with this rank")
         return self.evaluate(job, collection.trigger)
 
     def evaluate_start(self, collection: CollectionRound) -> Decision:
@@ -116,7 +114,9 @@ class WatchdogContext:
         self.peer_table.read(self.peer_store.alive)
         if collection.missing:
             self.report_rejected()
-            self.write_line(f"judged without {_in_words(collection.missing)}, who did not come before the first batch")
+            self.write_line(
+                f"{_in_words(collection.missing)} did not report before the first batch; checked without it"
+            )
         return self.evaluate(self.peer_table.job(collection.reported), "before")
 
     def evaluate_end(self, collection: CollectionRound) -> Decision:

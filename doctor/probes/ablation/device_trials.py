@@ -70,7 +70,7 @@ def device_orders(question: TrialRequest, processes: Sequence[ProbeParticipant])
         return None
     order = _order(process, question.what, question.usual)
     limit = f"{DEVICE_SECONDS:.0f} s at most"
-    words = f"why the device of rank {process.number} is slow: once more in other children, {limit}"
+    words = f"why the device of rank {process.number} is slow: measured again in other processes, {limit}"
     return StageOrders.of({process.token: order}, DEVICE_SECONDS, words)
 
 
@@ -90,7 +90,7 @@ def try_device(order: DeviceOrder, context: ProbeContext, deadline: ProbeDeadlin
     """Measure unchanged and with each change in turn, twice."""
     changes = [_Change(AGAIN), *_changes(order, context.machine.proc)]
     if len(changes) == 1:
-        on_gpu, on_cpu = "another GPU of its kind, or other processors", "other processors: none of them is free"
+        on_gpu, on_cpu = "another GPU of its kind, or other CPUs", "other processors: none of them is free"
         return (not_tried("device", on_gpu if order.on_gpu else on_cpu),)
     environ = context.machine.environ
     with ExitStack() as stack:

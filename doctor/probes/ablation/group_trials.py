@@ -80,7 +80,7 @@ def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbePartic
     asked = [process.rank for process in members]
     variants = variants_for(asked, question.backend, is_small=question.is_small) if len(members) > 1 else ()
     if not variants:
-        reason = f"no other setting of {question.backend} applies here"
+        reason = f"no other {question.backend} setting applies"
         yield recording_orders(members, (not_tried("collective", reason),))
         return
     usual = question.usual
@@ -90,7 +90,7 @@ def group_plan(question: TrialRequest, job: Job, processes: Sequence[ProbePartic
         if len(controls) == len(question.controls):
             usual = (yield from _Trials(question, job, controls, None).run(None)).value
         if usual is None:
-            reason = f"against what is usual: {ranks_in_words(question.controls)}, which are well, brought nothing"
+            reason = f"against what is usual: {ranks_in_words(question.controls)}, which are healthy, gave no result"
             yield recording_orders(members, (not_tried("collective", reason),))
             return
     trials = _Trials(question, job, members, usual)
@@ -115,7 +115,7 @@ class _Trials:
         course = AxisGroups(WORLD, question.bytes or BUCKET, (numbers,))
         self._job = job
         self._usual = usual
-        self._which = "ranks that are well" if set(numbers) == set(question.controls) else "ranks"
+        self._which = "healthy ranks" if set(numbers) == set(question.controls) else "ranks"
         self._small = question.bytes if question.is_small else None
         self._assembly = GroupAssembly(tuple(members), question.backend, device, (course,))
 
@@ -159,14 +159,14 @@ class _Trials:
         what = f"{variant.name}={variant.value}" if variant else "nothing changed"
         tokens = [process.token for process in self._assembly.processes]
         words = (
-            f"why the collective is slow or breaks: {len(tokens)} {self._which} once more with {what}, "
+            f"why the collective is slow or fails: {len(tokens)} {self._which} once more with {what}, "
             f"{PREPARE_SECONDS + RUN_SECONDS:.0f} s at most"
         )
         prepares = {token: PrepareTrial(experiment, token == first.token) for token in tokens}
         processes = yield StageOrders.of(prepares, PREPARE_SECONDS, words)
         note = next((process.note for process in processes if process.token == first.token), b"")
         if (port := port_of(note)) is None:
-            return GroupTrialOutcome(error="no store for the group could be made")
+            return GroupTrialOutcome(error="no store could be created for the group")
         joins = self._assembly.join(self._job, port, SET_UP_SECONDS, PATIENCE, pairs=False)
         processes = yield StageOrders.of({token: RunTrial(join) for token, join in joins.items()}, RUN_SECONDS)
         outcomes = [_outcome(process.note) for process in processes if process.token in joins]
@@ -247,4 +247,4 @@ def outcome_of(facts: CollectiveFacts, most: int) -> GroupTrialOutcome:
             return GroupTrialOutcome(error=f"{one.operation} gave {one.received}, not {one.expected}")
     largest = max((one.bytes for one in facts.timings if one.bytes <= most), default=0)
     seconds = [one.seconds for one in facts.timings if one.bytes == largest and one.seconds]
-    return GroupTrialOutcome(largest / min(seconds), "") if seconds else GroupTrialOutcome(error="nothing was timed")
+    return GroupTrialOutcome(largest / min(seconds), "") if seconds else GroupTrialOutcome(error="nothing was measured")

@@ -199,7 +199,7 @@ def _trials(
         restores = is_improvement(before, after, usual)
         error = trial.error
         if error is None and usual is not None and not restores:
-            lossy, slow = f"at most {100 / (USUAL_SHARE * usual):.2g} % are well", f"usual is {usual / 1e6:.3g} MB/s"
+            lossy, slow = f"at most {100 / (USUAL_SHARE * usual):.2g} % are healthy", f"usual is {usual / 1e6:.3g} MB/s"
             error = lossy if unit == "segments" else slow
         mended = mended or restores
         yield msgspec.structs.replace(trial, restores=restores, error=error)

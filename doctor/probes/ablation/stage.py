@@ -100,7 +100,7 @@ def _words(orders: StageOrders) -> str:
     if joins:
         ranks, most = counted(len(joins), "rank"), in_bytes(max(map(most_sent, joins)))
         limits = f"at most {most} a rank and {in_seconds(orders.seconds)}"
-        return f"why the collective is slow or breaks: {ranks} at once, {limits}"
+        return f"why the collective is slow or fails: {ranks} at once, {limits}"
     more = next((words for task in tasks if (words := _rest(task, len(tasks)))), "")
     return f"{orders.words}; {more}" if more else orders.words
 
@@ -108,7 +108,7 @@ def _words(orders: StageOrders) -> str:
 def _rest(task: OwnOrder | PrepareTrial | RunTrial, count: int) -> str:
     """Format the concurrency, and the bytes unless the text of an order names them; ``count``: number of orders."""
     if isinstance(task, PrepareTrial):
-        return f"{count} processes load torch at once"
+        return f"{count} processes load torch at the same time"
     if isinstance(task, DeviceOrder):
         words = "one child at a time"
         if task.on_gpu:

@@ -23,7 +23,7 @@ def cost_of_rounds(rounds: Rounds, *, confirms: bool = False) -> tuple[float, st
     hosts = {host for pairs in rounds for pair in pairs for host in pair}
     sizes = [len(pairs) for pairs in rounds]
     seconds = len(rounds) * ROUND_SECONDS
-    again = " once more, to be sure" if confirms else ""
+    again = " (repeated)" if confirms else ""
     return seconds, (
         f"bandwidth{again}: {counted(len(hosts), 'host')} in {counted(len(rounds), 'round')}, "
         f"{counted(max(sizes, default=0), 'pair')} at once, at most {MOST_BYTES / 1e6:.0f} MB each way a pair, "

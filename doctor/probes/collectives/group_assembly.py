@@ -97,7 +97,7 @@ def assemble(
     joining = sorted((one for one in processes if one.token in ready), key=lambda one: one.number)
     if len(joining) < 2 and not any(one.devices for one in ready.values()):
         others = tuple(process.number for process in processes if process not in joining)
-        lone = f"nobody to exchange with: {ranks_in_words(others)} can't load torch"
+        lone = f"no peer to exchange with: {ranks_in_words(others)} cannot load torch"
         return GroupsNotRun(reason=lone) if others else None
     meshes = {one.mesh for one in ready.values()}
     axes = mesh or (meshes.pop() if len(meshes) == 1 else ())
@@ -138,10 +138,10 @@ def _backend(joining: Sequence[ProbeParticipant], ready: Mapping[str, TorchCapab
 
 def _why_not(backend: str, device: str, count: int) -> str:
     if backend == "mpi":
-        return "the back end mpi can be set up once a process, by mpirun alone"
+        return "the MPI backend can be initialized only once per process, and only under mpirun"
     if not device:
-        return f"the back end {backend} can't be used here: torch has no device for it, or does not know it by itself"
-    return f"Gloo is probed with {MOST_BY_GLOO} ranks at most" if backend == "gloo" and count > MOST_BY_GLOO else ""
+        return f"the backend {backend} is not available: torch has no device for it, or does not know it"
+    return f"Gloo is probed with at most {MOST_BY_GLOO} ranks" if backend == "gloo" and count > MOST_BY_GLOO else ""
 
 
 def _shares(lines: Sequence[AxisGroups]) -> dict[int, tuple[AxisMembership, ...]]:

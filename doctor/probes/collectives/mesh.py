@@ -41,7 +41,7 @@ def parse_mesh(text: str) -> tuple[Axis, ...]:
 def _axis(text: str) -> Axis:
     found = _AXIS.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no axis: write dp=4, or dp=4:25MiB with the size of its messages")
+        raise ValueError(f"{text!r} is not a valid axis: write dp=4, or dp=4:25MiB with the size of its messages")
     name, size, number, unit = found.groups()
     length = int(number) * _UNITS[unit or "B"] if number else None
     if int(size) < 1 or (length is not None and not 0 < length <= LARGEST_MESSAGE):

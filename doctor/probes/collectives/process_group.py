@@ -189,7 +189,7 @@ class ProcessGroupSession:
 
 
 def _absence(awaited: tuple[int, ...]) -> str:
-    return f"{ranks_in_words(awaited)} did not come"
+    return f"{ranks_in_words(awaited)} did not join"
 
 
 def _device(order: JoinGroup) -> torch.device:
@@ -216,7 +216,7 @@ def _store_at(order: JoinGroup) -> Store:
         patience = timedelta(seconds=order.patience)
         store: Store = TCPStore(address, order.port, is_master=False, timeout=patience, wait_for_workers=False)
         return store
-    raise WorkRefused(f"the store of the group can't be reached at port {order.port} ({'; '.join(errors)})")
+    raise WorkRefused(f"the store of the group is unreachable at port {order.port} ({'; '.join(errors)})")
 
 
 class _State:

@@ -62,8 +62,8 @@ class GroupsStage(Stage):
             yield StageOrders.of({process.token: group for process in known}, OPEN_SECONDS)
         elif group is not None:
             words = (
-                f"groups: one process, rank {group.first.number}, makes a store for {len(group.processes)} to meet at, "
-                f"nothing is sent yet, at most {in_seconds(OPEN_SECONDS)}"
+                f"groups: one process, rank {group.first.number}, creates a rendezvous store for "
+                f"{len(group.processes)} ranks, at most {in_seconds(OPEN_SECONDS)}"
             )
             job, processes = yield StageOrders.of({group.first.token: OpenStore(PATIENCE)}, OPEN_SECONDS, words)
             note = next((process.note for process in processes if process.token == group.first.token), b"")
@@ -85,7 +85,7 @@ class GroupsStage(Stage):
             try:
                 done = context.torch_child().ask("group", task, GroupStepResult, deadline.left() - MARGIN)
             except (ChildLost, WorkRefused) as error:
-                words = f"no store for the group could be made: {error}"
+                words = f"no store could be created for the group: {error}"
                 return StageResult({CollectiveFacts.key: CollectiveFacts(error=words)})
             return StageResult({}, b"%d" % done.port)
         require_peers(ends_of(task), same_host=True)

@@ -77,7 +77,7 @@ def _index(task: DeviceTask, count: int) -> int:
     if count == 1:
         return 0
     if task.local_rank is None or task.local_rank >= count:
-        raise WorkRefused(f"which of {count} devices is this rank's can't be told (local rank {task.local_rank})")
+        raise WorkRefused(f"cannot determine which of {count} devices this rank uses (local rank {task.local_rank})")
     return task.local_rank
 
 

@@ -58,7 +58,7 @@ class DevicesStage(Stage):
     def steps(self, job: Job, processes: Sequence[ProbeParticipant]) -> StagePlan:
         """Load; measure if torch is available; measure again, twice, if something is slow."""
         who = f"{counted(len(processes), 'rank')} at the same time"
-        words = f"devices: torch is loaded in a child process on {who}, at most {in_seconds(LOAD_SECONDS)}"
+        words = f"devices: torch is loaded in a subprocess on {who}, at most {in_seconds(LOAD_SECONDS)}"
         load = DevicesOrder("load")
         job, processes = yield StageOrders.of({process.token: load for process in processes}, LOAD_SECONDS, words)
         ready = [process for process in processes if process.note == _LOADED]
@@ -108,7 +108,7 @@ def _to_confirm(
         turns[process.host] += 1
         tasks.append((process, msgspec.structs.replace(_task(process), confirms=True, pause=pause, wait=wait)))
     slow, again = counted(len(suspects), "rank"), counted(len(chosen), "rank")
-    return _orders(tasks, f"devices: {slow} may be slow, {again} measured again at the same time")
+    return _orders(tasks, f"devices: {slow} may be slow; {again} measured again at the same time")
 
 
 def _task(process: ProbeParticipant) -> DeviceTask:

@@ -74,7 +74,7 @@ class TorchChild:
             self._child = start_python("doctor.probes.runtime.torch_child_main", stdin=PIPE, stderr=PIPE, env=environ)
         except (OSError, ValueError) as error:
             self.is_lost = True
-            self._lines.append(f"no process can be started: {error}")
+            self._lines.append(f"cannot start a process: {error}")
             return
         finally:
             if processors:
@@ -127,14 +127,14 @@ class TorchChild:
             return msgspec.json.decode(answer.result, type=prepared(kind))
         except msgspec.MsgspecError as error:
             self.close()
-            raise ChildLost(f"an answer that is none: {error}") from None
+            raise ChildLost(f"invalid response: {error}") from None
 
     @property
     def last_words(self) -> str:
         """The last line that it wrote to stderr, or its exit status."""
         code = self._child.poll() if self._child is not None else None
         last_line = next((line for line in reversed(self._lines) if line.strip()), "")
-        return last_line or (f"the process ended with {code}" if code is not None else "the process is gone")
+        return last_line or (f"the process exited with {code}" if code is not None else "the process has exited")
 
     @property
     def lines(self) -> tuple[str, ...]:

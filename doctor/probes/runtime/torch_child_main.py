@@ -53,5 +53,5 @@ def _answer(line: bytes) -> WorkReply:
         return WorkReply(error=str(error) or "refused")
     except Exception as error:  # noqa: BLE001 - the collector loop of this process
         words = str(error).strip().splitlines()
-        return WorkReply(error=f"{type(error).__name__}: {words[0] if words else 'no words'}"[:500])
+        return WorkReply(error=f"{type(error).__name__}: {words[0] if words else 'no message'}"[:500])
     return WorkReply(msgspec.Raw(msgspec.json.encode(result)))

@@ -7,7 +7,7 @@ import msgspec
 from doctor.core.facts import Missing, MissingReason
 from doctor.probes.runtime.torch_child import ChildLost, TorchChild, WorkRefused
 
-NOT_INSTALLED = "torch is not installed here"
+NOT_INSTALLED = "torch is not installed"
 
 
 class LoadedTorch(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ def loaded_in(child: TorchChild, seconds: float) -> LoadedTorch | Missing:
     except WorkRefused as refusal:
         return Missing(MissingReason.ABSENT if str(refusal) == NOT_INSTALLED else MissingReason.HIDDEN, str(refusal))
     except ChildLost as lost:
-        return Missing(MissingReason.FAILED, f"torch can't be loaded: {lost}")
+        return Missing(MissingReason.FAILED, f"cannot load torch: {lost}")
 
 
 def work(argument: bytes) -> LoadedTorch:
@@ -44,7 +44,7 @@ def work(argument: bytes) -> LoadedTorch:
         import torch.distributed
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-        raise WorkRefused(NOT_INSTALLED if absent else f"torch can't be imported: {error}") from None
+        raise WorkRefused(NOT_INSTALLED if absent else f"cannot import torch: {error}") from None
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not torch.distributed.is_available():
         return LoadedTorch(str(torch.__version__), devices, distributed=False)

@@ -117,11 +117,11 @@ def _start(
 def _read_answer(child: subprocess.Popen[bytes] | None, deadline: ProbeDeadline) -> _Answer | None:
     """Return the output of a child, ``None`` without any in time."""
     if child is None or child.stdout is None:
-        return _Answer(error=f"{UNTRIED}: no process can be started")
+        return _Answer(error=f"{UNTRIED}: cannot start a process")
     ready, _, _ = select.select([child.stdout], [], [], deadline.left())
     if not ready:
         return None
     try:
         return msgspec.json.decode(os.read(child.stdout.fileno(), 1 << 16), type=prepared(_Answer))
     except msgspec.MsgspecError:
-        return _Answer(error=f"{UNTRIED}: the process that tried ended")
+        return _Answer(error=f"{UNTRIED}: the process exited")

@@ -171,7 +171,7 @@ def _largest_cell(one: Suggestion) -> str:
 def host_words(host: HostMemory) -> str:
     """Return a sentence on the host memory of a node and its parts."""
     ranks = "its rank" if host.ranks == 1 else f"its {host.ranks} ranks"
-    parts = {"processes": host.processes, "data set": host.dataset, "loader workers": host.workers}
+    parts = {"processes": host.processes, "dataset": host.dataset, "loader workers": host.workers}
     parts["pinned batches"] = host.pinned
     listed = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items() if size)
     resuming = f"; {byte_size(host.checkpoint)} more while all ranks load a checkpoint" if host.checkpoint else ""
