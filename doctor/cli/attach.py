@@ -55,7 +55,7 @@ INCONCLUSIVE = 3
 """The exit code if nothing could be read: no training process, or no access to it."""
 
 
-@click.command("attach")
+@click.command("attach", short_help="Show where the ranks of a running job are blocked.")
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Read this process and its children.")
 @click.option("--job", default="", metavar="ID", help="Read the job with this id (of the scheduler, or --rdzv-id).")
 @click.option("--all-users", is_flag=True, help="Look for jobs of all users (root only).")

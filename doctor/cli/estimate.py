@@ -48,7 +48,7 @@ BEGINNING = 0.8
 """Share of that time in which a further trace may begin; the last one ends in the rest."""
 
 
-@click.command("estimate")
+@click.command("estimate", short_help="Estimate the peak memory per rank before a run.")
 @click.argument("model", metavar="MODULE:FACTORY|CONFIG|FOLDER|hf:ORG/NAME")
 @click.option("--devices", type=COUNT, metavar="N", help="Devices per node (default: from the Trainer, else 1).")
 @click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: from the Trainer, else 1).")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from doctor.report.lint.sarif import Fixes
 
 
-@click.command("lint")
+@click.command("lint", short_help="Find bugs in training scripts and launch files.")
 @click.argument("paths", nargs=-1, required=True, type=PATH)
 @format_option("text", "json", "github", "sarif", "markdown", "junit", "html")
 @output_option

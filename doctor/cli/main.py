@@ -38,15 +38,12 @@ if TYPE_CHECKING:
     from doctor.cluster.gather.gather_session import GatherSession
     from doctor.cluster.gather.plan import GatherOptions
     from doctor.cluster.ray.ray_session import RayGatherSession
-    from doctor.core.check import Check
     from doctor.core.check_registry import CheckRegistry
     from doctor.core.check_runner import Ignore
     from doctor.core.job import Job
     from doctor.core.report_document import Report, ReportInput
     from doctor.core.settings import Settings
-    from doctor.lint.engine.rule import Rule
     from doctor.probes.collectives.mesh import Axis
-    from doctor.report.playbook import PlaybookPage
     from doctor.session import Probe
 
     Session: TypeAlias = "GatherSession | RayGatherSession | _SingleProcess"
@@ -64,6 +61,7 @@ Example: torchrun --nproc-per-node 8 -m doctor check
 _ELSEWHERE: dict[str, str] = {
     "attach": "doctor.cli.attach",
     "estimate": "doctor.cli.estimate",
+    "explain": "doctor.cli.explain",
     "lint": "doctor.cli.lint",
     "run": "doctor.cli.run",
 }
@@ -89,7 +87,7 @@ def app() -> None:
     """Hold the commands together."""
 
 
-@app.command()
+@app.command(short_help="Check this host or job before a run.")
 @report_options
 @gathering_options
 @click.option(
@@ -164,7 +162,7 @@ def check(
     raise SystemExit(report.exit_code)
 
 
-@app.command()
+@app.command(short_help="Save collected facts as JSON, to be analyzed later.")
 @click.option(
     "-o",
     "--output",
@@ -215,7 +213,7 @@ def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None
     raise SystemExit(code)
 
 
-@app.command()
+@app.command(short_help="Find what failed first, from a job's logs and dumps.")
 @click.argument("paths", nargs=-1, required=True, type=PATH)
 @report_options
 @click.option(
@@ -286,7 +284,7 @@ def diagnose(options: CommonOptions, paths: tuple[Path, ...], read_timeout: floa
     raise SystemExit(several.exit_code)
 
 
-@app.command()
+@app.command(short_help="Show what changed between two captures, runs or reports.")
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
 @format_option("text", "json", "markdown")
@@ -307,53 +305,7 @@ def diff(before: Path, after: Path, form: str, output: Path | None) -> None:
     raise SystemExit(1 if differences else 0)
 
 
-@app.command()
-@click.argument("word", metavar="ID")
-@format_option("text", "json")
-@output_option
-@settings_options
-@plugin_option
-@with_common_options
-def explain(options: CommonOptions, word: str) -> None:
-    """Explain a check: what you see, how to fix it, and why it happens.
-
-    Example: doctor explain NET007
-    """
-    from doctor.report.formatting import as_json
-
-    page = _page(word, options)
-    if options.form == "json":
-        write(as_json(page) + "\n", options.output)
-    elif options.output is not None or not sys.stdout.isatty():
-        write(page.markdown, options.output)
-    else:
-        from doctor.report.rich_names import from_markdown
-        from doctor.report.terminal import make_console
-
-        console = make_console(sys.stdout)
-        with console.capture() as paper:
-            console.print(from_markdown(page.markdown))
-        write(paper.get(), None)
-
-
-def _page(word: str, options: CommonOptions) -> PlaybookPage:
-    """Return the page of the playbook, or else that of a plugin's check or rule; plugins are loaded only then."""
-    from doctor.core.errors import UnusableError
-    from doctor.report.playbook import find_page, page_of
-
-    with contextlib.suppress(UnusableError):
-        return find_page(word)
-    from doctor.core.check_registry import load_registry
-    from doctor.lint.engine.registry import load_rules
-
-    settings = options.settings()
-    print_notes(settings)
-    with redirect_stdout(sys.stderr):  # plugins may print
-        found: list[Check | Rule] = [*load_registry(settings.plugins).checks, *load_rules(settings.plugins).rules]
-    return find_page(word, [page_of(one) for one in found if one.origin != "built-in"])
-
-
-@app.command("list")
+@app.command("list", short_help="List all checks and lint rules.")
 @format_option("text", "json")
 @output_option
 @select_option

@@ -40,7 +40,7 @@ def find_profile(name: str | None, options: CommonOptions) -> SiteProfileFacts |
     if name not in site_profiles():
         near = suggestion(name, site_profiles())
         raise UnusableError(
-            f"unknown profile {name!r}{near or ';'} Run 'doctor check --profile list' to see all profiles"
+            f"unknown profile {name!r}{near or '.'} Run 'doctor check --profile list' to see all profiles"
         )
     return SiteProfileFacts(name=name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import IO, Any
 
 from doctor.core.check import Check
@@ -10,9 +11,11 @@ from doctor.core.check_registry import CheckRegistry
 from doctor.lint.engine.registry import Rulebook
 from doctor.lint.engine.rule import Rule
 from doctor.report.formatting import as_json, spelt_out
-from doctor.report.playbook import limits_of
-from doctor.report.rich_names import Table
+from doctor.report.playbook import STAGES, limits_of, title_of
+from doctor.report.rich_names import Table, Text
 from doctor.report.terminal import make_console
+
+_LEGEND = ", ".join(f"{letter} {STAGES[letter]}" for letter in "PRM")
 
 
 def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: IO[str]) -> str:
@@ -28,16 +31,21 @@ def render_listing(registry: CheckRegistry, book: Rulebook, form: str, stream: I
     console = make_console(io.StringIO(), width=make_console(stream).width)
     with console.capture() as paper:
         if checks:
-            console.print(_table(checks))
+            console.print(f"when: {_LEGEND}\n", style="dim")
+            console.print(_table(registry.checks, "when"))
         if limits := [f'"{name}" = {value!r}' for check in registry.checks for name, value in limits_of(check).items()]:
             console.print("\nLimits of checks, for doctor.toml", style="bold")
             console.print("\n".join(["[limits]", *limits]), markup=False)
         if rules:
             console.print("\nRules of doctor lint", style="bold")
-            console.print(_table(rules))
+            console.print(_table(book.rules, "reads"))
         for one in broken:
             console.print(spelt_out(f"crash: {one.name} ({one.origin}) failed to load: {one.reason}"))
-    return paper.get()
+    return "".join(f"{line.rstrip()}\n" for line in paper.get().splitlines())
+
+
+def _reads(rule: Rule) -> str:
+    return "comments" if rule.reads is object else rule.reads.__name__.lower()
 
 
 def _described(one: Check | Rule) -> dict[str, Any]:
@@ -45,17 +53,23 @@ def _described(one: Check | Rule) -> dict[str, Any]:
     if isinstance(one, Check):
         own = {"scope": one.scope.value, "when": one.when, "needs": [section.key for section in one.needs]}
     else:
-        reads = "comments" if one.reads is object else one.reads.__name__.lower()
-        own = {"reads": reads, "foreshadows": list(one.foreshadows)}
+        own = {"reads": _reads(one), "foreshadows": list(one.foreshadows)}
     head = {"id": one.id, "name": one.name, "family": one.family, "severity": one.severity.value}
     return {**head, **own, "origin": one.origin}
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(checks: Iterable[Check | Rule], marks: str) -> Table:
+    """Return a row per check. ``marks``: the heading of the letters of its stages, or of what a rule reads."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in rows[0]:
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "severity"))
-    for row in rows:
-        cells = (", ".join(value) if isinstance(value, list) else value for value in row.values())
-        table.add_row(*map(spelt_out, cells))
+    for heading in ("id", "severity", marks, "title"):
+        table.add_column(heading, overflow="fold", no_wrap=heading != "title")
+    family = ""
+    for check in checks:
+        if check.family != family:
+            family = check.family
+            table.add_row(Text(spelt_out(family), style="bold"))
+        title = f"{check.name}: {title_of(check)}".rstrip(": ")
+        origin = "" if check.origin == "built-in" else f" ({check.origin})"
+        mark = check.when if isinstance(check, Check) else _reads(check)
+        table.add_row(*map(spelt_out, (check.id, check.severity.value, mark, title + origin)))
     return table

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from doctor.lint.engine.rule import Rule
 
 _HEAD_END = "<!-- the lines above are made from the check by `python -m doctor.report.playbook` -->"
-_STAGES = {"P": "before a run", "R": "during training", "M": "post-mortem", "L": "by `doctor lint`"}
+STAGES = {"P": "before a run", "R": "during training", "M": "post-mortem", "L": "by `doctor lint`"}
 _HEAD = re.compile(
     r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
     re.DOTALL,
@@ -51,7 +51,7 @@ def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
         if word.upper() == page.id or word.lower() == page.name:
             return page
     near = suggestion(word, [name for page in pages for name in (page.id, page.name)])
-    raise UnusableError(f"unknown check {word!r}{near or ';'} Run 'doctor list' to see all checks")
+    raise UnusableError(f"unknown check {word!r}{near or '.'} Run 'doctor list' to see all checks")
 
 
 def all_pages() -> Iterator[PlaybookPage]:
@@ -73,7 +73,7 @@ def _read(path: Path) -> PlaybookPage:
 
 def page_of(check: Check | Rule) -> PlaybookPage:
     """Return the page of a plugin's check or rule, from its docstring."""
-    title = _title(check)
+    title = title_of(check)
     parts = {"Impact": check.effect, "Fix": check.fix, "From": check.origin}
     text = _facts(check) + "".join(f"\n## {name}\n\n{words}\n" for name, words in parts.items() if words)
     return PlaybookPage(check.id, check.name, check.family, check.severity.value, title, text, limits_of(check))
@@ -91,16 +91,17 @@ def head_of(check: Check | Rule) -> str:
 
 
 def _facts(check: Check | Rule) -> str:
-    stages = ", ".join(_STAGES[stage] for stage in check.when)
+    stages = ", ".join(STAGES[stage] for stage in check.when)
     scope = check.scope.value if isinstance(check, Check) else "file"
     facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"scope: {scope}"]
-    title = f"{_title(check)}\n\n" if _title(check) else ""
+    title = f"{title_of(check)}\n\n" if title_of(check) else ""
     lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · detected: {stages}\n"]
     limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]
     return "\n".join([*lines, *([f"limits: {', '.join(limits)}\n"] if limits else [])])
 
 
-def _title(check: Check | Rule) -> str:
+def title_of(check: Check | Rule) -> str:
+    """Return what a check or a rule finds out, as the first sentence of its page."""
     question = check.question.removeprefix("Ask ").rstrip(".")
     return f"{question[:1].upper()}{question[1:]}." if question else ""
 
