@@ -25,7 +25,7 @@ NO_PROCESS = (1 << 22) - 1
     [
         (["--pid", NO_PROCESS], f"doctor: there is no process {NO_PROCESS}"),
         (["--job", "nobody-started-this"], "doctor: there is no process of job nobody-started-this on this host"),
-        (["--pid", 1, "--job", "1"], "Error: --pid and --job exclude each other."),
+        (["--pid", 1, "--job", "1"], "--pid and --job exclude each other (see"),
         (["--pid", 0], "0 is not in the range x>=1"),
         (["--watch", 0], "0.0 is not in the range x>=1"),
         (["--gather", "share"], "--gather share needs --share DIR"),
@@ -81,7 +81,7 @@ def test_all_users_is_for_root():
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--all-users is for root." in done.stderr
+    assert "--all-users needs root" in done.stderr
 
 
 def test_a_folder_keeps_the_stacks_of_each_rank_and_the_report(tmp_path):

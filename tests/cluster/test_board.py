@@ -168,7 +168,7 @@ def test_blocking_calls_have_a_timeout(tmp_path):
     board = KeyValueStore(folder_boards(tmp_path)().backend, patience=0.2)
     folder_boards(tmp_path)().set("call", b"1")
     with blocked(tmp_path):
-        with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} does not answer$"):
+        with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} does not respond$"):
             board.get("call")
         board.patience = NEVER
         for _ in range(50):  # it is not waited for again

@@ -34,7 +34,7 @@ def ranks(commands, tmp_path):
     return start
 
 
-SLOW = re.compile(r"doctor: (still reading |\d+ of \d+ ranks are here; ).*\n")
+SLOW = re.compile(r"doctor: (still reading |\d+ of \d+ ranks joined; ).*\n")
 """What a rank says after some seconds, so on a busy machine."""
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_can_not_be_written_ends_all(ranks, tmp_path, command):
     output = tmp_path / "nowhere" / "report"
     started = ranks(command, "-o", output)
     assert wait(*started) == [2, 2]
-    assert shown(started) == [("", f"doctor: {output} can't be written: No such file or directory\n"), ("", "")]
+    assert shown(started) == [("", f"doctor: cannot write {output}: No such file or directory\n"), ("", "")]
 
 
 def test_a_reader_that_leaves_changes_nothing(commands, tmp_path):
@@ -123,7 +123,7 @@ def test_a_plugin_that_breaks_ends_all(ranks, tmp_path):
     (tmp_path / "broken.py").write_text("raise ValueError('no')\n")
     started = ranks("check", "--plugin", tmp_path / "broken.py", "--format", "json", world=3)
     assert wait(*started) == [2, 2, 2]
-    sentence = f"doctor: the plug-in {tmp_path}/broken.py fails to load: ValueError: no\n"
+    sentence = f"doctor: cannot load plugin {tmp_path}/broken.py: ValueError: no\n"
     assert shown(started) == [("", sentence), ("", ""), ("", "")]
 
 
@@ -133,7 +133,7 @@ def test_usage_is_looked_at_before_anybody_is_waited_for(commands, tmp_path):
     assert wait(lone, wrong) == [2, 2]
     assert shown([lone, wrong]) == [
         ("", "doctor: --gather share needs --share DIR\n"),
-        ("", "doctor: --master 'node0' is no HOST:PORT\n"),
+        ("", "doctor: --master 'node0' is not a valid HOST:PORT\n"),
     ]
 
 
@@ -233,7 +233,7 @@ def test_an_isolated_rank_reports_its_connection_attempts(commands, tmp_path):
     host = socket.gethostname()
     [line] = lone.stderr.splitlines()
     assert line.startswith(f"doctor: rank 1 on {host}: 127.0.0.1 by lo from 127.0.0.1; port ")
-    assert line.endswith("nobody listens there: rank 0 is not started, or elsewhere (doctor explain NET006)")
+    assert line.endswith("nothing listens there: rank 0 is not running, or runs elsewhere (doctor explain NET006)")
     assert f"the folder {unusable}/below is gone: " in shared.stderr
-    assert f"its facts can't be left in {unusable}/below: Not a directory" in shared.stderr
+    assert f"cannot write its facts to {unusable}/below: Not a directory" in shared.stderr
     assert shown([lone, shared])[0][0] == shown([lone, shared])[1][0] == ""

@@ -197,5 +197,5 @@ def test_what_a_rank_says_of_a_silent_master():
 
 def test_what_a_rank_says_of_a_name_that_does_not_resolve():
     words, check = failure_sentence(connect_soon([".."], 1), spans_hosts=True)
-    assert words.startswith(".. does not resolve here (")
+    assert words.startswith(".. does not resolve on this host (")
     assert check == "NET004"

@@ -139,7 +139,7 @@ def test_a_lost_store(place, outlives):
     assert wait_for(*ranks) == [3] * 3
     for rank in ranks:
         assert "is gone: Connection reset by peer" in rank.told[0]
-        ended = rank.told[0].endswith("rank 0 ended or stopped before there was a verdict (doctor explain ENV005)")
+        ended = rank.told[0].endswith("rank 0 exited or stopped before it reached a verdict (doctor explain ENV005)")
         assert ended is (rank is not ranks[0] and not outlives)
 
 
@@ -169,7 +169,7 @@ def test_a_rank_that_loses_the_store_writes_its_facts_to_the_folder(place):
     assert sorted(os.listdir(facts)) == ["rank-0.json", "rank-1.json"]
     capture = read_capture(facts / "rank-1.json")
     assert (capture.world_size, [member.rank for member in capture.members]) == (3, [1])
-    assert ranks[1].told[1] == f"its facts are in {facts}/rank-1.json: doctor diagnose {facts}"
+    assert ranks[1].told[1] == f"its facts are in {facts}/rank-1.json; run: doctor diagnose {facts}"
 
 
 def test_a_folder_that_does_not_answer_is_not_waited_for_forever(folder, tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_folder_that_does_not_answer_is_not_waited_for_forever(folder, tmp_pat
     rank.mortal.lost.set()
     assert run(rank) == [3]
     answer.set()
-    assert rank.told[1] == f"its facts can't be left in {tmp_path}: no answer"
+    assert rank.told[1] == f"cannot write its facts to {tmp_path}: no answer"
 
 
 @SCENES.scene(late=[0.0, 0.5])
@@ -231,7 +231,7 @@ def test_malformed_messages_do_not_block_the_verdict(place):
     waiting.set()
     assert wait_for(*ranks) == [CODE] * 4
     assert [rank.number for rank in ranks[0].job.ranks] == [0, 1, 2, 3]
-    assert " of the messages of other ranks can't be read: " in ranks[0].told[0]
+    assert " messages of other ranks could not be decoded: " in ranks[0].told[0]
 
 
 NAMES = ("call", "{}/pulse", "{}/verdict", "{}/leave", "{}/hello", "{}/facts", "{}/measured", "{}/heard", "{}/plan/{}")

@@ -56,7 +56,7 @@ class Stored:
         self._sent = sent
 
     def lose_rank_0(self):
-        until(lambda: "2 of 3 ranks are here; waiting for rank 2" in self.ranks[0].stderr)
+        until(lambda: "2 of 3 ranks joined; waiting for rank 2" in self.ranks[0].stderr)
         self.ranks[0].send(self._sent)
 
 
@@ -141,7 +141,7 @@ def test_a_rank_that_never_joins_is_reported_in_time(jobs):
     assert report["seconds"] >= TIMEOUT
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, "is gone: "), (1, "does not answer: ")])
+@pytest.mark.parametrize(("number", "words"), [(0, "is no longer reachable: "), (1, "does not respond: ")])
 def test_the_host_of_the_store_is_lost(signalled, stored, number, words):
     """Its client in another rank notices at once when it is killed, and by a limit of its own when it is stopped."""
     pytest.importorskip("torch")
@@ -149,4 +149,4 @@ def test_the_host_of_the_store_is_lost(signalled, stored, number, words):
     assert rank.wait() == 3
     [line] = rank.stderr.splitlines()[-1:]
     assert f"the store at 127.0.0.1:{stored[number].port} {words}" in line
-    assert line.endswith("rank 0 ended or stopped before there was a verdict (doctor explain ENV005)")
+    assert line.endswith("rank 0 exited or stopped before it reached a verdict (doctor explain ENV005)")

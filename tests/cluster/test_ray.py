@@ -244,7 +244,7 @@ def test_a_key_that_can_not_be_used(cluster, tmp_path):
     missing.chmod(0o600)
     done = cluster.run([*CHECK, "auto"], env={"DOCTOR_SECRET_FILE": str(missing)})
     assert done.returncode == 2
-    assert f"{missing}, which DOCTOR_SECRET_FILE names, is not used: " in done.stderr
+    assert f"{missing} (DOCTOR_SECRET_FILE) is not used: " in done.stderr
 
 
 def test_a_node_that_dies_meanwhile_is_named(cluster):
@@ -271,7 +271,7 @@ def test_a_head_that_is_stopped_hangs_nobody(cluster):
         head.signal(18, "gcs_server")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"doctor: the Ray cluster at {head.address}:{PORT} lets no driver in: its head does not answer, is of "
+        f"doctor: the Ray cluster at {head.address}:{PORT} accepts no driver: its head does not respond, is of "
         "another release of Ray, or something else listens there\n"
     )
 
@@ -281,7 +281,7 @@ def test_a_host_without_a_cluster(lab_hosts):
     [host] = lab_hosts(1)
     found = host.run([*CHECK, "auto"], env={"RAY_TMPDIR": str(host.folder)})
     assert (found.returncode, found.stdout) == (3, "")
-    assert found.stderr == "doctor: no Ray cluster runs on this host, and RAY_ADDRESS names none: --ray HOST:PORT\n"
+    assert found.stderr == "doctor: no Ray cluster runs on this host, and RAY_ADDRESS is not set: use --ray HOST:PORT\n"
     assert host.processes("raylet") == []
 
 
@@ -291,7 +291,7 @@ def test_a_host_without_a_cluster(lab_hosts):
         (("--ray", "auto"), "the port refuses"),
         (("--ray", "{}"), "the port refuses"),
         (("--ray", "ray://{}"), "the port refuses"),
-        (("--gather", "ray", "--redact"), "doctor: the Ray cluster can't be reached"),
+        (("--gather", "ray", "--redact"), "doctor: the Ray cluster is unreachable"),
     ],
 )
 def test_nobody_listens_there(tmp_path, asked, told):
@@ -317,7 +317,7 @@ def test_without_ray(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "doctor: Ray is not installed in this Python, which --ray needs: pip install 'rankdoctor[ray]'\n"
+        "doctor: --ray needs Ray, which is not installed in this Python environment: pip install 'rankdoctor[ray]'\n"
     )
 
 

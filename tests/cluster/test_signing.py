@@ -135,7 +135,7 @@ def test_a_key_in_a_file(tmp_path):
     ],
 )
 def test_a_file_that_is_no_key(tmp_path, data, mode, why):
-    with pytest.raises(UnusableError, match="which DOCTOR_SECRET_FILE names, is not used: ") as refused:
+    with pytest.raises(UnusableError, match=r"\(DOCTOR_SECRET_FILE\) is not used: ") as refused:
         secret_from_environ(key_file(tmp_path / "key", data, mode))
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)

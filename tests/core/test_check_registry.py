@@ -53,12 +53,12 @@ def test_a_file_brings_checks(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x = 1", "holds no check"),
+        ("x = 1", "defines no check"),
         ("raise RuntimeError('boom')", "fails to load: RuntimeError: boom"),
         ("import nothing_of_that_name", "fails to load: ModuleNotFoundError"),
         ("def (", "fails to load: SyntaxError"),
         ("raise SystemExit(0)", "fails to load: SystemExit"),
-        (PLUGIN.format(id="NCCL008"), "claims NCCL008, which is taken by built-in"),
+        (PLUGIN.format(id="NCCL008"), "defines NCCL008, which is already defined by built-in"),
         (PLUGIN.format(id="lower1"), "fails to load: ValueError"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_full_disk_is_one_sentence(folder):
         ["--version"],
     ):
         _, errors = doctor(*arguments, cwd=folder, code=2, before="exec >/dev/full")
-        assert errors == "doctor: standard output can't be written: No space left on device\n"
+        assert errors == "doctor: cannot write to standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("arguments", [SICK, ["check"], ["list"], ["--help"], ["--version"]])
@@ -73,7 +73,7 @@ def test_a_limit_on_the_size_of_files_is_one_sentence(folder, arguments):
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (2, "doctor: standard output can't be written: File too large\n")
+    assert (done.returncode, done.stderr) == (2, "doctor: cannot write to standard output: File too large\n")
 
 
 @pytest.mark.real_time  # CPython 3.11 unwinds an exception for ever if it lacks memory for one integer (ceval.c, lasti)
@@ -114,7 +114,7 @@ def test_a_failure_of_its_own_is_no_finding(folder):
     variables = {"PYTHONPATH": f"{folder / 'broken'}:{ROOT}"}
     _, errors = doctor("check", cwd=folder, code=3, **variables)
     assert errors.startswith(
-        "doctor: internal error at __init__.py:1: KeyError: 'half an update'; nothing was concluded"
+        "doctor: internal error at __init__.py:1: KeyError: 'half an update'; there is no verdict"
     )
     done = subprocess.run(
         [*DOCTOR, "check"],

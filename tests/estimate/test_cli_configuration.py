@@ -82,7 +82,7 @@ def test_a_training_configuration_sets_what_no_option_says(estimate):
         (("config.json", "--measure"), "give MODULE:FACTORY"),
         (("train:make", "--seq-len", "8"), "apply to a model's configuration"),
         (("hf:org/none",), "nothing is downloaded"),
-        (("no.json",), "can't be read"),
+        (("no.json",), "cannot read"),
         (("accelerate.yaml",), "names no model"),
         (("neither",), "as config.json, FOLDER or hf:ORG/NAME"),
     ],

@@ -61,7 +61,7 @@ def estimate(*arguments, cwd, code=None):
         (("train:make", "--device-memory", "80"), "'80' is no size of memory"),
         (("train:make", "--host-memory", "much"), "'much' is no size of memory"),
         (("train:make", "--device", "H200", "--device-memory", "1GiB"), "give one of them"),
-        (("train:make", "--like", "nothing.json"), "nothing.json can't be read"),
+        (("train:make", "--like", "nothing.json"), "cannot read nothing.json"),
         (("train:make", "--strategy", "magic"), "is not one of"),
         (("train:make", "--select", "XYZ999"), "XYZ999"),
     ],

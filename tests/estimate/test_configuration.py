@@ -68,8 +68,8 @@ def test_adapters_and_quantized_weights(here):
     [
         ("hf:org/other", {}, "is not in"),
         ("hf:../../etc", {}, "written as hf:ORG/NAME"),
-        ("nothing.json", {}, "can't be read"),
-        ("empty", {}, "can't be read"),
+        ("nothing.json", {}, "cannot read"),
+        ("empty", {}, "cannot read"),
         ("model", {"quantization": "4bit"}, "give --lora"),
         ("model", {"lora_targets": ("q_proj",)}, "give --lora"),
         ("train:make", {"lora": 8}, "apply to a model's configuration"),
@@ -169,7 +169,7 @@ def test_llama_factory(here):
         "checkpointing": True,
         "outputs": "released",
     }
-    assert notes == ("outside of this estimate, which is of the step without it: offload to host memory",)
+    assert notes == ("not covered, the step is estimated without it: offload to host memory",)
 
 
 def test_full_fine_tuning_in_llama_factory_has_weights_of_32_bits(here):

@@ -166,12 +166,12 @@ def test_the_batch_is_that_of_the_task(step, config, batch_bytes):
 @pytest.mark.parametrize(
     ("config", "recipe", "words"),
     [
-        (LLAMA | {"model_type": "llama99"}, {}, "has no model 'llama99'; code beside it is never run"),
+        (LLAMA | {"model_type": "llama99"}, {}, "has no model 'llama99'; code next to the configuration is never run"),
         (LLAMA | {"hidden_size": "wide"}, {}, "can't build the model"),
         (LLAMA | {"num_attention_heads": 0}, {}, "can't build the model"),
         (LLAMA | {"hidden_size": -8}, {}, "can't build the model"),
         ({"model_type": "timesformer"}, {}, "give MODULE:FACTORY"),
-        (WHISPER, {}, "no batch can be made up for WhisperForConditionalGeneration"),
+        (WHISPER, {}, "cannot generate a batch for WhisperForConditionalGeneration"),
         (LLAMA, {"lora": LoraAdapters(rank=8, targets=("nothing",))}, "give --lora-targets"),
     ],
 )

@@ -146,9 +146,9 @@ def test_what_the_time_was_spent_on_is_said():
     step = Step(seconds=10.0)
     estimate = estimate_of(step, LoaderUse(), ONE, OFFER, seconds=45.0, loading_seconds=7.0, now=step.now)
     spent = (
-        "loading the model 7 s; the job itself 10 s; its largest batch 20 s, 2 traces; what would help 20 s, 2 traces"
+        "loading the model 7 s; the job itself 10 s; the largest batch 20 s, 2 traces; suggestions 20 s, 2 traces"
     )
-    assert f"the time (--timeout) was spent on: {spent}" in estimate.notes
+    assert f"the --timeout was spent on: {spent}" in estimate.notes
     assert estimate.seconds == 57.0
     assert not any(way.searched for way in estimate.ways if way.largest_batch)
     assert "spent on" not in " ".join(asked().notes)
@@ -165,7 +165,7 @@ def test_the_peak_alone_takes_one_trace():
 
 def test_a_variant_that_fails_is_said_and_the_rest_stands():
     estimate = asked(step=Step(fails=("bf16-mixed",)))
-    assert "not tried, it can't be traced: bf16-mixed" in estimate.notes
+    assert "not tried, it cannot be traced: bf16-mixed" in estimate.notes
     assert {way.name for way in estimate.ways} == {"accumulation", "checkpointing", "adafactor"}
 
 

@@ -239,7 +239,7 @@ def test_a_step_that_can_not_be_traced(factory, said, step):
 
 
 def test_an_optimizer_that_is_none(step):
-    assert "no optimizer of torch.optim or bitsandbytes; there are" in step(
+    assert "not an optimizer of torch.optim or bitsandbytes; available:" in step(
         "plain:pair", TrainingPlan(optimizer="adamx")
     )
 

@@ -128,7 +128,7 @@ def test_the_slowest_rank_is_the_speed_of_all():
 
 def test_what_got_no_turn_says_so():
     measured = throughput_of(TrainingVariant(name="two", plan=TrainingPlan()), ALONE, [{"one rank": (_told(10),)}])
-    assert (measured.error, measured.ratio) == ("there was no time left for it", None)
+    assert (measured.error, measured.ratio) == ("no time was left for it", None)
 
 
 def _measured_with(monkeypatch, answer, seconds=60.0):

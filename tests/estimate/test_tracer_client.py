@@ -41,8 +41,8 @@ def client(tmp_path, monkeypatch):
 def test_the_time_is_up_in_a_step(client):
     with pytest.raises(UnusableError) as error:
         client(10.0, lost_after=6.0).run(TrainingPlan())
-    assert "not done within 10 s (--timeout), which were spent on loading the model, 4 s" in str(error.value)
-    assert "(1,240 M parameters, 4 GiB), and tracing a step, 6 s" in str(error.value)
+    assert "not finished within 10 s (--timeout): loading the model took 4 s" in str(error.value)
+    assert "(1,240 M parameters, 4 GiB), tracing a step 6 s" in str(error.value)
 
 
 def test_the_time_is_up_before_a_model_is_there(client):

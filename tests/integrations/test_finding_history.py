@@ -102,7 +102,7 @@ def test_what_was_found_for_a_stall_is_a_remark_once_the_run_goes_on():
     (demoted,) = chart.downgrade({finding_key(news)}, 12.4)
     (finding,) = chart.report.results[0].findings
     assert demoted.finding == finding
-    assert (finding.summary, finding.severity) == ("it stands still; went on after 12 s", Severity.INFO)
+    assert (finding.summary, finding.severity) == ("it stands still; training resumed after 12 s", Severity.INFO)
     assert (chart.report.verdict, chart.report.exit_code, chart.report.primary) == ("pass", 0, None)
     chart.note(_report())
     assert chart.report.verdict == "pass"

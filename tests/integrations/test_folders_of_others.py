@@ -167,7 +167,7 @@ def test_records_of_other_users_are_not_moved(share, capfd):
         belongs_to(NOBODY, directory / name)
     watched(share, dirpath=directory)
     assert {(directory / f"rank-{n}.json").read_text() for n in range(2)} == {'{"run": "abc-1"}'}
-    assert len(lines(capfd, "can't keep its record in", "belongs to user nobody")) == 1
+    assert len(lines(capfd, "cannot write its record to", "belongs to user nobody")) == 1
 
 
 def test_a_group_that_shares_the_runs(share, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_group_that_is_none(share, monkeypatch, capfd):
         WatchOptions(share_group="no-such-group")
     monkeypatch.setenv(VARIABLE, "no-such-group")
     assert (watched(share) / "report.json").is_file()
-    assert len(lines(capfd, VARIABLE, "going on without a group")) == 1
+    assert len(lines(capfd, VARIABLE, "continuing without a group")) == 1
 
 
 TRAINING = """

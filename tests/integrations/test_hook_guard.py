@@ -79,7 +79,7 @@ def test_a_run_that_cannot_begin_is_left_alone(
     hooks = Hooks()
     hooks.begin()
     hooks.hook(None)
-    assert "the beginning of a run: PermissionError: not here" in capsys.readouterr().err
+    assert "the start of a run: PermissionError: not here" in capsys.readouterr().err
     assert RecordedSession.made[0].calls == [("close",)]
 
 

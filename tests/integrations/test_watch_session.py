@@ -289,7 +289,7 @@ def test_a_directory_is_meant_from_where_the_run_began(project, capfd, monkeypat
     run.check_start()
     run.close()
     report = report_in(project / "run")
-    assert f"  report: {project}/run/report.json (from the next run on: earlier/{report['run']}/report.json)" in (
+    assert f"  report: {project}/run/report.json (moved to earlier/{report['run']}/ when the next run starts)" in (
         capfd.readouterr().err.splitlines()
     )
     assert report["run"] == json.loads((project / "run" / "rank-0.json").read_text())["run"]
@@ -302,7 +302,7 @@ def test_a_directory_that_can_not_be_written_to(project, capfd):
     run.check_start()
     run.close()
     told = capfd.readouterr().err
-    assert (told.count("can't be written"), told.count("can't keep its record"), shown(told)) == (1, 1, 1)
+    assert (told.count("cannot write /"), told.count("cannot write its record"), shown(told)) == (1, 1, 1)
     assert "  report: not written\n" in told
 
 

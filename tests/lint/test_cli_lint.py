@@ -64,7 +64,7 @@ def test_text(faulty):
     assert "2. train.py:11  dist.barrier()\n       barrier: waits for all ranks\n" in shown
     assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
     assert "doctor explain CODE005" in shown
-    assert "--fix does it" in shown
+    assert "Apply with --fix" in shown
     assert "fail: 1 error, 1 warning in 1 of 1 files" in shown
 
 
@@ -191,8 +191,8 @@ def test_what_can_not_be_used_is_one_sentence(faulty, arguments, words):
 def test_one_bad_file_among_good_ones_is_listed(faulty):
     (faulty / "old.py").write_text("print 'rank torch.load DistributedSampler'\n")
     shown = lint(".", "gone.py", cwd=faulty, code=1).stdout
-    assert "passed over old.py: it is no Python of this interpreter: line 1" in shown
-    assert "passed over gone.py: it can't be read" in shown
+    assert "Skipped old.py: it is no Python of this interpreter: line 1" in shown
+    assert "Skipped gone.py: it can't be read" in shown
 
 
 def test_warnings_of_python_are_not_told(faulty):

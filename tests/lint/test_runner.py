@@ -207,7 +207,7 @@ def test_rules_of_a_plug_in(tmp_path):
 def test_patterns_and_releases_that_are_unknown():
     with pytest.raises(UnusableError, match="no rule or family is called CODE99"):
         lint_request(Settings(select=("CODE99",)), typed=["CODE99"])
-    with pytest.raises(UnusableError, match="no check or family is called NIX"):
+    with pytest.raises(UnusableError, match="unknown check or family 'NIX'"):
         lint_request(Settings(ignore=(IgnoreEntry("NIX", "why"),)))
     with pytest.raises(UnusableError, match="no release"):
         lint_request(Settings(), lightning="two")

@@ -113,5 +113,5 @@ def test_what_is_ignored_is_suppressed(tmp_path, where, kind):
 def test_what_was_passed_over_is_told(tmp_path):
     (tmp_path / "old.py").write_text("print 'DistributedSampler'\n")
     (notification,) = sarif(tmp_path, name="ä b.py")["invocations"][0]["toolExecutionNotifications"]
-    assert "passed over" in notification["message"]["text"]
+    assert "skipped" in notification["message"]["text"]
     assert notification["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("/old.py")

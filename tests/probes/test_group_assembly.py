@@ -66,10 +66,10 @@ def test_the_back_end_is_that_of_the_job(sketch, seen, expected):
 @pytest.mark.parametrize(
     ("sketch", "words"),
     [
-        (on("nccl", hosts=2), "nccl can't be used here"),
-        (on("smddp", hosts=2), "does not know it by itself"),
+        (on("nccl", hosts=2), "nccl is not available"),
+        (on("smddp", hosts=2), "does not know it"),
         (on("mpi", hosts=2), "mpirun"),
-        (healthy(MOST_BY_GLOO // 2 + 1, 2, gpus=0), "512 ranks at most"),
+        (healthy(MOST_BY_GLOO // 2 + 1, 2, gpus=0), "at most 512 ranks"),
     ],
 )
 def test_what_can_not_be_run_is_said_and_not_replaced(sketch, words):
@@ -96,7 +96,7 @@ def test_all_that_have_torch_join():
 
 def test_one_alone_joins_where_it_has_a_gpu():
     job, made = posts(healthy(2, 1, gpus=0), without=(1,))
-    assert "rank 1 can't load torch" in assemble(job, made, ()).reason
+    assert "rank 1 cannot load torch" in assemble(job, made, ()).reason
     job, made = posts(healthy(1, 1, gpus=0))
     assert assemble(job, made, ()) is None
     job, made = posts(healthy(1, 1), devices=1, nccl=True)
@@ -205,6 +205,6 @@ def test_the_words_of_nccl_are_those_that_tell():
     assert error_text(ValueError()) == "ValueError"
     warned = "node1:77:80 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 1000"
     lines = ("NCCL INFO Bootstrap", warned, "NCCL INFO init.cc:867 -> 5")
-    assert informative_line("the process ended with -6", lines).startswith("Duplicate GPU detected : rank 2")
+    assert informative_line("the process exited with -6", lines).startswith("Duplicate GPU detected : rank 2")
     assert informative_line(error_text(error), ()) == error_text(error)
     assert len(informative_line("long " * 200, lines)) == MOST

@@ -48,9 +48,9 @@ def test_two_ranks(party):
         assert [timing.bytes for timing in found.timings].count(8) == 1, "one group, nothing to compare it with"
         assert all(timing.seconds > 0 and timing.axis == "world" for timing in found.timings)
     assert findings(job, "NET025") == findings(job, "NET027") == []
-    assert told[0] == "groups: 2 processes load torch at once, at most 60 s"
+    assert told[0] == "groups: 2 processes load torch at the same time, at most 60 s"
     assert "gloo of 2 ranks" in told[2]
-    assert told[1].startswith("groups: one process, rank 0, makes a store for 2 to meet at")
+    assert told[1].startswith("groups: one process, rank 0, creates a rendezvous store for 2 ranks")
     assert "MB a rank and" in told[2]
 
 
@@ -113,7 +113,7 @@ def test_nccl_is_not_replaced_by_another_back_end(party):
     job, _ = party.survey(asking_for("nccl", 2))
     [missing] = {rank.missing(CollectiveFacts) for rank in job.ranks}
     assert missing.lack is MissingReason.HIDDEN
-    assert missing.reason.startswith("the back end nccl can't be used here")
+    assert missing.reason.startswith("the backend nccl is not available")
 
 
 def test_without_time_nobody_begins_another_step(party, monkeypatch):
@@ -132,7 +132,7 @@ def test_one_process_has_nobody_to_exchange_with(party):
 def test_a_rank_that_never_comes_is_named(party, impatient):
     job, _ = party.survey(on_one_host(3), without=(1,))
     found = facts(job)
-    assert [one and one.error for one in found] == ["rank 1 did not come", None, "rank 1 did not come"]
+    assert [one and one.error for one in found] == ["rank 1 did not join", None, "rank 1 did not join"]
     [finding] = findings(job, "NET027")
     assert finding.ranks == (1,)
     assert finding.severity == "error"

@@ -110,7 +110,7 @@ def test_without_torch(tmp_path) -> None:
     members = healthy(1, 1, gpus=0).members
     found = staged(members, [DevicesStage()], os.environ, {0: bench})
     missing = found.job.ranks[0].missing(DeviceSpeedFacts)
-    assert (missing.lack, missing.reason) == (MissingReason.ABSENT, "torch is not installed here")
+    assert (missing.lack, missing.reason) == (MissingReason.ABSENT, "torch is not installed")
     assert found.result("GPU024").status is Status.SKIP
     assert len(found.orders) == 1
 

@@ -229,7 +229,7 @@ def test_what_it_costs_is_said() -> None:
     assert cost_of_rounds(rounds(8))[1] == (
         "bandwidth: 8 hosts in 7 rounds, 4 pairs at once, at most 67 MB each way a pair, 3.8 GB in all and 18 s"
     )
-    assert cost_of_rounds([[(0, 3)]], confirms=True)[1].startswith("bandwidth once more, to be sure: 2 hosts in")
+    assert cost_of_rounds([[(0, 3)]], confirms=True)[1].startswith("bandwidth (repeated): 2 hosts in")
 
 
 def test_one_host_plans_nothing() -> None:

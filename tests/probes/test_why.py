@@ -53,7 +53,7 @@ def test_a_lossy_way_is_mended_by_one_that_loses_less_than_a_finding():
 
 def test_a_way_that_is_lossy_too_mends_nothing():
     trial, *rest = resent(200, 60)
-    assert (trial.restores, trial.error) == (False, "at most 1 % are well")
+    assert (trial.restores, trial.error) == (False, "at most 1 % are healthy")
     assert [one.knob for one in rest] == ["not tried"]
 
 

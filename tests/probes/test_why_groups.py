@@ -166,7 +166,7 @@ Brings = Callable[[frozenset[int], Mapping[str, str]], float | None]
 def test_who_shows_what_is_usual_is_said_before():
     question, job = pair_of_a_rail()
     posts = [ProbeParticipant(str(rank.number), rank, rank.host.index, True, 1, "") for rank in job.ranks]
-    assert ": 2 ranks that are well once more with nothing changed, " in next(group_plan(question, job, posts)).words
+    assert ": 2 healthy ranks once more with nothing changed, " in next(group_plan(question, job, posts)).words
     bare = next(group_plan(question._replace(controls=()), job, posts))
     assert ": 2 ranks once more with nothing changed, " in bare.words
 

@@ -140,7 +140,7 @@ def test_bandwidth():
     again = planned(stage, sending(8, 3))
     assert_speaks(first, sends=True, late=LATE_START)
     assert_speaks(again, sends=True, late=LATE_START)
-    assert "once more, to be sure" in again.words
+    assert "(repeated)" in again.words
     pair = planned(TransfersStage(), healthy(2, 1).job())
     assert pair.words.endswith("at most 67 MB each way a pair, 135 MB in all and 3 s"), "half of 5 s is no 2 s"
 
@@ -205,7 +205,7 @@ def test_devices():
     for orders in (measure, again, last):
         assert_speaks(orders, sends=True)
         assert "6 copies of 64 MiB to and from its GPU, at most 806 MB a rank" in orders.words
-    assert "1 rank may be slow, 4 ranks measured again" in again.words
+    assert "1 rank may be slow; 4 ranks measured again" in again.words
 
 
 def test_devices_that_are_processors_copy_nothing():
@@ -309,10 +309,10 @@ def test_why_a_collective_breaks():
     job = healthy(1, 4).put(CollectiveFacts(backend="nccl", error="unhandled system error")).job()
     prepare = planned(stage, job)
     assert_speaks(prepare, sends=False)
-    assert "4 processes load torch at once" in prepare.words
+    assert "4 processes load torch at the same time" in prepare.words
     meet = planned(stage, job, b"4000")
     assert_speaks(meet, sends=True)
-    assert meet.words.startswith("why the collective is slow or breaks: 4 ranks at once, at most ")
+    assert meet.words.startswith("why the collective is slow or fails: 4 ranks at once, at most ")
 
 
 PROGRAM = """

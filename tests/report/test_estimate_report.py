@@ -58,7 +58,7 @@ def test_a_search_that_was_cut_short_gives_a_lower_bound():
     cut = msgspec.structs.replace(estimate, ways=ways, searched=False, largest_batch=32)
     text = " ".join(text_of((report, cut)).split())
     assert f">= {ways[0].largest_batch}" in text
-    assert "The largest batch that fits is >= 32 samples a rank" in text
+    assert "The largest batch that fits is >= 32 samples per rank" in text
     assert ">=" not in text_of((report, estimate))
     alone = msgspec.structs.replace(estimate, searched=None, largest_batch=None, fits=False, sample_bytes=None)
     assert "batch" not in " ".join(text_of((report, alone)).split("\n")[2:4])
@@ -67,16 +67,16 @@ def test_a_search_that_was_cut_short_gives_a_lower_bound():
 def test_the_first_lines_are_the_answer():
     text = text_of(answered())
     first = text.splitlines()[2]
-    assert first.startswith("It fits: a rank takes 28.4 GiB of 80 GiB (36 %).")
+    assert first.startswith("It fits: a rank needs 28.4 GiB of 80 GiB (36 %).")
     assert "The largest batch that fits is" in text
-    assert "A further sample takes 700 MiB" in " ".join(text.split())
+    assert "Each additional sample needs 700 MiB" in " ".join(text.split())
     assert "backward pass" in text
 
 
 def test_what_does_not_fit_says_by_how_much_and_shows_the_finding():
     text = text_of(answered(TrainingPlan(batch_size=128)))
     flat = " ".join(text.split())
-    assert "It does not fit: a rank takes 104 GiB, up to 112 GiB: 31.6 GiB more than the 80 GiB that there are." in flat
+    assert "It does not fit: a rank needs 104 GiB, up to 112 GiB: 31.6 GiB more than the 80 GiB available." in flat
     assert "✗ error   MEM005 predicted-peak-too-large" in text
     assert "activation checkpointing" in text
 
@@ -96,7 +96,7 @@ def test_the_largest_batch_fits_at_the_upper_end_of_its_range_and_the_next_one_d
 def test_the_range_and_what_torch_reports_are_told_apart():
     text = " ".join(text_of(answered()).split())
     assert (
-        "Range of a rank's peak: 27.6 GiB to 30.4 GiB, with 26.9 GiB allocated and 27.2 GiB reserved by torch." in text
+        "Peak of a rank: 27.6 GiB to 30.4 GiB, with 26.9 GiB allocated and 27.2 GiB reserved by torch." in text
     )
 
 
@@ -128,14 +128,14 @@ def test_quiet_is_short_and_verbose_tells_of_every_check():
 
 def test_what_could_not_be_judged_is_said_with_the_way_to_see_it():
     text = " ".join(text_of(answered(offer=DeviceBudget())).split())
-    assert "Not judged: GPU007, MEM005: nobody said how much memory a device has" in text
+    assert "Not evaluated: GPU007, MEM005: the memory of a device is unknown" in text
     assert "--device" in text
 
 
 def test_a_bound_is_called_one():
     text = " ".join(text_of(answered(bound="the data decide the shape")).split())
     assert "about 28.4 GiB" in text
-    assert "a calculation by a rule, no traced step: the data decide the shape" in text
+    assert "calculated by a rule, not from a traced step: the data decide the shape" in text
 
 
 def test_names_can_not_steer_the_terminal():
@@ -160,25 +160,25 @@ MEASURED = (
     way("one rank", 1.0, 0.0),
     way("2 ranks on one device", 1.1, 0.05, peak=2 * GIB, ranks=2),
     way("one rank, 2 times the batch", 1.6, 0.05, peak=3 * GIB // 2),
-    way("one rank, accumulating 2 batches", None, 0.0, error="there was no time left for it"),
+    way("one rank, accumulating 2 batches", None, 0.0, error="no time was left for it"),
 )
 
 
 def test_what_follows_from_the_measurements():
     assert conclusion(MEASURED) == (
-        "Sharing the device does not pay: one rank, 2 times the batch is 1.45 times as fast, with 1.5 GiB in place of "
+        "Sharing the device does not pay off: one rank, 2 times the batch is 1.45 times as fast, with 1.5 GiB instead of "
         "2 GiB."
     )
     text = " ".join(text_of(answered(measured=MEASURED)).split())
     assert "1.60 ± 0.05" in text
-    assert "there was no time left for it" in text
+    assert "no time was left for it" in text
 
 
 def test_the_twins_of_that_conclusion():
     noisy = (MEASURED[0], way("2 ranks on one device", 1.5, 0.1, ranks=2), way("one rank, 2 times the batch", 1.6, 0.1))
     assert "noise" in conclusion(noisy)
     on_cpu = [msgspec.structs.replace(one, device="CPU") for one in MEASURED]
-    assert conclusion(on_cpu).endswith("On a GPU it may be otherwise.")
+    assert conclusion(on_cpu).endswith("Results on a GPU may differ.")
     faster = (MEASURED[0], way("2 ranks on one device", 1.8, 0.05, ranks=2))
     assert conclusion(faster).startswith("Sharing pays: 2 ranks on one device are 1.80 times")
     assert conclusion((MEASURED[0], way("2 ranks on one device", None, 0.0, ranks=2, error="it failed"))) == ""
@@ -205,7 +205,7 @@ def test_programs_get_the_document():
     assert "MEM005" in render_junit(faulty)
     assert "::error title=MEM005" in render_github(faulty)
     assert github_notice(estimate).startswith(
-        "::notice title=doctor estimate::It fits: a rank takes 28.4 GiB of 80 GiB"
+        "::notice title=doctor estimate::It fits: a rank needs 28.4 GiB of 80 GiB"
     )
     assert "(36 %25)" in github_notice(estimate)
     timed, _ = answered(measured=MEASURED)

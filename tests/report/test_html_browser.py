@@ -45,7 +45,7 @@ def test_ranks_are_filtered(stalled):
     page.get_by_label("Filter").fill("2-4 backward")
     assert ranks_shown(page) == [3, 4]
     page.get_by_label("Filter").fill("")
-    page.get_by_label("only those that a finding names").check()
+    page.get_by_label("only ranks named in a finding").check()
     assert ranks_shown(page) == [2]
 
 
@@ -95,7 +95,7 @@ def test_charts_are_drawn_and_moved_by_buttons(stalled):
     before = chart.inner_html()
     page.get_by_role("button", name="Closer").click()
     assert chart.inner_html() != before
-    page.get_by_role("button", name="All of it").click()
+    page.get_by_role("button", name="Whole run").click()
     page.get_by_label("What").first.select_option(label="host, this process")
     assert "GiB" in page.locator("#memory-chart").inner_text()
     assert page.locator("#pairs-chart svg path").count() > 2

@@ -136,7 +136,7 @@ def test_it_fits_into_a_comment_and_says_what_is_left_out():
     findings = [Finding(f"thing {number}", ranks=(number % 4,), evidence={"said": said}) for number in range(300)]
     text = render_markdown(report_of(*findings))
     assert 20_000 < len(text) <= MOST + 1000
-    assert "more are left out: the report as HTML or JSON has all of them." in text
+    assert "more are not shown; the HTML and JSON reports list all of them." in text
     assert text.count("<details>") == text.count("</details>")
     job = healthy(512, 8).job()
     text = render_markdown(examine(job), job)

@@ -65,9 +65,9 @@ def test_without_a_cause_the_sentence_says_why():
     report = report_of(checked("NET901", Finding("x", severity=Severity.INFO)))
     assert headline(report) == "No problems found (1 of 1 check applied)."
     left = msgspec.structs.replace(report, verdict="inconclusive", inputs=(ReportInput("job.log", "log"),))
-    assert headline(left).startswith("The cause can't be told: a failure is seen, nothing that was given tells")
+    assert headline(left).startswith("The cause could not be determined: the run failed, but the inputs do not show")
     unclear = msgspec.structs.replace(report, verdict="inconclusive")
-    assert headline(unclear) == "The cause can't be told: facts are missing that should be there."
+    assert headline(unclear) == "The cause could not be determined: required facts are missing."
 
 
 def test_every_finding_has_one_part():

@@ -199,7 +199,7 @@ def test_pairs_show_what_was_measured():
     assert charts_of_job["bandwidth"].pairs[0].text == "1 GiB/s"
     assert charts_of_job["round trip"].pairs[0].text == "1.5 ms"
     assert charts_of_job["full-size packets"].pairs[0].bad
-    assert "name look-up" not in charts_of_job
+    assert "name lookup" not in charts_of_job
 
 
 def bad_ways(sketch):

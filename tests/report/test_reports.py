@@ -71,7 +71,7 @@ def test_a_finding_says_where_what_and_the_way_out():
     assert "fix      export NCCL_SOCKET_IFNAME='=eth0'" in text
     assert "doctor explain NET901" in text
     assert "fail: 1 error" in text
-    assert "start with NET901" in text
+    assert "Fix NET901 first" in text
 
 
 def test_what_was_read_after_the_event_is_told_in_a_sentence_first():
@@ -111,7 +111,7 @@ def test_many_alike_are_counted():
     text = text_of(report_of(finds(*(Finding(f"bad {n}", ranks=(n % 4,)) for n in range(9)))))
     assert "bad 2" in text
     assert "bad 3" not in text
-    assert "and 6 more findings like it, ranks 0-3 (--verbose shows all)" in text
+    assert "and 6 more findings of this check, ranks 0-3 (--verbose shows all)" in text
     assert "bad 8" in text_of(report_of(finds(*(Finding(f"bad {n}") for n in range(9)))), verbose=True)
 
 

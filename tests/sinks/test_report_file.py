@@ -45,4 +45,4 @@ def test_an_unwritable_folder_is_reported_once(tmp_path):
     report = report_of(result_of("RUN003", "slow", SLOW))
     sink.found(all_news(report), report)
     sink.ended(report)
-    assert said == [f"{sink.path} can't be written: Not a directory"]
+    assert said == [f"cannot write {sink.path}: Not a directory"]

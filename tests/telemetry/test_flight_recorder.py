@@ -132,7 +132,7 @@ class Evil:
     "data", [pickle.dumps(Evil()), pickle.dumps({"entries": [Evil()]}), b"", b"no pickle", b"\x80\x05"]
 )
 def test_what_is_no_dump_is_refused(data):
-    with pytest.raises(NotVisible, match="can't be read"):
+    with pytest.raises(NotVisible, match="cannot read"):
         load_dump(data)
 
 

@@ -59,9 +59,9 @@ def test_a_confirmed_stall_is_not_evaluated_again(tmp_path):
         assert run.told == []
         run.source.step()
         run.until(lambda: run.told)
-        assert run.told == ["progress goes on after all"]
+        assert run.told == ["training resumed"]
         run.until(lambda: len(run.times("stall")) == 2)  # another one, which is news
-        assert run.told == ["progress goes on after all"]
+        assert run.told == ["training resumed"]
 
 
 @pytest.mark.parametrize(("blamed", "over"), [((), True), ((0,), True), ((0, 1), False)])
@@ -160,8 +160,8 @@ def test_a_source_that_raises(tmp_path, broken, monkeypatch):
         elif broken == "position":
             assert run.watchdog.fail(NEVER) is None
         run.until(lambda: len(run.told) == 2)
-        assert run.told[0] == f"the sentinel of rank 0 broke: RuntimeError: no {broken}"
-        assert run.told[1] == "the sentinel of rank 0 broke 2 times and watches no more"
+        assert run.told[0] == f"watchdog on rank 0 failed: RuntimeError: no {broken}"
+        assert run.told[1] == "watchdog on rank 0 failed 2 times and is now disabled"
         assert run.watchdog.check_start(NEVER) is None
 
 
@@ -183,7 +183,7 @@ def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(OwnFolder, "write", lambda folder, name, data: time.sleep(NEVER))
     with Run(tmp_path) as run:
         assert run.watchdog.check_start(patience(5)) == Decision(words="why")
-    assert run.told == [f"rank 0 can't keep its record in {tmp_path}: the file system does not answer"]
+    assert run.told == [f"rank 0 cannot write its record to {tmp_path}: the file system does not respond"]
     assert [occasion for occasion, _ in run.judged] == ["before", "end"]
 
 

@@ -64,7 +64,7 @@ def test_ranks_that_stand_still_leave_their_dumps(scene):
     for number in range(2):
         dump = read_capture(scene.directory / f"rank-{number}.json").members[0].sections[RecorderFacts.key].dump
         assert dump == decision["members"][str(number)]["dump"] == str(folder / f"rank_{number}")
-    assert scene.until_told() == [f"dumps of the flight recorder, one a rank: {folder}"]
+    assert scene.until_told() == [f"flight-recorder dumps, one per rank: {folder}"]
     assert read_by_torch(folder) == {
         0: ["gloo:all_reduce"] * 5 + ["gloo:barrier"],
         1: ["gloo:all_reduce"] * 5,
@@ -94,7 +94,7 @@ def test_dumps_that_can_not_be_written_are_done_without(scene):
     assert {member["dump"] for member in decision["members"].values()} == {None}
     assert {member["state"] for member in decision["members"].values()} == {"stalled"}
     scene.until(lambda: len(scene.until_told()) == 2)
-    assert all(" can't keep its record in " in line for line in scene.until_told())
+    assert all(" cannot write its record to " in line for line in scene.until_told())
     held = read_capture(scene.directory / "rank-0.json").members[0].sections[RecorderFacts.key]
     assert len(held.collectives) == 6
 

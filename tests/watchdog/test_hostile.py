@@ -186,7 +186,7 @@ def test_a_forged_decision_hides_nothing(scene, carried, with_key):
     judged = scene.until_judged("stall")
     assert judged["rank"] == 0
     scene.wait()
-    assert "progress goes on after all" not in [line.get("told") for line in scene.said()]
+    assert "training resumed" not in [line.get("told") for line in scene.said()]
 
 
 def test_ranks_with_and_without_a_key(scene, carried):

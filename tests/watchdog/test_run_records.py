@@ -82,4 +82,4 @@ def test_trouble_is_reported_once(tmp_path):
     for batch in range(3):
         mine.write([member(0, batch)], "abc-1")
     assert len(told) == 1
-    assert told[0].startswith(f"rank 0 can't keep its record in {tmp_path / 'file'}: ")
+    assert told[0].startswith(f"rank 0 cannot write its record to {tmp_path / 'file'}: ")

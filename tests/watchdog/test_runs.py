@@ -156,7 +156,7 @@ def test_a_rank_that_joins_too_late_is_not_evaluated(scene, late):
     assert {line["met"] for line in met} == {f"judged by {decision['rank']}"}
     assert len({line["run"] for line in met}) == 1
     (told,) = [line["told"] for line in scene.said() if "told" in line]
-    assert told == f"judged without rank {late}, who did not come before the first batch"
+    assert told == f"rank {late} did not report before the first batch; checked without it"
     assert sorted(scene.judged("end")[0]["members"]) == ["0", "1", "2"]
 
 
@@ -174,7 +174,7 @@ def test_a_directory_that_cannot_be_written_to(scene):
     assert sorted(scene.until_judged("stall")["members"]) == ["0", "1"]
     told = sorted((line["rank"], line["told"]) for line in scene.said() if "told" in line)
     assert [rank for rank, _ in told] == [0, 1]
-    assert all(f"can't keep its record in {scene.directory}: " in line for _, line in told)
+    assert all(f"cannot write its record to {scene.directory}: " in line for _, line in told)
 
 
 def test_directories_that_are_not_shared_and_no_store(scene):

@@ -74,7 +74,7 @@ def has_arrived(stage: Stage, rank: int) -> bool:
     somebody calls, who then says whom he waits for."""
     if stage.play.way == "share":
         return _has_greeted(stage, rank)
-    called = any("ranks are here" in one.stderr for one in stage.said())
+    called = any("ranks joined" in one.stderr for one in stage.said())
     return called and _is_connected(stage, rank)
 
 
