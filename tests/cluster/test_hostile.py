@@ -158,6 +158,5 @@ def test_a_key_that_can_not_be_used_is_unusable_input(stage, tmp_path):
     rank = stage.rank(1, **{VARIABLE: str(tmp_path / "short")})
     assert rank.wait() == 2
     assert rank.stderr == (
-        f"doctor: {tmp_path}/short (DOCTOR_SECRET_FILE) is not used: "
-        "a key has 16 to 4096 bytes; this one has 5\n"
+        f"doctor: {tmp_path}/short (DOCTOR_SECRET_FILE) is not used: a key has 16 to 4096 bytes; this one has 5\n"
     )

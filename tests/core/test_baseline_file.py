@@ -48,7 +48,7 @@ def test_a_file_and_a_folder_of_the_files_of_all_ranks(tmp_path):
 
 
 def unusable(folder):
-    yield folder / "nothing.json", "can't be read: No such file or directory"
+    yield folder / "nothing.json", "nothing.json: No such file or directory"
     log = folder / "train.log"
     log.write_text("step 1\n")
     yield log, "it is no capture"

@@ -56,11 +56,11 @@ def hostile():
     yield "newer schema", json.dumps({**valid, "schema": 2}), "has schema 2; this release reads schema 1"
     yield "schema of another type", json.dumps({**valid, "schema": "1"}), "has schema 1; this release reads"
     yield "no schema", '{"kind": "capture"}', "has schema None"
-    yield "another kind", '{"kind": "report", "schema": 1}', "is no capture"
-    yield "truncated", text[: len(text) // 2], "is no capture that can be read"
-    yield "no JSON", "hello", "is no capture that can be read"
-    yield "empty", "", "is no capture that can be read"
-    yield "not UTF-8", b"\xff\xfe{", "is no capture that can be read"
+    yield "another kind", '{"kind": "report", "schema": 1}', "is not a capture"
+    yield "truncated", text[: len(text) // 2], "not a valid capture"
+    yield "no JSON", "hello", "not a valid capture"
+    yield "empty", "", "not a valid capture"
+    yield "not UTF-8", b"\xff\xfe{", "not a valid capture"
     yield "deep lists", '{"schema": 1, "kind": "capture", "x": ' + "[" * 300_000, "nested too deeply"
     yield "deep tables", '{"schema":1,"kind":"capture","ranks":' + '{"a":' * 200_000, ""
     yield (
@@ -70,14 +70,14 @@ def hostile():
     )
     yield "huge world", json.dumps({**valid, "world_size": 10**12}), "claims a world of 1000000000000 ranks"
     yield "negative world", json.dumps({**valid, "world_size": -1}), "claims a world of -1 ranks"
-    yield "wrong type", json.dumps({**valid, "ranks": "all"}), "is no capture that can be read"
-    yield "no rank", json.dumps({**valid, "ranks": []}), "holds no rank"
+    yield "wrong type", json.dumps({**valid, "ranks": "all"}), "not a valid capture"
+    yield "no rank", json.dumps({**valid, "ranks": []}), "contains no rank"
     yield "no kind\nof ours", json.dumps({**valid, "kind": "a\nb"}), "its kind is 'a b'"
     yield "absent beyond the world", json.dumps({**valid, "absent": [4]}), "misses ranks that a world of 4"
     yield "negative absent", json.dumps({**valid, "absent": [-1]}), "misses ranks that a world of 4"
-    yield "rank of no job", text.replace('"rank": 3', f'"rank": {10**30}'), "whose number is beyond all jobs"
-    yield "a host that is not there", text.replace('"host": 1', '"host": 7'), "on host 7 of 2"
-    yield "a negative host", text.replace('"host": 1', '"host": -1'), "on host -1 of 2"
+    yield "rank of no job", text.replace('"rank": 3', f'"rank": {10**30}'), "a rank number that is too large"
+    yield "a host that is not there", text.replace('"host": 1', '"host": 7'), "rank 2 refers to host 7 of 2"
+    yield "a negative host", text.replace('"host": 1', '"host": -1'), "rank 2 refers to host -1 of 2"
     yield "a section of the wrong type", text.replace('"mtu": 9000', '"mtu": "wide"'), "malformed in interfaces"
 
 
@@ -137,7 +137,7 @@ def test_lone_processes_of_several_hosts_get_numbers():
 def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
     path = tmp_path / "capture.json"
     path.write_bytes(b'{"schema":1,"kind":"capture","created":"\xed\xa0\x80","hosts":[],"ranks":[]}')
-    with pytest.raises(UnusableError, match="no capture that can be read"):
+    with pytest.raises(UnusableError, match="not a valid capture"):
         read_capture(path)
 
 

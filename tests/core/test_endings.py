@@ -113,9 +113,7 @@ def test_a_failure_of_its_own_is_no_finding(folder):
     (folder / "broken" / "rich" / "__init__.py").write_text("raise KeyError('half an update')")
     variables = {"PYTHONPATH": f"{folder / 'broken'}:{ROOT}"}
     _, errors = doctor("check", cwd=folder, code=3, **variables)
-    assert errors.startswith(
-        "doctor: internal error at __init__.py:1: KeyError: 'half an update'; there is no verdict"
-    )
+    assert errors.startswith("doctor: internal error at __init__.py:1: KeyError: 'half an update'; there is no verdict")
     done = subprocess.run(
         [*DOCTOR, "check"],
         cwd=folder,

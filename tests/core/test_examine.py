@@ -156,7 +156,7 @@ def test_a_plugin_that_never_ends_is_a_crash(monkeypatch):
 
     plugin = replace(make(judge), origin="some-distribution")
     result = one(JOB.job(), plugin)
-    assert (result.status, result.reason) == (Status.ERROR, "it did not end within 0.2 s")
+    assert (result.status, result.reason) == (Status.ERROR, "it did not finish within 0.2 s")
 
 
 def test_a_plugin_that_failed_to_load_is_a_crash_line():

@@ -78,13 +78,13 @@ def test_a_training_configuration_sets_what_no_option_says(estimate):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("config.json", "--quantize", "4bit"), "give --lora RANK, too"),
-        (("config.json", "--measure"), "give MODULE:FACTORY"),
+        (("config.json", "--quantize", "4bit"), "add --lora RANK"),
+        (("config.json", "--measure"), "needs MODULE:FACTORY"),
         (("train:make", "--seq-len", "8"), "apply to a model's configuration"),
         (("hf:org/none",), "nothing is downloaded"),
         (("no.json",), "cannot read"),
-        (("accelerate.yaml",), "names no model"),
-        (("neither",), "as config.json, FOLDER or hf:ORG/NAME"),
+        (("accelerate.yaml",), "does not name a model"),
+        (("neither",), "config.json, FOLDER or hf:ORG/NAME"),
     ],
 )
 def test_what_can_t_be_estimated_is_said(estimate, arguments, words):

@@ -53,14 +53,14 @@ def estimate(*arguments, cwd, code=None):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "Missing argument"),
-        (("train",), "it is written as train:make"),
+        ((), "missing argument"),
+        (("train",), "expected MODULE:FACTORY (for example train.py:make)"),
         (("train:make", "--devices", "0"), "0 is not in the range"),
-        (("train:make", "--device", "H10"), "near: H100 80GB"),
+        (("train:make", "--device", "H10"), "similar: H100 80GB"),
         (("train:make", "--device", "A100"), "A100 80GB, A100 40GB"),
-        (("train:make", "--device-memory", "80"), "'80' is no size of memory"),
-        (("train:make", "--host-memory", "much"), "'much' is no size of memory"),
-        (("train:make", "--device", "H200", "--device-memory", "1GiB"), "give one of them"),
+        (("train:make", "--device-memory", "80"), "'80' is not a valid memory size"),
+        (("train:make", "--host-memory", "much"), "'much' is not a valid memory size"),
+        (("train:make", "--device", "H200", "--device-memory", "1GiB"), "give only one"),
         (("train:make", "--like", "nothing.json"), "cannot read nothing.json"),
         (("train:make", "--strategy", "magic"), "is not one of"),
         (("train:make", "--select", "XYZ999"), "XYZ999"),
@@ -122,4 +122,4 @@ def test_what_does_not_fit_on_captured_devices_ends_with_1_and_names_can_be_hidd
     assert "It does not fit" in done.stdout
     assert "node0" not in done.stdout
     assert "MEM005" in done.stdout
-    assert "GPU 1 has the least memory left" in " ".join(done.stdout.split())
+    assert "GPU 1 has the least free memory" in " ".join(done.stdout.split())

@@ -202,10 +202,10 @@ def test_a_trainer_for_gpus_is_made_without_one(begin):
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("plain", "which function makes the model"),
-        ("plain:", "which function makes the model"),
+        ("plain", "expected MODULE:FACTORY"),
+        ("plain:", "expected MODULE:FACTORY"),
         ("no_such:make", "no module named 'no_such'"),
-        ("no_such.py:make", "there is no such file"),
+        ("no_such.py:make", "no such file"),
         ("plain:no_such", "plain has no function 'no_such'"),
         ("plain:not_callable", "plain has no function 'not_callable'"),
         ("broken:make", "importing broken failed: SyntaxError"),
@@ -229,7 +229,7 @@ def test_a_factory_that_can_not_be_used(factory, said, begin):
     [
         ("plain:wrong", "a training step raised RuntimeError"),
         ("plain:frozen", "nothing to train"),
-        ("plain:detached", "no loss that gradients flow through"),
+        ("plain:detached", "no loss with a gradient"),
     ],
 )
 def test_a_step_that_can_not_be_traced(factory, said, step):

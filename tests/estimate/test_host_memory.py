@@ -49,7 +49,7 @@ def test_sharded_checkpoints_are_loaded_in_parts():
 def test_what_is_not_known_is_said():
     host = host_memory(EIGHT, TRACED, LoaderUse())
     assert host.dataset == host.pinned == host.checkpoint == host.workers == 0
-    assert "gave no loader" in " ".join(host.notes)
+    assert "returned no data loader" in " ".join(host.notes)
     counted = host_memory(EIGHT, TRACED, LoaderUse(workers=0))
     assert "can't be counted" in " ".join(counted.notes)
 

@@ -253,14 +253,16 @@ def test_shared_parameters_count_once_and_frozen_ones_have_no_gradients(traced):
 
 def test_what_depends_on_data_is_a_bound_and_says_where(traced):
     step = traced("chooses", TrainingPlan())
-    assert "index has as many results as the data says" in step.bound
+    assert "index has a data-dependent number of outputs" in step.bound
     assert "a data-dependent condition is assumed to be False" in step.bound
     assert "test_trace.py:" in step.bound
     assert traced("layers", TrainingPlan()).bound == ""
 
 
 def test_an_operation_of_the_users_own_is_passed_over_and_named(traced):
-    assert "trace_test::foreign cannot run on fake tensors" in traced("foreign", TrainingPlan()).bound.replace(".", "::")
+    assert "trace_test::foreign cannot run on fake tensors" in traced("foreign", TrainingPlan()).bound.replace(
+        ".", "::"
+    )
 
 
 def test_packed_sequences_are_taken_as_full(traced):

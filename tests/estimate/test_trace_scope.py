@@ -60,7 +60,7 @@ def test_a_plain_step_leaves_nothing_out():
 )
 def test_what_is_left_out_is_named_once(output, named):
     words = left_out(output)
-    assert words.startswith("outside of this estimate")
+    assert words.startswith("not covered")
     assert named in words
     assert words.count(named) == 1
 

@@ -93,10 +93,10 @@ def test_charts_are_drawn_and_moved_by_buttons(stalled):
     assert chart.locator("svg path").count() > 8 * 20
     assert "rank 2 · node0" in chart.inner_text()
     before = chart.inner_html()
-    page.get_by_role("button", name="Closer").click()
+    page.get_by_role("button", name="Zoom in").click()
     assert chart.inner_html() != before
     page.get_by_role("button", name="Whole run").click()
-    page.get_by_label("What").first.select_option(label="host, this process")
+    page.get_by_label("Quantity").first.select_option(label="host, this process")
     assert "GiB" in page.locator("#memory-chart").inner_text()
     assert page.locator("#pairs-chart svg path").count() > 2
 

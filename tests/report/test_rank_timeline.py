@@ -278,4 +278,4 @@ def test_what_a_neighbour_saw_is_said_to_be_that():
     job = running().alter(ProgressFacts, ranks=(1,), state="gone", seen_by=0).job()
     row = rank_rows(examine(job), job)[1]
     assert row.state.text.startswith("gone")
-    assert "as rank 0 saw it" in row.state.text
+    assert "reported by rank 0" in row.state.text

@@ -70,7 +70,7 @@ def test_a_finding_says_where_what_and_the_way_out():
     assert "seen: unknown" in text
     assert "fix      export NCCL_SOCKET_IFNAME='=eth0'" in text
     assert "doctor explain NET901" in text
-    assert "fail: 1 error" in text
+    assert "Failed: 1 error" in text
     assert "Fix NET901 first" in text
 
 
@@ -120,14 +120,14 @@ def test_what_is_ignored_is_shown_with_its_reason():
     text = text_of(report_of(finds(BAD), settings=settings))
     assert "- ignored NET901" in text
     assert "known (doctor.toml:3)" in text
-    assert "pass: no finding (1 ignored)" in text
+    assert "No problems found (1 ignored)" in text
 
 
 def test_a_crash_is_inconclusive():
     report = report_of(raises())
     assert (report.exit_code, report.verdict) == (3, "inconclusive")
     assert "ValueError: oops" in text_of(report)
-    assert "NET903 crashed" in text_of(report)
+    assert "NET903 failed to run" in text_of(report)
 
 
 def test_one_process_is_named_by_its_host():
@@ -305,4 +305,4 @@ def test_a_crash_after_a_finding_is_shown_by_all():
     assert report.verdict == "inconclusive"
     for render in (text_of, render_json, render_markdown, render_github):
         assert "ValueError: oops" in render(report)
-    assert "NET905 crashed" in text_of(report)
+    assert "NET905 failed to run" in text_of(report)

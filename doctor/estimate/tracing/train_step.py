@@ -79,7 +79,7 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
                 config.use_cache = False
                 self._stack.callback(setattr, config, "use_cache", True)
         self._stack.enter_context(checkpointed(blocks))
-        note = f"activation checkpointing of  {in_words(blocks)}"
+        note = f"activation checkpointing of {in_words(blocks)}"
         self.notes = (*self.notes, note if blocks else "no repeated blocks, so none is checkpointed")
 
     def _make_optimizers(self) -> None:

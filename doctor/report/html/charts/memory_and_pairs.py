@@ -22,7 +22,7 @@ MOST_HOSTS = 64
 """Hosts whose pairs are drawn."""
 
 MEMORY = {
-    "reserved": "device, reserved by torch's allocator",
+    "reserved": "device, reserved by torch",
     "allocated": "device, allocated by tensors",
     "device_used": "device, used by all processes",
     "resident": "host, this process",
