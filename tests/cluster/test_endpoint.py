@@ -115,7 +115,7 @@ def test_a_master_that_can_be_read(text, expected):
     ["", "node0", "node0:", ":29500", "node0:0", "node0:65536", "fd00::1:29500", "a b:1", "n:²", "n:1:2", "[]:1"],
 )
 def test_a_master_that_can_not(text):
-    with pytest.raises(UnusableError, match="is no HOST:PORT"):
+    with pytest.raises(UnusableError, match="is not a valid HOST:PORT"):
         parse_master(text)
 
 

@@ -42,7 +42,7 @@ def test_after_three_failures_it_leaves_the_run_alone(capsys: pytest.CaptureFixt
     for number in range(5):
         hooks.hook(ValueError(f"number {number}\nof mine"))
     (line,) = capsys.readouterr().err.splitlines()
-    assert "switched itself off after 3 failures; the run goes on" in line
+    assert "disabled after 3 failures; training continues" in line
     assert "hook: ValueError: number 2 of mine" in line
     assert __file__ in line
     (run,) = RecordedSession.made

@@ -228,7 +228,7 @@ def test_groups(gpus):
     join = planned(stage, job, b"4000")
     assert_speaks(load, sends=False)
     assert_speaks(opens, sends=False)
-    assert "nothing is sent yet" in opens.words
+    assert "creates a rendezvous store" in opens.words
     assert_speaks(join, sends=True)
     assert ("MiB, 2 pairs at once" in join.words) == bool(gpus)
 

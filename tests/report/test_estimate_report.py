@@ -164,8 +164,8 @@ MEASURED = (
 
 def test_what_follows_from_the_measurements():
     assert conclusion(MEASURED) == (
-        "Sharing the device does not pay off: one rank, 2 times the batch is 1.45 times as fast, with 1.5 GiB instead of "
-        "2 GiB."
+        "Sharing the device does not pay off: one rank, 2 times the batch is 1.45 times as fast, with 1.5 GiB "
+        "instead of 2 GiB."
     )
     text = " ".join(text_of(answered(measured=MEASURED)).split())
     assert "1.60 ± 0.05" in text

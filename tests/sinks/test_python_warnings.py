@@ -62,4 +62,4 @@ def test_a_flood_is_a_few_warnings_and_one_that_says_so():
     report = report_of(result_of("RUN008", "non-finite", *(Finding(f"rank {n}", ranks=(n % 4,)) for n in range(200))))
     seen = warned(report)
     assert len(seen) == 6
-    assert "the report holds all of it" in str(seen[-1].message)
+    assert "the report lists all of them" in str(seen[-1].message)
