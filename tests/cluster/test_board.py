@@ -160,7 +160,7 @@ def test_a_closed_store_can_be_closed_again(boards):
 def test_a_closed_store_says_so():
     board = store_boards("closed")()
     board.close()
-    with pytest.raises(StoreLost, match=r"^the store at .* is gone: it was closed$"):
+    with pytest.raises(StoreLost, match=r"^the store at .* is no longer reachable: it was closed$"):
         board.get("call")
 
 
@@ -207,5 +207,5 @@ def test_a_lost_store_gives_the_reason_on_one_line(tmp_path, error):
     def refuse(_):
         raise error
 
-    with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} is gone: (no|OSError|RuntimeError)$"):
+    with pytest.raises(StoreLost, match=rf"^the folder {tmp_path} is no longer reachable: (no|OSError|RuntimeError)$"):
         board.call(refuse)

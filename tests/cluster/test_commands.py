@@ -234,6 +234,6 @@ def test_an_isolated_rank_reports_its_connection_attempts(commands, tmp_path):
     [line] = lone.stderr.splitlines()
     assert line.startswith(f"doctor: rank 1 on {host}: 127.0.0.1 by lo from 127.0.0.1; port ")
     assert line.endswith("nothing listens there: rank 0 is not running, or runs elsewhere (doctor explain NET006)")
-    assert f"the folder {unusable}/below is gone: " in shared.stderr
+    assert f"the folder {unusable}/below is no longer reachable: " in shared.stderr
     assert f"cannot write its facts to {unusable}/below: Not a directory" in shared.stderr
     assert shown([lone, shared])[0][0] == shown([lone, shared])[1][0] == ""

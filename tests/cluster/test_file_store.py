@@ -86,7 +86,7 @@ def test_a_folder_where_a_file_should_be(root, board, name):
 def test_a_file_where_a_folder_should_be(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for directory in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        with pytest.raises(RendezvousFailed, match=r"file.* is gone: .*Not a directory"):
+        with pytest.raises(RendezvousFailed, match=r"file.* is no longer reachable: .*Not a directory"):
             open_file_store(directory, IDENTITY)
 
 

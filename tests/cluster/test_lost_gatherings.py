@@ -138,7 +138,7 @@ def test_a_lost_store(place, outlives):
         rank.mortal.lost.set()
     assert wait_for(*ranks) == [3] * 3
     for rank in ranks:
-        assert "is gone: Connection reset by peer" in rank.told[0]
+        assert "is no longer reachable: Connection reset by peer" in rank.told[0]
         ended = rank.told[0].endswith("rank 0 exited or stopped before it reached a verdict (doctor explain ENV005)")
         assert ended is (rank is not ranks[0] and not outlives)
 

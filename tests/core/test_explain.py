@@ -123,3 +123,18 @@ def test_limits_are_shown_as_settings_take_them(tmp_path):
     (tmp_path / "doctor.toml").write_text(block)
     doctor("list", cwd=tmp_path, code=0)
     assert block.count("\n") == sum(len(one["limits"]) for one in listed)
+
+
+def test_explain_lists_a_family_and_finds_an_error_message(tmp_path):
+    family = doctor("explain", "network", cwd=tmp_path, code=0).stdout
+    assert family == doctor("explain", "NET", cwd=tmp_path, code=0).stdout
+    assert family.startswith("NET001  hostname-unresolvable: ")
+    message = "Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 1b000"
+    assert doctor("explain", message, cwd=tmp_path, code=0).stdout.startswith("GPU001 ")
+    doctor("explain", "xyzzy foo bar", cwd=tmp_path, code=2)
+
+
+def test_the_list_shows_titles_and_explains_its_letters(tmp_path):
+    text = doctor("list", "--select", "NET007", cwd=tmp_path, code=0).stdout
+    assert text.startswith("when: P before a run, R during training, M post-mortem\n")
+    assert "interface-unmatched: Whether NCCL_SOCKET_IFNAME" in text

@@ -161,7 +161,7 @@ def test_a_rank_that_makes_progress_is_not_ended(scene, carried, tmp_path, with_
         enough.touch()
     scene.wait()
     assert scene.codes == {0: 0, 1: 0}
-    assert not _told(scene, "ends itself")
+    assert not _told(scene, "aborting")
     assert with_key == (not _told(scene, "makes progress and does not abort"))
 
 
