@@ -9,12 +9,12 @@ from tests.lab.command import run_doctor
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAULTS = {
-    "CODE001": "no map_location",
+    "CODE001": "map_location is not set",
     "CODE003": "GPU 0",
     "CODE005": "all_reduce",
     "CODE011": "every epoch",
     "CODE020": "losses",
-    "CODE029": "all ranks write",
+    "CODE029": "All ranks write",
 }
 
 

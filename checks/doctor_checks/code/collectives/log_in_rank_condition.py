@@ -1,4 +1,4 @@
-"""CODE006: self.log under a condition on the rank."""
+"""CODE006: self.log inside a rank-dependent branch."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def log_in_rank_condition(script: Script) -> Iterator[Violation]:
-    """Ask whether self.log is called by all ranks.
+    """Ask whether self.log is called on all ranks.
 
-    Why it hurts: the other ranks do not know the metric. A ModelCheckpoint or EarlyStopping that monitors it fails on
-    them or decides otherwise, and at the end of the epoch, where metrics are reduced, they do not join: the job hangs.
-    Fix: call self.log on all ranks (it writes on rank 0 alone by itself), or with rank_zero_only=True where the value
-    is known to rank 0 alone and nothing monitors it.
+    Why it hurts: the metric is missing on the other ranks. A ModelCheckpoint or EarlyStopping that monitors it fails
+    there or decides differently. At the end of the epoch, when metrics are reduced, these ranks do not join and the job
+    hangs.
+    Fix: call self.log on all ranks (only rank 0 writes it), or pass rank_zero_only=True if only rank 0 has the value
+    and nothing monitors it.
     """
     for call in script.method_calls("log", "log_dict"):
         condition = rank_condition(script, call)
@@ -82,14 +83,14 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
     what = script.text_of(call.args[0], 30) if call.args else "a metric"
     return Violation(
         call,
-        f"{script.text_of(call.func)} of {what} at line {call.lineno} runs only where `{condition.test}` holds (line "
-        f"{line}): the others never hear of the metric",
+        f"{script.text_of(call.func)} of {what} is called only under `{condition.test}` (line {line}): the metric is "
+        "missing on the other ranks",
         edits=_edits(script, call, condition),
         evidence=(("condition", condition.test), ("line_of_condition", line)),
         confidence=0.9,
         flow=(
-            step_at(script, condition.where, f"only ranks for which `{condition.test}` go on to line {call.lineno}"),
-            step_at(script, call, "the metric exists on these ranks alone"),
+            step_at(script, condition.where, f"only ranks with `{condition.test}` reach line {call.lineno}"),
+            step_at(script, call, "the metric exists only on these ranks"),
         ),
     )
 

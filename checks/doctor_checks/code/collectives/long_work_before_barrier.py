@@ -1,4 +1,4 @@
-"""CODE030: one rank downloads or prepares data while the others stand at a barrier with the default time limit."""
+"""CODE030: one rank downloads or prepares data while the others wait with the default timeout."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def long_work_before_barrier(script: Script) -> Iterator[Violation]:
-    """Ask whether ranks wait, with the default time limit, for one that downloads or prepares data of any size.
+    """Ask whether ranks wait with the default timeout while one rank downloads or prepares data.
 
-    Why it hurts: the limit is 10 minutes with NCCL and 30 with gloo. A larger data set, or a slower disk or network,
-    and the waiting ranks end the job with a time-out that looks like a fault of the network.
-    Fix: prepare the data before the run and load the result on all ranks, or give the job the time:
-    init_process_group(timeout=timedelta(hours=2)), Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=...)]),
-    TrainingArguments(ddp_timeout=7200).
+    Why it hurts: the default timeout is 10 minutes with NCCL and 30 minutes with Gloo. With a larger dataset, or a
+    slower disk or network, the waiting ranks end the job with a timeout that looks like a network fault.
+    Fix: prepare the data before the run and load the result on all ranks, or raise the timeout:
+    init_process_group(timeout=timedelta(hours=2)), Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=...)])
+    or TrainingArguments(ddp_timeout=7200).
     """
     started = _started(script)
     if started is None:
@@ -51,8 +51,8 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
             reported.add(place)
             yield Violation(
                 call,
-                f"{script.text_of(call.func, 40)} at line {call.lineno} may take long, and the other ranks wait for it "
-                f"{words}, with the default time limit of {script.text_of(started.func)} (line {started.lineno})",
+                f"{script.text_of(call.func, 40)} at line {call.lineno} may take long; the other ranks wait {words} "
+                f"with the default timeout of {script.text_of(started.func)} (line {started.lineno})",
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
             )

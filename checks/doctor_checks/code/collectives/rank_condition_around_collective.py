@@ -1,4 +1,4 @@
-"""CODE005: a condition on the rank around something that all ranks have to do together."""
+"""CODE005: a collective call inside a rank-dependent branch."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
-    """Ask whether anything that synchronises ranks stands under a condition on the rank.
+    """Ask whether a call that synchronizes ranks is inside a rank-dependent branch.
 
-    Why it hurts: the ranks that come there wait for the others, which never come, or are already in their next
-    collective: the job hangs until a time-out ends it, or pairs calls that do not belong together.
-    Fix: make the call on all ranks, and put only what is done with its result under the condition.
+    Why it hurts: ranks that take the branch block in the collective; the others skip it, or are already in their next
+    collective. The job deadlocks until a timeout, or mismatched collectives are paired.
+    Fix: make the call on all ranks, and keep only the use of its result inside the branch.
     """
     exits: set[tuple[ast.AST, str]] = set()
     for one in collectives_and_forwards(script).all():
@@ -86,13 +86,13 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
     line = getattr(condition.where, "lineno", one.call.lineno)
     at = f"{_words(script, one)} at line {one.call.lineno}"
     if condition.test.startswith("@"):
-        where = f"on one rank alone ({condition.test}, line {line})"
+        where = f"only on one rank ({condition.test}, line {line})"
     else:
         where = f"only if {_plain(condition.test)} (line {line})"
     is_certain = one.certain and condition.certain
-    effect = "the other ranks never join it"
+    effect = "the other ranks never call it"
     if one.word == FORWARD_OF_DDP:
-        effect = "DDP broadcasts the buffers of the model in it, and the other ranks are elsewhere"
+        effect = "DDP broadcasts buffers in it, and the other ranks do not take part"
     return Violation(
         one.call,
         f"{at} runs {where}: {effect}",
@@ -134,9 +134,9 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
 def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violation:
     return Violation(
         one.call,
-        f"{_words(script, one)} at line {one.call.lineno} stands in `with {script.text_of(first)}` (line "
-        f"{first.lineno}): the main process waits in it for the others, and they wait to be let into the block",
-        fix="Take the call out of the block: all ranks make it, after the block.",
+        f"{_words(script, one)} at line {one.call.lineno} is inside `with {script.text_of(first)}` (line "
+        f"{first.lineno}): the main process blocks in it while the others wait to enter the block",
+        fix=f"Move line {one.call.lineno} below the block, so that all ranks make the call after it.",
         evidence=(("condition", script.text_of(first)), ("line_of_condition", first.lineno), ("collective", one.word)),
     )
 
@@ -147,7 +147,7 @@ def _words(script: Script, one: CollectiveCall) -> str:
     if one.word == "sync_dist":
         return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
     name = script.text_of(one.call.func, 40)
-    return f"{name} (it does {one.word})" if one.through else name
+    return f"{name} (which performs {one.word})" if one.through else name
 
 
 def _plain(test: str) -> str:
@@ -160,34 +160,34 @@ def _plain(test: str) -> str:
 
 
 _FIXES = {
-    "sync_dist": "Log on all ranks: `self.log(..., sync_dist=True)` outside of the condition; what one rank knows "
-    "alone is logged with `rank_zero_only=True` and without sync_dist.",
-    "save_checkpoint": "Call `trainer.save_checkpoint(path)` on all ranks: it writes on rank 0 alone, and has a "
-    "barrier.",
-    "save": "Call `fabric.save(path, state)` on all ranks: it writes on rank 0 alone, and has a barrier.",
-    "barrier": "Take the barrier out of the condition, or take it away: the others do not wait there.",
-    "wait_for_everyone": "Take it out of the condition: all ranks have to come there.",
-    "validate": "Evaluate on all ranks, each its part; a test by one process belongs in a script of its own with "
+    "sync_dist": "Call `self.log(..., sync_dist=True)` on all ranks, outside the branch; if only one rank has the "
+    "value, pass `rank_zero_only=True` and no sync_dist.",
+    "save_checkpoint": "Call `trainer.save_checkpoint(path)` on all ranks: it contains a barrier, and only rank 0 "
+    "writes.",
+    "save": "Call `fabric.save(path, state)` on all ranks: it contains a barrier, and only rank 0 writes.",
+    "barrier": "Move the barrier out of the branch or remove it: the other ranks do not call it.",
+    "wait_for_everyone": "Move the call out of the branch: all ranks must make it.",
+    "validate": "Evaluate on all ranks, each on its shard; run a test on one process in a separate script with "
     "`Trainer(devices=1)`.",
-    "new_group": "Make the group on all ranks, also on those that are not in it: `group = dist.new_group(ranks)` "
-    "outside of the condition.",
-    "forward of DDP": "Run the forward pass on all ranks, or that of the inner model (`model.module`) on one rank: DDP "
+    "new_group": "Call `group = dist.new_group(ranks)` on all ranks, outside the branch, including ranks that are not "
+    "members of the group.",
+    "forward of DDP": "Run the forward pass on all ranks, or call the inner model (`model.module`) on one rank: DDP "
     "broadcasts buffers in the forward pass of the wrapper.",
     "forward of FSDP": "Run the forward pass on all ranks: FSDP gathers the parameters of each layer from all of them.",
-    "save_model": "Call `trainer.save_model(path)` on all ranks: under FSDP it gathers the shards, and writes on "
-    "rank 0 alone.",
-    "save_state": "Call `accelerator.save_state(path)` on all ranks: each one writes its own shard.",
-    "state_dict of FSDP": "Take the state on all ranks (`state = model.state_dict()`), and save it on rank 0: `if rank "
-    "== 0: torch.save(state, path)`.",
+    "save_model": "Call `trainer.save_model(path)` on all ranks: under FSDP it gathers the shards, and only rank 0 "
+    "writes.",
+    "save_state": "Call `accelerator.save_state(path)` on all ranks: each rank writes its own shard.",
+    "state_dict of FSDP": "Call `state = model.state_dict()` on all ranks, and save it on rank 0: `if rank == 0: "
+    "torch.save(state, path)`.",
 }
 _FIXES |= dict.fromkeys(("test", "predict", "fit"), _FIXES["validate"])
 
 
 def _fix(script: Script, one: CollectiveCall) -> str:
     if one.through and one.word == "forward of DDP":
-        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, or give it the inner model: `model.module`."
+        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, or pass it the inner model: `model.module`."
     if one.through:
-        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use what it returns on rank 0."
+        return f"Call `{script.text_of(one.call.func, 40)}` on all ranks, and use its result on rank 0."
     return _FIXES.get(one.word, "")
 
 

@@ -1,4 +1,4 @@
-"""CODE025: a port, an address or an interface is written into the script."""
+"""CODE025: a port, an address or an interface is hard-coded in the script."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     ),
 )
 def address_fixed_in_script(script: Script) -> Iterator[Violation]:
-    """Ask whether ports, addresses and interfaces come from the job, not from the script.
+    """Ask whether ports, addresses and interfaces come from the job and not from the script.
 
-    Why it hurts: two jobs on a host want one port (Address already in use), ranks of other hosts wait for an address
-    that is not theirs, and an interface that a host does not have ends NCCL with "no socket interface found".
-    Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, os.environ.setdefault(...) where it is not used, and
-    NCCL_SOCKET_IFNAME to the environment of the cluster.
+    Why it hurts: two jobs on a host use the same port ("Address already in use"), ranks on other hosts wait at an
+    address that is wrong for them, and NCCL fails with "no socket interface found" on a host without that interface.
+    Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, use os.environ.setdefault(...) without torchrun, and set
+    NCCL_SOCKET_IFNAME in the environment of the cluster.
     """
     if is_test(script):
         return
@@ -166,8 +166,8 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         what = "adapter" if "HCA" in write.name or "UCX" in write.name else "interface"
         return Violation(
             write.at,
-            f'{write.name}="{value}" in the script: a host whose {what} bears another name can\'t join',
-            fix=f"set {write.name} in the environment of the cluster, or leave out what must not be used: "
+            f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name cannot join',
+            fix=f"Set {write.name} in the environment of the cluster, or exclude what must not be used: "
             f"{write.name}=^lo,docker0",
             confidence=0.8,
         )
@@ -176,21 +176,21 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
     if write.name == _ADDRESS and write.value and given and not starts:
         return Violation(
             write.at,
-            f'MASTER_ADDR="{write.value}" in the script replaces what the launcher gave the ranks'
-            + (": ranks of other hosts wait for one of their own" if write.value in _HERE else ""),
+            f'MASTER_ADDR="{write.value}" in the script overrides the address set by the launcher'
+            + (": ranks on other hosts then wait on their own host" if write.value in _HERE else ""),
         )
     return None
 
 
 def _of_port(write: _Write, given: bool) -> Violation:
     if given:
-        claim = "replaces what the launcher gave the ranks, and two jobs on a host want the same one"
+        claim = "overrides the port set by the launcher, and two jobs on a host conflict"
         return Violation(write.at, f"MASTER_PORT={write.value} in the script {claim}")
     return Violation(
         write.at,
-        f"MASTER_PORT={write.value} in the script: a second job on this host, or a rank left from the last one, has it",
-        fix='os.environ.setdefault("MASTER_PORT", str(port)), the port from a socket bound to port 0 before the ranks '
-        "start",
+        f"MASTER_PORT={write.value} is hard-coded: a second job on this host, or a leftover rank, may hold the port",
+        fix='Use os.environ.setdefault("MASTER_PORT", str(port)) with a port from a socket bound to port 0 before the '
+        "ranks start.",
         severity=Severity.INFO,
     )
 
@@ -206,9 +206,11 @@ def _of_method(script: Script, call: ast.Call) -> Iterator[Violation]:
     here = found["host"] in _HERE
     yield Violation(
         call,
-        f'init_method="{text}" in the script: '
-        + ("a second job on this host has the port" if here else "the job starts on the host of that address alone"),
-        fix='init_method="env://" (the default), with MASTER_ADDR and MASTER_PORT from torchrun',
+        f'init_method="{text}" is hard-coded: '
+        + (
+            "a second job on this host may hold the port" if here else "the job starts only on the host of that address"
+        ),
+        fix='Use init_method="env://" (the default), with MASTER_ADDR and MASTER_PORT from torchrun.',
         severity=Severity.INFO if here else None,
     )
 

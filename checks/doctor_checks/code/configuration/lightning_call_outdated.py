@@ -1,4 +1,4 @@
-"""CODE022: what a script asks of Lightning was removed or renamed."""
+"""CODE022: the script uses a Lightning API that was removed or renamed."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ _OPTIMIZER_STEP = ("optimizer_idx", "on_tpu", "using_lbfgs")
     ),
 )
 def lightning_call_outdated(script: Script) -> Iterator[Violation]:
-    """Ask whether the Lightning that is installed or asked for takes what the script asks of it.
+    """Ask whether the installed or required Lightning release supports the API that the script uses.
 
-    Why it hurts: Trainer.__init__() got an unexpected keyword argument, on every rank; or a hook is never called.
-    Fix: write what the release takes, or pin Lightning to the release that the script was written for.
+    Why it hurts: every rank fails with "Trainer.__init__() got an unexpected keyword argument", or a hook is never
+    called.
+    Fix: use the API of that release, or pin Lightning to the release that the script was written for.
     """
     release = lightning_release(script)
     found: dict[int, list[_Complaint]] = {}
@@ -93,14 +94,14 @@ class _Complaint(NamedTuple):
 
 def _claim(worst: list[_Complaint], release: str | None) -> str:
     if worst[0].severity is Severity.INFO:
-        return f"spelled as before Lightning {worst[0].removed}"
+        return f"old spelling, replaced in Lightning {worst[0].removed}"
     if worst[0].removed.startswith("since "):
-        return f"Lightning {release} has no such argument, it came with {worst[0].removed.removeprefix('since ')}"
-    gone = f"gone since Lightning {' and '.join(sorted({one.removed for one in worst}))}"
+        return f"not supported by Lightning {release}; added in {worst[0].removed.removeprefix('since ')}"
+    gone = f"removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
     if release is None:
-        return f"{gone}; none is pinned here"
+        return f"{gone}; no release is pinned here"
     # "1.9" stands for a bound of the project: the newest line of releases that it permits.
-    return f"{gone}; this is {release}" if release.count(".") > 1 else f"{gone}; this project permits up to {release}.x"
+    return f"{gone}; release here: {release}" if release.count(".") > 1 else f"{gone}; the project allows {release}.x"
 
 
 def _is_gone(removed: str | None, release: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""CODE014: a loader for evaluation that shuffles."""
+"""CODE014: an evaluation data loader that shuffles."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def evaluation_shuffled(script: Script) -> Iterator[Violation]:
-    """Ask whether the evaluation goes through its data in order.
+    """Ask whether evaluation reads its data in order.
 
-    Why it hurts: on several ranks the sampler repeats samples until all ranks have as many. In a shuffled evaluation
-    these are others each time, so the metric of one and the same model moves, and what ranks gathered does not fit the
-    order of the data set.
-    Fix: `shuffle=False`, for DistributedSampler too, whose default is `shuffle=True`.
+    Why it hurts: on several ranks, the sampler repeats samples until all ranks have the same number. With shuffling,
+    these samples differ each time: the metric of the same model varies, and gathered results do not match the order of
+    the dataset.
+    Fix: pass `shuffle=False`, also to DistributedSampler, whose default is `shuffle=True`.
     """
     if several_ranks(script) is None or is_test(script):
         return
@@ -75,7 +75,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
             named = any(one.arg == "shuffle" for one in loader.call.keywords)
             yield Violation(
                 loader.call,
-                f"{loader.title} shuffles the evaluation: {_effect(script, loader.call)}",
+                f"{loader.title} shuffles the evaluation data: {_effect(script, loader.call)}",
                 edits=(SetArgument(location_of(loader.call), "shuffle", "False"),) if named else (),
             )
     for call in script.calls(SAMPLER):
@@ -87,16 +87,16 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
         if evaluates_it and not script.is_given(call, "shuffle", 3):
             yield Violation(
                 call,
-                f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation, as it does unless it is "
-                "told not to: its results come in another order than the data, and random samples fill the ranks up",
+                f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation data (default "
+                "shuffle=True): results are out of order, and random samples are repeated",
                 edits=(SetArgument(location_of(call), "shuffle", "False"),),
             )
 
 
 def _effect(script: Script, call: ast.Call) -> str:
     if belongs_to_lightning(script, call):
-        return "the Trainer's distributed sampler then repeats other samples in each epoch"
-    return "the order of its results is another one on each rank"
+        return "the Trainer's distributed sampler then repeats different samples in each epoch"
+    return "the order of its results differs between ranks"
 
 
 def _script(loader: str, before: str = "pass") -> str:

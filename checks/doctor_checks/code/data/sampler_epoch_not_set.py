@@ -1,4 +1,4 @@
-"""CODE011: a distributed sampler that is never told the epoch."""
+"""CODE011: a DistributedSampler whose set_epoch() is never called."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
-    """Ask whether each epoch is shuffled anew where a script uses DistributedSampler by itself.
+    """Ask whether a script that creates a DistributedSampler calls set_epoch() in every epoch.
 
-    Why it hurts: the sampler shuffles by its seed and the epoch; without `set_epoch` all epochs have the same order and
-    the same share of the data on each rank, and the model generalises worse. Nothing fails.
-    Fix: `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
+    Why it hurts: the sampler shuffles by its seed and the epoch. Without `set_epoch`, every epoch uses the same order
+    and the same shard of the data on each rank. Nothing fails, but the model generalizes worse.
+    Fix: call `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
     """
     if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
         return
@@ -95,17 +95,17 @@ def _hits(script: Script, sampler: ast.Call, trained: list[Loop]) -> Iterator[Vi
         visited = _visiting(script, loop)
         epochs = epoch_loops(script, loop if visited is None else loop._replace(epochs=_loop_around(script, visited)))
         repeated = [one for one in epochs if _repeats(script, one)]
-        # A sampler that is made in each epoch may have other data each time.
+        # A sampler that is created in each epoch may have different data each time.
         if fed and repeated and not any(outer in repeated for outer in script.around(sampler)):
             name = target_name(script, sampler) or "DistributedSampler"
             handed = list(_handed(script, loop))
             made = [script.values_of(source) for source in handed or [loop.source]]
             yield Violation(
                 sampler,
-                f"{name} (line {sampler.lineno}) is never told the epoch: every epoch of the loop in line "
-                f"{repeated[0].lineno} trains in the same order",
-                fix=f"`{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop in line "
-                f"{repeated[0].lineno}",
+                f"{name}.set_epoch() is never called: every epoch of the loop at line {repeated[0].lineno} uses the "
+                "same order",
+                fix=f"Call `{_statement(script, sampler, repeated[0], fed)}` as the first statement of the loop at "
+                f"line {repeated[0].lineno}.",
                 edits=tuple(_edit(script, sampler, repeated, fed))
                 if all(
                     len(values) == 1 and isinstance(values[0], ast.Call) and _uses(script, values[0], sampler)

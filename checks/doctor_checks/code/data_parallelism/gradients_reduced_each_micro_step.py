@@ -1,4 +1,4 @@
-"""CODE032: gradients that DDP averages in each of the steps that are accumulated."""
+"""CODE032: DDP averages gradients in every accumulation step."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ _STEPS = frozenset({"step"})
     ),
 )
 def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
-    """Ask whether ranks talk in each of the steps whose gradients are accumulated.
+    """Ask whether ranks average gradients in every gradient accumulation step.
 
-    Why it hurts: DDP averages the gradients in every backward pass. Of four accumulated steps three averages are thrown
-    away, and on slow links they are most of the time.
-    Fix: `with model.no_sync():` around forward and backward of all but the last; `accelerator.accumulate(model)`
-    and `fabric.no_backward_sync(model, enabled=not last)` do it for these.
+    Why it hurts: DDP averages the gradients in every backward pass. With four accumulation steps, three of the four
+    all-reduces are unnecessary, and on slow links they take most of the time.
+    Fix: use `with model.no_sync():` around the forward and backward pass of all but the last step; with Accelerate use
+    `accelerator.accumulate(model)`, with Fabric `fabric.no_backward_sync(model, enabled=not last)`.
     """
     fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))
     wrapper = next(script.calls(DDP, ACCELERATOR), None) or next(fabrics, None)
@@ -126,15 +126,15 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             yield Violation(
                 backward,
-                f"gradients are averaged over the ranks in every backward pass, and used in {step} alone "
+                f"Gradients are averaged across ranks in every backward pass, but used only in {step} "
                 f"({script.text_of(wrapper.func)}, line {wrapper.lineno})",
                 fix=_FIXES.get(script.name(wrapper.func), ""),
             )
 
 
 _FIXES = {
-    ACCELERATOR: "`Accelerator(gradient_accumulation_steps=n)`, and `with accelerator.accumulate(model):` around it",
-    FABRIC: "`with fabric.no_backward_sync(model, enabled=not last):` around forward and backward",
+    ACCELERATOR: "Use `Accelerator(gradient_accumulation_steps=n)` and `with accelerator.accumulate(model):`.",
+    FABRIC: "Use `with fabric.no_backward_sync(model, enabled=not last):` around the forward and backward pass.",
 }
 
 
@@ -202,7 +202,7 @@ def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
         if outer is loop.node:
             return None
         if isinstance(outer, ast.If) and inner in outer.body and _is_every_nth(script, outer.test):
-            return f"rounds with {script.text_of(outer.test, 45)} (line {outer.lineno})"
+            return f"iterations with {script.text_of(outer.test, 45)} (line {outer.lineno})"
         inner = outer
     return None
 
@@ -215,7 +215,7 @@ def _skipped(script: Script, loop: Loop, call: ast.Call) -> str | None:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
             test = statement.test.operand if isinstance(statement.test, ast.UnaryOp) else statement.test
             if _is_every_nth(script, test):
-                return f"rounds without {script.text_of(statement.test, 45)} (line {statement.lineno})"
+                return f"iterations without {script.text_of(statement.test, 45)} (line {statement.lineno})"
     return None
 
 

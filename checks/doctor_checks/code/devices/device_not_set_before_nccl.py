@@ -1,4 +1,4 @@
-"""CODE003: ranks talk over NCCL, and nothing ties each of them to a GPU of its own."""
+"""CODE003: NCCL is initialized before the ranks select their GPUs."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
-    """Ask whether each rank is tied to its GPU before it talks over NCCL.
+    """Ask whether each rank selects its GPU before it initializes NCCL.
 
-    Why it hurts: the current device of every process is GPU 0. All ranks of a host put their tensors there: NCCL ends
-    with "Duplicate GPU detected", or GPU 0 holds what was meant for all of them and runs out of memory.
-    Fix: right before init_process_group: local_rank = int(os.environ["LOCAL_RANK"]); torch.cuda.set_device(local_rank).
+    Why it hurts: the current device of every process defaults to GPU 0. All ranks of a host put their tensors there:
+    NCCL fails with "Duplicate GPU detected", or GPU 0 runs out of memory.
+    Fix: call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) right before init_process_group.
     """
     if binds_device(script) or is_test(script):
         return
@@ -61,8 +61,8 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
         return
     yield Violation(
         calls[0],
-        f"no rank sets its GPU before NCCL starts here, and `{script.text_of(used, 40)}` at line {used.lineno} works "
-        "on the current one: that is GPU 0 in every rank of a host",
+        f"torch.cuda.set_device() is not called before NCCL is initialized: `{script.text_of(used, 40)}` (line "
+        f"{used.lineno}) uses GPU 0 on every rank",
         severity=Severity.WARNING if may_be_started_before(script, calls[0]) else None,
         edits=_edits(script, calls[0]),
         evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
@@ -71,7 +71,7 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
 
 
 def _started_by_helper(script: Script) -> Iterator[Violation]:
-    """A function of another module of the project starts NCCL, and neither that module nor this one sets the device."""
+    """A helper in another module initializes NCCL, and neither that module nor this one sets the device."""
     calls = script.all(ast.Call) if imports_project(script) else ()
     starts = ((call, imported_function(script, call.func)) for call in calls)
     start = next((call for call, helper in starts if helper is not None and helper.function.starts_nccl), None)
@@ -82,10 +82,10 @@ def _started_by_helper(script: Script) -> Iterator[Violation]:
     if not any(one is not None and one.module.binds_device for one in helpers):
         yield Violation(
             used,
-            f"`{script.text_of(used, 40)}` works on the current GPU, which is GPU 0 in every rank of a host: "
-            f"{script.text_of(start.func)} (line {start.lineno}) starts NCCL, and no rank sets its GPU",
+            f"`{script.text_of(used, 40)}` uses GPU 0 on every rank: {script.text_of(start.func)} (line "
+            f"{start.lineno}) initializes NCCL, and torch.cuda.set_device() is not called",
             severity=Severity.WARNING,
-            fix=f"torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before line {start.lineno}",
+            fix=f"Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before line {start.lineno}.",
             evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
             confidence=0.8,
         )

@@ -1,4 +1,4 @@
-"""CODE001: every rank loads a checkpoint onto the GPU that it was saved from."""
+"""CODE001: every rank loads a checkpoint onto the GPU it was saved from."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
 def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     """Ask whether ranks load checkpoints onto the CPU or their own GPU.
 
-    Why it hurts: torch.load puts each tensor back onto the device that it was saved from, mostly the first GPU: all
-    ranks of a host hold a copy of the checkpoint there, and rank 0 runs out of memory.
-    Fix: torch.load(path, map_location="cpu"), and let load_state_dict copy it to the GPU of the rank.
+    Why it hurts: torch.load restores each tensor to the device it was saved from, usually GPU 0. All ranks of a host
+    then hold a copy of the checkpoint there, and rank 0 runs out of memory.
+    Fix: call torch.load(path, map_location="cpu"); load_state_dict then copies the tensors to the GPU of the rank.
     """
     shown = several_ranks(script)
     if shown is None or not uses_gpus(script) or simulates_ranks(script) or _only_infers(script, shown):
@@ -75,8 +75,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
         elif fixed := _first_gpu(script, where):
             yield Violation(
                 call,
-                f"every rank loads {_source(script, call)} onto the first GPU: map_location is {fixed}",
-                fix='map_location="cpu", or the GPU of the rank: map_location=f"cuda:{local_rank}"',
+                f"Every rank loads {_source(script, call)} onto GPU 0: map_location is {fixed}",
+                fix='Use map_location="cpu", or map_location=f"cuda:{local_rank}" for the GPU of the rank.',
             )
 
 
@@ -93,8 +93,8 @@ def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:
     certain = script.name(call.func) == "torch.load" and _goes_into_state(script, call)
     return Violation(
         call,
-        f"every rank loads {_source(script, call)} onto the GPU that it was saved from: no map_location, and "
-        f"line {shown.lineno} makes this a script of several ranks",
+        f"Every rank loads {_source(script, call)} onto the GPU it was saved from: map_location is not set (several "
+        f"ranks: line {shown.lineno})",
         confidence=0.9,
         edits=(SetArgument(location_of(call), "map_location", '"cpu"'),) if certain and len(call.args) == 1 else (),
     )

@@ -1,4 +1,4 @@
-"""CODE020: losses are kept together with the graph that they came from."""
+"""CODE020: losses are stored together with their autograd graph."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ _FEW_STEPS = 20
     ),
 )
 def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
-    """Ask whether losses that are kept beyond their step are freed of their graph.
+    """Ask whether losses that outlive their step are detached from the autograd graph.
 
-    Why it hurts: each kept loss holds the graph of its step and what that still refers to: memory grows step by step
-    until it is gone.
-    Fix: running += loss.detach(), and .item() when it is printed.
+    Why it hurts: each stored loss keeps the graph of its step, and everything the graph references, in memory: memory
+    use grows with every step until an out-of-memory error.
+    Fix: accumulate detached losses (running += loss.detach()), and call .item() only to print.
     """
     every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
     for loop in every:
@@ -147,8 +147,8 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             words = script.text_of(keeper, 40)
             yield Violation(
                 statement,
-                f"{words} keeps {kept.id} with its graph, from every step of line {line}",
-                fix=f"{kept.id}.detach() instead of {kept.id}",
+                f"{words} keeps the autograd graph of {kept.id} from every step (line {line})",
+                fix=f"Use {kept.id}.detach() instead of {kept.id}.",
                 edits=(ReplaceExpression(location_of(kept), f"{kept.id}.detach()"),)
                 if "loss" in kept.id.lower()
                 else (),

@@ -1,4 +1,4 @@
-"""CODE029: one file that all ranks write."""
+"""CODE029: a file that all ranks write."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
     ),
 )
 def file_written_by_all(script: Script) -> Iterator[Violation]:
-    """Ask whether every file that a job writes is written by one rank.
+    """Ask whether each file of a job is written by one rank only.
 
-    Why it hurts: ranks on one file system write over one another. The file is torn or holds a mix, which shows when it
-    is read; on a shared file system all of them wait for it.
-    Fix: `if torch.distributed.get_rank() == 0:` around what writes (not around what synchronises), or a name with the
-    rank in it.
+    Why it hurts: ranks on the same file system overwrite each other's output. The file is truncated or mixed, which
+    shows only when it is read; on a shared file system, all ranks also wait for the writes.
+    Fix: write under `if torch.distributed.get_rank() == 0:` (keep collectives outside it), or include the rank in the
+    file name.
     """
     ranks = several_ranks(script)
     if is_test(script):
@@ -169,14 +169,14 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
             yield Violation(
                 call,
-                f"all ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
+                f"All ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
                 f"line {ranks.lineno})",
-                fix=f"`if torch.distributed.get_rank() == 0:` before line {call.lineno}",
+                fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
 
 
 def _downloaded(script: Script) -> Iterator[Violation]:
-    """Data sets that every rank downloads and unpacks into one folder, unless one rank did it before."""
+    """Datasets that every rank downloads into the same folder, unless one rank did so before."""
     calls = [
         call
         for call in script.all(ast.Call)
@@ -189,11 +189,11 @@ def _downloaded(script: Script) -> Iterator[Violation]:
         if script.name(call.func) not in first and not (is_own and where is not None and _names_ranks(script, where)):
             yield Violation(
                 call,
-                f"all ranks download {script.text_of(call.func)} into the same folder: one reads or unpacks what "
-                "another has half written",
+                f"All ranks download {script.text_of(call.func)} into the same folder: one may read a file that "
+                "another has only partly written",
                 severity=Severity.WARNING,
-                fix="Download on one rank of each host, then `torch.distributed.barrier()`, then open it on all ranks "
-                "with `download=False`",
+                fix="Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
+                "ranks with `download=False`.",
             )
 
 
@@ -206,7 +206,7 @@ def _is_by_all(script: Script, call: ast.Call) -> bool:
 
 
 def _mapped(script: Script) -> Iterator[Violation]:
-    """Data sets of Hugging Face that every rank maps with many processes."""
+    """Hugging Face datasets that every rank maps with many processes."""
     if several_ranks(script) is None and not _LAUNCHED.search(script.text):
         return
     for call in script.method_calls("map"):
@@ -219,11 +219,10 @@ def _mapped(script: Script) -> Iterator[Violation]:
         if script.name(data).startswith("datasets.load_") and isinstance(count, int) and count > 1:
             yield Violation(
                 call,
-                f"every rank runs {script.text_of(call.func)} in {count} processes of its own, all for the same cache "
-                "file",
+                f"Every rank runs {script.text_of(call.func)} in {count} processes, all for the same cache file",
                 severity=Severity.WARNING,
-                fix="`with training_args.main_process_first():` (`accelerator.main_process_first()`) around it: the "
-                "other ranks read the cache",
+                fix="Wrap the call in `with training_args.main_process_first():` (`accelerator.main_process_first()`), "
+                "so that the other ranks read the cache.",
             )
 
 
