@@ -1,4 +1,4 @@
-"""CODE008: a collective that a rank makes only if its own data, or its clock, says so."""
+"""CODE008: a collective that a rank calls only if its own data, or its clock, says so."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def collective_depends_on_data(script: Script) -> Iterator[Violation]:
-    """Ask whether a collective depends on what a rank alone knows: its data, or its clock.
+    """Ask whether a collective call depends on the data or the clock of one rank.
 
-    Why it hurts: one rank makes the call and another does not. They wait for each other until a time-out ends the job,
-    hours into it, when the first bad batch comes.
-    Fix: let the ranks agree first, and all follow: flag = torch.tensor(float(bad), device=device);
+    Why it hurts: one rank makes the call and another does not. The ranks then wait for each other until a timeout ends
+    the job, often hours into it, at the first bad batch.
+    Fix: make all ranks agree first, then branch on the result: flag = torch.tensor(float(bad), device=device);
     dist.all_reduce(flag, op=dist.ReduceOp.MAX); if flag.item(): ...
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
@@ -100,7 +100,7 @@ def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, wor
 def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Violation:
     what = script.text_of(call.func, 40)
     what += " (it reduces the gradients of DDP)" if word == "backward" else ""
-    whose = {"data": "its own data", "time": "its own clock", "signal": "a signal of its own"}[kind]
+    whose = {"data": "its own data", "time": "its own clock", "signal": "a signal it received"}[kind]
     leaves = isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], ast.Return)
     how = "is not reached if" if leaves and call.lineno > (statement.end_lineno or 0) else "runs only if"
     other = statement.orelse if isinstance(statement, ast.If) and how == "runs only if" else []
@@ -110,12 +110,12 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         how = "runs as long as"
     return Violation(
         call,
-        f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), which each rank answers from "
-        f"{whose}: ranks that differ wait for each other",
+        f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), which each rank evaluates "
+        f"on {whose}: deadlock if ranks differ",
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,
         flow=(
-            step_at(script, statement, f"each rank answers from {whose}: line {call.lineno} {how} it holds"),
+            step_at(script, statement, f"each rank evaluates this on {whose}: line {call.lineno} {how} it is true"),
             step_at(script, call, f"{word}: waits for all ranks"),
         ),
     )

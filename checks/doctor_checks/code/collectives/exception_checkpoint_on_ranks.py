@@ -1,4 +1,4 @@
-"""CODE028: a rank that has failed saves a checkpoint, or waits at a barrier, together with ranks that have not."""
+"""CODE028: a rank that has failed saves a checkpoint, or enters a barrier, that needs all ranks."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
-    """Ask whether a rank that has failed does something in which it waits for the others.
+    """Ask whether a rank that has failed calls something that waits for the other ranks.
 
-    Why it hurts: the others are in the middle of their step and never come. The error is not shown before the wait
-    runs out of time, if at all: what is seen is a time-out of NCCL half an hour later, on every rank.
+    Why it hurts: the other ranks are in the middle of their step and never make the call. The error is shown only after
+    the wait times out, if at all; what is seen is an NCCL timeout half an hour later, on every rank.
     Fix: save on a schedule instead: ModelCheckpoint(every_n_train_steps=500, save_last=True), and let the error end the
-    job; the launcher ends the other ranks.
+    job; the launcher stops the other ranks.
     """
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
         every = list(script.calls("lightning.pytorch.Trainer"))
         near = [one for one in every if script.function_of(one) is script.function_of(call)]
-        # Where a callback is made on its own, any Trainer of the file may get it.
+        # If a callback is created separately, any Trainer of the file may get it.
         trainers = [one for one in near or every if trains_on_several(script, one)]
         if trainers:
             yield Violation(
                 call,
                 f"OnExceptionCheckpoint in a job of several ranks (Trainer at line {trainers[0].lineno}): the rank "
-                "that fails saves together with ranks that are elsewhere, and its error is hidden behind a time-out",
+                "that fails waits for the others in the save, and a timeout hides its error",
                 evidence=(("trainer_at_line", trainers[0].lineno),),
             )
     yield from _hooks(script)
@@ -67,7 +67,7 @@ def _hooks(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     one.call,
                     f"on_exception calls {script.text_of(one.call.func, 40)} (line {one.call.lineno}), which all ranks "
-                    "have to call: those that did not fail are elsewhere",
+                    "must call: ranks that did not fail never call it",
                     evidence=(("collective", one.word),),
                     confidence=0.9,
                 )
@@ -101,8 +101,8 @@ def _handlers(script: Script) -> Iterator[Violation]:
         caught = f"except {script.text_of(handler.type)}" if handler.type is not None else "except"
         yield Violation(
             one.call,
-            f"{script.text_of(one.call.func, 40)} at line {one.call.lineno} stands in `{caught}` (line "
-            f"{handler.lineno}): a rank comes there on an error of its own, and waits for ranks that have none",
+            f"{script.text_of(one.call.func, 40)} at line {one.call.lineno} is inside `{caught}` (line "
+            f"{handler.lineno}): a rank with an error waits there for ranks that have none",
             evidence=(("handler", caught), ("line_of_handler", handler.lineno), ("collective", one.word)),
             confidence=0.85,
         )

@@ -1,4 +1,4 @@
-"""CODE016: a rank leaves a step, or the loop, for a reason that the others do not know."""
+"""CODE016: a rank skips a step or leaves the loop for a reason that is local to it."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _Leaving = ast.Continue | ast.Break | ast.Return
     ),
 )
 def loop_left_on_data(script: Script) -> Iterator[Violation]:
-    """Ask whether a rank may skip a step, or end the loop, on account of its own data, clock or memory.
+    """Ask whether a rank can skip a step, or leave the loop, because of its own data, clock or memory.
 
-    Why it hurts: the others are in the backward pass of that step, where gradients are reduced, and wait for a rank
-    that has gone on to the next one. The job hangs at the first bad batch, or pairs the gradients of different steps.
-    Fix: take part with a loss of zero (loss = loss * 0 does not help with NaN: use torch.nan_to_num or
-    sum(p.sum() for p in model.parameters()) * 0), or reduce a flag first so that all ranks skip together.
+    Why it hurts: the other ranks are in the backward pass of that step, where gradients are reduced, and wait for a
+    rank that has moved on. The job hangs at the first bad batch, or the gradients of different steps are paired.
+    Fix: contribute a loss of zero (loss * 0 does not remove NaN: use torch.nan_to_num or sum(p.sum() for p in
+    model.parameters()) * 0), or reduce a flag first so that all ranks skip together.
     """
     synchronizing = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}
     synchronizing.update(dict.fromkeys(gradients_reduced(script), "backward"))
@@ -78,8 +78,8 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
 _REASONS = {
     "data": "its own data",
     "time": "its own clock",
-    "signal": "a signal of its own",
-    "error": "an error of its own",
+    "signal": "a signal it received",
+    "error": "its own error",
     "loss": "its own loss",
 }
 _NOT_IN_STEPS = frozenset({"prepare", "setup", "init_process_group", "new_group", "load", "load_state"})
@@ -168,8 +168,8 @@ def _without_loss(script: Script) -> Iterator[Violation]:
                     yield Violation(
                         left,
                         f"training_step returns no loss if {script.text_of(branch.test)} (line {branch.lineno}), which "
-                        "each rank answers from its own data: the others wait in the backward pass of that step, and "
-                        "newer releases of Lightning refuse it",
+                        "each rank evaluates on its own data: the others block in the backward pass, and newer "
+                        "releases of Lightning reject it",
                         evidence=(("condition", script.text_of(branch.test)), ("line_of_condition", branch.lineno)),
                         confidence=0.85,
                     )
@@ -179,22 +179,25 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
     own = _REASONS[why]
     return Violation(
         at,
-        f"on {cause} a rank {does} for {own}, and the others wait for it in {script.text_of(missed.func, 40)} "
+        f"A rank {does} at {cause} because of {own}; the others wait for it in {script.text_of(missed.func, 40)} "
         f"(line {missed.lineno})",
         fix=_FIXES.get(why, ""),
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
         confidence=0.85,
-        flow=(step_at(script, at, f"{cause}: a rank {does} for {own}"), step_at(script, missed, "waits for all ranks")),
+        flow=(
+            step_at(script, at, f"{cause}: a rank {does} because of {own}"),
+            step_at(script, missed, "waits for all ranks"),
+        ),
     )
 
 
 _REDUCE_FLAG = (
-    "all ranks agree first: `flag = torch.tensor(int(stop), device=device)`, `dist.all_reduce(flag, "
-    "op=dist.ReduceOp.MAX)`, and all of them leave if `flag.item()`"
+    "Make all ranks agree first: `flag = torch.tensor(int(stop), device=device)`, `dist.all_reduce(flag, "
+    "op=dist.ReduceOp.MAX)`, and leave on all ranks if `flag.item()`."
 )
 _FIXES = {
-    "loss": "reduce the value over all ranks before it is compared: `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, or "
-    "`accelerator.reduce(loss, reduction='mean')`",
+    "loss": "Reduce the value over all ranks before it is compared: `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, or "
+    "`accelerator.reduce(loss, reduction='mean')`.",
     "time": _REDUCE_FLAG,
     "signal": _REDUCE_FLAG,
 }

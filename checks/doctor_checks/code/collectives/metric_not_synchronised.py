@@ -1,4 +1,4 @@
-"""CODE007: a metric of the evaluation that each rank keeps to itself."""
+"""CODE007: an evaluation metric that is not reduced across ranks."""
 
 from __future__ import annotations
 
@@ -125,11 +125,12 @@ _COUNTS = re.compile(r"(?:^|[_/])(?:n|num|total|count|sum|correct|seen)(?:$|[_/]
     ),
 )
 def metric_not_synchronised(script: Script) -> Iterator[Violation]:
-    """Ask whether what an evaluation logs for the whole epoch is averaged over the ranks.
+    """Ask whether evaluation metrics are averaged across ranks.
 
-    Why it hurts: each rank has seen another part of the data, and what is printed and compared is the part of rank 0.
-    ModelCheckpoint and EarlyStopping decide by it; where ranks decide for themselves, they disagree and hang.
-    Fix: `self.log(name, value, sync_dist=True)`, or log an object of torchmetrics, which gathers by itself.
+    Why it hurts: each rank evaluates a different shard of the data, and the value that is printed and compared is that
+    of rank 0's shard. ModelCheckpoint and EarlyStopping use it; if each rank decides for itself, the ranks disagree and
+    hang.
+    Fix: call `self.log(name, value, sync_dist=True)`, or log a torchmetrics object, which synchronizes itself.
     """
     yield from _not_gathered(script)
     yield from _scheduled_alone(script)
@@ -158,9 +159,10 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
         if ast.unparse(unwrapped(loop.iter)) in parted or is_distributed(script, loop):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)} gets the predictions of this rank alone: Accelerate parts "
-                f"{script.text_of(unwrapped(loop.iter))} (line {loop.lineno}) among the ranks",
-                fix="`predictions, references = accelerator.gather_for_metrics((predictions, references))` before it",
+                f"{script.text_of(call.func)} gets only the predictions of this rank: Accelerate shards "
+                f"{script.text_of(unwrapped(loop.iter))} (line {loop.lineno}) across ranks",
+                fix="Call `predictions, references = accelerator.gather_for_metrics((predictions, references))` "
+                f"before line {call.lineno}.",
             )
 
 
@@ -173,9 +175,9 @@ def _scheduled_alone(script: Script) -> Iterator[Violation]:
         if is_plateau and call.args and rank_condition(script, call) is None and own_loops(script, call.args[0]):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)} gets {script.text_of(call.args[0])} of this rank's share of the data: "
-                "ranks lower their learning rates at different epochs, and apply one gradient with different steps",
-                fix="`dist.all_reduce(loss, op=dist.ReduceOp.AVG)` before it, so that all ranks pass the same value",
+                f"{script.text_of(call.func)} gets {script.text_of(call.args[0])} of this rank's shard only: "
+                "ranks lower their learning rates at different epochs, and their weights diverge",
+                fix="Call `dist.all_reduce(loss, op=dist.ReduceOp.AVG)` first, so that all ranks pass the same value.",
                 confidence=0.85,
             )
 
@@ -197,10 +199,10 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
                 line = min(one.lineno for one in loops)
                 yield Violation(
                     call,
-                    f"{name.id} is a number of this rank's share of the data: Accelerate divides the loader of line "
-                    f"{line} among the ranks, and nothing gathers the results",
-                    fix="`predictions, references = accelerator.gather_for_metrics((predictions, references))` in the "
-                    f"loop of line {line}",
+                    f"{name.id} covers only this rank's shard: Accelerate shards the loader of line {line} across "
+                    "ranks, and the results are not gathered",
+                    fix="Call `predictions, references = accelerator.gather_for_metrics((predictions, references))` in "
+                    f"the loop of line {line}.",
                     confidence=0.8,
                 )
                 break
@@ -250,9 +252,11 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
             certain = is_on_gpu and not metric and not _COUNTS.search(name.lower())
             yield Violation(
                 call,
-                f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value is "
-                "that of rank 0's share of the data",
-                fix=f"`self.log({name!r}, {metric})`: the metric object, which gathers by itself" if metric else "",
+                f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value "
+                "covers only rank 0's shard of the data",
+                fix=f"Log the metric object, which synchronizes itself: `self.log({name!r}, {metric})`."
+                if metric
+                else "",
                 edits=(SetArgument(location_of(call), "sync_dist", "True"),) if certain else (),
             )
             return

@@ -1,4 +1,4 @@
-"""CODE035: a configuration of DeepSpeed, Accelerate or LLaMA-Factory holds settings that exclude each other."""
+"""CODE035: a DeepSpeed, Accelerate or LLaMA-Factory configuration contradicts itself."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ def _llama(title: str, *body: str) -> FileFails | FilePasses:
     ),
 )
 def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
-    """Ask whether a configuration of DeepSpeed, Accelerate or LLaMA-Factory holds settings that exclude each other.
+    """Ask whether a DeepSpeed, Accelerate or LLaMA-Factory configuration contains contradictory settings.
 
-    Why it hurts: the program refuses them at its start, when the job has waited for its hosts; or passes one of them
-    over without a word: nothing is sharded or moved off the GPU, and memory runs out.
-    Fix: decide for one of the two, and leave the other one out or at "auto".
+    Why it hurts: the program rejects them at its start, after the job has waited for its hosts; or it silently ignores
+    one of them, nothing is sharded or offloaded, and memory runs out.
+    Fix: keep one of the two settings, and remove the other one or set it to "auto".
     """
     for config in file.configs:
         for found in contradictions_in(config):

@@ -1,4 +1,4 @@
-"""CODE026: a variable of the environment is written after what reads it has started."""
+"""CODE026: an environment variable is set after it has been read."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def environment_written_late(script: Script) -> Iterator[Violation]:
-    """Ask whether variables of the environment are written before what reads them starts.
+    """Ask whether environment variables are set before the library that reads them starts.
 
-    Why it hurts: they are read once. What is written later has no effect, and nothing says so: the job goes on over the
-    interface, the GPUs or the settings that were there before.
-    Fix: write the variable at the top of the script, before torch.distributed and CUDA are used, or in the launcher.
+    Why it hurts: they are read once. A later value is ignored silently: the job continues with the interface, the GPUs
+    or the settings that were in effect before.
+    Fix: set the variable at the top of the script, before torch.distributed and CUDA are used, or in the launcher.
     """
     for at, variable in _written(script):
         reader = _reader(variable)
@@ -50,7 +50,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             continue
         yield Violation(
             at,
-            f"{variable} is written at line {at.lineno}, after `{script.text_of(started, 40)}` at line "
+            f"{variable} is set at line {at.lineno}, after `{script.text_of(started, 40)}` at line "
             f"{started.lineno}: {reader.words}",
             evidence=(("variable", variable), ("read_at_line", started.lineno)),
             confidence=0.85,
@@ -88,7 +88,7 @@ _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 def _reader(variable: str) -> _VariableReader | None:
     if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
-        return _VariableReader("the process group has read it by then", joins)
+        return _VariableReader("the process group has already read it", joins)
     if variable.startswith("NCCL_"):
         return _VariableReader("NCCL reads it once, for its first communicator", _communicating)
     if variable in _READ_BY_CUDA:

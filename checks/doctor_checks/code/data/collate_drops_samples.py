@@ -54,13 +54,13 @@ _REFILLS = frozenset(
     ),
 )
 def collate_drops_samples(script: Script) -> Iterator[Violation]:
-    """Ask whether collate functions return a batch as large as the one that they were given.
+    """Ask whether collate functions return as many samples as they are given.
 
-    Why it hurts: the ranks' batches then differ in size. `all_gather` of them hangs or fails, DDP averages gradients as
-    if all batches were as large, and a batch of which nothing is left ends the rank, or skips a step that others wait
+    Why it hurts: otherwise batch sizes differ between ranks. `all_gather` of such batches hangs or fails, DDP averages
+    gradients as if all batches had the same size, and an empty batch ends the rank or skips a step that others wait
     for.
-    Fix: leave bad samples out of the data set before it is parted between ranks, or put others in their place:
-    `good += random.choices(good, k=len(batch) - len(good))`.
+    Fix: remove bad samples from the dataset before it is sharded, or replace them: `good += random.choices(good,
+    k=len(batch) - len(good))`.
     """
     ranks = several_ranks(script)
     if ranks is None:
@@ -73,7 +73,7 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
             for node in _filters(script, function, batch):
                 yield Violation(
                     node,
-                    f"{name} leaves out samples of its batch: batches differ in size between the ranks "
+                    f"{name} drops samples from its batch, so batch sizes differ between ranks "
                     f"({script.text_of(ranks.func)}, line {ranks.lineno})",
                 )
 

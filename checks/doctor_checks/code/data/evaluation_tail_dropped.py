@@ -1,4 +1,4 @@
-"""CODE015: an evaluation that leaves out the last samples, or counts some twice."""
+"""CODE015: an evaluation that drops the last samples, or counts some twice."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
     ),
 )
 def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
-    """Ask whether an evaluation on several ranks sees all of its samples.
+    """Ask whether an evaluation on several ranks covers all samples.
 
-    Why it hurts: `drop_last=True` leaves out up to a batch of samples, on each rank. The metric is that of another data
-    set for each number of ranks and each batch size, and samples at the end, often of one class, never count.
-    Fix: leave `drop_last` out in evaluation; forward passes under DDP need no equal batches.
+    Why it hurts: `drop_last=True` drops up to a batch of samples on each rank. The metric then depends on the number of
+    ranks and the batch size, and samples at the end, often of one class, are never counted.
+    Fix: do not set `drop_last` for evaluation; forward passes under DDP do not need equal batches.
     """
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
@@ -68,8 +68,8 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             batch = f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
             yield Violation(
                 loader.call,
-                f"{loader.title} leaves out up to {batch} on each rank (drop_last=True), and "
-                "what it measures depends on the number of ranks",
+                f"{loader.title} drops up to {batch} on each rank (drop_last=True): the "
+                "metric depends on the number of ranks",
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
@@ -80,10 +80,10 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             name = target_name(script, call) or "DistributedSampler"
             yield Violation(
                 call,
-                f"{name} (line {call.lineno}) leaves out up to one sample for each other rank (drop_last=True), and "
-                "what it measures depends on the number of ranks",
-                fix="evaluate the rest by itself: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; "
-                "without drop_last=True as many samples count twice",
+                f"{name} (line {call.lineno}) drops up to one sample per other rank (drop_last=True): "
+                "the metric depends on the number of ranks",
+                fix="Evaluate the rest separately: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; "
+                "without drop_last=True, as many samples are counted twice.",
                 severity=Severity.INFO,
             )
 

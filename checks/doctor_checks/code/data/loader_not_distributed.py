@@ -1,4 +1,4 @@
-"""CODE010: a training loader in plain DDP that gives every rank the whole data set."""
+"""CODE010: a training data loader under plain DDP that gives every rank the whole dataset."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
     ),
 )
 def loader_not_distributed(script: Script) -> Iterator[Violation]:
-    """Ask whether the training loader of a plain loop shares the data between the ranks.
+    """Ask whether the training data loader shards the data across ranks.
 
-    Why it hurts: every rank reads everything, so an epoch takes as long as on one rank, and what is counted as an epoch
-    is as many epochs as there are ranks; the schedule of the learning rate is wrong.
-    Fix: `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and
+    Why it hurts: every rank reads all data: an epoch takes as long as on one rank, one counted epoch is as many passes
+    as there are ranks, and the learning rate schedule is wrong.
+    Fix: use `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and call
     `loader.sampler.set_epoch(epoch)` before each epoch.
     """
     # The call that makes ranks train one model; DeepSpeed distributes data that it is given
@@ -116,10 +116,10 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
             named = script.text_of(data, 40) if data is not None else "dataset"
             yield Violation(
                 loader.call,
-                f"{loader.title} has no distributed sampler: every rank trains on all of {named}, though "
-                f"{script.text_of(wrapper.func)} (line {wrapper.lineno}) averages their gradients",
-                fix=f"`sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
-                "`shuffle=True`, and `sampler.set_epoch(epoch)` before each epoch",
+                f"{loader.title} has no distributed sampler: every rank trains on all of {named} (ranks: "
+                f"{script.text_of(wrapper.func)}, line {wrapper.lineno})",
+                fix=f"Use `sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
+                "`shuffle=True`, and call `sampler.set_epoch(epoch)` before each epoch.",
             )
 
 

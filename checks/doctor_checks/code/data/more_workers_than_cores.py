@@ -1,4 +1,4 @@
-"""CODE024: data loaders start more workers than there are cores."""
+"""CODE024: data loaders start more workers than the host has CPU cores."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SPAWNS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
     ),
 )
 def more_workers_than_cores(script: Script) -> Iterator[Violation]:
-    """Ask whether the workers of all ranks of a host fit onto its cores.
+    """Ask whether the data loader workers of all ranks on a host fit its CPU cores.
 
-    Why it hurts: workers and the threads that feed the GPUs take turns on the cores: steps wait for data, and each
-    worker holds a copy of the data set.
-    Fix: num_workers of at most the cores of the host divided by its ranks, less one for the rank itself.
+    Why it hurts: workers compete for cores with the threads that feed the GPUs: steps wait for data, and each worker
+    holds a copy of the dataset.
+    Fix: set num_workers to at most the cores of the host divided by its ranks, minus one for the rank itself.
     """
     ranks = _ranks_of_host(script)
     for call in script.calls(LOADER):
@@ -52,8 +52,8 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
             times = f" for each of {ranks} ranks: {total} workers" if ranks > 1 else ""
             yield Violation(
                 call,
-                f"{workers.of}{times} on {script.processors} cores",
-                fix=f"num_workers={max(1, script.processors // ranks - 1)}",
+                f"{workers.of}{times} on {script.processors} CPU cores",
+                fix=f"Set num_workers={max(1, script.processors // ranks - 1)}.",
                 confidence=1.0 if workers.certain else 0.7,
                 evidence=(("workers", total), ("ranks", ranks), ("cores", script.processors)),
             )
@@ -76,7 +76,7 @@ def _workers(script: Script, given: ast.expr) -> _Workers | None:
     if isinstance(given, ast.Call) and script.name(given.func) in _ALL_CORES:
         return _Workers(None, f"num_workers={script.text_of(given)}")
     if isinstance(given, ast.Attribute) and (default := _default_of(script, given.attr)) is not None:
-        return _Workers(default, f"num_workers={script.text_of(given)}, {default} if nothing else is given", False)
+        return _Workers(default, f"num_workers={script.text_of(given)}, {default} by default", False)
     return None
 
 
@@ -112,9 +112,8 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     many = f"{ranks} ranks" if ranks > 1 else "each rank"
     yield Violation(
         call,
-        f"{workers.of} gives {many} of a host a worker for every core of it; line {shown.lineno} makes this a script "
-        "of several ranks",
-        fix="num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1)",
+        f"{workers.of} gives {many} of a host one worker per CPU core (several ranks: line {shown.lineno})",
+        fix="Set num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1).",
         confidence=0.9,
     )
 

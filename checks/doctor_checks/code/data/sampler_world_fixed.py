@@ -1,4 +1,4 @@
-"""CODE012: a distributed sampler for a number of ranks, or a rank, that is written down."""
+"""CODE012: a DistributedSampler with a hard-coded rank or number of ranks."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZ
     ),
 )
 def sampler_world_fixed(script: Script) -> Iterator[Violation]:
-    """Ask whether DistributedSampler parts the data for the ranks that there are.
+    """Ask whether DistributedSampler uses the actual rank and number of ranks.
 
-    Why it hurts: with more ranks than it was told, some read the same and the indices of others do not exist; with
-    fewer, a part of the data is never read. A fixed rank gives every rank the same part. Nothing fails.
-    Fix: leave `num_replicas` and `rank` out: DistributedSampler asks torch.distributed.
+    Why it hurts: with more ranks than the hard-coded number, some ranks read the same data or fail on an invalid index;
+    with fewer, part of the data is never read. A fixed rank gives every rank the same shard. Nothing else fails.
+    Fix: omit `num_replicas` and `rank`: DistributedSampler then takes them from torch.distributed.
     """
     if next(script.calls(*_SEVERAL), None) is None or is_test(script):
         return
@@ -65,15 +65,15 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     if _number(replicas) == 1:
         return
     if (number := _number(replicas)) is not None:
-        yield Violation(call, f"DistributedSampler parts the data in {number}, however many ranks the job has")
+        yield Violation(call, f"DistributedSampler uses {number} shards, whatever the number of ranks")
     elif (number := _number(rank)) is not None:
-        yield Violation(call, f"DistributedSampler takes part {number} of the data on every rank")
+        yield Violation(call, f"DistributedSampler uses shard {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
         yield Violation(
             call,
-            f"DistributedSampler takes the place on the node ({script.text_of(rank)}) for the rank among all "
-            f"({script.text_of(replicas)}): on several nodes each node reads the same, and the rest is never read",
-            fix="`rank=dist.get_rank()`, or neither `num_replicas` nor `rank`",
+            f"DistributedSampler uses the local rank ({script.text_of(rank)}) as the global rank of "
+            f"{script.text_of(replicas)}: every node reads the same shards, and the rest is never read",
+            fix="Pass `rank=dist.get_rank()`, or neither `num_replicas` nor `rank`.",
             severity=None if _knows_both_ranks(script) else Severity.WARNING,
             confidence=0.8,
         )

@@ -1,4 +1,4 @@
-"""CODE031: a split of the data that each rank draws for itself."""
+"""CODE031: a random split of the data that differs between ranks."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ _COPIED = ("spawn", "fork", "notebook")
     ),
 )
 def split_not_seeded(script: Script) -> Iterator[Violation]:
-    """Ask whether all ranks split the data alike.
+    """Ask whether all ranks split the data in the same way.
 
-    Why it hurts: a process without a seed draws its own split. What one rank validates on, others train on, so the
-    validation looks better than it is; and a DistributedSampler parts another list on each rank.
-    Fix: `random_split(dataset, lengths, generator=torch.Generator().manual_seed(42))`, `random_state=42`, or one seed
-    on all ranks before it (`torch.manual_seed(42)`, without the rank in it).
+    Why it hurts: a process without a fixed seed draws its own split. Samples that one rank validates on are trained on
+    by others, so the validation metric is too optimistic; and DistributedSampler shards a different list on each rank.
+    Fix: use `random_split(dataset, lengths, generator=torch.Generator().manual_seed(42))`, `random_state=42`, or the
+    same `torch.manual_seed(42)` on all ranks before the split.
     """
     ranks = several_ranks(script)
     if ranks is None or _copies(script, ranks):
@@ -109,11 +109,11 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
             before = [one for one in seeds if _comes_first(script, one, call)]
             own = _own_seed(script, before)
             if not before or own is not None:
-                why = f"from a seed of this rank's own (line {own.lineno})" if own is not None else "without a seed"
+                why = f"from a rank-specific seed (line {own.lineno})" if own is not None else "without a seed"
                 yield Violation(
                     call,
-                    f"{script.text_of(call.func)} is drawn {why}: each rank has another split, and trains on what "
-                    "others validate on",
+                    f"{script.text_of(call.func)} is drawn {why}: each rank gets a different split, and trains on "
+                    "what others validate on",
                     severity=Severity.WARNING if own is None and _may_be_seeded(script, call) else None,
                 )
 

@@ -1,4 +1,4 @@
-"""CODE013: a stream that every worker and every rank reads as a whole."""
+"""CODE013: an IterableDataset that every worker and every rank reads completely."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ _SPLITS = frozenset(
     ),
 )
 def stream_not_parted(script: Script) -> Iterator[Violation]:
-    """Ask whether an IterableDataset gives each rank and each worker a part of its own.
+    """Ask whether an IterableDataset gives each rank and each worker its own shard.
 
-    Why it hurts: torch hands a stream to every worker of every rank as it is. Each of them yields all samples, so an
-    epoch has every sample as many times as there are readers, and learns from it as if it were new.
-    Fix: in `__iter__`, `info = torch.utils.data.get_worker_info()`, and `itertools.islice(samples, reader, None,
-    readers)` with `readers = world_size * (info.num_workers if info else 1)` and
-    `reader = rank * (info.num_workers if info else 1) + (info.id if info else 0)`.
+    Why it hurts: PyTorch gives every worker of every rank the same stream. Each of them yields all samples, so an epoch
+    contains every sample once per reader.
+    Fix: in `__iter__`, use `info = torch.utils.data.get_worker_info()`, and `itertools.islice(samples, reader, None,
+    readers)` with `readers = world_size * (info.num_workers if info else 1)` and `reader = rank * (info.num_workers if
+    info else 1) + (info.id if info else 0)`.
     """
     ranks = several_ranks(script)
     if next(script.calls(ACCELERATOR, "transformers.Trainer"), None) is not None:
@@ -153,9 +153,9 @@ def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
         if script.value(script.argument(call, "streaming")) is True and any("load_dataset()" in name for name in fed):
             yield Violation(
                 call,
-                f"this stream is read as a whole by each rank ({script.text_of(ranks.func)}, line {ranks.lineno}): "
+                f"Each rank reads the whole stream ({script.text_of(ranks.func)}, line {ranks.lineno}): "
                 "every sample is trained on several times",
-                fix="`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`",
+                fix="Use `datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`.",
             )
 
 

@@ -1,4 +1,4 @@
-"""CODE038: a backward pass or an optimizer step that goes past DeepSpeed's engine."""
+"""CODE038: a backward pass or an optimizer step bypasses the DeepSpeed engine."""
 
 from __future__ import annotations
 
@@ -56,13 +56,12 @@ _SUPPORTED = (0, 18, 3)
     ),
 )
 def backward_past_engine(script: Script) -> Iterator[Violation]:
-    """Ask whether gradients and steps of a DeepSpeed engine go through the engine.
+    """Ask whether backward passes and optimizer steps go through the DeepSpeed engine.
 
-    Why it hurts: `engine.backward` scales the loss, reduces gradients over the ranks and counts micro-batches.
-    Without it releases before 0.18.3 train a model on each rank by itself, or step with gradients that ZeRO has not
-    collected.
-    Fix: `engine.backward(loss)` instead of `loss.backward()`, and `engine.step()` instead of `optimizer.step()` and
-    `optimizer.zero_grad()`.
+    Why it hurts: `engine.backward` scales the loss, reduces gradients across ranks and counts micro-batches. Without
+    it, releases before 0.18.3 train a separate model on each rank, or step with gradients that ZeRO has not collected.
+    Fix: call `engine.backward(loss)` instead of `loss.backward()`, and `engine.step()` instead of `optimizer.step()`
+    and `optimizer.zero_grad()`.
     """
     makes = list(script.calls(_MADE))
     if not makes:
@@ -74,7 +73,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
                 known = f"deepspeed {script.releases.get('deepspeed')}" if release else "releases before 0.18.3"
                 yield Violation(
                     call,
-                    f"{script.text_of(call.func)}() goes past the engine of DeepSpeed: its gradients stay unreduced in "
+                    f"{script.text_of(call.func)}() bypasses the DeepSpeed engine: gradients are not reduced in "
                     f"{known}",
                     severity=None if release is not None else Severity.WARNING,
                 )
@@ -82,10 +81,10 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
         if _is_engines_optimizer(script, call, makes) and not _has_engine_beside(script, call, "step"):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)}() goes past the engine of DeepSpeed, whose step() counts micro-batches, "
-                "steps the schedule and sets gradients to zero",
+                f"{script.text_of(call.func)}() bypasses the DeepSpeed engine, whose step() counts micro-batches, "
+                "steps the scheduler and zeroes gradients",
                 severity=Severity.WARNING,
-                fix="`engine.step()` instead of `optimizer.step()` and `optimizer.zero_grad()`.",
+                fix="Call `engine.step()` instead of `optimizer.step()` and `optimizer.zero_grad()`.",
             )
 
 

@@ -1,4 +1,4 @@
-"""CODE040: BatchNorm layers that become SyncBatchNorm inside a model that DDP has already wrapped."""
+"""CODE040: BatchNorm is converted to SyncBatchNorm after DDP has wrapped the model."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
     ),
 )
 def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
-    """Ask whether BatchNorm layers become SyncBatchNorm before DDP wraps the model.
+    """Ask whether BatchNorm layers are converted to SyncBatchNorm before DDP wraps the model.
 
-    Why it hurts: DDP has taken the module as it was; its documentation wants the conversion first. What the old layers
-    held on DDP's side (buffers that it broadcasts, hooks, a compiled graph) does not follow the new ones.
-    Fix: `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model = DistributedDataParallel(model)`.
+    Why it hurts: DDP registers the module as it is when it is wrapped; its documentation requires the conversion first.
+    The state that DDP keeps for the old layers (buffers to broadcast, hooks, a compiled graph) does not apply to the
+    new ones.
+    Fix: call `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model =
+    DistributedDataParallel(model)`.
     """
     for call in script.calls(_CONVERTS):
         given = script.argument(call, "module", 0)
@@ -48,7 +50,7 @@ def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(given)} is converted to SyncBatchNorm after {script.text_of(wrap.func)} has wrapped "
                 f"it (line {wrap.lineno})",
-                fix=f"Move the conversion in line {call.lineno} above line {wrap.lineno}.",
+                fix=f"Move the conversion at line {call.lineno} above line {wrap.lineno}.",
             )
 
 

@@ -33,12 +33,12 @@ _DP = "torch.nn.DataParallel"
     ),
 )
 def data_parallel(script: Script) -> Iterator[Violation]:
-    """Ask whether training on several GPUs uses a process for each.
+    """Ask whether training on several GPUs uses one process per GPU.
 
-    Why it hurts: DataParallel runs all GPUs from threads of one process and copies the model to each in every step: two
-    GPUs are often no faster than one, the first one holds more, and there is no second host.
-    Fix: model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank]), started with
-    torchrun --nproc-per-node=4 train.py.
+    Why it hurts: DataParallel drives all GPUs from threads of one process and copies the model to each GPU in every
+    step: two GPUs are often no faster than one, the first GPU uses more memory, and only one host is supported.
+    Fix: use model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank]), started with torchrun
+    --nproc-per-node=4 train.py.
     """
     trains = has_backward(script, script.tree) or any(has_backward(script, one) for one in script.functions)
     if not trains or is_test(script):
@@ -69,12 +69,12 @@ def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
     if shown is not None:
         return Violation(
             call,
-            f"DataParallel inside of ranks (line {shown.lineno}): each rank drives all GPUs of its host, and no "
-            "gradients are reduced",
+            f"DataParallel in a multi-rank script (line {shown.lineno}): each rank uses all GPUs of its host, and "
+            "gradients are not reduced across ranks",
             severity=Severity.ERROR,
         )
     model = script.text_of(call.args[0], 30) if call.args else "the model"
-    return Violation(call, f"DataParallel({model}) copies the model to every GPU in each step, from one process")
+    return Violation(call, f"DataParallel({model}) copies the model to every GPU in each step")
 
 
 _MANY_RANKS = """\

@@ -1,4 +1,4 @@
-"""CODE036: an average of the weights that one rank updates and all ranks use."""
+"""CODE036: an average of the weights is updated on one rank and used on all ranks."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ _METHODS = frozenset({"update", "update_parameters", "step", "apply_update", "up
     ),
 )
 def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
-    """Ask whether an average of the weights is updated by all ranks that use it.
+    """Ask whether an average of the weights is updated on all ranks that use it.
 
-    Why it hurts: the other ranks evaluate the copy that they began with. The metric is the mean of one averaged model
-    and many untrained ones, and early stopping or the choice of the best checkpoint follows it.
+    Why it hurts: the other ranks evaluate their initial copy. The metric then mixes one averaged model with many
+    untrained ones, and early stopping or the choice of the best checkpoint follows it.
     Fix: update it on all ranks (the weights are the same after each step, so the averages stay the same), or evaluate
-    it on rank 0 alone.
+    it only on rank 0.
     """
     if several_ranks(script) is None or is_test(script):
         return
@@ -116,9 +116,9 @@ def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
                 name = script.text_of(average)
                 yield Violation(
                     call,
-                    f"{name} is updated only if {condition.test}, and all ranks use it in line {used.lineno}: the "
-                    "other ranks have its first weights",
-                    fix=f"Update {name} on all ranks: move line {call.lineno} out of the condition in line "
+                    f"{name} is updated only if {condition.test}, but used on all ranks at line {used.lineno}: the "
+                    "other ranks use its initial weights",
+                    fix=f"Update {name} on all ranks: move line {call.lineno} out of the branch at line "
                     f"{getattr(condition.where, 'lineno', call.lineno)}.",
                     evidence=(("condition", condition.test), ("used_at_line", used.lineno)),
                 )

@@ -1,4 +1,4 @@
-"""CODE033: the forward pass of training goes past the wrapper that reduces gradients."""
+"""CODE033: the training forward pass bypasses the wrapper that reduces gradients."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _WITHOUT = ("no_grad", "inference_mode")
     ),
 )
 def forward_past_ddp(script: Script) -> Iterator[Violation]:
-    """Ask whether the forward pass of training goes through DistributedDataParallel.
+    """Ask whether the training forward pass goes through DistributedDataParallel.
 
-    Why it hurts: DDP prepares its reduction in its own forward; without it each rank trains a model of its own, and
-    nothing says so: the ranks drift apart, and rank 0's is saved.
-    Fix: loss = criterion(ddp_model(x), y): call the wrapper, and put what is computed into the module's forward.
+    Why it hurts: DDP prepares gradient reduction in its own forward pass. Without it, each rank silently trains a
+    separate model: the replicas diverge, and the model of rank 0 is saved.
+    Fix: call the wrapper, as in loss = criterion(ddp_model(x), y), and move the computation into the module's forward.
     """
     wraps = list(script.calls(DDP))
     accelerates = next(script.calls(ACCELERATOR), None) is not None
@@ -63,7 +63,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
         if block is not None and not _is_prepared(script, block, words):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)}(...) goes past {words}: the gradients of this step are not reduced",
+                f"{script.text_of(call.func)}(...) bypasses {words}: the gradients of this step are not reduced",
             )
 
 

@@ -1,4 +1,4 @@
-"""CODE034: the optimizer is made before FSDP shards the parameters."""
+"""CODE034: the optimizer is created before FSDP shards the parameters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
-    """Ask whether optimizers hold the parameters that FSDP left.
+    """Ask whether optimizers are created after FSDP has sharded the parameters.
 
-    Why it hurts: FSDP replaces the parameters by shards; an optimizer that was made before holds the old ones: it
-    updates what nobody uses, holds whole tensors in memory, and the loss does not fall.
-    Fix: model = FSDP(model) or fully_shard(model) first, then optimizer = torch.optim.AdamW(model.parameters()).
+    Why it hurts: FSDP replaces the parameters with shards. An optimizer created earlier keeps the old parameters: it
+    updates tensors that are no longer used, keeps them in memory, and the loss does not decrease.
+    Fix: apply model = FSDP(model) or fully_shard(model) first, then create optimizer =
+    torch.optim.AdamW(model.parameters()).
     """
     wraps = [call for call in script.calls(*FSDP) if call.args]
     for made in script.all(ast.Call) if wraps else ():
@@ -38,11 +39,11 @@ def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
         for taken in _taken_from(script, made):
             wrapped = next((call for call in wraps if _replaces(script, call, taken, made)), None)
             if wrapped is not None:
-                where = "" if taken.lineno == made.lineno else f" taken in line {taken.lineno}"
+                where = "" if taken.lineno == made.lineno else f" taken at line {taken.lineno}"
                 yield Violation(
                     made,
                     f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken))}{where}, which "
-                    f"{script.text_of(wrapped.func)} replaces in line {wrapped.lineno}",
+                    f"{script.text_of(wrapped.func)} replaces at line {wrapped.lineno}",
                 )
                 break
 

@@ -1,4 +1,4 @@
-"""CODE037: loss scaling or clipping that looks at gradients before the ranks average them by hand."""
+"""CODE037: gradients are unscaled or clipped before they are averaged across ranks by hand."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_value_"})
     ),
 )
 def unscaled_before_average(script: Script) -> Iterator[Violation]:
-    """Ask whether gradients are averaged over the ranks before they are unscaled or clipped.
+    """Ask whether gradients are averaged across ranks before they are unscaled or clipped.
 
-    Why it hurts: `unscale_` looks for infinities in the gradients of this rank. After the average they are on all
-    ranks, and those that found none step with them: their weights become NaN, or differ for good.
-    Fix: average first, then `scaler.unscale_(optimizer)`, then clip, then `scaler.step(optimizer)`.
+    Why it hurts: `unscale_` checks only the gradients of this rank for Inf and NaN. After averaging, these values are
+    on all ranks, and ranks that found none step with them: their weights become NaN, or differ permanently.
+    Fix: average first, then call `scaler.unscale_(optimizer)`, then clip, then call `scaler.step(optimizer)`.
     """
     if "found_inf" in script.text or next(script.calls(*WRAPPERS), None) is not None:
         return
@@ -65,18 +65,18 @@ def unscaled_before_average(script: Script) -> Iterator[Violation]:
             if _own_loop(script, call) is not loop or script.function_of(call) is not script.function_of(loop):
                 continue
             if word == "unscale_":
-                yield _hit(script, call, first, "looks for infinities in the gradients of this rank", Severity.ERROR)
+                yield _hit(script, call, first, "checks only the gradients of this rank for Inf", Severity.ERROR)
             elif word in _CLIPS:
-                yield _hit(script, call, first, "clips by the gradients of this rank", Severity.WARNING)
+                yield _hit(script, call, first, "clips only the gradients of this rank", Severity.WARNING)
 
 
 def _hit(script: Script, call: ast.Call, average: ast.Call, does: str, severity: Severity) -> Violation:
-    effect = "ranks skip different steps" if severity is Severity.ERROR else "each rank by another factor"
+    effect = "ranks skip different steps" if severity is Severity.ERROR else "each rank clips by a different factor"
     return Violation(
         call,
-        f"{script.text_of(call.func)} {does}, which are averaged in line {average.lineno}: {effect}",
+        f"{script.text_of(call.func)} {does}, but they are averaged at line {average.lineno}: {effect}",
         severity=severity,
-        fix=f"Move line {call.lineno} behind line {average.lineno}.",
+        fix=f"Move line {call.lineno} below line {average.lineno}.",
         evidence=(("averaged_at_line", average.lineno),),
     )
 

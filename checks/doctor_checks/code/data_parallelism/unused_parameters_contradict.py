@@ -1,4 +1,4 @@
-"""CODE018: the search for unused parameters contradicts what the script does."""
+"""CODE018: find_unused_parameters contradicts what the script does."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ _NOT_REENTRANT_SINCE = "5.0"
     ),
 )
 def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
-    """Ask whether DDP's search for unused parameters fits the checkpointing, the graph and the optimizers.
+    """Ask whether find_unused_parameters matches the checkpointing, the graph and the optimizers.
 
-    Why it hurts: with reentrant checkpointing DDP ends with "Expected to mark a variable ready only once"; where each
-    backward pass reaches a part of the parameters alone, it ends without the search.
-    Fix: checkpoint(..., use_reentrant=False), and find_unused_parameters=True only where parameters stay unused.
+    Why it hurts: with reentrant checkpointing, DDP fails with "Expected to mark a variable ready only once"; if each
+    backward pass reaches only some parameters, DDP fails without find_unused_parameters.
+    Fix: use checkpoint(..., use_reentrant=False), and find_unused_parameters=True only if parameters stay unused.
     """
     reentrant = _reentrant(script)
     for call, word in _searches(script):
         if script.value(script.argument(call, "static_graph")) is True:
             yield Violation(
                 call,
-                f"{word} beside static_graph=True, which finds unused parameters by itself",
-                fix="leave find_unused_parameters out",
+                f"{word} is redundant with static_graph=True, which finds unused parameters itself",
+                fix="Remove find_unused_parameters.",
                 severity=Severity.INFO,
             )
         elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
             yield Violation(
                 call,
-                f"{word} with reentrant checkpointing in line {reentrant.lineno}: each parameter is marked ready twice",
-                fix="checkpoint(..., use_reentrant=False), or without the search",
+                f"{word} with reentrant checkpointing (line {reentrant.lineno}): each parameter is marked ready twice",
+                fix="Use checkpoint(..., use_reentrant=False), or remove find_unused_parameters.",
             )
     yield from _parts(script)
 
@@ -132,9 +132,9 @@ def _parts(script: Script) -> Iterator[Violation]:
         if name in _PLAIN and trains_on_several(script, call):
             yield Violation(
                 call,
-                f"strategy {name} does not look for unused parameters, and training_step in line {step.lineno} has a "
-                "backward pass for each optimizer, which reaches a part of them",
-                fix=f'strategy="{name}{_FINDS}"',
+                f"Strategy {name} does not find unused parameters, but each backward pass of training_step (line "
+                f"{step.lineno}) reaches only those of one optimizer",
+                fix=f'Use strategy="{name}{_FINDS}".',
                 edits=(SetArgument(location_of(call), "strategy", f'"{name}{_FINDS}"'),)
                 if not script.is_open(call)
                 else (),

@@ -1,4 +1,4 @@
-"""CODE004: a barrier over NCCL in a process that has not said which GPU is its own."""
+"""CODE004: a barrier over NCCL in a process that has not set its GPU."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def barrier_without_device(script: Script) -> Iterator[Violation]:
-    """Ask whether barriers over NCCL know the GPU of their rank.
+    """Ask whether barriers over NCCL use the GPU of their rank.
 
-    Why it hurts: a barrier of NCCL is an all_reduce of one number, on the current device where nothing else is told.
-    In ranks that never called set_device that is GPU 0: each opens a context of several hundred MiB there, and the
+    Why it hurts: an NCCL barrier is an all_reduce of one number on the current device, unless another device is given.
+    In ranks that never called set_device this is GPU 0: each rank opens a context of several hundred MiB there, and the
     barrier may hang.
-    Fix: torch.cuda.set_device(local_rank) at the start, or init_process_group(..., device_id=torch.device("cuda",
-    local_rank)), or dist.barrier(device_ids=[local_rank]).
+    Fix: call torch.cuda.set_device(local_rank) at the start, or pass init_process_group(...,
+    device_id=torch.device("cuda", local_rank)) or dist.barrier(device_ids=[local_rank]).
     """
     started = list(joins(script))
     if (
@@ -70,8 +70,8 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
             continue
         yield Violation(
             call,
-            f"{script.text_of(call)} at line {call.lineno} runs on the current GPU, which no rank has set: that is GPU "
-            "0 in every rank of a host",
+            f"{script.text_of(call)} at line {call.lineno} runs on GPU 0 on every rank: torch.cuda.set_device() is not "
+            "called",
             edits=_edits(script, call),
             evidence=(("process_group_started_at_line", started[0].lineno),),
             confidence=0.85,

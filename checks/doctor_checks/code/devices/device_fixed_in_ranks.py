@@ -1,4 +1,4 @@
-"""CODE002: ranks put their work onto a GPU that is written into the script."""
+"""CODE002: ranks use a GPU that is hard-coded in the script."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _BY_NAME = ("torch.", "transformers.")
     ),
 )
 def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
-    """Ask whether ranks use the GPU that is theirs.
+    """Ask whether each rank uses its own GPU.
 
-    Why it hurts: all ranks of a host land on one GPU: NCCL says "Duplicate GPU detected" or hangs, the GPU runs out of
-    memory, and the others idle.
-    Fix: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything touches CUDA, and
-    device = torch.device("cuda", local_rank).
+    Why it hurts: all ranks of a host use the same GPU: NCCL reports "Duplicate GPU detected" or hangs, the GPU runs out
+    of memory, and the other GPUs are idle.
+    Fix: call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before any CUDA call, and use device =
+    torch.device("cuda", local_rank).
     """
     shown = several_ranks(script)
     if shown is None or is_test(script) or simulates_ranks(script) or _spreads_one_model(script):
@@ -68,8 +68,8 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
             ):
                 yield Violation(
                     call,
-                    f"{script.text_of(call)} goes to the first GPU: the rank gets its own in line {sets.lineno}",
-                    fix=f"{script.text_of(sets)} before it",
+                    f"{script.text_of(call)} uses GPU 0: the rank selects its own GPU only at line {sets.lineno}",
+                    fix=f"Move {script.text_of(sets)} above line {call.lineno}.",
                 )
     for node in script.all(ast.Call):
         words = _moves_to_first(script, node) or _made_on_first(script, node)
@@ -77,8 +77,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
             certain = bool(_OF_ONE_HOST.search(script.text))
             yield Violation(
                 node,
-                f"every rank uses the first GPU of its host: {words}; line {shown.lineno} makes this a script of "
-                "several ranks",
+                f"Every rank uses GPU 0 of its host: {words} (several ranks: line {shown.lineno})",
                 severity=None if certain else Severity.WARNING,
                 confidence=0.9 if certain else 0.6,
             )

@@ -1,4 +1,4 @@
-"""CODE021: the cache of the allocator is emptied in every step."""
+"""CODE021: the CUDA allocator cache is emptied in every step."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _STEPS_OF_OTHERS = ("on_step_end", "on_step_begin", "on_substep_end")
     ),
 )
 def cache_emptied_every_step(script: Script) -> Iterator[Violation]:
-    """Ask whether the allocator may keep its memory from step to step.
+    """Ask whether the CUDA caching allocator keeps its memory between steps.
 
-    Why it hurts: each call waits for the GPU and gives blocks back that the next step asks of the driver anew: steps
-    get slower, and no more fits.
-    Fix: take it out of the step; against fragmentation export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+    Why it hurts: each call synchronizes with the GPU and releases blocks that the next step allocates again from the
+    driver: steps get slower, and no additional memory becomes available.
+    Fix: remove the call from the step; against fragmentation, export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
     """
     for call in script.calls("torch.cuda.empty_cache", "torch.accelerator.empty_cache"):
         if where := _step_around(script, call):
@@ -55,17 +55,17 @@ def _step_around(script: Script, call: ast.Call) -> str:
             nested = (one for kind in (ast.For, ast.While) for one in script.inside(outer, kind) if one is not outer)
             if any(has_backward(script, one) for one in nested):
                 return ""
-            return f"line {outer.lineno} loops over them" if _has_own_backward(script, outer) else ""
+            return f"loop at line {outer.lineno}" if _has_own_backward(script, outer) else ""
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             owner = script.class_of(outer)
             if outer.name in _STEPS and script.derives(owner, MODULE, CALLBACK):
-                return f"{outer.name} is a hook of each batch"
+                return f"{outer.name} is called for each batch"
             if outer.name in _STEPS_OF_OTHERS and script.derives(owner, "transformers.TrainerCallback"):
                 return f"{outer.name} is called for each batch"
             if not has_backward(script, outer) or not _steps(script, outer) or _loops_inside(script, outer):
                 return ""
             looped = next((one for one in calls_of(script, outer) if script.nearest(one, ast.For, ast.While)), None)
-            return f"{outer.name} is one, called in the loop of line {looped.lineno}" if looped is not None else ""
+            return f"{outer.name} is called in the loop at line {looped.lineno}" if looped is not None else ""
     return ""
 
 

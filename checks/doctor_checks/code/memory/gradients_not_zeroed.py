@@ -1,4 +1,4 @@
-"""CODE042: a training loop that never sets its gradients to zero."""
+"""CODE042: a training loop that never zeroes its gradients."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ _SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
     ),
 )
 def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
-    """Ask whether a training loop sets gradients to zero between its steps.
+    """Ask whether a training loop zeroes gradients between optimizer steps.
 
-    Why it hurts: backward adds to the gradients of all steps before. The direction is that of the sum of all batches so
-    far, its length grows with every step, and the loss falls for a while before it diverges.
-    Fix: `optimizer.zero_grad()` before the backward pass, or behind `optimizer.step()`.
+    Why it hurts: backward adds to the gradients of all previous steps. Each update uses the sum over all batches so far
+    and grows with every step, and the loss decreases for a while before it diverges.
+    Fix: call `optimizer.zero_grad()` before the backward pass, or after `optimizer.step()`.
     """
     if is_test(script) or _ZEROES.search(script.text):
         return
@@ -100,8 +100,8 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
             yield Violation(
                 call,
-                f"{script.text_of(optimizer)} steps with gradients that are never set to zero: each step adds to those "
-                f"of all steps before (loop in line {loop.lineno})",
+                f"Gradients of {script.text_of(optimizer)} are never zeroed: each step adds to those of all previous "
+                f"steps (loop at line {loop.lineno})",
             )
 
 

@@ -1,4 +1,4 @@
-"""CODE019: gradients are switched off in what is to be trained, as if that were activation checkpointing."""
+"""CODE019: gradients are disabled for parameters that should be trained."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _HARMLESS = frozenset(
     ),
 )
 def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
-    """Ask whether what is to be trained runs with gradients.
+    """Ask whether gradients are enabled for everything that is trained.
 
-    Why it hurts: torch.no_grad saves memory because nothing below it learns; its parameters stay as they were, and DDP
-    waits for gradients that never come ("Expected to have finished reduction").
-    Fix: checkpoint(encoder, x, use_reentrant=False) saves the memory and trains it; what is not to be trained is frozen
-    with requires_grad_(False) and left out of the optimizer.
+    Why it hurts: torch.no_grad saves memory because nothing under it is trained: the parameters do not change, and DDP
+    waits for gradients that are never computed ("Expected to have finished reduction").
+    Fix: use checkpoint(encoder, x, use_reentrant=False) to save memory and still train; freeze other parameters with
+    requires_grad_(False) and leave them out of the optimizer.
     """
     for call in script.method_calls("backward", "manual_backward"):
         where = _off(script, call)
@@ -56,8 +56,8 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
         if isinstance(made, ast.Name) and _is_made_in(script, made, where):
             yield Violation(
                 call,
-                f"{made.id} is made without gradients (line {where.lineno}), and has none to pass back",
-                fix="the forward pass without torch.no_grad()",
+                f"{made.id} is computed without gradients (line {where.lineno}), so its backward pass fails",
+                fix="Run the forward pass without torch.no_grad().",
             )
     yield from _steps_without(script)
     for loop in loops(script):
@@ -110,7 +110,7 @@ def _steps_without(script: Script) -> Iterator[Violation]:
                 yield Violation(
                     step,
                     f"{owner.name}.training_step runs under @{script.text_of(off)}: its loss has no gradients",
-                    fix="training_step without the decorator",
+                    fix="Remove the decorator from training_step.",
                 )
 
 
@@ -130,7 +130,7 @@ def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Violation
     off = getattr(where, "lineno", 0)
     return Violation(
         call,
-        f"{name} is given to the optimizer in line {made.lineno} and runs without gradients alone (line {off}): it is "
+        f"{name} is given to the optimizer (line {made.lineno}) but always runs without gradients (line {off}): it is "
         "never trained",
         confidence=0.9,
     )

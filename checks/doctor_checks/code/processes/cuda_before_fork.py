@@ -1,4 +1,4 @@
-"""CODE023: CUDA is used in a process, and then in a child that was forked from it."""
+"""CODE023: CUDA is used in a process and in a child forked from it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def cuda_before_fork(script: Script) -> Iterator[Violation]:
-    """Ask whether CUDA is used in a process and in children that are forked from it.
+    """Ask whether CUDA is used in a process and in children forked from it.
 
-    Why it hurts: a CUDA context does not survive a fork. The child ends with "Cannot re-initialize CUDA in forked
+    Why it hurts: a CUDA context does not survive a fork. The child fails with "Cannot re-initialize CUDA in forked
     subprocess", or hangs.
-    Fix: move tensors to the GPU in the main process, after the loader; start ranks with torchrun or mp.spawn; where
-    workers need CUDA: DataLoader(..., multiprocessing_context="spawn").
+    Fix: move tensors to the GPU in the main process, after the data loader; start ranks with torchrun or mp.spawn; if
+    workers need CUDA, use DataLoader(..., multiprocessing_context="spawn").
     """
     if start_method(script) in ("spawn", "forkserver"):
         return
@@ -67,7 +67,7 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
             yield Violation(
                 used,
                 f"`{script.text_of(used, 40)}` at line {used.lineno} runs in data workers ({what} of the DataLoader at "
-                f"line {loader.lineno}), which are forked: CUDA can't start there once the main process uses it",
+                f"line {loader.lineno}), which are forked: CUDA fails there if the main process uses it",
                 evidence=(("loader_at_line", loader.lineno), ("workers", script.text_of(workers))),
                 confidence=0.9,
             )
@@ -102,8 +102,8 @@ def _in_children(script: Script, call: ast.Call) -> Iterator[Violation]:
     if function is not None and inner is not None and before is not None:
         yield Violation(
             call,
-            f"{function.name} uses CUDA (line {inner.lineno}) in a process that is forked here, after "
-            f"`{script.text_of(before, 40)}` at line {before.lineno} started CUDA in its parent",
+            f"{function.name} uses CUDA (line {inner.lineno}) in a process forked after "
+            f"`{script.text_of(before, 40)}` (line {before.lineno}) initialized CUDA in its parent",
             evidence=(("parent_at_line", before.lineno), ("child_at_line", inner.lineno)),
             confidence=0.9,
         )
@@ -136,9 +136,9 @@ def _in_ranks(script: Script, trainer: ast.Call) -> Iterator[Violation]:
     if before is not None:
         yield Violation(
             trainer,
-            f"strategy {strategy} forks the ranks from a process in which `{script.text_of(before, 40)}` at line "
-            f"{before.lineno} has started CUDA",
-            fix="Use no CUDA before fit, or start the ranks anew: strategy='ddp' in a script.",
+            f"Strategy {strategy} forks the ranks after `{script.text_of(before, 40)}` (line {before.lineno}) "
+            "initialized CUDA",
+            fix="Do not use CUDA before fit, or start the ranks as new processes: strategy='ddp' in a script.",
             evidence=(("strategy", strategy), ("parent_at_line", before.lineno)),
         )
 

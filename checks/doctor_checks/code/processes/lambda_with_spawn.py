@@ -1,4 +1,4 @@
-"""CODE027: a lambda, or a function inside a function, goes to processes that are spawned."""
+"""CODE027: a lambda or a nested function is passed to spawned processes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ from doctor.testing.script_cases import fails, passes
     ),
 )
 def lambda_with_spawn(script: Script) -> Iterator[Violation]:
-    """Ask whether anything that can't be pickled goes to processes that are spawned.
+    """Ask whether everything passed to spawned processes can be pickled.
 
-    Why it hurts: a spawned process gets its function and arguments as a pickle, and a lambda or a function inside a
-    function has no name that the other process could import: "Can't pickle local object", at the start of the ranks or
-    of the first epoch.
-    Fix: def the function at the top of the module, and hand settings over with functools.partial.
+    Why it hurts: a spawned process receives its function and arguments as a pickle. A lambda or a nested function
+    cannot be imported by name: "Can't pickle local object" at the start of the ranks or of the first epoch.
+    Fix: define the function at the top level of the module, and pass settings with functools.partial.
     """
     default = start_method(script)
     for call in script.all(ast.Call):
@@ -44,7 +43,8 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
             if words := _unpicklable(script, sent):
                 yield Violation(
                     sent,
-                    f"{words} at line {sent.lineno} goes to {what} (line {call.lineno}) by spawn, and can't be pickled",
+                    f"{words} at line {sent.lineno} is passed to {what} (line {call.lineno}) by spawn, but cannot be "
+                    "pickled",
                     evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),
                 )
 
@@ -98,7 +98,7 @@ def _method(script: Script, node: ast.expr) -> object:
 
 def _unpicklable(script: Script, node: ast.expr) -> str:
     if isinstance(node, ast.Lambda):
-        return "a lambda"
+        return "Lambda"
     if not isinstance(node, ast.Name):
         return ""
     scope = script.scope_of(node, node.id)
@@ -106,7 +106,7 @@ def _unpicklable(script: Script, node: ast.expr) -> str:
     if len(given) != 1:
         return ""
     if isinstance(given[0], ast.Lambda):
-        return f"the lambda {node.id}"
+        return f"Lambda {node.id}"
     if isinstance(given[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         outer = script.function_of(given[0])
         return f"{node.id}, a function inside {outer.name}," if outer is not None else ""

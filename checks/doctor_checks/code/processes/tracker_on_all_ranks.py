@@ -1,4 +1,4 @@
-"""CODE041: an experiment tracker in which every rank starts a run."""
+"""CODE041: every rank starts its own run of an experiment tracker."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _SWITCHES = ("WANDB_MODE", "WANDB_DISABLED", "WANDB_RUN_GROUP", "wandb.setup", "
     ),
 )
 def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
-    """Ask whether one rank alone starts the run of an experiment tracker.
+    """Ask whether only one rank starts a run of the experiment tracker.
 
-    Why it hurts: a job of 8 ranks shows up as 8 runs, each with the curves of one rank's data; they count against the
-    rate limit, and all ranks wait for the network.
-    Fix: `if rank == 0: wandb.init(...)`, and the same condition around `wandb.log`; for a run per rank by intention
-    give `group=`.
+    Why it hurts: a job of 8 ranks appears as 8 runs, each with the curves of one rank's data; all of them count toward
+    the rate limit, and all ranks wait for the network.
+    Fix: call `wandb.init(...)` and `wandb.log` only under `if rank == 0:`; for one run per rank on purpose, pass
+    `group=`.
     """
     ranks = several_ranks(script)
     if ranks is None or is_test(script) or any(one in script.text for one in _SWITCHES):
@@ -66,11 +66,11 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
             what = _STARTS[script.name(call.func)]
             yield Violation(
                 call,
-                f"every rank starts {'an' if what == 'experiment' else 'a'} {what} of its own: "
+                f"Every rank starts its own {what}: "
                 f"{script.text_of(call.func)} runs on all ranks ({script.text_of(ranks.func)}, line {ranks.lineno})",
-                fix="`if accelerator.is_main_process:` before it"
+                fix=f"Put line {call.lineno} under `if accelerator.is_main_process:`."
                 if script.name(ranks.func) == ACCELERATOR
-                else f"`if torch.distributed.get_rank() == 0:` before line {call.lineno}",
+                else f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
 
 

@@ -1,4 +1,4 @@
-"""CODE039: weights that each rank initializes differently, where nothing makes them equal."""
+"""CODE039: each rank initializes different weights, and they are never synchronized."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ _EQUALIZES = (*WRAPPERS, ACCELERATOR, FABRIC, TRAINER, "deepspeed.initialize", "
     ),
 )
 def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
-    """Ask whether all ranks begin with the same weights where gradients are averaged by hand.
+    """Ask whether all ranks start with the same weights if gradients are averaged by hand.
 
-    Why it hurts: each rank begins with other weights and applies the same average to them. The models stay different,
-    an average of their gradients is the gradient of none, and the checkpoint of rank 0 is worse than a run of one rank.
-    Fix: seed with the same number before the model is built and with the rank behind it, or `dist.broadcast` each
-    parameter and buffer from rank 0.
+    Why it hurts: each rank starts with different weights and applies the same averaged gradient. The replicas stay
+    different, the averaged gradient belongs to none of them, and the checkpoint of rank 0 is worse than that of a
+    one-rank run.
+    Fix: use the same seed on all ranks until the model is built, and a rank-specific seed after it; or `dist.broadcast`
+    each parameter and buffer from rank 0.
     """
     if is_test(script) or next(script.calls(*_EQUALIZES), None) is not None or "broadcast" in script.text:
         return
@@ -79,8 +80,8 @@ def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
         for built, name in _built_behind(script, seed):
             yield Violation(
                 built,
-                f"{name} is built with the seed {script.text_of(seed.args[0])} (line {seed.lineno}): each rank begins "
-                "with other weights, and nothing makes them equal",
+                f"{name} is built with the seed {script.text_of(seed.args[0])} (line {seed.lineno}): each rank starts "
+                "with different weights, and they are never synchronized",
                 evidence=(("seeded_at_line", seed.lineno),),
             )
 
