@@ -69,10 +69,11 @@ def waiting_evidence(group: EventGroup) -> dict[str, object]:
 def waiting_fix(job: Job, awaited: str) -> str:
     """The likely causes in order, and what to collect."""
     return (
-        f"Likely causes, in this order: {awaited} failed or was killed before, see the end of its log and `dmesg -T`; "
-        "it was busy for longer than the timeout (tokenizing, a download, a checkpoint, compilation), do that before "
-        "`init_process_group` or raise its `timeout`; the ranks do not run the same collectives, see conditions on the "
-        f"rank. For the next run: `export {recorder_switch(job)} TORCH_DISTRIBUTED_DEBUG=DETAIL`."
+        f"Check the likely causes in this order. {awaited[:1].upper()}{awaited[1:]} failed or was killed earlier: see "
+        "the end of its log and `dmesg -T`. It was busy for longer than the timeout (tokenizing, a download, a "
+        "checkpoint, compilation): do that work before `init_process_group`, or raise its `timeout`. The ranks do not "
+        f"run the same collectives: look for conditions on the rank. For the next run: `export {recorder_switch(job)} "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL`."
     )
 
 

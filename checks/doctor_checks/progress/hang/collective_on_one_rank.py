@@ -1,4 +1,4 @@
-"""RUN006: code with a collective in it runs on some ranks only."""
+"""RUN006: only some ranks call a collective."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         if conditions and nature_of_exception(event) in ("timeout", "peer", "mismatch"):
             yield finding_from_logs(
                 EventGroup(event.kind, (event,)),
-                f"a collective is called under a condition on the rank [{conditions[0]}], and the others do not come",
+                f"Collective call inside a rank-dependent branch [{conditions[0]}]; the other ranks do not make it",
                 fix=_fix(site_of_wait(event.frames), True, uses_lightning(job)),
                 confidence=0.85,
             )
@@ -78,7 +78,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             call = (group.value("fp") or "a collective").partition(", Tensor")[0].partition("OpType=")
             yield finding_from_logs(
                 group,
-                f"only {ranks_in_words(who)} called {(call[2] or call[0]).rstrip(')')}; {len(missed)} others did not",
+                f"Only {ranks_in_words(who)} called {(call[2] or call[0]).rstrip(')')}; {len(missed)} others did not",
                 ranks=who,
                 evidence={"missing": sorted(missed)[:64]},
                 confidence=0.6,
@@ -193,9 +193,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
     """Ask whether every collective is called by all ranks of its group.
 
-    Why it hurts: the ranks with the call wait for the others for ever, and these wait for them somewhere else; or the
-    call pairs with another one, and everything after it is shifted.
-    Fix: call it on all ranks, and put only what is done with the result into the condition.
+    Why it hurts: the ranks that make the call wait for the others, which wait for them in another collective: deadlock.
+    Or the call is matched with another one, and all later collectives are mismatched.
+    Fix: call the collective on all ranks, and keep only the use of its result under the condition.
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:
@@ -210,6 +210,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
                 "condition": site.condition or None,
                 "called_instead": found.one_sided.others.site.text,
             },
+            effect=_effect(found.one_sided),
             fix=_fix(site, found.one_sided.extra, uses_lightning(job)),
             confidence=found.confidence,
             explains=("RUN001", "RUN004", "RUN012"),
@@ -223,10 +224,25 @@ def _claim(found: Diagnosis, one_sided: OneSidedCall) -> str:
     why = f" [{call.condition}]" if call.condition else ""
     who, several = stall_ranks(found), len(one_sided.ranks) > 1
     if one_sided.extra:
-        return f"only {who} call{'' if several else 's'} {call.text}{why}{stall_waiters(found)}"
+        return f"Only {who} call{'' if several else 's'} {call.text}{why}{stall_waiters(found)}"
     return (
-        f"{who} pass{'' if several else 'es'} over {call.text}{why}, which {ranks_in_words(callers)} "
+        f"{who} skip{'' if several else 's'} {call.text}{why}, which {ranks_in_words(callers)} "
         f"call{'' if len(callers) > 1 else 's'}, and wait{'' if several else 's'} in {one_sided.others.site.text}"
+    )
+
+
+def _effect(one_sided: OneSidedCall) -> str:
+    """``Rank 0 waits for the others in all_gather while they wait for it in all_reduce: deadlock.``
+
+    Empty if the ranks do not wait in different calls that have names."""
+    call, others = one_sided.call.site.operation, one_sided.others.site.operation
+    if not call or not others or call == others:
+        return ""
+    mine, theirs = (call, others) if one_sided.extra else (others, call)
+    who, several = ranks_in_words(one_sided.ranks), len(one_sided.ranks) > 1
+    return (
+        f"{who[:1].upper()}{who[1:]} wait{'' if several else 's'} for the others in {mine} while they wait for "
+        f"{'them' if several else 'it'} in {theirs}: deadlock."
     )
 
 
@@ -234,26 +250,26 @@ def _fix(site: CallSite, extra: bool, lightning: bool) -> str:
     for word, fix in _FIXES:
         if word in site.words or (not site.words and word == site.operation):
             return fix.format(rank_zero="if self.trainer.is_global_zero:" if lightning else "if dist.get_rank() == 0:")
-    return "" if extra else "Look for a `return`, `continue` or `except` before the call that only some ranks take."
+    return "" if extra else "Look for a `return`, `continue` or `except` that only some ranks take before the call."
 
 
 _FIXES = (
     (
         "self.log",
-        "Call `self.log(..., sync_dist=True)` on all ranks; to log on rank 0 alone use `self.log(..., "
+        "Call `self.log(..., sync_dist=True)` on all ranks; to log only on rank 0, use `self.log(..., "
         "rank_zero_only=True)` without `sync_dist`.",
     ),
-    ("all_gather", "Gather on all ranks, and only use the result under `{rank_zero}`."),
+    ("all_gather", "Gather on all ranks, and use the result only under `{rank_zero}`."),
     (
         "save_checkpoint",
-        "Call `trainer.save_checkpoint()` on all ranks: it writes on rank 0 alone and has a barrier at its end.",
+        "Call `trainer.save_checkpoint()` on all ranks: it writes only on rank 0 and ends with a barrier.",
     ),
     (
         "backward",
-        "All ranks have to run backward in each batch: decide together (`all_reduce` of a flag) whether one is left "
-        "out, or go on with `loss * 0`; look for a `return None`, `continue` or `except` that one rank takes.",
+        "Run backward on all ranks for every batch: to skip a batch, skip it on all ranks (`all_reduce` of a flag) or "
+        "use `loss * 0`; look for a `return None`, `continue` or `except` that only one rank takes.",
     ),
     ("EarlyStopping", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
     ("ModelCheckpoint", "Monitor a value that is the same on all ranks: log it with `sync_dist=True`."),
-    ("barrier", "Take the barrier out of the condition: all ranks have to come to it."),
+    ("barrier", "Move the barrier out of the condition so that all ranks reach it."),
 )

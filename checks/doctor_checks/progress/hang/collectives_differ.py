@@ -45,7 +45,7 @@ _RUNNING = re.compile(
 )
 _PARTS = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|\w+)")
 _FINGERPRINT = "SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[%d], TensorDtypes=Float"
-_TIE = ", and with as many ranks on each side neither is the odd one"
+_TIE = "; the sides are equally large, so the faulty one could not be determined"
 _ORDER = "if rank == 0, line 40"
 
 
@@ -125,7 +125,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         parted = split_values(ranks)
         yield finding_from_logs(
             group,
-            f"one call (opCount {group.value('opcount')}) is not the same on all ranks: "
+            f"Call with opCount {group.value('opcount')} differs between ranks: "
             + ", ".join(sorted({*texts.values()})),
             ranks=parted.odd,
             evidence={"calls": {str(rank): said for rank, said in sorted(ranks.items())[:8]}},
@@ -143,11 +143,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 _OF_RANK_ZERO = (
-    " Rank 0 alone makes that call: look for code under `if rank == 0`, `is_global_zero` or `@rank_zero_only` that "
-    "reduces, such as metrics that are logged with `sync_dist=True` (RUN006)."
+    " Only rank 0 makes that call: look for a reduction under `if rank == 0`, `is_global_zero` or `@rank_zero_only`, "
+    "such as a metric logged with `sync_dist=True` (RUN006)."
 )
 _SETTINGS = (
-    " Compare `env | grep NCCL_` of all ranks too: another NCCL_ALGO, NCCL_PROTO or NCCL_BUFFSIZE does the same."
+    " Also compare `env | grep NCCL_` on all ranks: a different NCCL_ALGO, NCCL_PROTO or NCCL_BUFFSIZE has the same "
+    "effect."
 )
 
 
@@ -169,7 +170,7 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
         yield finding_from_logs(
             EventGroup(events[0].kind, events),
             "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in reversed(parted.groups))
-            + ": they are not in step",
+            + ": ranks are at different collectives",
             ranks=parted.odd or tuple(sorted(calls)),
             fix=_fix(""),
             confidence=0.5,
@@ -204,13 +205,13 @@ def _of_tracebacks(job: Job) -> Iterator[Finding]:
 
 
 _NOTICED = {
-    "run.shapes_refused": ("tensors of different shapes are given to one collective", 0.95),
-    "accelerate.shape": ("tensors of different shapes are gathered, which accelerate refuses", 0.95),
-    "run.ops_refused": ("ranks call different collectives at the same point", 0.95),
-    "gloo.size_mismatch": ("Gloo received another size than the collective of this rank has", 0.9),
-    "nccl.mismatch.old": ("NCCL noticed that ranks call different collectives, or of different sizes", 0.9),
-    "run.net_mismatch": ("NCCL received another size than the collective of this rank has", 0.75),
-    "nccl.truncated_data": ("NCCL received more bytes than the collective of this rank has", 0.75),
+    "run.shapes_refused": ("Ranks passed tensors of different shapes to one collective", 0.95),
+    "accelerate.shape": ("Ranks gather tensors of different shapes, which accelerate rejects", 0.95),
+    "run.ops_refused": ("Ranks call different collectives at the same point", 0.95),
+    "gloo.size_mismatch": ("Gloo received a message of a different size than this rank's collective expects", 0.9),
+    "nccl.mismatch.old": ("NCCL detected that ranks call different collectives or use different sizes", 0.9),
+    "run.net_mismatch": ("NCCL received a message of a different size than this rank's collective expects", 0.75),
+    "nccl.truncated_data": ("NCCL received more bytes than this rank's collective expects", 0.75),
 }
 """Messages of backends that compare their arguments, the claim, and the confidence."""
 
@@ -239,9 +240,9 @@ def _of_printed(job: Job, calls: Mapping[int, PrintedCollective], sure: float, *
 
 
 _BATCHES = (
-    "Only the first size differs: batches of different sizes (DATA002). Drop or pad the last batch "
-    "(`DataLoader(drop_last=True)`), let a collate function replace bad samples and not leave them out, or exchange "
-    "sizes first."
+    "Only the first dimension differs, so the batch sizes differ (DATA002). Drop or pad the last batch "
+    "(`DataLoader(drop_last=True)`), replace bad samples in the collate function instead of dropping them, or exchange "
+    "the sizes first."
 )
 
 
@@ -343,11 +344,11 @@ _BATCHES = (
     ),
 )
 def collectives_differ(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks of a group make the same call at the same time.
+    """Ask whether all ranks of a group call the same collectives in the same order.
 
-    Why it hurts: collectives are matched by their number alone: ranks that make different calls hang until the timeout,
-    abort, or exchange wrong values without an error.
-    Fix: have all ranks call the same collectives in the same order, with the same number of elements and one type.
+    Why it hurts: collectives are matched only by their sequence number: ranks that make different calls hang until the
+    timeout, abort, or exchange wrong values without an error.
+    Fix: call the same collectives in the same order on all ranks, with the same number of elements and the same type.
     """
     found = diagnose_stall(job)
     if found is None:
@@ -365,7 +366,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
                 f"{ranks_in_words(group.ranks)}: {_headline(str(group.value))}" for group in reversed(parted.groups)
             )
             + (f" at {place_of_frame(line)}" if line else "")
-            + ", by TORCH_DISTRIBUTED_DEBUG=DETAIL"
+            + " (reported by TORCH_DISTRIBUTED_DEBUG=DETAIL)"
             + (_TIE if parted.even else ""),
             ranks=parted.odd or found.ranks,
             evidence={
@@ -377,7 +378,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
             source=Source(line.file, line.line) if line else None,
         )
     elif found.kind in ("together", "undetermined") and not found.states.has_recorder:
-        yield Unknown("no flight recorder tells what the ranks called", found.ranks, "export TORCH_FR_BUFFER_SIZE=2000")
+        yield Unknown("no flight recorder shows what the ranks called", found.ranks, "export TORCH_FR_BUFFER_SIZE=2000")
 
 
 def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
@@ -393,7 +394,7 @@ def _of_calls(found: Diagnosis, divergence: Divergence) -> Finding:
     return Finding(
         f"{ranks_in_words(odd.ranks)}: {first}; {ranks_in_words(others.ranks)}: {second}{where}"
         + (f" ({text})" if text else "")
-        + (f"; Gloo aborted {ranks_in_words(found.ending.ranks)} for it" if found.ending else "")
+        + (f"; Gloo aborted {ranks_in_words(found.ending.ranks)} because of it" if found.ending else "")
         + (_TIE if divergence.is_even else ""),
         ranks=found.ranks,
         evidence={
@@ -457,8 +458,8 @@ def _of_silence(divergence: Divergence) -> Finding:
 
 
 _SILENT = {
-    False: ", and no error: the values are wrong",
-    True: ": elements pair in their order, whatever the shapes mean",
+    False: "; no error was raised, but the results are wrong",
+    True: "; elements are matched by position, whatever their shape",
 }
 
 
@@ -475,18 +476,19 @@ def _call_in_words(entry: Collective) -> str:
 def _fix(aspect: str) -> str:
     if aspect == "size":
         return (
-            "Give as many elements on all ranks: pad the last batch or drop it, and exchange lengths first where they "
-            "may differ (`all_gather_object`, or `all_gather` of the length)."
+            "Pass the same number of elements on all ranks: pad or drop the last batch, and exchange lengths first if "
+            "they may differ (`all_gather_object`, or `all_gather` of the length)."
         )
     if aspect == "shape":
-        return "Give one shape on all ranks, unless it is meant so: the call itself is sound."
+        return "Pass the same shape on all ranks, unless the difference is intended: the call itself is valid."
     if aspect == "type":
         return (
-            "Give one type on all ranks: `tensor.to(torch.float32)` before the call; look for a rank without autocast."
+            "Pass the same type on all ranks: `tensor.to(torch.float32)` before the call; look for a rank without "
+            "autocast."
         )
     return (
-        "Do not let a value that differs between ranks decide which collective comes next: take the call out of the "
-        "branch, or make it in both. `TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run names the first pair that differs."
+        "Move the call out of the branch on a value that differs between ranks, or make it in both branches. "
+        "`TORCH_DISTRIBUTED_DEBUG=DETAIL` on a small run shows the first pair of calls that differ."
     )
 
 

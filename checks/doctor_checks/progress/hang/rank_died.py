@@ -1,4 +1,4 @@
-"""RUN004: the first rank that failed; the errors of the others are consequences."""
+"""RUN004: a rank failed first, and the errors of the others are consequences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for suspect in ras_suspects(job):
         if suspect.state == "dead":
             yield suspect.finding(
-                "See the end of that rank's log, and on its host `dmesg -T | grep -iE 'killed process|oom|nvrm'`."
+                "Read the end of that rank's log, and run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on its host."
             )
     found = diagnose_stall(job)
     if job.evidence is None or (found and found.kind in ("died", "differ") and found.confidence >= _OWN):
@@ -87,7 +87,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     elif own:
         yield finding_from_logs(
             EventGroup(own[0].kind, tuple(own)),
-            f"an error was printed, and the run went on: {_headline(failure_of(own[0]))}",
+            f"An error was logged, but the run continued: {_headline(failure_of(own[0]))}",
             severity=Severity.INFO,
             confidence=0.6,
             symptoms=False,
@@ -99,9 +99,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     elif reports:
         yield finding_from_logs(
             EventGroup(reports[0].kind, reports),
-            f"{_process_of(reports)} failed, and its own error is not in this log",
-            fix="Give the logs of all ranks: `torchrun --tee 3 --log-dir logs`, `srun --label`; with `@record` on the "
-            "main function torchrun's table shows the error itself.",
+            f"{_process_of(reports)} failed, but its own error is not in this log",
+            fix="Collect the logs of all ranks (`torchrun --tee 3 --log-dir logs`, `srun --label`), and decorate the "
+            "main function with `@record` so that torchrun's table shows the error.",
             confidence=0.25,
             symptoms=False,
         )
@@ -118,7 +118,7 @@ def _of_unfinished(events: tuple[Event, ...]) -> Finding:
         EventGroup(last.kind, events),
         f"{who} failed{at}{error}; the log ends within the traceback",
         ranks=(last.rank,) if last.rank is not None else (),
-        fix="Give the complete log: the last line of the traceback names the error.",
+        fix="Provide the complete log: the last line of the traceback names the error.",
         confidence=0.25,
         symptoms=False,
     )
@@ -153,7 +153,7 @@ def _of_exits(events: tuple[Event, ...]) -> Finding:
     message = f"ended by signal {number} ({_CRASHES[number]})"
     return finding_from_logs(
         EventGroup(events[0].kind, events),
-        f"{who} was {message}, and its own log says no more",
+        f"{who} was {message}, and its log shows no error",
         fix=_fix_of_message(Failure(_CRASHES[number], message)),
         confidence=0.65,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
@@ -173,7 +173,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
     line = _line(failure)
     at = f" at {place_of_frame(line)}" if line else ""
     times = sum(event.count for event in same)
-    several = f" ({times} times alike)" if times > 1 else ""
+    several = f" ({times} times)" if times > 1 else ""
     local = f"the process of local rank {cause.local_rank}" if cause.local_rank is not None else "a process"
     rank = _rank_of(cause, same)
     who = f"rank {rank}" if rank is not None else local
@@ -182,7 +182,7 @@ def _of_exception(cause: Event, fatal: list[Event]) -> Finding:
         f"{who} failed{several}: {_headline(failure)}{at}",
         ranks=(rank,) if rank is not None else (),
         evidence={"error": failure.message[:2000], "raised_at": _way(failure.frames)},
-        fix=_fix_of_message(failure),
+        fix=_fix_of_message(failure) or _fix_of_error(failure, who if rank is not None or cause.local_rank else "", at),
         confidence=0.85 if any(frame.user for frame in failure.frames) else 0.7,
         explains=("RUN001", "RUN003", "RUN012", "RUN016"),
         symptoms=False,
@@ -345,9 +345,9 @@ def _rank_of(cause: Event, same: list[Event]) -> int | None:
 def rank_died(job: Job) -> Iterator[Verdict]:
     """Ask whether a rank failed, and which one was first.
 
-    Why it hurts: the other ranks report lost connections and time-outs, often minutes later and in more lines than the
-    one that tells the cause.
-    Fix: see the error of the rank that is named; the others' errors follow from it.
+    Why it hurts: the other ranks report lost connections and timeouts, often minutes later and at greater length than
+    the error that caused them.
+    Fix: fix the first error; the later errors of other ranks are consequences.
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "died" and found.ending and found.ending.nature != "mismatch":
@@ -421,19 +421,18 @@ def _claim(found: Diagnosis, ending: RunEnd) -> str:
     if found.first is not None and found.first.is_sampled and _is_of_process(ending.failure):
         return _claim_of_processes(found, ending.failure)
     who, several = stall_ranks(found), len(ending.ranks) > 1
-    others, verb = ranks_in_words(ending.consequences), "report" if len(ending.consequences) > 1 else "reports"
-    after = f"; what {others} {verb} is a consequence" if ending.consequences else ""
+    after = f"; {_consequences(ending)}" if ending.consequences else ""
     if ending.failure is None:
         verb = "are" if several else "is"
-        return f"{who} {verb} gone without an error of Python: killed, or aborted by C code{after}"
+        return f"{who} {verb} gone without a Python error: killed, or aborted by native code{after}"
     error, line = _headline(ending.failure), place_of_frame(_line(ending.failure))
     at = f" at {line}" if line else ""
     if ending.nature == "peer":
         left = f"{ranks_in_words(ending.left)}, which had ended the run" if ending.left else ""
-        lost = left or "its peers, and why is not seen"
+        lost = left or f"{'their' if several else 'its'} peers for an unknown reason"
         return f"{who} lost {lost}: {error}{at}{after}"
     if several:
-        return f"{who} failed alike, rank {ending.first} first: {error}{at}{after}"
+        return f"{who} failed with the same error, rank {ending.first} first: {error}{at}{after}"
     return f"{who} failed first: {error}{at}{after}"
 
 
@@ -459,17 +458,36 @@ def _headline(failure: Failure, most: int = 200) -> str:
 def _fix(found: Diagnosis, ending: RunEnd) -> str:
     if ending.left:
         return (
-            "All ranks have to leave the loop at the same batch: see DATA001 and DATA010 for loaders of different "
-            "lengths, and no `return` or `break` on a value that ranks do not share."
+            "Make all ranks leave the loop after the same batch: data loaders of equal length (DATA001, DATA010), and "
+            "no `return` or `break` on a value that differs between ranks."
         )
     if ending.failure is None:
         host = next(iter(found.hosts), "its host")
         return (
-            f"On {host}: `dmesg -T | grep -iE 'killed process|oom|nvrm'` for the out-of-memory killer and for Xids; "
-            "the rank's own stderr for `terminate called after throwing`: Gloo aborts the rank with the smaller tensor "
-            "where sizes differ (`op.preamble.length <= op.nbytes`), so compare shapes and types of that call."
+            f"Run `dmesg -T | grep -iE 'killed process|oom|nvrm'` on {host} to look for the OOM killer and Xids, and "
+            f"search the stderr of {ranks_in_words(ending.ranks)} for `terminate called after throwing`. Gloo aborts "
+            "the rank with the smaller tensor if sizes differ (`op.preamble.length <= op.nbytes`): compare the shapes "
+            "and types of that call."
         )
-    return _fix_of_message(ending.failure)
+    known = _fix_of_message(ending.failure)
+    if known or ending.nature == "peer":
+        return known or "Find the rank that closed the connection: read the end of the log of every other rank."
+    line = place_of_frame(_line(ending.failure))
+    fix = _fix_of_error(ending.failure, ranks_in_words(ending.ranks), f" at {line}" if line else "")
+    return f"{fix.rstrip('.')}; {_consequences(ending)}." if ending.consequences else fix
+
+
+def _consequences(ending: RunEnd) -> str:
+    """``the errors on ranks 0-1 are consequences``."""
+    others, several = ranks_in_words(ending.consequences), len(ending.consequences) > 1
+    return f"the {'errors' if several else 'error'} on {others} {'are consequences' if several else 'is a consequence'}"
+
+
+def _fix_of_error(failure: Failure, who: str, at: str) -> str:
+    on = f" on {who}" if who.startswith("rank") else f" in {who}" if who else ""
+    if failure.kind in ("SystemExit", "exit code"):
+        return f"Find out why the process exited{on}{at}."
+    return f"Fix the {'error' if on or at else failure.kind}{on}{at}."
 
 
 def _fix_of_message(failure: Failure) -> str:
@@ -479,33 +497,35 @@ def _fix_of_message(failure: Failure) -> str:
 _FIXES = (
     (
         r"^ended by signal 9 ",
-        "Somebody killed it: `dmesg -T | grep -iE 'killed process|oom'` on its host, `sacct -j ID -o State,ExitCode` "
-        "of the scheduler, and who else may have sent the signal.",
+        "Find out who sent SIGKILL: run `dmesg -T | grep -iE 'killed process|oom'` on its host and, under SLURM, "
+        "`sacct -j ID -o State,ExitCode`.",
     ),
     (
         r"^ended by signal (?:4|7|8|11) ",
-        "It crashed in native code: `python -X faulthandler` prints where; a bus error is most often a full /dev/shm.",
+        "Run with `python -X faulthandler` to see where the native code crashed; if it was a bus error, check whether "
+        "/dev/shm is full.",
     ),
     (
         r"OutOfMemoryError|CUDA out of memory",
-        "Lower the batch size or the longest sample of that rank, and see who else holds memory of its device; MEM001 "
-        "and MEM004 tell where it goes.",
+        "Reduce the batch size or the longest sample on that rank, and check which other processes hold memory of its "
+        "device (MEM001, MEM004).",
     ),
     (
         r"DataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)",
-        "The data worker died, most often by the out-of-memory killer (`dmesg -T | grep -i 'killed process'`): fewer "
-        "workers, smaller `prefetch_factor`, no growing lists of Python objects in the data set.",
+        "Check whether the OOM killer ended the data worker (`dmesg -T | grep -i 'killed process'`); use fewer "
+        "workers, a smaller `prefetch_factor`, and no growing lists of Python objects in the dataset.",
     ),
     (
         r"DataLoader worker .*(?:Bus error|shared memory)",
-        "Shared memory is full: `docker run --shm-size=16g` or `--ipc=host`, or fewer workers.",
+        "Enlarge shared memory (`docker run --shm-size=16g` or `--ipc=host`), or use fewer workers.",
     ),
     (
         r"by returning None in distributed training",
-        "Return a loss on every rank in every batch (`loss * 0` for one that is left out), or decide together.",
+        "Return a loss on every rank in every batch (`loss * 0` for a skipped one), or skip the batch on all ranks.",
     ),
     (
         r"Expected to have finished reduction|unused parameters",
-        "`DDPStrategy(find_unused_parameters=True)`, or leave the parameters without gradient out of the model.",
+        "Set `find_unused_parameters=True` (Lightning: `DDPStrategy(find_unused_parameters=True)`), or remove the "
+        "parameters without gradient from the model.",
     ),
 )

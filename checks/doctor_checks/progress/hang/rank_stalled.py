@@ -1,4 +1,4 @@
-"""RUN001: the run hangs because of a rank that is not where the others wait."""
+"""RUN001: the run hangs because a rank did not reach a collective that the others wait in."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 _RAS_FIX = (
-    "On the host of that rank: `py-spy dump --native --pid PID` tells where it is; ask RAS once more (`ncclras -v`) to "
-    "see whether its counts go on."
+    "Run `py-spy dump --native --pid PID` on the host of that rank to see where it is, and query RAS again "
+    "(`ncclras -v`) to see whether its counts advance."
 )
 _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
 
@@ -117,7 +117,7 @@ def _of_echoes(job: Job) -> Iterator[Finding]:
     if echoes and first_trouble(job) is None:
         yield finding_from_logs(
             EventGroup(echoes[0].kind, echoes),
-            "a collective failed or timed out, and its own message is not in this log",
+            "A collective failed or timed out, but its own message is not in this log",
             ranks=(),
             fix=_collect(job),
             severity=Severity.WARNING,
@@ -137,7 +137,7 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
     meeting = "a barrier" if group.kind == "torch.monitored_barrier" else "any collective"
     yield finding_from_logs(
         group,
-        f"{ranks_in_words(missing)} did not come to {meeting}",
+        f"{ranks_in_words(missing)} did not reach {meeting}",
         ranks=missing,
         confidence=0.6 if is_most else 0.8,
         explains=("RUN004", "RUN012", "RUN016"),
@@ -148,11 +148,10 @@ def _of_named(job: Job, group: EventGroup) -> Iterator[Finding]:
 def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Finding:
     return finding_from_logs(
         group,
-        f"{ranks_in_words(missing)} did not come to where {ranks_in_words(group.ranks)} waited until they ran out of "
-        "time",
+        f"{ranks_in_words(missing)} did not reach the collective in which {ranks_in_words(group.ranks)} timed out",
         ranks=missing,
-        fix=f"See the last lines that {ranks_in_words(missing)} wrote, and where it stands: `py-spy dump --pid PID`. "
-        + _collect(job),
+        fix=f"Read the last lines of the log of {ranks_in_words(missing)}; if it still runs, see where: `py-spy "
+        "dump --pid PID`. " + _collect(job),
         confidence=0.6,
         explains=("RUN004", "RUN012", "RUN016"),
         symptoms=False,
@@ -162,7 +161,7 @@ def _of_the_others(job: Job, group: EventGroup, missing: tuple[int, ...]) -> Fin
 def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     first = group.first
     operation, number = group.value("op"), group.value("seq")
-    what = "a barrier, or one number" if first.value("nin") == "1" else ""
+    what = "a barrier or a single value" if first.value("nin") == "1" else ""
     counted = ", ".join(part for part in (f"number {number} of its group" if number else "", what) if part)
     call = f"{operation or 'a collective'}{f' ({counted})' if counted else ''}"
     who = f"{ranks_in_words(group.ranks)}: " if group.ranks else ""
@@ -175,7 +174,7 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
     }
     return finding_from_logs(
         group,
-        f"{who}{call} ran out of time, and nothing tells which rank was missing",
+        f"{who}{call} timed out; the logs do not show which rank was missing",
         ranks=(),
         evidence={name: value for name, value in known.items() if value},
         fix=_collect(job),
@@ -188,9 +187,9 @@ def _of_timeouts(job: Job, group: EventGroup) -> Finding:
 
 def _collect(job: Job | None) -> str:
     return (
-        f"Let the next run tell: `export {recorder_switch(job)}`, `export TORCH_NCCL_DUMP_ON_TIMEOUT=1`, `export "
-        "NCCL_DEBUG=INFO`, on a small run `export TORCH_DISTRIBUTED_DEBUG=DETAIL`; keep the logs of all ranks "
-        "(`torchrun --tee 3 --log-dir logs`), and give them all to `doctor diagnose`."
+        f"For the next run: `export {recorder_switch(job)}`, `export TORCH_NCCL_DUMP_ON_TIMEOUT=1`, `export "
+        "NCCL_DEBUG=INFO`, for a small run `export TORCH_DISTRIBUTED_DEBUG=DETAIL` too; keep the logs of all ranks "
+        "(`torchrun --tee 3 --log-dir logs`) and pass all of them to `doctor diagnose`."
     )
 
 
@@ -327,11 +326,12 @@ def _dumps(sketch: JobBuilder) -> JobBuilder:
     ),
 )
 def rank_stalled(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks are where the others wait.
+    """Ask whether a rank has failed to reach a collective that the others are waiting in.
 
-    Why it hurts: the waiting ranks keep their GPUs busy until the timeout (10 or 30 minutes), and then report errors
-    that do not name the missing rank.
-    Fix: look at the rank that is named: its stack, its log, its host.
+    Why it hurts: the waiting ranks block until the timeout (10 or 30 minutes) and then report errors that do not name
+    the missing rank.
+    Fix: find what blocks the missing rank: its stack (`py-spy dump --pid PID`), the end of its log, `dmesg -T` on its
+    host.
     """
     found = diagnose_stall(job)
     if found is None:
@@ -340,7 +340,9 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         return
     if found.kind == "undetermined":
         yield Unknown(
-            "ranks wait for others, and for whom can't be seen", found.ranks, f"export {recorder_switch(job)}"
+            "ranks are blocked, but the missing peer could not be determined",
+            found.ranks,
+            f"export {recorder_switch(job)}",
         )
     elif found.holds_lock or found.driver or found.data_ended:
         return  # RUN016, DATA010
@@ -353,7 +355,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
         yield _finding(found, claim, _fix_of_stacks(found, job) or fix)
 
 
-_ONE_STACK = "one stack of each rank doesn't show whether they move, and none of them stands out"
+_ONE_STACK = "one stack of each rank does not show whether the ranks make progress, and no rank differs"
 
 
 def _is_snapshot(job: Job) -> bool:
@@ -370,7 +372,7 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     is_collected = job.evidence is not None
     if first.state == "ended" or _has_left_program(first.stack):
         return (
-            "Every rank has to leave the training loop after the same batch: no `return` or `break` on a value that "
+            "Make every rank leave the training loop after the same batch: no `return` or `break` on a value that "
             "differs between ranks, and data loaders of equal length (DATA001, DATA010)."
         )
     if found.states.is_snapshot:
@@ -386,7 +388,7 @@ def _fix_of_stacks(found: Diagnosis, job: Job) -> str:
     pid = first.progress.pid if first.progress is not None and first.progress.pid else "PID"
     return (
         f"Find out what blocks rank {first.rank} in that line: {host}`py-spy dump --native --pid {pid}` shows the "
-        "native function. Work that one rank does alone belongs before the run or outside of collectives."
+        "native function. Move long work of a single rank before the run, or where no rank waits for it."
     )
 
 
@@ -412,16 +414,17 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
         one.recorder is not None and one.recorder.version is not None for one in found.states.ranks.values()
     ):
         return (
-            f"{who} {'do' if several else 'does'} not tell of a time-out as others do{stall_waiters(found)}",
-            f"See the last lines that {ranks_in_words(found.ranks)} wrote, and whether the process had ended before. "
-            + _collect(None),
+            f"{who} did not report the timeout that other ranks report{stall_waiters(found)}",
+            f"Read the last lines of the log of {ranks_in_words(found.ranks)}, and check whether the process had "
+            "exited. " + _collect(None),
         )
     if found.states.is_from_dumps:
         return (
-            f"{who} left no dump of {'their' if several else 'its'} flight recorder{stall_waiters(found)} for "
-            f"{'them' if several else 'it'}: died, or could not be reached",
-            "See the last lines of that rank's log, and on its host `dmesg -T | tail` for the out-of-memory killer and "
-            "Xids. Where it only had no time to write: export TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=60000.",
+            f"{who} left no flight-recorder dump{stall_waiters(found)} for {'them' if several else 'it'}: dead or "
+            "unreachable",
+            f"Read the last lines of the log of {ranks_in_words(found.ranks)}, and run `dmesg -T | tail` on the host "
+            "to look for the OOM killer and Xids. If the rank only had no time to write its dump, "
+            "`export TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=60000`.",
         )
     host = next(iter(found.hosts), "its host")
     progress = first.progress if first else None
@@ -429,20 +432,22 @@ def _unresponsive(found: Diagnosis) -> tuple[str, str]:
     if progress and progress.state == "stopped":
         return (
             f"{who} {'are' if several else 'is'} stopped{stall_waiters(found)}",
-            f"On {host}: `kill -CONT {pid}` resumes it. A debugger, Ctrl-Z in a shell or a scheduler that suspends "
-            "jobs has stopped it.",
+            f"Run `kill -CONT {pid}` on {host} to resume it, and find out whether a debugger, Ctrl-Z in a shell or the "
+            "scheduler stopped it.",
         )
     if progress and (progress.stack_from == "signal" or progress.sampled) and first and first.site:
         return (
-            f"{who} can't answer: C code holds the interpreter's lock at {first.site.place}{stall_waiters(found)}",
-            f"Look into that call with `py-spy dump --native --pid {pid}` on {host}. Code of one's own gives the lock "
-            "up around long work (ctypes.CDLL in place of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's "
+            f"{who} {'are' if several else 'is'} unresponsive: C code holds the GIL at "
+            f"{first.site.place}{stall_waiters(found)}",
+            f"Run `py-spy dump --native --pid {pid}` on {host} to see the native call. Release the GIL around long "
+            "work in your own extensions (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's "
             "gil_scoped_release).",
         )
     return (
-        f"{who} {'do' if several else 'does'} not answer{stall_waiters(found)}",
-        f"On {host}: `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` tells whether it is gone, stopped (T) or blocked in "
-        "the kernel (D: a driver or a file server); `dmesg -T | tail` tells of the out-of-memory killer and of Xids.",
+        f"{who} {'are' if several else 'is'} unresponsive{stall_waiters(found)}",
+        f"Run `ps -o pid,stat,wchan:32,etime,cmd -p {pid}` on {host} to see whether the process has exited, is stopped "
+        "(T) or is blocked in the kernel (D: a driver or a file server), and `dmesg -T | tail` to look for the OOM "
+        "killer and Xids.",
     )
 
 
@@ -452,8 +457,8 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
     if first is not None and first.state == "ended":
         return (
             f"{who} {'have' if several else 'has'} ended the run{stall_waiters(found)}",
-            "All ranks have to leave the loop at the same batch: no `return` or `break` on a value that ranks do not "
-            "share, and loaders of one length.",
+            "Make all ranks leave the loop after the same batch: no `return` or `break` on a value that differs "
+            "between ranks, and data loaders of equal length.",
         )
     place = f" at {first.site.place}" if first and first.site and first.site.place else ""
     verb = "are" if several else "is"
@@ -462,10 +467,15 @@ def _elsewhere(found: Diagnosis) -> tuple[str, str]:
         return f"{who} {verb}{state}{place}{stall_waiters(found)}", ""
     blocked = blocked_text(found)
     return (
-        f"{who} {'stand' if several else 'stands'}{place}{blocked}{stall_waiters(found)}",
-        "See what keeps it in that line and lets the others pass; `py-spy dump --pid PID` shows how it goes on. Work "
-        "of one rank alone belongs before the run, or where nobody waits.",
+        f"{who} {verb}{place or ' not in a collective'}{blocked}{stall_waiters(found)}",
+        f"Find out what blocks rank {found.ranks[0]}{place}: `py-spy dump --pid {_pid(found)}` shows its stack. Move "
+        "long work of a single rank before the run, or where no rank waits for it.",
     )
+
+
+def _pid(found: Diagnosis) -> int | str:
+    progress = found.first.progress if found.first else None
+    return progress.pid if progress and progress.pid else "PID"
 
 
 def _state_of(found: Diagnosis) -> str:
@@ -484,14 +494,15 @@ def _missing(found: Diagnosis) -> tuple[str, str]:
         return _behind_by_count(found)
     late = tuple(rank for rank in found.ranks if rank not in found.behind)
     several, call = len(late) > 1, missed_call(found)
-    what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "where the others wait"
+    what = (
+        f"{call.operation} ({numbered_call(call, found.states)})" if call else "the collective that the others wait in"
+    )
     hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
-    device = f", and the device of {ranks_in_words(found.behind)} does not finish" if found.behind else ""
+    device = f", and the device of {ranks_in_words(found.behind)} has not finished" if found.behind else ""
     return (
-        f"{ranks_in_words(late)} {'have' if several else 'has'} not come to {what}{device}{stall_waiters(found)}",
-        f"No call that {'they wait' if several else 'it waits'} in is recorded: see the last lines of "
-        f"{'their logs' if several else 'its log'}{hosts} for an exception, a signal or a loader that stands. While it "
-        "still runs, `py-spy dump --native --pid PID` tells whether C code holds the interpreter's lock.",
+        f"{ranks_in_words(late)} {'have' if several else 'has'} not reached {what}{device}{stall_waiters(found)}",
+        f"Read the last lines of the log of {ranks_in_words(late)}{hosts} for an exception, a signal or a blocked data "
+        "loader. If the process still runs, `py-spy dump --native --pid PID` shows whether C code holds the GIL.",
     )
 
 
@@ -512,9 +523,9 @@ def _behind(found: Diagnosis) -> tuple[str, str]:
     what = f"{call.operation} ({numbered_call(call, found.states)})" if call else "a collective"
     hosts = ", ".join(found.hosts) or "its host"
     return (
-        f"the device of {who} does not finish {what}, which others have left{stall_waiters(found)}",
-        f"The device or its link is at fault, not the program: on {hosts} see `nvidia-smi -q | grep -iE "
-        "'xid|ecc|retired'` and `dmesg -T | grep -i nvrm`, and start again without that host.",
+        f"The device of {who} has not finished {what}, which other ranks have completed{stall_waiters(found)}",
+        f"Check the device and its link, not the program: run `nvidia-smi -q | grep -iE 'xid|ecc|retired'` and "
+        f"`dmesg -T | grep -i nvrm` on {hosts}, and restart without that host.",
     )
 
 
@@ -533,9 +544,10 @@ def _loader_ended(found: Diagnosis, uneven: UnevenLoaders) -> tuple[str, str]:
     epoch = f" in epoch {uneven.epoch}" if uneven.epoch is not None else ""
     longer = f"{ranks_in_words(uneven.continuing)} {'have' if len(uneven.continuing) > 1 else 'has'}"
     return (
-        f"{ranks_in_words(uneven.ended)} came to the end of the {name} loader{count}{epoch}, "
+        f"{ranks_in_words(uneven.ended)} reached the end of the {name} loader{count}{epoch}, "
         f"and {longer} more batches{_calls_apart(found)}",
-        "End all ranks after as many batches as the shortest loader has (DATA001 and DATA010 say how), or pad.",
+        "End the loop on all ranks after as many batches as the shortest loader has, or pad the others (see DATA001 "
+        "and DATA010).",
     )
 
 
@@ -587,8 +599,8 @@ _TOGETHER = (
 )
 _TOGETHER_IN_LIGHTNING = (
     "Stop all ranks after the same batch: `self.trainer.should_stop = "
-    "self.trainer.strategy.reduce_boolean_decision(stop, all=False)` on every rank, with `stop` being what this rank "
-    "wants; give all ranks the same `max_steps` and limits."
+    "self.trainer.strategy.reduce_boolean_decision(stop, all=False)` on every rank, where `stop` is true on a rank "
+    "that wants to stop; give all ranks the same `max_steps` and limits."
 )
 
 
@@ -602,7 +614,7 @@ def _calls_apart(found: Diagnosis) -> str:
 
 def _together(found: Diagnosis) -> tuple[str, str]:
     site = found.waiting_at
-    never = ", and none before it ever came to an end" if _never_worked(found) else ""
+    never = ", and no earlier call of this group has completed" if _never_worked(found) else ""
     if found.states.is_sampled:
         where = site.text if site else "a collective"
         time = f" for at least {found.seconds:.0f} s" if found.seconds else ""
@@ -612,15 +624,15 @@ def _together(found: Diagnosis) -> tuple[str, str]:
             _OF_NETWORK,
         )
     return (
-        f"{ranks_in_words(found.ranks)} are in the same {site.text if site else 'collective'}, and it does not end"
-        f"{stall_waiters(found)}{never}: the network or a device, not a rank",
+        f"{ranks_in_words(found.ranks)} are all in {site.text if site else 'the same collective'}, which does not "
+        f"complete{stall_waiters(found)}{never}: the network or a device is at fault, not a rank",
         _OF_NETWORK,
     )
 
 
 _OF_NETWORK = (
-    "Look for a link that is down, a firewall, or a device that hangs: `doctor check --probe light` on the same "
-    "hosts, `NCCL_DEBUG=INFO`, `dmesg -T | grep -iE 'nvrm|link'`."
+    "Look for a link that is down, a firewall or a hung device: run `doctor check --probe light` and "
+    "`dmesg -T | grep -iE 'nvrm|link'` on the same hosts, and set `NCCL_DEBUG=INFO` for the next run."
 )
 
 
