@@ -1,4 +1,4 @@
-"""DATA010: a rank's loader ended earlier than another's."""
+"""DATA010: the data loader of a rank ended earlier than those of others."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "data.exhausted"):
         named = tuple(sorted({int(rank) for rank in group.values("rank")}))
         if not 1 < job.world_size <= len(named):
-            yield finding_from_logs(group, f"{ranks_in_words(named)} had no more batches", ranks=named, confidence=0.75)
+            yield finding_from_logs(group, f"{ranks_in_words(named)} ran out of batches", ranks=named, confidence=0.75)
     if job.evidence is not None:
         stopped = tuple(event for event in exceptions(job.evidence) if event.value("type") == "StopIteration")
         ranks = {event.rank for event in stopped if event.rank is not None}
         if stopped and 0 < len(ranks) < job.world_size:
             group = EventGroup(stopped[0].kind, stopped)
             yield finding_from_logs(
-                group, f"the loader of {ranks_in_words(group.ranks)} came to its end", confidence=0.7
+                group, f"The data loader of {ranks_in_words(group.ranks)} ended early", confidence=0.7
             )
 
 
@@ -197,7 +197,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the ranks whose loader goes on wait in a collective that the others never enter, or pair it with one
     of the others' next epoch and average gradients of different steps from then on.
-    Fix: end all ranks after as many batches as the shortest stream has.
+    Fix: give every rank the same number of batches, or end all ranks after as many as the shortest stream has.
     """
     if (found := diagnose_stall(job)) is not None and found.data_ended:
         yield _of_stacks(found)
@@ -207,7 +207,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
         return
     readers_known = [group for one in peer_loaders(job, (*TRAINING, *EVALUATION)) for group in one.by_group()]
     if not any(reader.loader.epochs for readers in readers_known for reader in readers.members):
-        yield Skip("no batch was seen yet")
+        yield Skip("no batch was observed yet")
     for readers in readers_known:
         if all(reader.training.joins for reader in readers.members):
             continue
@@ -219,7 +219,9 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
         if odd := _odd(job, differing):
             yield _finding(job, readers, differing, odd)
         else:
-            yield Unknown("a loader has ended, and it is not seen yet whether those of most ranks go on", readers.ranks)
+            yield Unknown(
+                "a data loader has ended; whether those of most ranks continue is not known yet", readers.ranks
+            )
 
 
 def _goes_on(job: Job, readers: PeerLoaders) -> bool:
@@ -303,8 +305,8 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
     mine = {seen.batches[rank] for rank in odd}
     others = set(seen.batches.values()) - mine
     return Finding(
-        f"the {readers.name} gave {_listed(mine)} batches on {ranks_in_words(odd)} in epoch {seen.epoch}"
-        + (f", elsewhere {_listed(others)}" if others else ""),
+        f"The {readers.name} gave {_listed(mine)} batches on {ranks_in_words(odd)} in epoch {seen.epoch}"
+        + (f", {_listed(others)} on the others" if others else ""),
         ranks=odd,
         evidence={
             "epoch": seen.epoch,
@@ -316,14 +318,14 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         effect="" if is_error else _effect(readers.is_one_job),
         fix=advice(
             job,
-            lightning=f"`Trainer({limit_argument(readers.stage)}={shortest})` ends all ranks together; better, the "
-            f"data set behind `{loader_hook(readers.stage)}` gives all ranks as many samples and drops the rest: "
-            "Lightning parts no iterable data set by itself.",
-            transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together; better, part the stream "
-            "so that all shards are as long.",
+            lightning=f"`Trainer({limit_argument(readers.stage)}={shortest})` ends all ranks together. Better: give "
+            f"every rank the same number of samples in `{loader_hook(readers.stage)}`; Lightning does not shard "
+            "iterable datasets.",
+            transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together. Better: shard the "
+            "stream so that all shards have the same length.",
             plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
-            "`with torch.distributed.algorithms.Join([model]):` lets the longer ones go on alone; better, part the "
-            "stream so that all shards are as long.",
+            "`with torch.distributed.algorithms.Join([model]):` lets longer ranks continue alone. Better: shard "
+            "the stream so that all shards have the same length.",
         ),
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),
@@ -332,8 +334,8 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
 
 def _effect(is_one_job: bool) -> str:
     if not is_one_job:
-        return "None where the ranks train models of their own; where they wait for one another, they part there."
-    return "Without a collective in each batch the ranks meet again at the end; with one the longer ones wait for ever."
+        return "Harmless if the ranks train separate models; if they use collectives, they stop matching there."
+    return "Harmless without a collective in each batch; with one, the longer ranks wait in it until the timeout."
 
 
 def _listed(values: set[int]) -> str:

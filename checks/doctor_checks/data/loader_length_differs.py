@@ -106,11 +106,12 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     is_training = "val" not in words and "test" not in words
     return finding_from_logs(
         reported,
-        f"ranks say that they have different numbers of batches ({words}): {groups}",
+        f"Ranks logged different numbers of batches ({words}): {groups}",
         ranks=parted.odd or tuple(sorted(lengths)),
         evidence={"batches": describe(parted)},
         fix=f"End all ranks after {min(lengths.values()):,} batches (`limit_train_batches`, `max_steps`, "
-        "`itertools.islice`), or give all ranks as many samples (`DistributedSampler(drop_last=True)`).",
+        "`itertools.islice`), or give every rank the same number of samples "
+        "(`DistributedSampler(drop_last=True)`).",
         severity=Severity.ERROR if is_training else Severity.INFO,
         confidence=0.8,
         explains=("DATA010", "RUN002"),
@@ -247,12 +248,12 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
     ),
 )
 def loader_length_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks have as many batches in an epoch.
+    """Ask whether all ranks have the same number of batches in an epoch.
 
     Why it hurts: the longer ranks wait in a collective that the others never enter. Either the run hangs there until
     the time-out, or, worse, the collective pairs with one of the others' next epoch: from then on gradients of
     different steps are averaged, and nothing says so.
-    Fix: end all ranks after as many batches as the shortest has, or pad or drop so that all have as many.
+    Fix: give every rank the same number of batches, or end all ranks after as many batches as the shortest has.
     """
     compared = 0
     for ends in _ends(job):
@@ -264,14 +265,14 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
             continue
         if unknown := tuple(rank for rank in ends.batches if rank not in known) if known else ():
             if ends.stage in TRAINING:
-                yield Unknown(f"the {ends.name} does not say its length here", unknown)
+                yield Unknown(f"the length of the {ends.name} is unknown on these ranks", unknown)
         if len(known) < 2:
             continue
         compared += 1
         if len(set(known.values())) > 1 and not _is_harmless(ends):
             yield _finding(job, ends)
     if not compared:
-        yield Skip("no loader says its length on two ranks: DATA010 counts the batches")
+        yield Skip("no loader has a known length on two ranks: DATA010 counts the batches")
 
 
 _BY_NEXT = (
@@ -343,19 +344,20 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     known = ends.known
     found, odd, shortest = split_values(known), odd_by_count(known), min(known.values())
     is_error = ends.is_one_job and (ends.stage in TRAINING or _has_collectives(job, ends))
-    others = f"elsewhere {found.common.value:,}" if found.common else f"other ranks {shortest:,}"
+    others = f"{found.common.value:,} on the others" if found.common else f"{shortest:,} on other ranks"
     values = sorted({known[rank] for rank in odd})
     how = advice(
         job,
-        lightning=f"`Trainer({limit_argument(ends.stage)}={shortest})` ends all ranks together; better, make "
-        f"`{loader_hook(ends.stage)}` give all of them as much",
-        transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together; better, leave "
-        "`accelerator_config={'even_batches': True}` on",
+        lightning=f"`Trainer({limit_argument(ends.stage)}={shortest})` ends all ranks together. Better: give every "
+        f"rank the same number of batches in `{loader_hook(ends.stage)}`",
+        transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together. Better: keep "
+        "`accelerator_config={'even_batches': True}`",
         plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
-        "`with torch.distributed.algorithms.Join([model]):` lets the longer ones go on alone; better, give all as much",
+        "`with torch.distributed.algorithms.Join([model]):` lets longer ranks continue alone. Better: give every rank "
+        "the same number of batches",
     )
     return Finding(
-        f"the {ends.name} has {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
+        f"The {ends.name} has {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
         ranks=odd,
         evidence={
             "batches": describe(found),
@@ -371,11 +373,13 @@ def _finding(job: Job, ends: _Ends) -> Finding:
 
 
 _MILD = (
-    "Without a collective in each batch the ranks meet again at the end; with one (a gathered metric, buffers of DDP) "
-    "the longer ranks would wait in it for ever."
+    "Harmless without a collective in each batch; with one (a gathered metric, DDP buffers) the longer ranks wait in "
+    "it until the timeout."
 )
 
-_APART = "None where the ranks train models of their own; where each waits for all, the longer ones wait in vain."
+_APART = (
+    "Harmless if the ranks train separate models; if they use collectives, the longer ranks wait until the timeout."
+)
 
 
 def _listed(values: list[int], most: int = 4) -> str:
@@ -412,12 +416,12 @@ def _even(members: tuple[RankLoader, ...]) -> str:
     if len({loader.batch_size for loader in loaders}) > 1:
         return "the same batch size on all ranks"
     if any(loader.kind == "iterable" for loader in loaders):
-        return "every rank's stream ends after the same number of samples, the rest is dropped"
+        return "every rank's stream ends after the same number of samples and drops the rest"
     if any(loader.dynamic for loader in loaders):
-        return "the batch sampler drops or repeats batches until all ranks have as many"
+        return "the batch sampler drops or repeats batches until all ranks have the same number"
     if len({loader.dataset_length for loader in loaders}) > 1:
-        return "the ranks' own data sets are cut to the length of the shortest"
-    return "`DistributedSampler(dataset, drop_last=True)`, which leaves the odd samples out"
+        return "the datasets of all ranks are cut to the length of the shortest"
+    return "`DistributedSampler(dataset, drop_last=True)`, which drops the remaining samples"
 
 
 _EVENS = re.compile(r"\bJoin\(|\.join\(\)|with \w+\.join\(|islice|\bmin\(|drop_last=True|//\s*world|%\s*world")
@@ -453,7 +457,7 @@ _WORLD = re.compile(r"world|num_(?:processes|replicas|ranks)|size$", re.IGNORECA
     ),
 )
 def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
-    """Ask whether slices of the data by rank give all ranks as many batches.
+    """Ask whether slices of the data by rank give all ranks the same number of batches.
 
     Why it hurts: of n samples some ranks get one more than others. Where that makes a batch more, these ranks wait in
     its backward pass for ranks that have left the loop.

@@ -1,4 +1,4 @@
-"""DATA003: every rank reads the whole data set."""
+"""DATA003: every rank reads the whole dataset."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
     ),
 )
 def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
-    """Ask whether the ranks share the training data, where all of them have the same data set.
+    """Ask whether the training dataset is divided among the ranks.
 
     Why it hurts: every rank reads everything, so an epoch takes as long as on one rank, and what is counted as an epoch
     is as many epochs as there are ranks; learning rate schedules by epoch are wrong. Ranks that draw in the same order
@@ -124,7 +124,9 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
             # Equal indices that gave different samples on all ranks are of shards.
             elif not compared or not all(order and contents == 0.0 for order, contents in compared):
                 ranks = readers.at(data_rank for data_rank, _ in group)
-                yield Unknown("no distributed sampler, and whether the ranks' data sets differ can't be seen", ranks)
+                yield Unknown(
+                    "no distributed sampler; whether the datasets of the ranks differ could not be determined", ranks
+                )
 
 
 def _reads_all(reader: RankLoader) -> bool:
@@ -144,12 +146,12 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
     sampler = loader.sampler.name if loader.sampler else ""
     disabled = any(facts.argument("use_distributed_sampler") == "False" for facts, _ in job.facts(TrainingFacts))
     lightning = (
-        "without `use_distributed_sampler=False` the Trainer puts one into the loader of `train_dataloader`"
+        "without `use_distributed_sampler=False` the Trainer adds one to the loader of `train_dataloader`"
         if disabled
-        else "return a plain `DataLoader` from `train_dataloader`, and the Trainer puts one into it"
+        else "return a plain `DataLoader` from `train_dataloader`, and the Trainer adds one to it"
     )
     return Finding(
-        f"{ranks_in_words(ranks)} each read the whole {loader.dataset or 'data set'} ({sampler}, not distributed)",
+        f"{ranks_in_words(ranks)} each read the whole {loader.dataset or 'dataset'} ({sampler}, not distributed)",
         ranks=ranks,
         evidence={
             "sampler": sampler,
@@ -161,10 +163,10 @@ def _finding(job: Job, readers: PeerLoaders, data_ranks: list[int]) -> Finding:
         },
         fix=advice(
             job,
-            lightning=f"`DataLoader(dataset, sampler=DistributedSampler(dataset))`; {lightning}.",
-            transformers="let `Trainer.get_train_dataloader` make the loader, or hand your own to "
+            lightning=f"Use `DataLoader(dataset, sampler=DistributedSampler(dataset))`; {lightning}.",
+            transformers="Let `Trainer.get_train_dataloader` create the loader, or pass your own to "
             "`self.accelerator.prepare(loader)` in it.",
-            plain="`sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)`, and "
+            plain="Use `sampler = DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)`, and "
             "`sampler.set_epoch(epoch)` before each epoch; with accelerate `accelerator.prepare(loader)`.",
         ),
         explains=("DATA005",),

@@ -1,4 +1,4 @@
-"""RUN008: the loss of a rank is not finite."""
+"""RUN008: the loss became NaN or Inf on a rank."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     if smallest and not ended:
         yield finding_from_logs(
             EventGroup("loss.overflow", smallest),
-            f"the loss scale fell to {_scale(smallest[-1])}: gradients overflow at every scale",
+            f"The loss scale fell to {_scale(smallest[-1])}: gradients overflow at every scale",
             severity=Severity.WARNING,
             confidence=0.7,
             symptoms=False,
@@ -75,8 +75,7 @@ def _passing(job: Job) -> Iterator[Finding]:
             is_result = kind == "mark.nan" and _is_result(job, final[-1])
             yield finding_from_logs(
                 EventGroup(kind, final),
-                f"the {what} is {value} in the last step that was logged"
-                + (", and the run ended" if is_result else ""),
+                f"The {what} is {value} in the last logged step" + (", and the run ended" if is_result else ""),
                 ranks=(),
                 severity=None if is_result else Severity.WARNING,
                 confidence=0.7 if is_result else 0.6,
@@ -121,12 +120,12 @@ def _named_ranks(group: EventGroup) -> tuple[int, ...] | None:
 
 def _claim(group: EventGroup) -> str:
     if group.value("scale"):
-        return "the loss scale of float16 reached its minimum: gradients overflow at every scale"
+        return "The loss scale of float16 reached its minimum: gradients overflow at every scale"
     if function := group.value("function"):
-        return f"the backward pass of {function} returned NaN"
+        return f"The backward pass of {function} returned NaN"
     what, value = _named(group.first)
-    subject = "a value" if what == "floatingpointerror" else f"the {what}"
-    return f"{subject} is {value}, and the program ended for it"
+    subject = "A value" if what == "floatingpointerror" else f"The {what}"
+    return f"{subject} is {value}, and the program ended because of it"
 
 
 @check(
@@ -155,7 +154,7 @@ def _claim(group: EventGroup) -> str:
             running(2, 2).put(_first(7, "gradient", "layer.weight"), ranks=(1,)),
             ranks=(1,),
         ),
-        Fails("all ranks at once", _spoilt(0, 1, 2, 3), ranks=(0, 1, 2, 3), severity=Severity.INFO),
+        Fails("all ranks at the same time", _spoilt(0, 1, 2, 3), ranks=(0, 1, 2, 3), severity=Severity.INFO),
         Passes(
             "a scaler that finds its scale",
             logged("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768"),
@@ -212,16 +211,16 @@ def _claim(group: EventGroup) -> str:
     ),
 )
 def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
-    """Ask whether losses and gradients stay finite, and if not, on which rank they stopped first.
+    """Ask whether a loss or gradient became NaN or Inf, and on which rank first.
 
-    Why it hurts: the next reduction carries it to all ranks: from then on every parameter is NaN, and the run trains
-    nothing, often without an end.
-    Fix: look at the batch of that rank; `torch.autograd.set_detect_anomaly(True)` names the operation; skip or clip
-    what is out of range, and refuse samples that are not finite.
+    Why it hurts: the next reduction spreads it to all ranks: every parameter becomes NaN, and the run continues without
+    training anything.
+    Fix: inspect the batch of that rank; `torch.autograd.set_detect_anomaly(True)` names the operation; clip values out
+    of range, and reject samples that are not finite.
     """
     judged = [seen for rank in job.ranks if (seen := _seen(rank))]
     if not judged:
-        yield Skip("no loss was told so far")
+        yield Skip("no loss was reported so far")
     spoilt = [seen for seen in judged if seen.first]
     if not spoilt:
         return
@@ -232,15 +231,16 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
         yield _finding(job, first, others, step)
     elif len(first) == len(judged) and first[0].first and first[0].first.what == "loss":
         anomaly = "Trainer(gradient_clip_val=1.0)" if uses_lightning(job) else "torch.nn.utils.clip_grad_norm_"
-        who = "all ranks at once" if len(first) > 1 else "the only rank"
+        who = "all ranks at the same time" if len(first) > 1 else "the only rank"
         yield Finding(
-            f"the loss is {first[0].first.value if first[0].first else 'not finite'} on {who}, for the first time in "
-            f"batch {int(step):,}: no rank is to blame",
+            f"The loss is {first[0].first.value if first[0].first else 'not finite'} on {who}, for the first time in "
+            f"batch {int(step):,}: no single rank is at fault",
             ranks=tuple(seen.rank.number for seen in first),
             evidence={"batch": int(step), "ranks": len(first)},
-            effect="Nothing is lost where the loop leaves such a step out, as a scaler does. An optimizer that takes "
-            "it makes its parameters NaN, and training has diverged.",
-            fix=f"if it stays so: a smaller learning rate or a longer warm-up, {anomaly}, bfloat16 in place of float16",
+            effect="Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, "
+            "the parameters become NaN.",
+            fix=f"If it persists, use a smaller learning rate or a longer warm-up, {anomaly}, or bfloat16 instead of "
+            "float16",
             severity=Severity.INFO,
         )
 
@@ -271,10 +271,10 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
     finite = sum(seen.first is None for seen in others)
     batches = int(min(seen.step for seen in others) - step) if finite < len(others) else 0
     later = "one batch" if batches == 1 else f"{batches:,} batches"
-    rest = f"elsewhere it came {later} later" if batches else "on all others it is finite"
+    rest = f"the other ranks followed {later} later" if batches else "it is finite on all other ranks"
     anomaly = "Trainer(detect_anomaly=True)" if uses_lightning(job) else "torch.autograd.set_detect_anomaly(True)"
     return Finding(
-        f"the {what.what}{where} is {what.value or 'not finite'} on {ranks_in_words(ranks)} since batch {int(step):,}; "
+        f"The {what.what}{where} is {what.value or 'not finite'} on {ranks_in_words(ranks)} since batch {int(step):,}; "
         f"{rest}",
         ranks=ranks,
         evidence={
@@ -286,7 +286,7 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
             "still_finite": [seen.rank.number for seen in others if seen.first is None][:32],
         },
         fix=(
-            f"look at batch {int(step)} of rank {ranks[0]}: assert torch.isfinite(batch).all() before the forward pass "
+            f"Inspect batch {int(step)} of rank {ranks[0]}: assert torch.isfinite(batch).all() before the forward pass "
             f"(empty or broken samples, a division by a count of 0); {anomaly} names the operation; if other batches "
             "of this rank fail too, suspect its GPU (GPU009, GPU010)"
         ),

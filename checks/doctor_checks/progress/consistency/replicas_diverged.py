@@ -1,4 +1,4 @@
-"""RUN007: replicas hold different values."""
+"""RUN007: replicas of the model have diverged."""
 
 from __future__ import annotations
 
@@ -156,11 +156,11 @@ def _each_for_itself() -> JobBuilder:
     ),
 )
 def replicas_diverged(job: Job) -> Iterator[Verdict]:
-    """Ask whether parameters that must be equal on all ranks are.
+    """Ask whether parameters that must be equal on all ranks are equal.
 
-    Why it hurts: the ranks train different models, silently: gradients of one are applied to another, the loss is that
-    of none, and a checkpoint holds the one of rank 0.
-    Fix: begin from the same weights (the same seed, or let DDP broadcast them), step every optimizer on every rank with
+    Why it hurts: the ranks silently train different models: gradients of one model are applied to another, and a
+    checkpoint contains only the model of rank 0.
+    Fix: start from the same weights (the same seed, or let DDP broadcast them), step every optimizer on every rank with
     reduced gradients, and change parameters only inside the wrapped forward and backward pass.
     """
     groups = list(_replicas(job))
@@ -227,10 +227,10 @@ def _of_unwrapped(job: Job) -> Finding | None:
     split, seeds = split_values(began), {rank.number: _seed(rank) for rank in ranks}
     why = f", with different seeds ({describe(split_values(seeds))})" if len(set(seeds.values())) > 1 else ""
     return Finding(
-        f"{ranks_in_words(split.odd)} began with other parameters than the other ranks{why}, and nothing has made them "
-        f"equal by step {compared[-1].step:,}"
+        f"{ranks_in_words(split.odd)} started with different parameters than the other ranks{why}, and they are still "
+        f"different after step {compared[-1].step:,}"
         if split.common
-        else f"{ranks_in_words(split.odd)} began with different parameters{why}, and nothing has made them equal by "
+        else f"{ranks_in_words(split.odd)} started with different parameters{why}, and they are still different after "
         f"step {compared[-1].step:,}",
         ranks=split.odd,
         evidence={"initial": _initial(ranks), "seeds": {str(rank): seed for rank, seed in [*seeds.items()][:64]}},
@@ -283,8 +283,8 @@ def _uncounted(
         yield _kept_finding(job, ranks, stuck, tuple(sorted(keeps)))
     elif apart and apart[-1] in batches[-4:]:  # one recent comparison for each of a few parts
         yield Unknown(
-            "the ranks differ after the same batch, which says nothing where they may take different numbers of "
-            "batches per optimizer step, and did not count steps in common",
+            "the ranks differ after the same batch, but they may take different numbers of batches per optimizer step, "
+            "and have no counted step in common",
             tuple(sorted(_ranks_of(apart[-1]))),
             "call w.step() on every rank after optimizer.step(), or step the optimizers of self.optimizers()",
         )
@@ -301,7 +301,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], same: list[_Compared], apart: li
     since = f"seen after step {first.step:,}" + (f", still equal after step {before[-1]:,}" if before else "")
     verb = "holds" if len(odd) == 1 else "hold"
     who = (
-        f"{ranks_in_words(odd)} {verb} other parameters than the other {len(ranks) - len(odd)}"
+        f"{ranks_in_words(odd)} {verb} different parameters than the other {len(ranks) - len(odd)}"
         if newest.split.common
         else f"{ranks_in_words(odd)} {verb} different parameters ({len(newest.split.groups)} versions)"
     )
@@ -350,15 +350,16 @@ def _fix(job: Job, ranks: tuple[Rank, ...], *, began_apart: bool) -> str:
     if began_apart and model and model.broadcast is False:
         seed = "lightning.seed_everything(seed)" if uses_lightning(job) else "torch.manual_seed(seed)"
         return (
-            f"they began apart, and nothing makes them equal: call {seed} before the model is made, or broadcast it: "
-            "for p in model.parameters(): torch.distributed.broadcast(p.data, 0)"
+            f"Call `{seed}` with the same seed on every rank before the model is created, or broadcast its parameters: "
+            "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`"
         )
     if uses_lightning(job):
         return (
-            "with manual optimisation call self.manual_backward(loss) on every rank and batch; no optimizer.step() in "
-            "a rank condition; no p.data changed in a hook; no no_sync() without a reduction later"
+            "With manual optimization, call `self.manual_backward(loss)` on every rank and batch; do not call "
+            "`optimizer.step()` under a rank condition, change `p.data` in a hook, or use `no_sync()` without a later "
+            "reduction"
         )
     return (
-        "call the DDP module, not model.module, for the forward pass; no optimizer.step() in a rank condition; "
-        "no_sync() never around the last of the accumulated batches; no p.data changed by hand"
+        "Call the DDP module, not `model.module`, for the forward pass; do not call `optimizer.step()` under a rank "
+        "condition, use `no_sync()` around the last accumulated batch, or change `p.data` by hand"
     )

@@ -90,10 +90,10 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     ),
 )
 def groups_deadlocked(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks wait for one another in a circle.
+    """Ask whether ranks wait for one another in a cycle.
 
-    Why it hurts: no rank is late: each waits in one call for a rank that waits in another one, until the timeout.
-    Fix: call the groups in the same order on all ranks, and give every send its receive.
+    Why it hurts: each rank waits in one call for a rank that waits in another: deadlock until the timeout.
+    Fix: call collectives of the groups in the same order on all ranks, and match every send with a receive.
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "deadlock":
@@ -123,8 +123,8 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
 
 
 _ORDER = (
-    "Call the groups in the same order on all ranks. Calls of different threads or streams have none: give each group "
-    "one thread, or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
+    "Call the groups in the same order on all ranks. Calls from different threads or streams have no order: use one "
+    "thread per group, or wait for the first call (`work.wait()`, `torch.cuda.synchronize()`) before the second."
 )
 _PAIR = (
     "Give every send a matching receive, with the same peer and in the same order. If two ranks exchange data, let one "

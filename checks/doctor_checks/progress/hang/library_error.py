@@ -1,4 +1,4 @@
-"""RUN018: a library or launcher failed with an error of its own that no other check covers."""
+"""RUN018: a library or launcher failed with an error that no other check covers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MOST = 4
     ),
 )
 def library_error(job: Job) -> Iterator[Verdict]:
-    """Ask whether a library or launcher failed with an error of its own.
+    """Ask whether a library or launcher reported an error that no other check covers.
 
     Why it hurts: the library returns an error to the process that called it, and the other ranks then block until
     their timeout.
-    Fix: search the documentation and the issues of the component for the message; a report needs its release and the
-    logs of all ranks.
+    Fix: search the documentation and the issues of the component for the message; include its release and the logs
+    of all ranks in a bug report.
     """
     reported = 0
     for group in event_groups(job, "software.cause", by=("component", "message")):
@@ -63,6 +63,6 @@ def _fix(component: str) -> str:
     release, more = report_of(component)
     logged_more = f" and the logs of all ranks of a run with {more}" if more else " and the logs of all ranks"
     return (
-        f"Search the documentation and the issues of {component} for the message; a report needs the release "
-        f"({release}){logged_more}."
+        f"Search the documentation and the issues of {component} for the message; include the release "
+        f"({release}){logged_more} in a bug report."
     )

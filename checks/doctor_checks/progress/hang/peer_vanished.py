@@ -1,4 +1,4 @@
-"""RUN012: ranks lost another one, or the store that it kept: a consequence."""
+"""RUN012: ranks lost their connection to a peer or to the store: a consequence."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ _FLAG = (
     ),
 )
 def peer_vanished(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks lost another one, or the store that rank 0 keeps.
+    """Ask whether ranks lost their connection to a peer, or to the store that rank 0 hosts.
 
-    Why it hurts: these errors stand last and largest in a log, and tell of no fault of the ranks that print them.
-    Fix: look for the rank that they do not come from: the first error in time, its own log, `dmesg -T` and the exit
-    code of its process; rank 0 keeps the store.
+    Why it hurts: these errors are the last and longest ones in a log, but the ranks that print them are not at fault.
+    Fix: find the rank that does not report them, and read its first error, the end of its log, `dmesg -T` on its host
+    and the exit code of its process; for the store that rank is 0.
     """
     if job.evidence is None:
         return
@@ -93,22 +93,22 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
             group,
             f"{who} lost a peer or the store"
             + (
-                ", after the run had ended well"
+                " after the run had ended normally"
                 if peaceful
                 else f", after {line_of(cause)[:160]}"
                 if cause
-                else ": another rank ended before, and why is not told here"
+                else ": another rank ended earlier, and the logs do not show why"
             ),
             evidence={"first_trouble": line_of(cause) if cause else None},
             severity=Severity.INFO if peaceful or cause or is_diagnosed else Severity.WARNING,
             confidence=0.7,
             symptoms=False,
-            fix="" if cause is None else "See the first error; these lines follow from it.",
+            fix="" if cause is None else f"Fix the first error ({line_of(cause)[:120]}); these lines are consequences.",
         )
     elif waits := _open_waits(job):
         yield finding_from_logs(
             waits,
-            f"{waiting_text(waits)}: it did not do its part, or the store did not answer",
+            f"{waiting_text(waits)}: it did not set its key, or the store did not respond",
             evidence=waiting_evidence(waits),
             fix=waiting_fix(job, "the other rank"),
             confidence=0.5,
@@ -117,8 +117,8 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     elif takedown := _takedown(job):
         yield finding_from_logs(
             EventGroup(takedown[0].kind, takedown),
-            "the launcher ended its processes because one had failed, or because it was told to stop; neither is in "
-            "this log",
+            "The launcher ended its processes, but this log does not show whether one failed or the launcher was "
+            "stopped",
             ranks=(),
             confidence=0.35,
             symptoms=False,

@@ -1,4 +1,4 @@
-"""RUN010: the others wait for a rank that is busy with local work."""
+"""RUN010: other ranks wait for a rank that is busy with local work."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     most = f" of {busy.limit / 60:.0f} min" if busy.limit else ""
     yield finding_from_logs(
         EventGroup(busy.events[0].kind, busy.events),
-        f"{who} busy with {busy.text!r}{took}, past the others' time-out{most}",
+        f"{who} busy with {busy.text!r}{took}, longer than the other ranks' timeout{most}",
         ranks=(busy.rank,) if busy.rank is not None else (),
         evidence={"busy_with": busy.kind, "seconds": busy.seconds, "limit": busy.limit},
-        fix=_FIXES.get(busy.kind, f"Do that work before the run, or on all ranks alike; {_TIMEOUT}."),
+        fix=_FIXES.get(busy.kind, f"Do that work before the run or on all ranks; {_TIMEOUT}."),
         confidence=busy.confidence,
         explains=("RUN001", "RUN003", "RUN004", "RUN005", "RUN012", "RUN016", "ENV005", "ENV015", "NCCL013"),
         symptoms=False,
@@ -110,11 +110,11 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     ),
 )
 def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks wait for one that is busy with data, a checkpoint or other work of its own.
+    """Ask whether ranks wait for one that is busy with data, a checkpoint or other local work.
 
     Why it hurts: the collective of the other ranks times out and ends the job with network errors, although the network
     is fine.
-    Fix: do that work before the run or on all ranks alike, make it shorter, or give the group a longer timeout.
+    Fix: do that work before the run or on all ranks, shorten it, or give the process group a longer timeout.
     """
     found = diagnose_stall(job)
     if found is not None and found.work is not None and not found.driver:
@@ -159,7 +159,7 @@ def _worker_text(found: Diagnosis) -> str:
     if locked is None:
         return ""
     own = next(frame for frame in locked.stack if frame.user)
-    return f"; its data worker (PID {locked.pid}) stands at {place_of_frame(own)} and waits for {locked.waits}"
+    return f"; its data worker (PID {locked.pid}) is at {place_of_frame(own)} and waits for {locked.waits}"
 
 
 _ACTIVITIES = {
@@ -176,8 +176,8 @@ _ACTIVITIES = {
     "setup": "still setting up",
 }
 _TIMEOUT = (
-    "`Trainer(strategy=DDPStrategy(timeout=timedelta(hours=2)))` or `init_process_group(timeout=...)` lets the others "
-    "wait for longer"
+    "`Trainer(strategy=DDPStrategy(timeout=timedelta(hours=2)))` or `init_process_group(timeout=...)` lets the other "
+    "ranks wait longer"
 )
 _FORKED_LOCK = (
     "A lock that another thread held when the worker was forked is never released in the worker. Start workers by "
@@ -185,7 +185,8 @@ _FORKED_LOCK = (
     "the training process use (logging, caches, clients), or start those threads after the workers."
 )
 _FIXES = {
-    "evaluating": f"Evaluate on all ranks, each its part, or on rank 0 without the others waiting; {_TIMEOUT}.",
+    "evaluating": "Evaluate a part of the data on every rank, or evaluate on rank 0 while no other rank waits; "
+    "{_TIMEOUT}.",
     "loading": "Check that sample and its storage: use more workers and a larger `prefetch_factor`, data on a local "
     "disk, samples that are checked and converted before the run. A worker in state D waits for storage, one in state "
     "T is stopped.",
@@ -197,9 +198,9 @@ _FIXES = {
     "downloading": f"Fetch it before the run, or once a host into a shared cache (`HF_HOME`); {_TIMEOUT}.",
     "compiling": f"Warm the cache up before (`TORCHINDUCTOR_CACHE_DIR` on a local disk, the same on all ranks of a "
     f"host), and give all ranks the same shapes; {_TIMEOUT}.",
-    "debugger": "Leave the debugger on that rank (`c`) and take the breakpoint out; to debug one rank, start it alone.",
+    "debugger": "Continue in the debugger on that rank (`c`) and remove the breakpoint; to debug, run a single rank.",
     "logging": "Log without waiting (`WANDB_MODE=offline`, asynchronous writers), and less often.",
-    "lock": "See who holds the lock file; one that a dead process left behind has to be deleted.",
-    "child": "See what the child process does: `ps -o pid,ppid,stat,wchan:32,cmd --ppid PID`.",
-    "setup": f"Do the work of one rank before the run, or on all ranks alike; {_TIMEOUT}.",
+    "lock": "Find out which process holds the lock file, and delete the file if that process is dead.",
+    "child": "Find out what the child process does: `ps -o pid,ppid,stat,wchan:32,cmd --ppid PID`.",
+    "setup": f"Do the work of that rank before the run or on all ranks; {_TIMEOUT}.",
 }

@@ -57,8 +57,8 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     """Ask whether logs contain errors that no check explains.
 
     Why it hurts: the run may have failed for a reason that rankdoctor does not know; nothing else was found.
-    Fix: read the quoted lines from the first one on, look its text up in the documentation and the issues of the
-    component that logged it, and collect what is missing: the complete logs of all ranks, and the exit codes.
+    Fix: search the documentation and the issues of the component that logged the first error, and collect the complete
+    logs of all ranks and the exit codes.
     """
     evidence = job.evidence
     if evidence is None or _is_recorded(job):
@@ -73,10 +73,10 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     collect = f" For {name}: {component.collect.rstrip('.')}." if component and component.collect else ""
     yield finding_from_logs(
         EventGroup(first.kind, tuple(errors)),
-        f"What failed is not known to rankdoctor; the first error is{_origin(first, name)}: {_shortened(first.text)}",
+        f"No check explains this failure; the first error is{_origin(first, name)}: {_shortened(first.text)}",
         ranks=(first.rank,) if first.rank is not None else (),
         evidence={"component": name},
-        fix=f"Look the first error up in the documentation and the issues of {name or 'the program that logged it'}. "
+        fix=f"Search the documentation and the issues of {name or 'the program that logged it'} for the first error. "
         f"Collect the complete logs of all ranks.{collect}",
         confidence=0.3,
         explains=("RUN004", "RUN012"),

@@ -57,9 +57,9 @@ def input_bound(
 ) -> Iterator[Verdict]:
     """Ask whether waiting for data takes a large part of the step.
 
-    Why it hurts: the GPU stands still meanwhile, and in a synchronous job so do those of all other ranks.
-    Fix: more `num_workers` with `persistent_workers=True` and a larger `prefetch_factor`; data decoded and packed
-    beforehand, on local storage; `pin_memory=True`.
+    Why it hurts: the GPU is idle meanwhile, and in a synchronous job so are the GPUs of all other ranks.
+    Fix: use more `num_workers`, `persistent_workers=True`, a larger `prefetch_factor` and `pin_memory=True`; decode and
+    pack the data beforehand, and keep it on local storage.
     """
     # torch's TensorBoard profiler warns from 5 % of the step; at a quarter, one GPU in four is idle. Less than 10 ms
     # per step is the transfer of a ready batch to the device.
@@ -111,7 +111,7 @@ def _without_rank_zero(wait: _Wait, first: _Wait) -> _Wait:
 def _finding(waits: list[_Wait], count: int) -> Finding:
     worst = max(waits, key=lambda wait: wait.share)
     ranks = tuple(wait.rank.number for wait in waits)
-    who = "all ranks wait" if len(waits) == count > 1 else f"{ranks_in_words(ranks)} wait{'s' * (len(waits) == 1)}"
+    who = "All ranks wait" if len(waits) == count > 1 else f"{ranks_in_words(ranks)} wait{'s' * (len(waits) == 1)}"
     most, where = ("up to ", f" on rank {worst.rank.number}") if len(waits) > 1 else ("", "")
     return Finding(
         f"{who} for data for {most}{worst.share:.0%} of the step ({milliseconds(worst.data)} of "
@@ -131,12 +131,12 @@ def _finding(waits: list[_Wait], count: int) -> Finding:
 def _fix(workers: int | None) -> str:
     if workers == 0:
         return (
-            "num_workers is 0: each batch is loaded by the process that trains. DataLoader(..., num_workers=4, "
-            "persistent_workers=True, pin_memory=True), as many as the rank has CPUs to spare"
+            "Use `DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)` with as many workers as "
+            "the rank has spare CPUs: with num_workers=0 the training process loads each batch itself"
         )
     if workers:
         return (
-            f"more than {workers} workers where CPUs are free (top on its host), else cheaper samples: decode and "
-            "resize beforehand, pack small files into large ones, keep them on local storage"
+            f"Use more than {workers} workers if CPUs are free (`top` on its host); otherwise decode and resize the "
+            "samples beforehand, pack small files into large ones, and keep them on local storage"
         )
     return ""

@@ -204,12 +204,12 @@ def rank_straggling(
     watched_seconds: float = 3,
     persistent_share: float = 0.8,
 ) -> Iterator[Verdict]:
-    """Ask whether a rank is slower than the others, step after step.
+    """Ask whether a rank is consistently slower than the others.
 
-    Why it hurts: in each step all ranks wait for the slowest one, so one slow rank slows down the whole job; whole
-    steps take equally long everywhere, and hide who it is.
-    Fix: look at what this rank spends its time on: its loader and storage, the size of its batches, its GPU's clocks,
-    or work that only it does.
+    Why it hurts: all ranks wait for the slowest one in each step, so one slow rank slows down the whole job; step times
+    are the same on all ranks and do not show which rank is slow.
+    Fix: check the data loader and storage of that rank, the size of its batches, the clocks of its GPU, and work that
+    only this rank does.
     """
     # TraceML warns from a tenth of the step. Less than 5 ms, or less than 3 s of steps, may be other processes on a
     # busy host; windows are medians of 20 steps, so single slow steps do not count.
@@ -378,8 +378,8 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
             fix=_FIX_OF_QUOTA
             if quota
             else f"Find the thread that keeps the lock: `py-spy record --gil --native --pid {pid} --duration 30`. "
-            "Native code gives it up around long work (ctypes.CDLL in place of PyDLL, pybind11's "
-            "`gil_scoped_release`); work of a background thread in Python belongs into a process of its own.",
+            "Release the GIL in native code around long work (ctypes.CDLL instead of PyDLL, pybind11's "
+            "`gil_scoped_release`); move work of a Python background thread to a separate process.",
             explains=("RUN013",),
         )
 
@@ -443,8 +443,8 @@ def _rarely_slow(
                 "slowest_step": max((windows[rank][step].slowest or 0.0) for step in steps),
                 "framework": training.framework if training is not None else None,
             },
-            fix=f"Look for work that rank {rank} alone does in some of its steps: files and checkpoints that it "
-            "writes, logging, evaluation; do it in the background, less often, or where nobody waits.",
+            fix=f"Look for work that only rank {rank} does in some of its steps (writing files and checkpoints, "
+            "logging, evaluation), and do it in the background, less often, or where no rank waits.",
             explains=("RUN013",),
         )
 
@@ -476,18 +476,18 @@ def _fix(job: Job, part: str, units: tuple[int | None, float | None]) -> str:
     own, usual = units
     if part in ("forward", "backward") and own and usual and own > 1.1 * usual:
         return (
-            f"its batches are larger ({own:,} tokens or samples, its peers' {usual:,.0f}): sort sequences into buckets "
-            "before they are parted, or sample by tokens"
+            f"Its batches are larger ({own:,} tokens or samples, its peers' {usual:,.0f}): sort sequences into buckets "
+            "before they are divided among ranks, or sample by tokens"
         )
     if part == "data":
         return (
-            "on this rank compare how fast its files are read (time cat FILE > /dev/null), and num_workers with the "
-            "CPUs that it may use (taskset -p PID); more workers, persistent_workers=True, data on local storage"
+            "Compare on this rank how fast its files are read (time cat FILE > /dev/null), and num_workers with the "
+            "CPUs it can use (taskset -p PID); use more workers, persistent_workers=True and data on local storage"
         )
     if part in ("forward", "backward"):
         return (
-            "nvidia-smi -q -d PERFORMANCE,CLOCK on its host: heat, power, another process on the GPU; on a CPU: other "
-            "processes on its cores (top), OMP_NUM_THREADS"
+            "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` on its host to look for thermal or power limits, and check for "
+            "other processes on its GPU; on a CPU, check for other processes on its cores (`top`) and OMP_NUM_THREADS"
         )
     hooks = "callbacks, self.log(..., rank_zero_only=True), loggers" if uses_lightning(job) else "logging, evaluation"
-    return f"look for work that this rank alone does in each step: {hooks}, files written, tensors copied to the CPU"
+    return f"Look for work that only this rank does in each step: {hooks}, files written, tensors copied to the CPU"
