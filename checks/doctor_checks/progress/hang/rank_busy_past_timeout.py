@@ -186,7 +186,7 @@ _FORKED_LOCK = (
 )
 _FIXES = {
     "evaluating": "Evaluate a part of the data on every rank, or evaluate on rank 0 while no other rank waits; "
-    "{_TIMEOUT}.",
+    f"{_TIMEOUT}.",
     "loading": "Check that sample and its storage: use more workers and a larger `prefetch_factor`, data on a local "
     "disk, samples that are checked and converted before the run. A worker in state D waits for storage, one in state "
     "T is stopped.",
