@@ -38,18 +38,15 @@ def run(command: list[str], folder: Path, variables: dict[str, str] | None = Non
     return done.stdout
 
 
-def shown(command: str, output: str, after: str = "") -> str:
+def shown(command: str, output: str) -> str:
     """A block of code with a command and its output."""
-    return f"```\n$ {command}\n{output.strip()}\n{after}```"
+    return f"```\n$ {command}\n{output.strip()}\n```"
 
 
 def check_sample(folder: Path) -> str:
-    """A misspelled variable and an interface that does not exist."""
-    wrong = {"NCCL_SOCKET_IFNMAE": "eth0", "NCCL_SOCKET_IFNAME": "eth9"}
-    select = "NET007,NCCL001"
-    output = run(["doctor", "check", "--isolated", "--quiet", "--select", select], folder, wrong)
-    words = " ".join(f"{name}={value}" for name, value in wrong.items())
-    return shown(f"{words} doctor check --quiet --select {select}", output, "$ echo $?\n1\n")
+    """An interface that does not exist."""
+    output = run(["doctor", "check", "--isolated", "-q", "--select", "NET007"], folder, {"NCCL_SOCKET_IFNAME": "eth9"})
+    return shown("NCCL_SOCKET_IFNAME=eth9 doctor check -q --select NET007", output)
 
 
 def diagnose_sample(folder: Path) -> str:
@@ -64,8 +61,8 @@ def diagnose_sample(folder: Path) -> str:
     ).stdout
     (folder / "job.log").write_bytes(log)
     output = run(["doctor", "diagnose", "--isolated", "--quiet", "job.log"], folder).strip()
-    summary = output.partition("\n✗")[0].replace(f"{folder}/", "")
-    return shown("doctor diagnose job.log --quiet                  # four ranks under torchrun", summary + "\n…")
+    summary = output.partition("\n\n")[0].replace(f"{folder}/", "")
+    return shown("doctor diagnose job.log --quiet | head -5        # four ranks under torchrun", summary)
 
 
 def lint_sample(folder: Path) -> str:
