@@ -30,7 +30,7 @@ def breaks(rank, error="Connection refused"):
         ([breaks(0), breaks(1)], (0, 1)),
         ([breaks(2), waits(0, 2), waits(1, 2)], (2,)),
         ([breaks(2), waits(0, 1, 2), waits(1, 0, 2)], (2,)),
-        ([breaks(2), breaks(0, "no answer within 46 s"), breaks(1, "no response within 46 s")], (2,)),
+        ([breaks(2), breaks(0, "no answer within 46 s"), breaks(1, "no answer within 46 s")], (2,)),
         ([breaks(2, "no answer within 46 s"), waits(0, 2), waits(1, 2)], (2,)),
         ([waits(0, 3), waits(1, 3), waits(2, 3)], (3,)),
         ([waits(2, 3), waits(3, 2), waits(0, 2, 3), waits(1, 2, 3)], (2, 3)),

@@ -29,7 +29,7 @@ NO_PROCESS = (1 << 22) - 1
         (["--pid", 0], "0 is not in the range x>=1"),
         (["--watch", 0], "0.0 is not in the range x>=1"),
         (["--gather", "share"], "--gather share needs --share DIR"),
-        (["--nope"], "No such option '--nope'"),
+        (["--nope"], "no such option '--nope'"),
     ],
 )
 def test_a_wrong_option_and_a_process_that_does_not_exist_are_2(arguments, message):
@@ -51,7 +51,7 @@ def test_a_host_without_ranks_is_not_numbered_among_the_others(tmp_path):
         done = doctor_attach("--isolated", "--pid", process.pid, "--share", tmp_path)
         process.kill()
     assert (done.returncode, done.stdout) == (3, "")
-    assert "no training process was found here" in done.stderr
+    assert "no training process was found on this host" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

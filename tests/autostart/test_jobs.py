@@ -60,7 +60,7 @@ def test_the_numbers_are_those_of_the_job_without_it(kind: str, tmp_path: Path) 
         folder.mkdir()
         done = loop(folder, kind, options=options)
         assert done.returncode == 0, done.stderr[-3000:]
-        assert "switched itself off" not in done.stderr
+        assert "disabled after" not in done.stderr
         assert "is not watched" not in done.stderr
         traces.append([(folder / f"trace-{rank}.json").read_text() for rank in range(2)])
     assert traces[0] == traces[1]

@@ -81,7 +81,7 @@ def test_the_exit_code_is_that_of_the_command(
 def test_its_own_usage_errors_start_nothing(options: tuple[str, ...]) -> None:
     done = alone(*RUN, *options)
     assert done.returncode == 2
-    assert "Usage: doctor run" in done.stderr
+    assert "(see 'doctor run --help')" in done.stderr
 
 
 def test_options_after_the_command_are_the_commands() -> None:

@@ -389,7 +389,7 @@ def test_failures_of_the_doctor_switch_it_off(
     for one in rows(6):
         training.step(one)
     errors = capsys.readouterr().err
-    assert errors.count("switched itself off") == 1
+    assert errors.count("disabled after 3 failures") == 1
     assert "LookupError: of the doctor" in errors
 
 
@@ -400,7 +400,7 @@ def test_nothing_that_is_odd_reaches_the_program(
     training = Training(loop)
     for one in rows(6):
         training.step(one)
-    assert capsys.readouterr().err.count("switched itself off") == 1
+    assert capsys.readouterr().err.count("disabled after 3 failures") == 1
 
 
 def test_a_forked_process_leaves_the_run_alone(loop: LoopWatch) -> None:

@@ -152,7 +152,7 @@ def test_status_is_one_line_without_control_characters(commands):
     lost = commands.rank(1, 2, next(PORTS), "check", "--timeout", "0.5", MASTER_ADDR="node0\n\x1b[31m")
     assert lost.wait() == 3
     [line] = lost.stderr.splitlines()
-    assert "node0 \\x1b[31m does not resolve here" in line
+    assert "node0 \\x1b[31m does not resolve on this host" in line
 
 
 def test_no_rendezvous_in_the_environment(commands):
@@ -180,9 +180,9 @@ def with_torch(tmp_path):
     [
         (
             "raise ImportError('libcudart.so.12: cannot open\\nshared object')",
-            "can't be imported here (libcudart.so.12",
+            "cannot import torch (libcudart.so.12",
         ),
-        ("raise RuntimeError('built for another Python')", "breaks when it is imported (RuntimeError: built for"),
+        ("raise RuntimeError('built for another Python')", "importing torch failed (RuntimeError: built for"),
     ],
 )
 def test_without_torch_there_is_no_store(commands, with_torch, text, words):
@@ -190,7 +190,7 @@ def test_without_torch_there_is_no_store(commands, with_torch, text, words):
     assert lone.wait() == 3
     assert lone.stdout == ""
     [line] = lone.stderr.splitlines()
-    assert f"torch {words}" in line
+    assert f"{words}" in line
     assert "use --share DIR" in line
 
 

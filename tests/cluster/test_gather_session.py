@@ -172,7 +172,7 @@ def test_a_rank_that_joins_after_the_end_reports_it(place):
     judging.set()
     assert wait_for(*ranks) == [CODE, CODE]
     assert wait_for(late) == [3]
-    assert "was not judged (doctor explain ENV004)" in late.told[0]
+    assert "not included in the report (doctor explain ENV004)" in late.told[0]
 
 
 def is_closed(board):

@@ -110,7 +110,7 @@ def test_a_host_whose_leading_process_never_joined(board, roll):
     first, last = roll.members()
     assert isinstance(first.sections[HostFacts.key], HostFacts)
     assert isinstance(last.sections[HostFacts.key], Missing)
-    assert "fell silent" in last.sections[HostFacts.key].reason
+    assert "stopped responding" in last.sections[HostFacts.key].reason
 
 
 def test_probe_results_are_merged(board, roll):

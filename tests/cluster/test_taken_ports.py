@@ -61,7 +61,7 @@ def test_by_a_job_that_is_left_alone(commands, at_one_port):
     port, first, second = at_one_port
     assert wait(*second) == [1, 3]
     assert second[0].report["primary"] == "ENV008"
-    assert "nobody keeps a gathering there" in second[1].stderr
+    assert "no coordinator is running there" in second[1].stderr
     first.append(commands.rank(2, 3, port, *CHECK, "--timeout", LONGEST, PBS_JOBID="1"))
     assert wait(*first) == [0, 0, 0]
     assert first[0].report["coverage"]["ranks_seen"] == 3
@@ -71,7 +71,7 @@ def test_by_a_job_that_is_left_alone(commands, at_one_port):
 def test_by_a_web_server_and_the_ranks_meet_in_the_folder(by_a_web_server):
     first, second = by_a_web_server
     assert wait(first, second) == [1, 1]
-    assert "can't be listened on here: Address already in use" in first.stderr
+    assert "on this host: Address already in use" in first.stderr
     assert "what listens on 127.0.0.1:" in second.stderr
     assert first.report["primary"] == "ENV008"
     assert first.report["coverage"]["ranks_seen"] == 2
@@ -83,5 +83,5 @@ def test_a_rank_that_cannot_reach_the_store_joins_through_the_folder(two_ports):
     first, second = two_ports
     assert wait(first, second) == [0, 0]
     assert first.report["coverage"]["ranks_seen"] == 2
-    assert "nobody listens there" in second.stderr
+    assert "nothing listens there" in second.stderr
     assert second.stdout == ""

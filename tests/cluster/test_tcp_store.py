@@ -145,14 +145,14 @@ def test_somebody_who_listens_and_says_nothing():
 
 @pytest.mark.parametrize("hosted", ["there", "agent"])
 def test_connection_refused(hosted):
-    with pytest.raises(RendezvousFailed, match="nobody listens there") as refused:
+    with pytest.raises(RendezvousFailed, match="nothing listens there") as refused:
         open_soon(at(free_port(), hosted), IDENTITIES[1], seconds=0.5)
     assert refused.value.check == "NET006"
     assert refused.value.reach.attempts[0].outcome == "refused"
 
 
 def test_a_listener_that_is_overrun():
-    with full() as busy, pytest.raises(RendezvousFailed, match="a firewall drops it") as refused:
+    with full() as busy, pytest.raises(RendezvousFailed, match="a firewall drops the packets") as refused:
         open_soon(at(port_of(busy), "there"), IDENTITIES[1], seconds=0.5)
     assert refused.value.reach.attempts[0].outcome == "silent"
 

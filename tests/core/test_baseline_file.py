@@ -65,7 +65,7 @@ def unusable(folder):
     half.mkdir()
     text = write(half / "rank-0.json", healthy()).read_text()
     (half / "rank-1.json").write_text(text[: len(text) // 2])
-    yield half, "rank-1.json is no capture that can be read"
+    yield half, "rank-1.json: not a valid capture"
     empty = folder / "empty"
     empty.mkdir()
     yield empty, "there is no file to read"

@@ -51,7 +51,7 @@ def test_what_is_not_known_is_said():
     assert host.dataset == host.pinned == host.checkpoint == host.workers == 0
     assert "returned no data loader" in " ".join(host.notes)
     counted = host_memory(EIGHT, TRACED, LoaderUse(workers=0))
-    assert "can't be counted" in " ".join(counted.notes)
+    assert "is unknown" in " ".join(counted.notes)
 
 
 def test_a_small_data_set_is_not_worth_a_note():

@@ -48,7 +48,7 @@ def test_two_ranks(party):
         assert [timing.bytes for timing in found.timings].count(8) == 1, "one group, nothing to compare it with"
         assert all(timing.seconds > 0 and timing.axis == "world" for timing in found.timings)
     assert findings(job, "NET025") == findings(job, "NET027") == []
-    assert told[0] == "groups: 2 processes load torch at the same time, at most 60 s"
+    assert told[0] == "groups: 2 processes load torch at once, at most 60 s"
     assert "gloo of 2 ranks" in told[2]
     assert told[1].startswith("groups: one process, rank 0, creates a rendezvous store for 2 ranks")
     assert "MB a rank and" in told[2]

@@ -114,9 +114,9 @@ def test_a_recorder_that_is_off(tmp_path):
 def test_a_recorder_that_does_not_answer_is_asked_once(monkeypatch):
     go = threading.Event()
     monkeypatch.setattr(flight_recorder, "DEADLINE", 0.1)
-    with pytest.raises(NotVisible, match="did not answer within"):
+    with pytest.raises(NotVisible, match="did not respond within"):
         flight_recorder._dump_with_deadline(lambda *_: bytes(go.wait(30)))
-    with pytest.raises(NotVisible, match="has not answered an earlier question"):
+    with pytest.raises(NotVisible, match="has not responded to an earlier request"):
         flight_recorder._dump_with_deadline(lambda *_: b"")
     go.set()
     flight_recorder._DUMP_THREADS[0].join()

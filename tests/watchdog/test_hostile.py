@@ -156,13 +156,13 @@ def test_a_rank_that_makes_progress_is_not_ended(scene, carried, tmp_path, with_
     options = {"secret": SECRET} if with_key else {}
     carried(script, stranger, on_hang="abort", faulty=False, hang_after=LIMIT, **options)
     try:
-        scene.until(lambda: often.exists() and (with_key or _told(scene, "makes progress and does not abort")))
+        scene.until(lambda: often.exists() and (with_key or _told(scene, "makes progress, so it does not abort")))
     finally:
         enough.touch()
     scene.wait()
     assert scene.codes == {0: 0, 1: 0}
     assert not _told(scene, "aborting")
-    assert with_key == (not _told(scene, "makes progress and does not abort"))
+    assert with_key == (not _told(scene, "makes progress, so it does not abort"))
 
 
 def _told(scene, words):

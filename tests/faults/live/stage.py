@@ -33,7 +33,7 @@ PORT = 29500
 TORCHRUN_SECONDS = 20
 """Of torchrun's own rendezvous: nobody waits for a master that does not come."""
 
-TORCH_IS_LATE = "torch was still being imported"
+TORCH_IS_LATE = "importing torch took longer than --timeout"
 """What the doctor says where the machine is too crowded for the time-out of a play."""
 AT_LEISURE = 45.0
 
