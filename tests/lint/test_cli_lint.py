@@ -65,7 +65,7 @@ def test_text(faulty):
     assert "    11 |     dist.barrier()\n       |     ^^^^^^^^^^^^^^\n" in shown
     assert "doctor explain CODE005" in shown
     assert "Apply with --fix" in shown
-    assert "fail: 1 error, 1 warning in 1 of 1 files" in shown
+    assert "Failed: 1 error, 1 warning in 1 of 1 files" in shown
 
 
 def test_quiet_is_a_line_a_finding(faulty):
@@ -77,7 +77,7 @@ def test_quiet_is_a_line_a_finding(faulty):
 
 def test_the_corrected_twin_is_silent(tmp_path):
     (tmp_path / "train.py").write_text(WELL)
-    assert lint(".", cwd=tmp_path, code=0).stdout.startswith("pass: no finding in 1 file;")
+    assert lint(".", cwd=tmp_path, code=0).stdout.startswith("No problems found in 1 file;")
 
 
 def test_verbose_shows_what_is_ignored_and_every_rule(faulty):
@@ -122,7 +122,7 @@ def test_relative_uris_in_sarif(faulty):
 def test_diff_shows_and_changes_nothing(faulty):
     done = lint("--diff", "train.py", cwd=faulty, code=1)
     assert "+    sampler.set_epoch(epoch)\n" in done.stdout
-    assert "1 finding would be mended in train.py" in done.stderr
+    assert "1 finding would be fixed in train.py" in done.stderr
     assert (faulty / "train.py").read_text() == SICK
     subprocess.run(["patch", "-p0"], input=done.stdout, text=True, cwd=faulty, check=True, capture_output=True)
     assert "sampler.set_epoch(epoch)" in (faulty / "train.py").read_text()
@@ -130,10 +130,10 @@ def test_diff_shows_and_changes_nothing(faulty):
 
 def test_fix_writes_and_judges_again(faulty):
     done = lint("--fix", "train.py", cwd=faulty, code=1)
-    assert "1 finding was mended in train.py" in done.stderr
-    assert "fail: 1 error in 1 of 1 files" in done.stdout
+    assert "1 finding was fixed in train.py" in done.stderr
+    assert "Failed: 1 error in 1 of 1 files" in done.stdout
     assert "    sampler.set_epoch(epoch)\n    for batch in loader:" in (faulty / "train.py").read_text()
-    assert "0 findings were mended" in lint("--fix", "train.py", cwd=faulty, code=1).stderr
+    assert "0 findings were fixed" in lint("--fix", "train.py", cwd=faulty, code=1).stderr
 
 
 def test_fix_leaves_what_is_ignored_and_links_that_lead_away(tmp_path):
@@ -144,7 +144,7 @@ def test_fix_leaves_what_is_ignored_and_links_that_lead_away(tmp_path):
     kept = SICK.replace("DistributedSampler(data)\n", "DistributedSampler(data)  # doctor: ignore[CODE011] one epoch\n")
     (folder / "kept.py").write_text(kept)
     done = lint("--fix", "given", cwd=tmp_path, code=1)
-    assert "not mended: given/link.py: it is a link" in done.stderr
+    assert "not fixed: given/link.py: it is a link" in done.stderr
     assert (tmp_path / "away.py").read_text() == SICK
     assert (folder / "kept.py").read_text() == kept
 

@@ -144,7 +144,7 @@ def test_what_a_writer_appends_meanwhile_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_can_not_be_opened_is_unusable(tmp_path: Path) -> None:
-    with pytest.raises(UnusableError, match=r"^cannot read job\.log: No such file"):
+    with pytest.raises(UnusableError, match=r"^job\.log can't be read: No such file"):
         read_log(tmp_path / "missing", "job.log")
     with pytest.raises(UnusableError):
         read_log(tmp_path, "folder")

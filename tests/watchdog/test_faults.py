@@ -167,7 +167,7 @@ def test_all_end_themselves_where_they_are_asked_to(scene):
     assert scene.codes == {0: -signal.SIGTERM, 1: 1, 2: -signal.SIGTERM}
     told = [line for line in scene.said() if "told" in line]
     assert sorted(line["rank"] for line in told) == [0, 1, 2]
-    assert all("on_hang='abort' says: judged by " in line["told"] for line in told), "by 0, or by who replaced it"
+    assert all("aborting (on_hang='abort'): judged by " in line["told"] for line in told), "by 0, or by who replaced it"
     for number in range(3):
         record = json.loads((scene.directory / f"rank-{number}.json").read_text())
         assert record["ranks"][0]["facts"]["progress"]["stack_from"] == "interpreter"

@@ -16,10 +16,7 @@ MOST_FOLDERS = 12
 """Folders above a file that are searched."""
 MOST_FILES = 40
 """Requirement files of one folder that are read."""
-_FILES = re.compile(
-    r"(?:.*require.*\.(?:txt|in)|(?:.*env.*|conda.*)\.ya?ml|pyproject\.toml|setup\.cfg|setup\.py|Pipfile)$",
-    re.IGNORECASE,
-)
+_FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py", "pipfile"})
 _PIN = re.compile(
     r"(?<![\w./-])(?P<name>[A-Za-z][\w-]{1,40})(?:\[[\w, -]{0,60}\])?"
     r"(?:[ \t]*=[ \t]*(?:\{[ \t]*version[ \t]*=[ \t]*)?[\"'](?P<quoted>[^\"'\n]{1,80})[\"']"
@@ -70,8 +67,16 @@ def _bounds_in(folder: Path) -> Mapping[str, str]:
 
 def _requirement_files(folder: Path) -> list[Path]:
     listed = [*_names(folder), *(f"requirements/{name}" for name in _names(folder / "requirements"))]
-    fitting = (name for name in listed if _FILES.match(name))
+    fitting = (name for name in listed if _is_requirements(name.lower()))
     return [folder / name for name in sorted(fitting)[:MOST_FILES]]
+
+
+def _is_requirements(name: str) -> bool:
+    if name.endswith((".txt", ".in")):
+        return "require" in name
+    if name.endswith((".yml", ".yaml")):
+        return "env" in name or name.startswith("conda")
+    return name in _FILES
 
 
 def _names(folder: Path) -> list[str]:
