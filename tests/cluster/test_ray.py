@@ -356,7 +356,7 @@ def test_addresses(text, environ, address):
 
 @pytest.mark.parametrize("text", ["", "local", "head", "head:0", "head:65536", "http://head:8265", "ray://", "a b:1"])
 def test_what_is_no_address(text):
-    with pytest.raises(UnusableError, match="is none of auto"):
+    with pytest.raises(UnusableError, match="is not auto, HOST:PORT"):
         ray_head_address(text, {})
     if text:
         with pytest.raises(UnusableError, match="RAY_ADDRESS"):
