@@ -271,7 +271,7 @@ def test_a_head_that_is_stopped_hangs_nobody(cluster):
         head.signal(18, "gcs_server")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"doctor: the Ray cluster at {head.address}:{PORT} accepts no driver: its head does not respond, is of "
+        f"doctor: the Ray cluster at {head.address}:{PORT} accepts no driver: its head does not respond, runs "
         "another release of Ray, or something else listens there\n"
     )
 
@@ -288,9 +288,9 @@ def test_a_host_without_a_cluster(lab_hosts):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (("--ray", "auto"), "the port refuses"),
-        (("--ray", "{}"), "the port refuses"),
-        (("--ray", "ray://{}"), "the port refuses"),
+        (("--ray", "auto"), "connection refused"),
+        (("--ray", "{}"), "connection refused"),
+        (("--ray", "ray://{}"), "connection refused"),
         (("--gather", "ray", "--redact"), "doctor: the Ray cluster is unreachable"),
     ],
 )
@@ -329,7 +329,7 @@ class EndedTasks:
 
 
 @pytest.mark.parametrize(
-    ("discreet", "told"), [(False, "rank 1 on b (10.0.0.2): the node is dead"), (True, "rank 1: does not come")]
+    ("discreet", "told"), [(False, "rank 1 on b (10.0.0.2): the node is dead"), (True, "rank 1: does not join")]
 )
 def test_a_task_that_is_over_is_told_of_once(discreet, told):
     lines = []

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from doctor.analysis.stats.majority import MajoritySplit, describe, split_values
 from doctor.analysis.stats.rank_roles import replicas_in, same_role
-from doctor.core.facts import ReplicaFacts, StepSettings, TrainingFacts
+from doctor.core.facts import TORCH_SEED, ReplicaFacts, StepSettings, TrainingFacts
 from doctor.core.job import Job, Rank
 
 ACCUMULATION = {"transformers": "gradient_accumulation_steps"}
@@ -100,8 +100,9 @@ def _of_run(ranks: Sequence[Rank]) -> Iterator[SettingDifference]:
     yield from _different(ACCUMULATION.get(_framework(known.values()), _USUAL), _values(known, "accumulate"))
     yield from _different("precision", _values(known, "precision"))
     names = dict.fromkeys(variable.name for training in known.values() for variable in training.arguments)
+    # Seeds by rank are usual: each rank draws dropout masks of its own, and DDP broadcasts the parameters.
     for name in names:
-        if name not in (_USUAL, *ACCUMULATION.values()):
+        if name not in (_USUAL, *ACCUMULATION.values(), TORCH_SEED):
             yield from _different(name, {rank: one for rank, found in known.items() if (one := _argument(found, name))})
 
 

@@ -21,6 +21,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 __all__ = [
     "SECTIONS",
+    "TORCH_SEED",
     "UNLIMITED",
     "Address",
     "AttachFacts",

@@ -14,6 +14,10 @@ from doctor.core.facts.devices import GpuProcess
 from doctor.core.facts.section import Level, Origin, Section, Variable
 
 
+TORCH_SEED = "torch.initial_seed()"
+"""The argument of a plain loop that holds the seed of torch's generator when the model is passed."""
+
+
 class WatchedSection(Section, frozen=True, kw_only=True):
     """Base of the sections that only a run can fill."""
 

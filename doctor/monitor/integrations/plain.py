@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from doctor.core.facts import Frame, Sampler, TrainingFacts, Variable
+from doctor.core.facts import TORCH_SEED, Frame, Sampler, TrainingFacts, Variable
 from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
 from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
 from doctor.monitor.integrations.first_step import FirstStepObserver
@@ -40,8 +40,6 @@ from doctor.monitor.watch_session import WatchSession
 
 T = TypeVar("T")
 
-SEED = "torch.initial_seed()"
-"""Name of the setting: the seed of torch's generator when the model is passed."""
 STAGES = ("train", "validate", "test", "predict")
 """Valid stages of a loader."""
 
@@ -139,7 +137,7 @@ class PlainRun(AdapterRun):
         """Read the facts again: groups, samplers and joined inputs may be new."""
         loaders = self.telemetry.loaders.facts().loaders
         facts = plain_facts(self.wrapper, [one.sampler for one in loaders if one.sampler])
-        seed = (Variable(SEED, self._seed),) if self._seed is not None else ()
+        seed = (Variable(TORCH_SEED, self._seed),) if self._seed is not None else ()
         self.telemetry.training = msgspec.structs.replace(
             facts,
             precision=self._first_step.precision,

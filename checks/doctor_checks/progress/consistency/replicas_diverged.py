@@ -21,7 +21,7 @@ from doctor.api import (
     ranks_in_words,
     split_groups,
 )
-from doctor.facts import Checksum, Counted, ModelFacts, ReplicaFacts, StepSettings, TrainingFacts, Variable
+from doctor.facts import TORCH_SEED, Checksum, Counted, ModelFacts, ReplicaFacts, StepSettings, TrainingFacts, Variable
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 from doctor_checks.progress._named_causes import cause_of_values, with_cause
 
@@ -245,7 +245,7 @@ def _of_unwrapped(job: Job) -> Finding | None:
 
 def _seed(rank: Rank) -> str | None:
     training = rank.find(TrainingFacts)
-    return training.argument("torch.initial_seed()") if training is not None else None
+    return training.argument(TORCH_SEED) if training is not None else None
 
 
 def _splits(ranks: Iterable[Rank], counted: Counted) -> Iterator[_Compared]:

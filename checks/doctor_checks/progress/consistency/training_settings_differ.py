@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from doctor.analysis.stats.rank_roles import replicas_in
 from doctor.analysis.stats.setting_differences import SettingDifference, setting_differences
 from doctor.api import Finding, Job, Scope, Severity, Skip, Verdict, check
-from doctor.facts import ReplicaFacts, StepSettings, TrainingFacts, Variable
+from doctor.facts import TORCH_SEED, ReplicaFacts, StepSettings, TrainingFacts, Variable
 from doctor.testing import Fails, JobBuilder, Passes, in_a_loop, running
 
 
@@ -36,6 +36,12 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
         Passes(
             "a loop of the user's own, whose ranks may train what they like",
             in_a_loop(running(1, 2).alter(TrainingFacts, ranks=(1,), precision="autocast to bfloat16")),
+        ),
+        Passes(
+            "seeds by rank, for dropout masks and augmentations of its own",
+            running(1, 2)
+            .alter(TrainingFacts, arguments=(Variable(TORCH_SEED, "7"),))
+            .alter(TrainingFacts, ranks=(1,), arguments=(Variable(TORCH_SEED, "8"),)),
         ),
         Passes(
             "stages of a pipeline",
