@@ -27,9 +27,9 @@ from doctor.report.formatting import (
     state_of,
 )
 from doctor.report.narrative import (
-    CANDIDATES,
     CheckFinding,
     Narrative,
+    candidates_heading,
     commands,
     confidence,
     evidence_overview_of,
@@ -91,7 +91,7 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
 
 def _candidates(report: Report) -> Iterator[str]:
     if report.candidates:
-        yield f"\n**{CANDIDATES}:**"
+        yield f"\n**{candidates_heading(report)}:**"
     for one in report.candidates:
         yield f"\n- **{one.confidence:.2f}** {line_of(one.title)} ({line_of(one.id)})"
         for label, reasons in (("for", one.supports), ("against", one.against)):

@@ -11,6 +11,7 @@ from doctor.core.job import Job
 from doctor.core.report_document import CheckResult, Report, ReportFinding
 from doctor.report.formatting import (
     INLINE_CODE,
+    UNEXPLAINED,
     coverage_in_words,
     fix_parts,
     named_hosts,
@@ -20,20 +21,29 @@ from doctor.report.formatting import (
     why_inconclusive,
 )
 
-CANDIDATES = "Possible causes, most likely first"
-"""The heading of the candidate causes."""
 _RANKS = re.compile(r"\branks? (?P<ranks>[0-9]+(?:(?:-|, ?| and )[0-9]+)*)", re.IGNORECASE)
 _MANY_AND = re.compile(r", | and ")
 
 _CONFIDENCE = ((0.9, "very high"), (0.75, "high"), (0.5, "moderate"), (0.0, "low"))
 """Least confidence of each word; that of a primary finding from logs is the share of public failure texts in which such
 a finding was right (:mod:`doctor.analysis.differential.measured_confidence`)."""
+_ROUNDED = 0.02
+"""What rounded confidences may sum to beyond 1."""
 _MOST_HOSTS = 4
 """Hosts that a sentence may name."""
 MOST_EVENTS = 8
 """Log events of ranks that are quoted."""
 MOST_FRAMES = 5
 _QUOTED = re.compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
+
+
+def candidates_heading(report: Report) -> str:
+    """The heading of the candidate causes. Confidences that sum to at most 1 are those of alternatives to the
+    verdict; else the verdict is a symptom, and the candidates are its causes."""
+    primary = narrative_of(report).primary
+    stated = primary.finding.confidence if primary is not None and primary.id != UNEXPLAINED else 1.0
+    is_verdict = stated + sum(one.confidence for one in report.candidates) <= 1 + _ROUNDED
+    return "Less likely alternatives" if is_verdict else "Possible causes, most likely first"
 
 
 class CheckFinding(NamedTuple):

@@ -33,9 +33,9 @@ from doctor.report.formatting import (
     why_inconclusive,
 )
 from doctor.report.narrative import (
-    CANDIDATES,
     EvidenceOverview,
     LogQuote,
+    candidates_heading,
     confidence,
     evidence_overview_of,
     headline,
@@ -268,7 +268,7 @@ def _candidates(report: Report) -> Iterable[_Line]:
     """Return the candidate causes: confidence and title, what speaks for and against it, and the command."""
     if not report.candidates:
         return
-    yield Text(f"\n{CANDIDATES}:", style="bold")
+    yield Text(f"\n{candidates_heading(report)}:", style="bold")
     for one in report.candidates:
         yield Text.assemble((f"  {one.confidence:.2f} ", "bold"), f"{one.title} ({one.id})", overflow="fold")
         for label, reasons in (("for", one.supports), ("against", one.against)):

@@ -65,7 +65,7 @@ def candidates_of(
     least = 1.0 if symptom.kinds else TELLING
     backed = {name for name in shares if cases.get(name) or any(one.factors.get(name, 1) > least for one in seen)}
     found = (
-        _candidate(known_causes()[name], left * share, seen, cases)
+        _candidate(known_causes()[name], left * share, *_reasons(name, seen, cases))
         for name, share in ordered
         if left * share >= LEAST and name in backed
     )
@@ -96,18 +96,8 @@ def _counted_alternatives(
         if left * weight >= LEAST:
             cases = (own if own.get(name) else of_all).get(name, 0)
             texts = f"{check} was" if own.get(name) else "another finding was"
-            yield CandidateCause(
-                id=known[name].check,
-                cause=name,
-                title=known[name].title,
-                confidence=round(left * weight, 2),
-                supports=(
-                    f"The cause of {cases} public {'text' if cases == 1 else 'texts'} in which {texts} reported",
-                ),
-                against=(),
-                next_command=known[name].command,
-                confirmed_by=known[name].confirmed_by,
-            )
+            counted = f"The cause of {cases} public {'text' if cases == 1 else 'texts'} in which {texts} reported"
+            yield _candidate(known[name], left * weight, (counted,))
 
 
 def _open_symptom(evidence: LogEvidence, standing: Mapping[str, ReportFinding], primary: str | None) -> Symptom | None:
@@ -169,19 +159,27 @@ def _without(shares: Mapping[str, float], primary: str) -> dict[str, float]:
     return {name: share / left for name, share in shares.items() if name not in own}
 
 
-def _candidate(cause: Cause, share: float, seen: Iterable[Observed], cases: Mapping[str, int]) -> CandidateCause:
-    weighed = [(one.factors.get(cause.name, 1.0), one.text) for one in seen]
+def _reasons(name: str, seen: Iterable[Observed], cases: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What speaks for a cause, and what against it, the most telling observation first."""
+    weighed = [(one.factors.get(name, 1.0), one.text) for one in seen]
     supports = sorted((one for one in weighed if one[0] > 1), key=lambda one: -one[0])
-    number = cases.get(cause.name, 0)
+    number = cases.get(name, 0)
     counted = (f"The cause of {number} of {sum(cases.values())} public cases with this symptom",) if number else ()
     against = sorted((one for one in weighed if one[0] < 1), key=lambda one: one[0])
+    return (
+        (*(text for _, text in supports[:MOST_REASONS]), *counted),
+        tuple(text for _, text in against[:MOST_REASONS]),
+    )
+
+
+def _candidate(cause: Cause, share: float, supports: tuple[str, ...], against: tuple[str, ...] = ()) -> CandidateCause:
     return CandidateCause(
         id=cause.check,
         cause=cause.name,
         title=cause.title,
         confidence=round(share, 2),
-        supports=(*(text for _, text in supports[:MOST_REASONS]), *counted),
-        against=tuple(text for _, text in against[:MOST_REASONS]),
+        supports=supports,
+        against=against,
         next_command=cause.command,
         confirmed_by=cause.confirmed_by,
     )

@@ -13,7 +13,6 @@ import msgspec
 from doctor.core.facts.devices import GpuProcess
 from doctor.core.facts.section import Level, Origin, Section, Variable
 
-
 TORCH_SEED = "torch.initial_seed()"
 """The argument of a plain loop that holds the seed of torch's generator when the model is passed."""
 

@@ -35,8 +35,8 @@ from doctor.report.html.charts.chart_data import chart_data
 from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
 from doctor.report.narrative import (
-    CANDIDATES,
     LogQuote,
+    candidates_heading,
     commands,
     confidence,
     evidence_overview_of,
@@ -80,7 +80,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
         report=report,
         story=story,
         headline=headline(report),
-        candidates_title=CANDIDATES,
+        candidates_title=candidates_heading(report),
         job_line=" · ".join(job_words(report)),
         started=started,
         heard=heard,

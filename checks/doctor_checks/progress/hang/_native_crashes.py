@@ -17,11 +17,13 @@ _NEAR = 10
 
 
 class NativeCrash(NamedTuple):
-    """How a process ended: the log events, a ``claim`` (``crashed: Segmentation fault``), and a fix."""
+    """How a process ended: the log events, a ``claim`` (``crashed: Segmentation fault``), and a fix.
+    ``states_cause``: the evidence shows why, as a failed start does and a signal does not."""
 
     events: EventGroup
     claim: str
     fix: str
+    states_cause: bool
 
 
 def native_crashes(job: Job) -> NativeCrash | None:
@@ -42,7 +44,7 @@ def native_crashes(job: Job) -> NativeCrash | None:
     first = next((one for one in fatal if one.kind in _CAUSES), fatal[0])
     claim, fix = _claim(evidence, first)
     rest = (one for one in (*fatal, *_whats(evidence, first)) if one is not first)
-    return NativeCrash(EventGroup(first.kind, (first, *rest)), claim, fix)
+    return NativeCrash(EventGroup(first.kind, (first, *rest)), claim, fix, first.kind == "end.not_started")
 
 
 def _is_outlived(evidence: LogEvidence, end: Event) -> bool:

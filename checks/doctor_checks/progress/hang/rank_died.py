@@ -80,7 +80,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             native.events,
             f"{f'rank {rank}' if rank is not None else 'a process'} {native.claim}",
             fix=native.fix,
-            confidence=0.7,
+            confidence=0.9 if native.states_cause else 0.7,
             explains=_OF_A_GAP,
             symptoms=False,
         )
