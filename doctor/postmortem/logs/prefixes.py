@@ -44,7 +44,8 @@ class PrefixedLine(NamedTuple):
 
     ``text``: the line without prefixes that name origin or time. ``body``: also without logger, level and source
     location. ``weak_rank``: rank in a process group that seems to be the whole job. ``record``: a logger began a record
-    here, so the line continues no other; ``mild``: the level is below error.
+    here, so the line continues no other; ``mild``: the level is below error. ``message``: the field of a line of JSON
+    that was read instead of it.
     """
 
     origin: LineOrigin
@@ -54,6 +55,7 @@ class PrefixedLine(NamedTuple):
     weak_rank: int | None = None
     record: bool = False
     mild: bool = False
+    message: str | None = None
 
 
 class PrefixStyle(NamedTuple):
@@ -88,10 +90,11 @@ class _PrefixFields:
     at: float | None = None
     record: bool = False
     mild: bool = False
+    message: str | None = None
 
     def result(self, text: str, body: str) -> PrefixedLine:
         origin = LineOrigin(self.rank, self.local_rank, self.host, self.pid, self.task, self.tag)
-        return PrefixedLine(origin, self.at, text, body, self.weak, self.record, self.mild)
+        return PrefixedLine(origin, self.at, text, body, self.weak, self.record, self.mild, self.message)
 
 
 _Match = re.Match[str]
@@ -312,6 +315,7 @@ def _parse(parts: _PrefixFields, line: str, depth: int) -> PrefixedLine:
     hard = True
     for _ in range(MOST):
         if body.startswith("{") and depth < 2 and (inner := _unwrapped(parts, body)) is not None:
+            parts.message = inner
             return _parse(parts, inner, depth + 1)
         if "NCCL " in body and _NCCL.match(body):
             return _nccl_prefix(parts, body)

@@ -402,6 +402,7 @@ class _LogScan:
         return self._tracebacks.read(origin, text, self._number, parsed.record, parsed.mild)
 
     def _match(self, messages: Iterable[IndexedPattern], parsed: PrefixedLine, line: str) -> list[str]:
+        line = line if parsed.message is None else parsed.message
         texts = dict.fromkeys((parsed.text, parsed.body, line))
         kinds: list[str] = []
         for message in messages:
