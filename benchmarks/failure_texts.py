@@ -43,7 +43,7 @@ from answer_counts import counts, fold_of, with_counts, wrong_answers
 TEXTS = Path(__file__).resolve().parent / "failure_texts"
 RESULTS = TEXTS.with_name("failure_texts_results.json")
 HALVES = ("rules", "held")
-PURPOSES = {"dev_1": "development, used for tuning"}
+PURPOSES = dict.fromkeys(("dev_1", "dev_2"), "development, used for tuning")
 SEVERITIES = ("error", "warning", "info")
 BINS = ((0.0, 0.5), (0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01))
 Grade: TypeAlias = Literal["right", "weak", "wrong", "nothing found", "quiet", "false alarm"]

@@ -22,7 +22,7 @@ from doctor.core.job import Job
 from doctor.core.logs.declared_findings import declared_findings
 from doctor.core.logs.event_groups import quoted_places
 from doctor.core.logs.reported_findings import reported_findings
-from doctor.core.logs.software_findings import LIBRARY_ERROR, is_quoted, software_findings
+from doctor.core.logs.software_findings import LIBRARY_ERROR, is_of_source, is_quoted, software_findings
 from doctor.core.report_document import CheckResult, Ignored, ReportFinding
 from doctor.core.section_table import IdenticalRanks
 
@@ -179,10 +179,20 @@ def _add_software_findings(job: Job, by_id: dict[str, list[Finding]]) -> None:
     """Add findings of messages that no check has quoted, and drop library errors that another check explains."""
     library_errors = by_id.pop(LIBRARY_ERROR, [])
     quoted = quoted_places(finding for findings in by_id.values() for finding in findings)
-    library_errors[:] = [finding for finding in library_errors if not is_quoted(finding, quoted)]
+    library_errors[:] = [
+        finding
+        for finding in library_errors
+        if not is_quoted(finding, quoted if is_of_source(finding) else _quoted_by_causes(by_id, finding))
+    ]
     for check_id, added in software_findings(job, quoted).items():
         if by_id.get(check_id) == []:
             by_id[check_id].extend(added)
+
+
+def _quoted_by_causes(by_id: dict[str, list[Finding]], finding: Finding) -> frozenset[tuple[str, int]]:
+    """The lines that checks quote whose findings are not consequences of ``finding``."""
+    causes = (found for check_id, found in by_id.items() if check_id not in finding.explains)
+    return quoted_places(one for found in causes for one in found)
 
 
 def _collect(

@@ -115,15 +115,18 @@ def _kind_of_json(head: bytes) -> str:
 
 
 def _is_json(head: bytes) -> bool:
-    """Return whether a file is one JSON value; a log may begin with one, or hold one per line."""
+    """Return whether a file is one JSON value; a log may begin with one, or hold one per line, or a single one."""
+    from doctor.postmortem.logs.prefixes import TEXTS
+
     first, _, rest = head.strip().partition(b"\n")
     if first in (b"{", b"["):
         return True
     try:
-        msgspec.json.decode(first)
+        value = msgspec.json.decode(first)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return not rest and len(head) == SNIFFED
-    return not rest.strip()
+    is_log_entry = isinstance(value, dict) and any(isinstance(value.get(key), str) for key in TEXTS)
+    return not rest.strip() and not is_log_entry
 
 
 def _kind_of_text(head: bytes) -> str:

@@ -17,6 +17,9 @@ _READ_ERRORS = {
     "Transport endpoint is not connected": "is no longer mounted",
     "Cannot send after transport endpoint shutdown": "was disconnected by its server (Lustre eviction)",
     "Not enough disk space": "is full",
+    "No locks available": "has no lock manager (NFS without `rpc.statd`)",
+    "Function not implemented": "does not support file locks",
+    "Operation not supported": "does not support file locks",
 }
 """Messages of the C library about a file system, in addition to :data:`WRITE_ERRORS`."""
 
@@ -56,12 +59,12 @@ def _is_of_parent(evidence: LogEvidence, event: Event) -> bool:
 def _claim(group: EventGroup, path: str | None) -> str:
     named = path or "a directory"
     if group.kind == "storage.refused":
-        error = _first(group, "error", 9) or ""
+        error = _first(group, "error", 10) or ""
         meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "cannot be used")
         return f"{path or 'A directory'} {meaning}: {error}"
     if group.kind == "storage.missing":
         return f"A checkpoint is missing: {named}"
-    what = (_first(group, "what", 10) or "").rstrip(".")
+    what = (_first(group, "what", 11) or "").rstrip(".")
     if group.kind == "storage.damaged":
         return f"A file is incomplete or damaged: {what}"
     return f"A checkpoint could not be written: {what or f'{named} cannot be opened'}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before
 from doctor.analysis.logs.logging_advice import recorder_assignments
-from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs, is_logged
+from doctor.api import EventGroup, Finding, Job, Scope, Severity, Verdict, check, finding_from_logs
 from doctor.facts import Event
 from doctor.testing import Fails, Passes, logged
 
@@ -91,14 +91,23 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     Fix: Run again with `NCCL_DEBUG=INFO` and read the first WARN line of the first rank that has one.
     """
     events = events_of_kinds(job, "torch.nccl.error", "torch.nccl.error.code", "torch.nccl.comm_error")
-    if events and not (_is_of_a_peer(events) and is_logged(job, *_GONE)):
+    gone = events_of_kinds(job, *_GONE)
+    if events and not (gone and (_is_of_a_peer(events) or all(_is_last_error(one, gone) for one in events))):
         yield _finding(job, events)
     elif not events and (returned := _results_of_others(job) or _returned_errors(job) or _cuda_warnings(job)):
         yield _finding(job, returned)
 
 
+_LAST_ERROR = 3
+"""Lines from the result to the text of the last error: "Last error:" is a line of its own."""
 _GONE = ("nccl.peer_closed", "nccl.peer_closed.old", "nccl.recv_fail", "torch.store.recv0", "torch.store.op_failed")
 """Messages about a peer that exited; other checks report that exit."""
+
+
+def _is_last_error(event: Event, gone: tuple[Event, ...]) -> bool:
+    """Whether a peer that exited is the last error of NCCL, which torch prints below the result
+    (getNcclErrorDetailStr in torch/csrc/distributed/c10d/NCCLUtils.cpp)."""
+    return any(one.file == event.file and 0 <= one.line - event.line <= _LAST_ERROR for one in gone)
 
 
 def _is_of_a_peer(events: tuple[Event, ...]) -> bool:

@@ -35,6 +35,9 @@ LOST_PEERS = (
     "horovod.shut_down",
     "xla.task_lost",
     "ray.node_died",
+    "ray.gcs_lost",
+    "mpi.btl_reset",
+    "xla.mesh_lost",
     "nccl.peer_closed",
     "nccl.peer_closed.old",
     "gloo.closed",
@@ -50,6 +53,7 @@ TIMED_OUT = (
     "torch.nccl.watchdog_timeout",
     "torch.nccl.desync.missing",
     "torch.nccl.blocking_wait",
+    "torch.nccl.timeout_frame",
     "torch.nccl2.timeout",
     "torch.store.wait",
     "torch.store.wait.old",
@@ -180,9 +184,10 @@ _REMOTE = "remote process exited"
 
 def exceptions(evidence: LogEvidence) -> Iterator[Event]:
     """Exceptions of ranks, without those of launchers about failed processes."""
+    # Watchdogs abort their process on purpose after a timeout, and log why.
+    has_watchdog = bool(evidence.of(*TIMED_OUT, *LOST_PEERS))
     for one in evidence.of(EXCEPTION, CRASH):
-        # Watchdogs abort their process on purpose after a timeout, and log why.
-        is_abort = one.kind == CRASH and (one.value("what") or "").startswith("Aborted")
+        is_abort = has_watchdog and one.kind == CRASH and (one.value("what") or "").startswith("Aborted")
         if _plain(one) not in _WRAPPERS and not is_abort:
             yield one
 

@@ -37,6 +37,11 @@ def software_findings(job: Job, quoted: Collection[Place]) -> dict[str, list[Fin
     return found
 
 
+def is_of_source(finding: Finding) -> bool:
+    """Whether a finding of :data:`LIBRARY_ERROR` only says which component failed, and no pattern declares it."""
+    return "component" in finding.evidence
+
+
 def is_quoted(finding: Finding, quoted: Collection[Place]) -> bool:
     """Whether other findings quote all lines of a finding."""
     places = quoted_places((finding,))

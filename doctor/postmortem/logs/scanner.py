@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -94,6 +94,8 @@ def _pieces_of(lines: Iterable[str]) -> Iterator[bytes]:
         yield b"".join(line.encode("utf-8", "replace").rstrip(b"\n") + b"\n" for line in batch)
 
 
+_COLLAPSED = b"last): "
+"""What a line has that holds a traceback as a whole."""
 _GLUED = re.compile(r"\]Traceback \(most recent call last\)")
 """A traceback after a progress bar without a line break: the bar is a message of its own."""
 _CODE = re.compile(
@@ -353,7 +355,12 @@ class _LogScan:
         self._tables.pass_over()
         return True
 
-    def _read(self, raw: bytes, cues: Iterable[int]) -> None:
+    def _read(self, raw: bytes, cues: Collection[int]) -> None:
+        collapsed = tracebacks.lines_of_collapsed(text_of(raw)) if _COLLAPSED in raw else None
+        for line in [raw] if collapsed is None else (one.encode() for one in collapsed):
+            self._read_line(line, cues)
+
+    def _read_line(self, raw: bytes, cues: Collection[int]) -> None:
         structured = any(self._waiting) or not self._index.structure.isdisjoint(cues)
         line = self._possibilities.without(text_of(raw), self._number)
         messages = [message for cue in cues for message in self._index.messages[cue] if message.may_be(line)]

@@ -55,6 +55,30 @@ CUES = (
 """Every line that begins, continues or ends a traceback contains at least one of these."""
 
 
+_ONE_LINE = re.compile(r"\(most recent call last\):\s+File \"")
+_PARTS = (
+    (re.compile(r"\s*(Traceback \(most recent call last\):)\s*"), r"\n\1\n"),
+    (
+        re.compile(r"\s*(File \"[^\"\n]{1,1000}\", line \d{1,9}(?:, in (?:<\w{1,80}>|\w{1,200}))?)(?:\s+|$)"),
+        r"\n  \1\n    ",
+    ),
+    (
+        re.compile(r"\s*(During handling of the above [^\n:]{1,80}:|The above exception was [^\n:]{1,80}:)\s*"),
+        r"\n\n\1\n",
+    ),
+)
+
+
+def lines_of_collapsed(text: str) -> list[str] | None:
+    """The lines of a traceback that is printed in one, as reasons of failed jobs in the cloud and copied texts are;
+    ``None`` if it is not."""
+    if _HEADER not in text or not _ONE_LINE.search(text):
+        return None
+    for part, lines in _PARTS:
+        text = part.sub(lines, text)
+    return [line for one in text.split("\n") for line in _LAST.sub(r"\1\n\2", one, count=1).split("\n") if line.strip()]
+
+
 Note = Callable[[LineOrigin, ParsedException, int], StoredEvent]
 """Called with an exception, its process and its line; the lines after it are added to the stored event."""
 
@@ -102,6 +126,10 @@ _USAGE = re.compile(
     re.DOTALL,
 )
 """How argparse ends a process (``ArgumentParser.error`` in Lib/argparse.py), with exit code 2."""
+_LAST = re.compile(
+    rf"^(    .*?)\s((?:[A-Za-z_]\w{{0,80}}\.){{0,12}}(?:{_NAMED})(?::\s|$))",
+)
+"""The source code of the innermost frame, and the exception behind it in the same line."""
 _RECORDED = re.compile(
     rf"\s*(?:- )?message: ['\"](?P<type>(?:[A-Za-z_]\w{{0,80}}\.){{0,12}}(?:{_NAMED})): (?P<message>.*?)['\"]\s*$",
     re.DOTALL,

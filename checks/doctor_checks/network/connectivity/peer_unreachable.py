@@ -87,7 +87,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         ):
             continue
         yield _logged_finding(job, group)
-    for group in event_groups(job, "nccl.recv_fail", "host.ssh_failed", by=("host", "err")):
+    for group in event_groups(job, "host.ssh_failed", by=("host", "err")):
+        host, port = group.value("host"), group.value("port")
+        yield _logged_finding(
+            job,
+            group,
+            f"Check that an SSH server listens there, which most containers do not start: `nc -zv {host} {port}` from "
+            "the host that launches.",
+        )
+    for group in event_groups(job, "nccl.recv_fail", by=("host", "err")):
         if any(word in (group.value("err") or "") for word in _SILENT):
             yield _logged_finding(job, group)
     if not is_logged(job, *_MORE_EXACT):
@@ -95,7 +103,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             yield _logged_finding(job, group)
 
 
-def _logged_finding(job: Job, group: EventGroup) -> Finding:
+def _logged_finding(job: Job, group: EventGroup, fix: str | None = None) -> Finding:
     target = group.value("remote", "host") or group.value("host2", "host3")
     error, earlier = group.value("err") or "", failed_before(job, group.first)
     silent = any(word in error for word in _SILENT)
@@ -106,7 +114,7 @@ def _logged_finding(job: Job, group: EventGroup) -> Finding:
         evidence={"peer": target, "error": error},
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,
-        fix=_FIX_TOLD,
+        fix=fix or _FIX_TOLD,
         symptoms=not earlier,
     )
 

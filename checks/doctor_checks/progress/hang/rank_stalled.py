@@ -97,6 +97,7 @@ _NAMED_MISSING = ("torch.monitored_barrier", "torch.nccl.desync.missing")
 _TIMEOUTS = (
     "torch.nccl.watchdog_timeout",
     "torch.nccl.blocking_wait",
+    "torch.nccl.timeout_frame",
     "torch.nccl2.timeout",
     "torch.monitored_barrier.nonzero",
     "torch.monitored_barrier.rank0",
