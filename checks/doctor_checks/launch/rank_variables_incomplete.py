@@ -49,11 +49,12 @@ BY_HAND["MASTER_PORT"] = "MASTER_PORT=29500"
 
 def _from_logs(job: Job) -> Iterator[Finding]:
     for group in event_groups(job, "torch.env_missing"):
-        missing = ", ".join(group.values("var"))
+        names = [*group.values("var"), *group.values("var2")]
+        missing = ", ".join(names)
         yield finding_from_logs(
             group,
             f"{missing} is not set: started without a launcher, or by one that sets other variables",
-            evidence={"missing": list(group.values("var"))},
+            evidence={"missing": names},
             confidence=0.6,
             fix="Start the script with a launcher that sets all variables (`torchrun --nproc-per-node=gpu train.py`), "
             "or run `unset LOCAL_RANK RANK WORLD_SIZE` if it must run as a single process.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.logs.event_timeline import events_of_kinds, failed_before
@@ -94,7 +95,9 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
     gone = events_of_kinds(job, *_GONE)
     if events and not (gone and (_is_of_a_peer(events) or all(_is_last_error(one, gone) for one in events))):
         yield _finding(job, events)
-    elif not events and (returned := _results_of_others(job) or _returned_errors(job) or _cuda_warnings(job)):
+    elif not events and (
+        returned := _results_of_others(job) or _returned_errors(job) or _cuda_warnings(job) or _proxy_failures(job)
+    ):
         yield _finding(job, returned)
 
 
@@ -107,7 +110,8 @@ _GONE = ("nccl.peer_closed", "nccl.peer_closed.old", "nccl.recv_fail", "torch.st
 def _is_last_error(event: Event, gone: tuple[Event, ...]) -> bool:
     """Whether a peer that exited is the last error of NCCL, which torch prints below the result
     (getNcclErrorDetailStr in torch/csrc/distributed/c10d/NCCLUtils.cpp)."""
-    return any(one.file == event.file and 0 <= one.line - event.line <= _LAST_ERROR for one in gone)
+    below = (one for one in gone if one.file == event.file and 0 <= one.line - event.line <= _LAST_ERROR)
+    return any("NCCL WARN" not in one.text for one in below)
 
 
 def _is_of_a_peer(events: tuple[Event, ...]) -> bool:
@@ -124,6 +128,14 @@ _PUBLIC_CALLS = ("group.cc", "init.cc", "enqueue.cc")
 def _results_of_others(job: Job) -> tuple[Event, ...]:
     """Results printed by programs other than PyTorch; RUN012 reports the exit of a peer."""
     return tuple(one for one in events_of_kinds(job, "nccl.result") if "remote" not in one.text)
+
+
+def _proxy_failures(job: Job) -> tuple[Event, ...]:
+    """Operations that failed in NCCL's proxy, with their result (proxyProgressAsync in src/proxy.cc)."""
+    return tuple(one for one in events_of_kinds(job, "nccl.proxy_fail") if _PROXY_RESULT.search(one.text))
+
+
+_PROXY_RESULT = re.compile(r"\b(?:res=|retcode )(?P<code>[1-6])\b")
 
 
 def _cuda_warnings(job: Job) -> tuple[Event, ...]:
@@ -148,6 +160,8 @@ def _result_of(events: tuple[Event, ...]) -> tuple[str, str] | None:
     text = " ".join(event.text for event in events).lower()
     name = _RESULTS.get(events[0].value("code") or "") if events[0].kind == "nccl.abort_reason" else None
     name = "cuda error" if events[0].kind == "nccl.cuda_fail" else name
+    if events[0].kind == "nccl.proxy_fail" and (result := _PROXY_RESULT.search(events[0].text)):
+        name = _RESULTS[result["code"]]
     # torch names the constants: ncclUnhandledCudaError, ncclSystemError.
     return next(
         (one for one in MEANINGS if one[0] == name or one[0] in text or f"{one[0].replace(' ', '')}: " in text), None

@@ -323,7 +323,7 @@ def _call(event: Event, group: str) -> Collective | None:
     """Return the collective that timed out. Messages before torch 2.1 do not number it."""
     named = event.named
     sequence, operation = _number(named.get("seq")), named.get("op", "")
-    if sequence is None:
+    if sequence is None or not operation:  # the message is cut
         return None
     ran, limit = _number(named.get("ran")), _number(named.get("timeout"))
     return Collective(

@@ -176,6 +176,7 @@ class _TracebackState:
 
     frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
     state: str = ""
+    depth: int = 0
     framed: bool = False
     indented: bool = False
     linked: bool = False
@@ -233,6 +234,7 @@ class Tracebacks:
             frame = Frame(file, int(found["line"]), function, user=is_user_code(file))
             self._frame(origin, frame, indented=text.startswith("  "))
             self._stream(origin).last = line
+            self._stream(origin).depth = _depth_of(text)
             return True
         stream = self._streams.get(origin)
         if _BOXED_SOURCE.match(text) and (stream is None or stream.state != "box"):
@@ -279,6 +281,8 @@ class Tracebacks:
         self, origin: LineOrigin, stream: _TracebackState, text: str, line: int, how: tuple[bool, bool]
     ) -> bool:
         record, mild = how
+        if stream.state == "stack" and 0 < _depth_of(text) < stream.depth and _FINAL.match(text.lstrip()):
+            text = text.lstrip()  # the traceback as a whole is indented
         if self._is_stack(stream, text, record) or self._is_link(origin, stream, text):
             stream.last = line
             return True
@@ -385,6 +389,10 @@ class Tracebacks:
                 self.waiting.discard(gone)
             stream = self._streams[origin] = _TracebackState()
         return stream
+
+
+def _depth_of(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _final_of(stream: _TracebackState, record: bool) -> re.Pattern[str]:

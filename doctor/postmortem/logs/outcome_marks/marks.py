@@ -78,6 +78,7 @@ _ENDED_BADLY = re.compile(
 """Messages of shells, the C library, C++ and Python's launcher about a process that failed or did not start."""
 _WEAK = re.compile(
     r"(?i)(?<![\w/])(?:failed|failure|timed out|time-?out (?:after|exceeded|expired|in|at|of)|abort(?:ed|ing)|unable to"
+    r"|died|(?:is|was|are) dead|crashed|unexpectedly (?:exit\w*|end\w*|terminat\w*|clos\w*)"
     r"|cannot|can't|could not|refused|denied|no such file or directory|out of memory|error)\b(?!\s?[:=]\s?[-+]?[\d.])"
 )
 """Words of errors, unless they are part of a path."""
