@@ -1,4 +1,4 @@
-"""Pages of the site that are generated from the package: checks and rules, limits, metrics, the help of commands.
+"""Pages of the site that are generated from the package: checks and rules, limits, metrics, help of commands, schemas.
 
 A hook of MkDocs. It also adapts links that are relative to the repository in files that pages include.
 """
@@ -21,6 +21,7 @@ from doctor.core.check import FAMILIES
 from doctor.core.check_registry import RULE_FAMILY
 from doctor.monitor.sinks.prometheus import GAUGES
 from doctor.report.playbook import PlaybookPage, all_pages
+from doctor.version import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILY_TITLES = {
@@ -49,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference/limits.md", content=_limits()))
     files.append(File.generated(config, "reference/metrics.md", content=_metrics()))
     files.append(File.generated(config, "reference/cli.md", content=_commands()))
+    for path in sorted(Path(PACKAGE, "schemas").glob("*.json")):
+        files.append(File.generated(config, f"reference/schemas/{path.name}", abs_src_path=str(path)))
     return files
 
 

@@ -64,6 +64,7 @@ _ELSEWHERE: dict[str, str] = {
     "explain": "doctor.cli.explain",
     "lint": "doctor.cli.lint",
     "run": "doctor.cli.run",
+    "schema": "doctor.cli.schema",
 }
 """Commands that are loaded on use, by the module whose ``command`` they are."""
 

@@ -22,7 +22,7 @@ import msgspec
 
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
-from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, LogEvidence, Missing, ProcessFacts, Section
+from doctor.core.facts import SECTIONS, HostFacts, LaunchFacts, Level, LogEvidence, Missing, ProcessFacts, Section
 from doctor.core.job import Job, LastSeen, Member, SectionHolder, build_job
 from doctor.core.masking import holds_secret, mask_document, mask_text
 from doctor.core.report_document import ReportTool
@@ -38,43 +38,59 @@ LARGEST_NUMBER = 1 << 62
 """A rank may be out of range, which is a finding, but every reader of JSON must be able to hold it."""
 
 
-class _SectionData(msgspec.Struct):
+class SectionData(msgspec.Struct):
+    """Sections by their keys: the ``facts``, and for ``missing`` ones the reasons."""
+
     facts: dict[str, msgspec.Raw] = {}
     missing: dict[str, Missing] = {}
 
 
-class _Host(_SectionData):
+class CapturedHost(SectionData):
+    """A host of a document: its ids, and the sections that its processes share."""
+
     name: str = ""
     boot_id: str | None = None
     machine_id: str | None = None
 
 
-class _Rank(_SectionData, kw_only=True):
+class CapturedRank(SectionData, kw_only=True):
+    """A process of a document: its ``rank``, the index of its ``host`` in ``hosts``, and its own sections."""
+
     rank: int
     host: int = 0
 
 
-class _LastSeen(msgspec.Struct):
+class CapturedLastSeen(msgspec.Struct):
+    """A rank that stopped responding: its ``host``, and the last ``step`` that it reported."""
+
     rank: int
     host: str = ""
     step: str = ""
 
 
-class _Document(msgspec.Struct, kw_only=True):
-    hosts: list[_Host]
-    ranks: list[_Rank]
+class JobDocument(msgspec.Struct, kw_only=True):
+    """The processes of a job, as readers accept them; writers leave no field out but ``last_seen``."""
+
+    hosts: list[CapturedHost]
+    ranks: list[CapturedRank]
     kind: str = ""
     run: str = ""
     created: str = ""
     launcher: str = "none"
     world_size: int = 1
     absent: list[int] = []
-    last_seen: list[_LastSeen] = []
+    last_seen: list[CapturedLastSeen] = []
 
 
-class _CapturedContext(_Document, kw_only=True):
+class CaptureDocument(JobDocument, kw_only=True):
+    """The facts that the processes of a job collected.
+
+    ``created``: ISO 8601. ``absent``: ranks that were not gathered. ``last_seen``: ranks that stopped responding.
+    ``run``: the id of a monitored run, in records. ``expected``: the baseline of the job. ``evidence``: events of its
+    logs."""
+
     schema: object = None
-    expected: _Document | None = None
+    expected: JobDocument | None = None
     evidence: LogEvidence | None = None
 
 
@@ -220,9 +236,9 @@ def parse_capture(data: bytes, name: str, *, masked: bool = False) -> Capture:
         raise UnusableError(f"cannot read {name}: not a valid capture ({mask_text(str(error))})") from None
 
 
-def _decode_document(data: bytes, name: str) -> _CapturedContext:
+def _decode_document(data: bytes, name: str) -> CaptureDocument:
     try:
-        document = msgspec.json.decode(data, type=prepared(_CapturedContext))
+        document = msgspec.json.decode(data, type=prepared(CaptureDocument))
     except msgspec.ValidationError:  # if it has another kind or schema, that is the better message
         plain = msgspec.json.decode(data)
         _require_schema(plain.get("kind"), plain.get("schema"), name) if isinstance(plain, dict) else None
@@ -242,8 +258,8 @@ def _short(value: object) -> str:
     return " ".join(str(value).split())[:40]
 
 
-def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Capture:
-    logs_alone = not document.ranks and isinstance(document, _CapturedContext) and document.evidence is not None
+def _assemble(document: JobDocument, name: str, decoder: _SectionDecoder) -> Capture:
+    logs_alone = not document.ranks and isinstance(document, CaptureDocument) and document.evidence is not None
     if not (0 if logs_alone else 1) <= document.world_size <= WORLD_LIMIT or len(document.absent) > WORLD_LIMIT:
         raise UnusableError(f"{name} claims a world of {document.world_size} ranks")
     if not document.ranks and not logs_alone:
@@ -272,19 +288,25 @@ def _assemble(document: _Document, name: str, decoder: _SectionDecoder) -> Captu
     return Capture(tuple(members), document.world_size, document.launcher, absent, document.created, seen, run=run)
 
 
+def section_keys(level: Level) -> list[str]:
+    """The keys of the sections that a host or a rank may have. A rank may have its own part of a section of its host
+    (:meth:`Section.part`)."""
+    sections = SECTIONS.items()
+    if level == "host":
+        return [key for key, section in sections if section.level == "host"]
+    return [key for key, section in sections if section.level == "rank" or section.part is not Section.part]
+
+
 class _SectionDecoder:
     """Decodes sections; equal bytes become one object, so that a job of thousands of similar ranks stays small."""
 
     def __init__(self) -> None:
         self.sections: dict[tuple[str, bytes], Section] = {}
         self._reasons: dict[Missing, Missing] = {}
-        host = {key for key, section in SECTIONS.items() if section.level == "host"}
-        own = {key for key, section in SECTIONS.items() if section.part is not Section.part}
-        self._known = {"host": host, "rank": SECTIONS.keys() - host | own}
+        self._known = {"host": set(section_keys("host")), "rank": set(section_keys("rank"))}
 
-    def decode(self, raw: _SectionData, level: str, name: str) -> dict[str, Section | Missing]:
-        """Return the sections of ``level`` that this release knows. A rank may have its own part of a section of its
-        host (:meth:`Section.part`)."""
+    def decode(self, raw: SectionData, level: str, name: str) -> dict[str, Section | Missing]:
+        """Return the sections of ``level`` that this release knows."""
         known = self._known[level]
         found: dict[str, Section | Missing] = {}
         for key, reason in raw.missing.items():

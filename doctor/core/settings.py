@@ -14,9 +14,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
@@ -49,12 +50,14 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Accepted findings: ``id`` (or family), the reason, the hosts or files (patterns), and the expiry date. A pattern
     of files matches the path as it was specified, or its end: ``examples/*``."""
 
-    id: str
-    reason: str
-    host: str | None = None
-    until: datetime.date | None = None
+    id: Annotated[str, Meta(description="The id or the family of the findings that are accepted.")]
+    reason: Annotated[str, Meta(description="Why they are accepted; it is shown in the report.")]
+    host: Annotated[str | None, Meta(description="Only on hosts whose name matches this pattern.")] = None
+    until: Annotated[datetime.date | None, Meta(description="The last day on which they are accepted.")] = None
     by: str = ""
-    path: str | None = None
+    path: Annotated[
+        str | None, Meta(description="Only in files whose path, or its end, matches this pattern (`doctor lint`).")
+    ] = None
 
     def covers(self, check: Check, hosts: tuple[str, ...], today: datetime.date) -> bool:
         """Whether a finding of ``check`` on ``hosts`` is accepted on that day."""
@@ -75,14 +78,32 @@ class IgnoreEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return matches(owner.id, owner.family, self.id) and (self.until is None or today <= self.until)
 
 
-class _SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    select: list[str] = []
-    ignore: list[IgnoreEntry] = []
-    fail_on: FailOn = "error"
-    timeout: float | None = None
-    plugins: list[str] = []
-    limits: dict[str, Any] = {}
-    directories: dict[str, str] = {}
+_Location = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+
+
+class SettingsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """Settings of rankdoctor."""
+
+    select: Annotated[list[str], Meta(description="Checks to run: ids, families or ALL. Default: all.")] = []
+    ignore: Annotated[
+        list[IgnoreEntry], Meta(description="Accepted findings. They stay visible and do not change the exit code.")
+    ] = []
+    fail_on: Annotated[FailOn, Meta(description="The severity from which the exit code is 1.")] = "error"
+    timeout: Annotated[
+        float | None,
+        Meta(
+            description="Seconds that ranks wait for each other, and that a collector may take.",
+            extra_json_schema={"minimum": LEAST_TIMEOUT, "maximum": MOST_TIMEOUT},
+        ),
+    ] = None
+    plugins: Annotated[
+        list[_Location],
+        Meta(description="Python files with checks; loaded only from a settings file that you name or that is yours."),
+    ] = []
+    limits: Annotated[dict[str, Any], Meta(description="Thresholds of checks, such as MEM003.used_share.")] = {}
+    directories: Annotated[
+        dict[str, _Location], Meta(description="Folders of the job to check, by role, such as checkpoint.")
+    ] = {}
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -145,7 +166,7 @@ def read_settings(start: Path, *, config: Path | None = None, isolated: bool = F
 def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
     path = file.path
     try:
-        known = msgspec.convert(file.table, prepared(_SettingsTable))
+        known = msgspec.convert(file.table, prepared(SettingsTable))
     except msgspec.ValidationError as error:  # without the notation of msgspec: ``$.ignore[0]`` becomes ``ignore[0]``
         words = str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
         raise UnusableError(f"{path}: {words}") from None
