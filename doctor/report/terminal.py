@@ -314,8 +314,8 @@ def _is_quiet(result: CheckResult) -> bool:
 
 
 def _row(state: str, text: RenderableType) -> RenderableType:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True, width=9)
+    table = Table.grid()
+    table.add_column(no_wrap=True, width=10)
     table.add_column(overflow="fold")
     mark, style = _STATES[state]
     table.add_row(Text(f"{mark} {state}", style=style), text)
@@ -343,8 +343,8 @@ def _check(result: CheckResult, style: _TerminalStyle) -> Iterable[_Line]:
 
 def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle) -> Iterable[_Line]:
     summary = Text(finding.summary, style=STATE_STYLES[finding.severity.value if finding.stands else "ignored"])
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True, width=_LABEL - 1, style="dim")
+    grid = Table.grid()  # without padding: rich before 14.3 adds it to the width
+    grid.add_column(no_wrap=True, width=_LABEL, style="dim")
     grid.add_column(overflow="fold")
     for label, text in _parts(finding, style):
         if style.verbose or finding.severity is not Severity.INFO or label not in ("evidence", "impact"):
