@@ -17,6 +17,7 @@ def test_every_page_has_its_form():
 def _has_its_form(check):
     text = (playbook_directory() / f"{check.id}.md").read_text()
     assert text.startswith(head_of(check)), "run: python -m doctor.report.playbook"
+    assert text.count(f"# {check.id} {check.name}\n") == 1, "one title"
     assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == HEADINGS
     assert text.count("```") % 2 == 0
     see = text.partition("## What you see")[2].partition("## Confirm it")[0]
