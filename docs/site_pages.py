@@ -103,7 +103,7 @@ def _check_index() -> str:
         [
             "# Checks and rules\n",
             "One id stands for one fault, before, during and after a run. `doctor explain ID` prints the same pages "
-            "offline.\n",
+            "offline. A check marked *preview* may still change ([versioning](../versioning.md)).\n",
             '<div class="check-filter" hidden><label>Filter <input type="search" placeholder="port, MEM, error …">'
             "</label></div>\n",
             *(line for family in dict.fromkeys(families) for line in _family_table(family, by_family[family])),
@@ -117,7 +117,8 @@ def _family_table(family: str, pages: Iterable[PlaybookPage]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for page in pages:
         title = page.title.replace("|", "\\|")
-        yield f"| [{page.id}]({page.id}.md) | {page.name} | {title} | {page.severity} |"
+        name = f"{page.name} (preview)" if page.state == "preview" else page.name
+        yield f"| [{page.id}]({page.id}.md) | {name} | {title} | {page.severity} |"
     yield ""
 
 

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from doctor.core.facts import Section
 from doctor.core.finding import Scope, Severity, Verdict
@@ -25,6 +25,9 @@ FAMILIES = {
     "CODE": "code",
 }
 """Prefix of an id -> name of its family, in the order of reports."""
+
+State = Literal["stable", "preview"]
+"""``preview``: what the check finds, its severity and its name may change in any release."""
 
 LogJudge = Callable[[Job], Iterable[Verdict]]
 
@@ -54,7 +57,7 @@ class Check:
     findings is unknown, and with one rank there is nothing to compare. ``uses_baseline``: ``job.expected`` is the
     reference, and the check itself reports that a single rank has nothing to be compared with. ``last_resort``: it is
     evaluated only if no other check has an error or a warning that may be the primary one. ``limits``: thresholds by
-    name. ``origin``: ``built-in``, a distribution or a file.
+    name. ``origin``: ``built-in``, a distribution or a file. ``state``: how far it may change.
 
     Raises:
         ValueError: the metadata is malformed; the runner and the reports rely on its form.
@@ -78,6 +81,7 @@ class Check:
     or_needs: tuple[type[Section], ...] = ()
     from_logs: tuple[LogJudge, ...] = ()
     last_resort: bool = False
+    state: State = "stable"
 
     def __post_init__(self) -> None:
         """Reject malformed metadata."""
@@ -89,6 +93,7 @@ class Check:
             raise ValueError(f"{self.id}: severity and scope are members of Severity and Scope")
         if not set(str(self.when)) <= set("PRM") or not self.when:
             raise ValueError(f"{self.id}: when is made of the letters P, R and M")
+        require_state(self.id, self.state)
         for name, sections in (("needs", self.needs), ("or_needs", self.or_needs)):
             kinds = sections if isinstance(sections, tuple) else (None,)
             if not all(isinstance(kind, type) and issubclass(kind, Section) for kind in kinds):
@@ -128,6 +133,7 @@ def check(
     uses_baseline: bool = False,
     from_logs: LogJudge | tuple[LogJudge, ...] = (),
     last_resort: bool = False,
+    state: State = "stable",
     cases: Callable[[], Iterable[Case]] = tuple,
 ) -> Callable[[Callable[..., Iterable[Verdict]]], Check]:
     """Make a function ``(job, *, limit=number) -> Iterator[Verdict]`` a check named after it.
@@ -138,7 +144,8 @@ def check(
     R (run) and M (post-mortem). ``compares_ranks`` is true by default if the scope is the job. ``uses_baseline``: a
     baseline replaces the majority. ``from_logs``: functions that check log events in addition; a
     check that reads logs only (``when="M"``, no ``needs``) has none. ``last_resort``: the check is evaluated only if no
-    other one has an error or a warning that may be the primary one. ``cases`` is called by tests only.
+    other one has an error or a warning that may be the primary one. ``state``: ``preview`` while what it finds, its
+    severity or its name may change. ``cases`` is called by tests only.
     """
 
     def make(function: Callable[..., Iterable[Verdict]]) -> Check:
@@ -161,9 +168,16 @@ def check(
             or_needs=or_needs,
             from_logs=from_logs if isinstance(from_logs, tuple) else (from_logs,),
             last_resort=last_resort,
+            state=state,
         )
 
     return make
+
+
+def require_state(owner: str, state: str) -> None:
+    """Raise ``ValueError`` if a check or a rule declares another state than those of :data:`State`."""
+    if state not in get_args(State):
+        raise ValueError(f"{owner}: state is one of {', '.join(get_args(State))}")
 
 
 def read_docstring(text: str) -> tuple[str, str, str]:

@@ -55,6 +55,7 @@ def _described(one: Check | Rule) -> dict[str, Any]:
     else:
         own = {"reads": _reads(one), "foreshadows": list(one.foreshadows)}
     head = {"id": one.id, "name": one.name, "family": one.family, "severity": one.severity.value}
+    head["state"] = one.state
     return {**head, **own, "origin": one.origin}
 
 
@@ -70,6 +71,7 @@ def _table(checks: Iterable[Check | Rule], marks: str) -> Table:
             table.add_row(Text(spelt_out(family), style="bold"))
         title = f"{check.name}: {title_of(check)}".rstrip(": ")
         origin = "" if check.origin == "built-in" else f" ({check.origin})"
+        origin += " (preview)" if check.state == "preview" else ""
         mark = check.when if isinstance(check, Check) else _reads(check)
         table.add_row(*map(spelt_out, (check.id, check.severity.value, mark, title + origin)))
     return table

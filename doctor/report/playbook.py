@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from doctor.core.check import FAMILIES, Check
+from doctor.core.check import FAMILIES, Check, State
 from doctor.core.check_registry import playbook_directory
 from doctor.core.errors import UnusableError
 
@@ -27,11 +27,13 @@ _HEAD = re.compile(
     r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
     re.DOTALL,
 )
+_PREVIEW = "state: preview"
 _LIMIT = re.compile(r"`(?P<name>[A-Z]+\d{3}\.\w+) = (?P<value>[^`]+)`")
 
 
 class PlaybookPage(msgspec.Struct, frozen=True):
-    """One page; ``markdown``: all of it. ``limits``: defaults of the thresholds, by their names in settings."""
+    """One page; ``markdown``: all of it. ``limits``: defaults of the thresholds, by their names in settings.
+    ``state``: ``stable`` or ``preview``."""
 
     id: str
     name: str
@@ -40,6 +42,7 @@ class PlaybookPage(msgspec.Struct, frozen=True):
     title: str
     markdown: str
     limits: dict[str, float] = {}
+    state: State = "stable"
 
 
 def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
@@ -66,9 +69,11 @@ def _read(path: Path) -> PlaybookPage:
     if found is None:
         raise UnusableError(f"{path} is not a playbook page: it has no head")
     family = FAMILIES.get(found["id"].rstrip("0123456789"), "")
-    limits = {limit["name"]: float(limit["value"]) for limit in _LIMIT.finditer(text.partition(_HEAD_END)[0])}
+    head = text.partition(_HEAD_END)[0]
+    limits = {limit["name"]: float(limit["value"]) for limit in _LIMIT.finditer(head)}
+    state: State = "preview" if _PREVIEW in head else "stable"
     whole = text.replace(_HEAD_END + "\n", "")
-    return PlaybookPage(found["id"], found["name"], family, found["severity"], found["title"], whole, limits)
+    return PlaybookPage(found["id"], found["name"], family, found["severity"], found["title"], whole, limits, state)
 
 
 def page_of(check: Check | Rule) -> PlaybookPage:
@@ -76,7 +81,9 @@ def page_of(check: Check | Rule) -> PlaybookPage:
     title = title_of(check)
     parts = {"Impact": check.effect, "Fix": check.fix, "From": check.origin}
     text = _facts(check) + "".join(f"\n## {name}\n\n{words}\n" for name, words in parts.items() if words)
-    return PlaybookPage(check.id, check.name, check.family, check.severity.value, title, text, limits_of(check))
+    return PlaybookPage(
+        check.id, check.name, check.family, check.severity.value, title, text, limits_of(check), check.state
+    )
 
 
 def limits_of(check: Check | Rule) -> dict[str, float]:
@@ -94,6 +101,7 @@ def _facts(check: Check | Rule) -> str:
     stages = ", ".join(STAGES[stage] for stage in check.when)
     scope = check.scope.value if isinstance(check, Check) else "file"
     facts = [f"severity: {check.severity.value}", f"family: {check.family}", f"scope: {scope}"]
+    facts += [_PREVIEW] if check.state == "preview" else []
     title = f"{title_of(check)}\n\n" if title_of(check) else ""
     lines = [f"# {check.id} {check.name}\n\n{title}{' · '.join(facts)} · detected: {stages}\n"]
     limits = [f"`{name} = {value!r}`" for name, value in limits_of(check).items()]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from doctor.core.check import Check, family_of, read_docstring
+from doctor.core.check import Check, State, family_of, read_docstring, require_state
 from doctor.core.finding import Severity
 
 
@@ -166,7 +166,10 @@ class Rule:
 
     ``reads``: the type of its argument (:class:`doctor.lint.python.script.Script`, or a launch file). ``mentions``:
     every file that can violate it has one of these words; others are not parsed for it. ``foreshadows``: ids of the
-    checks that find the same fault in a run.
+    checks that find the same fault in a run. ``state``: as of a check.
+
+    Raises:
+        ValueError: the state is unknown.
     """
 
     id: str
@@ -181,7 +184,12 @@ class Rule:
     mentions: tuple[str, ...] = ()
     foreshadows: tuple[str, ...] = ()
     origin: str = "built-in"
+    state: State = "stable"
     when: str = field(default="L", init=False)
+
+    def __post_init__(self) -> None:
+        """Reject an unknown state."""
+        require_state(self.id, self.state)
 
     @property
     def family(self) -> str:
@@ -205,13 +213,15 @@ def rule(
     check: Check | None = None,
     mentions: tuple[str, ...] = (),
     foreshadows: tuple[str, ...] = (),
+    state: State | None = None,
     cases: Callable[[], Iterable[FileCase]] = tuple,
 ) -> Callable[[Callable[[Any], Iterable[Violation]]], Rule]:
     """Make a function ``(source) -> Iterator[Violation]`` a rule, named after the function.
 
     Its docstring holds a question, then ``Why it hurts:`` and ``Fix:``, the defaults of a violation. ``check``: the
     check that finds the same fault before or during a run, in the same module. The rule has its id and its name, and
-    takes its severity and each part of its docstring unless it gives its own. ``cases`` is called by tests alone.
+    takes its severity, its state and each part of its docstring unless it gives its own. ``cases`` is called by tests
+    alone.
 
     Raises:
         ValueError: the rule has no check, and no id or severity of its own.
@@ -237,6 +247,7 @@ def rule(
             fix=fix,
             mentions=mentions,
             foreshadows=foreshadows,
+            state=state or (check.state if check is not None else "stable"),
         )
 
     return make

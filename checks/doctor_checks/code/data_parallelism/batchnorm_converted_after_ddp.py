@@ -15,6 +15,7 @@ _CONVERTS = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 @rule(
     id="CODE040",
     severity=Severity.INFO,
+    state="preview",
     reads=Script,
     mentions=("convert_sync_batchnorm",),
     cases=lambda: (
