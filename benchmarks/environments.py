@@ -63,7 +63,11 @@ GRAPHS = (
 )
 
 
-SETS = {"first": ("recommended", "faults"), "second": ("recommended_2", "faults_2")}
+SETS = {
+    "first": ("recommended", "faults"),
+    "second": ("recommended_2", "faults_2"),
+    "third": ("recommended_3", "faults_3"),
+}
 """The files of the environments and of the faults of each set."""
 
 
