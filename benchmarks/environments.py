@@ -200,6 +200,8 @@ def _rdma(devices: Mapping[str, Mapping[str, str]], gpus: Sequence[str]) -> list
         verbs = f"class/infiniband_verbs/uverbs{place}"
         lines.append(f"cp -a /dev/null dev/infiniband/uverbs{place}; mkdir -p {verbs}; echo {name} > {verbs}/ibdev")
         lines.append(f"mkdir -p class/infiniband/{name}/device/infiniband_verbs/uverbs{place}")
+        if device["link"] == "efa":
+            lines.append(f"ln -sfn /sys/bus/pci/drivers/efa class/infiniband/{name}/device/driver")
         port = f"class/infiniband/{name}/ports/1"
         layer = {"roce": "Ethernet", "ib": "InfiniBand", "efa": "Unspecified"}[device["link"]]
         lines += [

@@ -102,7 +102,7 @@ def alloc_conf_faults(text: str, torch: str | None = None) -> Iterator[AllocConf
             yield from _judge(option, torch)
     if broken:
         yield broken
-    yield from _conflicts(dict(options))
+    yield from _conflicts(dict(options), torch)
 
 
 def _judge(option: Option, torch: str | None) -> Iterator[AllocConfFault]:
@@ -200,7 +200,7 @@ def _is_division(pair: str) -> bool:
     return (size == ">" or _is_power_of_two(_whole(size))) and (_whole(parts) == 0 or _is_power_of_two(_whole(parts)))
 
 
-def _conflicts(options: dict[str, str]) -> Iterator[AllocConfFault]:
+def _conflicts(options: dict[str, str], torch: str | None) -> Iterator[AllocConfFault]:
     native = [key for key in options if key in _options() and _options()[key].native]
     if options.get("backend", "").endswith("MallocAsync") and native:
         kept = ",".join(f"{key}:{value}" for key, value in options.items() if key not in native)
@@ -216,6 +216,15 @@ def _conflicts(options: dict[str, str]) -> Iterator[AllocConfFault]:
             value=",".join(f"{key}:{value}" for key, value in options.items() if key != "max_split_size_mb"),
             harmless=True,
             ignored=True,
+        )
+    collects = "garbage_collection_threshold" in options and options.get("expandable_segments") == "True"
+    if collects and torch is not None and within(torch, before="2.5"):
+        # pytorch/pytorch#134338, in 2.5: garbage collection released blocks of expandable segments as if by cudaFree.
+        yield AllocConfFault(
+            f"has garbage_collection_threshold with expandable_segments:True, which torch {torch} cannot combine: "
+            "an assertion fails when the memory is nearly full",
+            value=",".join(f"{key}:{value}" for key, value in options.items() if key != "garbage_collection_threshold"),
+            harmless=True,
         )
     segment, split = _whole(options.get("large_segment_size_mb", "")), _whole(options.get("max_split_size_mb", ""))
     if segment is not None and split is not None and split < segment:

@@ -148,8 +148,9 @@ def _word(info: VariableInfo, name: str, value: str, release: str | None) -> Val
     if harmless or value.casefold() in {word.casefold() for word in info.words}:
         return None
     effect = "NCCL writes no log" if name == "NCCL_DEBUG" else "NCCL uses the default"
+    # A quiet log is what these words ask for; the job is unaffected, as with NCCL_DEBUG_SUBSYS=WARN.
     quiet = name == "NCCL_DEBUG" and value.casefold() in ("error", "fatal", "critical", "quiet")
-    return ValueFault(f"is not a valid value: {effect}", " or ".join(info.words), mild=quiet)
+    return ValueFault(f"is not a valid value: {effect}", " or ".join(info.words), mild=quiet, harmless=quiet)
 
 
 def _words(info: VariableInfo, name: str, value: str, release: str | None) -> ValueFault | None:

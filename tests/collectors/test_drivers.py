@@ -186,6 +186,20 @@ def test_infiniband_alone(tmp_path: Path) -> None:
     assert facts.nvswitches is None
 
 
+@pytest.mark.parametrize("gpu_id", ["51110", None])
+def test_amd_gpus_and_what_the_container_has_of_them(tmp_path: Path, gpu_id: str | None) -> None:
+    """The id of a GPU that the cgroup forbids cannot be read; CPUs have the id 0."""
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    (nodes / "1").mkdir(parents=True)
+    write(tmp_path, sys__class__kfd__kfd__topology__nodes__0__gpu_id="0", dev__dri__card0="")
+    if gpu_id is not None:
+        (nodes / "1/gpu_id").write_text(f"{gpu_id}\n")
+    machine = Machine({}, tmp_path / "proc", tmp_path / "sys", tmp_path / "etc", tmp_path / "dev")
+    assert (collect_drivers(machine).amd_gpus, collect_drivers(machine).device_files) == (1, ())
+    write(tmp_path, dev__kfd="", dev__dri__renderD128="")
+    assert collect_drivers(machine).device_files == ("/dev/kfd", "/dev/dri/renderD128")
+
+
 @pytest.mark.parametrize("modules", ["", "ib_core 1 0 - Live 0x0\nrdma_cm 1 0 - Live 0x0"])
 def test_machine_with_neither(tmp_path: Path, modules: str) -> None:
     write(tmp_path, proc__modules=modules)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from doctor.collectors.base import Machine
-from doctor.collectors.host.own_process import can_lock_memory, collect_process, threads_asked
+from doctor.collectors.host.own_process import can_lock_memory, collect_process, has_mps_daemon, threads_asked
 from tests.lab.speed import patience
 
 READ = """
@@ -115,3 +116,22 @@ def test_fork_before_and_after_torch() -> None:
 )
 def test_threads(text: str, threads: int | None) -> None:
     assert threads_asked({"OMP_NUM_THREADS": text}) == threads
+
+
+def test_mps_daemon_that_listens_has_gone_or_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # A path of a socket has at most 107 bytes.
+    machine = Machine(environ={"CUDA_MPS_PIPE_DIRECTORY": "mps"}, proc=tmp_path / "proc")
+    assert has_mps_daemon(Machine(environ={})) is None
+    assert has_mps_daemon(machine) is False
+    Path("mps").mkdir()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind("mps/control")
+        daemon.listen()
+        assert has_mps_daemon(machine) is True
+    assert has_mps_daemon(machine) is False
+
+
+def test_mps_daemon_behind_a_path_that_is_no_directory_or_too_long(tmp_path: Path) -> None:
+    (tmp_path / "0").touch()
+    assert has_mps_daemon(Machine(environ={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "0")})) is False
+    assert has_mps_daemon(Machine(environ={"CUDA_MPS_PIPE_DIRECTORY": "/" + "x" * 200})) is None

@@ -19,9 +19,24 @@ from doctor.api import (
     event_groups,
     finding_from_logs,
 )
-from doctor.facts import DriverFacts, GpuFacts, HostFacts, MissingReason, NcclFacts, RdmaDevice, RdmaFacts
+from doctor.facts import (
+    DriverFacts,
+    GpuFacts,
+    HostFacts,
+    MissingReason,
+    NcclFacts,
+    RdmaDevice,
+    RdmaFacts,
+    SoftwareFacts,
+    TorchBuild,
+)
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 
+_FIXES = {
+    "infiniband": "Start the container with `docker run --device /dev/infiniband`.",
+    "/dev/kfd": "Start the container with `docker run --device /dev/kfd --device /dev/dri --group-add video`.",
+    "/dev/dri": "Start the container with `docker run --device /dev/kfd --device /dev/dri --group-add video`.",
+}
 _WSL = "5.15.167.4-microsoft-standard-WSL2"
 
 
@@ -48,6 +63,16 @@ def _without_verbs(layer: str = "InfiniBand", hosts: int = 2) -> JobBuilder:
             )
             for device in old
         ),
+    )
+
+
+def _rocm(*files: str) -> JobBuilder:
+    """Containers with torch for ROCm, on hosts with AMD GPUs, of which they have ``files``."""
+    return (
+        healthy(hosts=2, gpus=0)
+        .alter(HostFacts, container="docker")
+        .alter(SoftwareFacts, torch=TorchBuild("2.5.1+rocm6.2", hip="6.2"))
+        .put(DriverFacts(amd_gpus=1, device_files=files))
     )
 
 
@@ -97,6 +122,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             severity=Severity.WARNING,
         ),
         Fails("RoCE that the settings ask for", _without_verbs("Ethernet").environ(NCCL_IB_HCA="mlx5"), ranks=(2, 3)),
+        Passes("AMD GPUs with their files", _rocm("/dev/kfd", "/dev/dri/renderD128")),
+        Fails("AMD GPUs that were not passed", _rocm(), ranks=tuple(range(4))),
+        Fails("AMD GPUs without their render nodes", _rocm("/dev/kfd"), ranks=tuple(range(4))),
         Fails("MIG without its capability files", _container().gpu(0, hosts=("node1",), mig=True), ranks=(2, 3)),
     ),
 )
@@ -118,10 +146,10 @@ def container_device_absent(job: Job) -> Iterator[Verdict]:
         lack = local.hosts[0].missing(GpuFacts)
         if lack and lack.lack is not MissingReason.ABSENT:
             yield Unknown(f"the GPUs of the container are unknown: {lack.reason}", local.ranks, lack.unhide)
-        for files, words, severity in _missing(job, local):
+        for files, words, severity in (*_missing(job, local), *_missing_of_amd(local)):
             missing.setdefault((files, words, severity), []).extend(local.ranks)
     for (files, words, severity), ranks in missing.items():
-        fix = "Start the container with `docker run --device /dev/infiniband`." if "infiniband" in files else ""
+        fix = next((fix for word, fix in _FIXES.items() if word in files), "")
         yield Finding(
             f"{files} missing in the container: {words}",
             ranks=tuple(ranks),
@@ -153,6 +181,20 @@ def _missing(job: Job, local: LocalRanks) -> Iterator[tuple[str, str, Severity]]
         yield "/dev/nvidia-caps is", "CUDA cannot open a MIG slice", Severity.ERROR
     if job.is_multi_host and (rdma := local.find(RdmaFacts)) is not None:
         yield from _missing_verbs(local, rdma, files)
+
+
+def _missing_of_amd(local: LocalRanks) -> Iterator[tuple[str, str, Severity]]:
+    """What ROCm opens (ROCR-Runtime, libhsakmt/src/openclose.c), if torch is built for it."""
+    drivers = local.find(DriverFacts)
+    builds = [rank.find(SoftwareFacts) for rank in local.members]
+    if drivers is None or not drivers.amd_gpus or not any(one and one.torch and one.torch.hip for one in builds):
+        return
+    if all(map(on_processor, local.members)):
+        return
+    if "/dev/kfd" not in drivers.device_files:
+        yield "/dev/kfd is", "ROCm cannot start", Severity.ERROR
+    elif not any(file.startswith("/dev/dri/renderD") for file in drivers.device_files):
+        yield "/dev/dri/renderD* are", "ROCm finds no GPU", Severity.ERROR
 
 
 def _missing_verbs(local: LocalRanks, rdma: RdmaFacts, files: set[str]) -> Iterator[tuple[str, str, Severity]]:

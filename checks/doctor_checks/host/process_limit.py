@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from doctor.api import Finding, Job, Scope, Severity, Unknown, Verdict, check
-from doctor.facts import UNLIMITED, HostFacts, Limit, Namespace, ProcessFacts
+from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, check
+from doctor.facts import UNLIMITED, HostFacts, LaunchFacts, Limit, Namespace, ProcessFacts
 from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 THREADS_OF_A_RANK = 32
@@ -48,6 +48,13 @@ _SECOND = tuple(range(8, 16))
             _limited(128, user_id=0, namespaces=(Namespace("user", "user:[4026532999]"),)),
             ranks=_SECOND,
         ),
+        Fails(
+            "eight ranks with 64 OpenMP threads each, one of which is seen",
+            healthy(per_host=8)
+            .alter(ProcessFacts, limits=(Limit("processes", 512, 512),), threads_per_process=64)
+            .only((0,)),
+            ranks=(0,),
+        ),
         Passes("log of a busy socket", logged("BlockingIOError: [Errno 11] Resource temporarily unavailable")),
     ),
 )
@@ -65,9 +72,11 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
     unread: list[int] = []
     for local in job.by_host():
         processes = [rank.find(ProcessFacts) for rank in local.members]
-        needed = sum(
+        seen = sum(
             int(threads_of_a_rank) + ((process.threads_per_process or 1) if process else 1) for process in processes
         )
+        # Ranks that were not gathered start as many threads: LOCAL_WORLD_SIZE of them share the limit.
+        needed = seen * max(len(processes), _stated(local)) // len(processes)
         for rank, process in zip(local.members, processes, strict=True):
             limit = process.limit("processes") if process else None
             if process and limit is None:
@@ -88,6 +97,12 @@ def process_limit(job: Job, *, threads_of_a_rank: float = THREADS_OF_A_RANK) -> 
         yield _finding(kind, room, needed, tuple(ranks))
     if unread:
         yield Unknown("the process limit could not be read", tuple(unread), "ulimit -u in the job's shell")
+
+
+def _stated(local: LocalRanks) -> int:
+    """The ranks of the host according to the launcher."""
+    launches = (rank.find(LaunchFacts) for rank in local.members)
+    return max((launch.local_world_size or 1 for launch in launches if launch is not None), default=1)
 
 
 def _finding(kind: str, room: int, needed: int, ranks: tuple[int, ...]) -> Finding:

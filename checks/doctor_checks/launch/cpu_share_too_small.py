@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from doctor.api import Finding, Job, LocalRanks, Scope, Severity, Unknown, Verdict, Violation, check, merge, rule
-from doctor.facts import HostFacts, ProcessFacts
+from doctor.facts import EnvironmentFacts, HostFacts, ProcessFacts
 from doctor.lint.launch.process_launches import ProcessLaunch, processes_of, starts_of
 from doctor.lint.launch.shell.reader import ShellFile
 from doctor.lint.launch.slurm_batch import Allocation
-from doctor.testing import Fails, Passes, healthy
+from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.script_cases import shell_fails, shell_passes
+
+
+def _unread(threads: str) -> JobBuilder:
+    return healthy(per_host=2).environ(OMP_NUM_THREADS=threads).alter(ProcessFacts, threads_per_process=None)
 
 
 @check(
@@ -21,6 +25,9 @@ from doctor.testing.script_cases import shell_fails, shell_passes
     needs=(ProcessFacts,),
     compares_ranks=True,
     cases=lambda: (
+        Fails("a number of threads that OpenMP cannot read", _unread("all"), ranks=(0, 1)),
+        Fails("no threads", _unread("0"), ranks=(0, 1)),
+        Passes("an empty value, which counts as unset", _unread("")),
         Passes("every rank may use all cores", healthy(hosts=2, per_host=8)),
         Passes(
             "each rank has its own four cores",
@@ -67,18 +74,32 @@ from doctor.testing.script_cases import shell_fails, shell_passes
     ),
 )
 def cpu_share_too_small(job: Job, *, threads_per_cpu: float = 1.0) -> Iterator[Verdict]:
-    """Ask whether the ranks of each host have as many CPUs as threads.
+    """Ask whether the ranks of each host have as many CPUs as threads, and OpenMP can read their number.
 
     Why it hurts: threads that share a core take turns, so computation, data loading and NCCL's proxy thread slow down
     on every rank, and all ranks wait for the slowest.
     Fix: Set OMP_NUM_THREADS to the CPUs of the host divided by its ranks, and give the ranks more CPUs: in SLURM with
     --cpus-per-task and `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`, with Open MPI by `mpirun --bind-to none`.
     """
+    yield from merge(_unreadable(job))
     hosts = [(local, _processes(local)) for local in job.by_host()]
     for _, known in hosts:
         if blind := tuple(number for number, process in known if not process.cpus_allowed):
             yield Unknown("the CPU affinity of the process is unknown", blind, "taskset -cp $$")
     yield from merge(found for local, known in hosts for found in _judge(local, known, threads_per_cpu))
+
+
+def _unreadable(job: Job) -> Iterator[Finding]:
+    """Report a value that libgomp calls invalid; it then takes the number of CPUs (OpenMP 5.2, 21.1.2)."""
+    for environment, process, identical in job.each(EnvironmentFacts, ProcessFacts):
+        value = (environment.get("OMP_NUM_THREADS") or "").strip()
+        if value and process.threads_per_process is None:
+            yield Finding(
+                f"OMP_NUM_THREADS={value} is not a positive number: each rank starts a thread for every CPU",
+                ranks=identical.ranks,
+                evidence={"OMP_NUM_THREADS": value},
+                fix="export OMP_NUM_THREADS=4",
+            )
 
 
 def _processes(local: LocalRanks) -> list[tuple[int, ProcessFacts]]:

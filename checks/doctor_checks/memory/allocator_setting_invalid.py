@@ -48,6 +48,18 @@ _NEW_TORCH = TorchBuild("2.13.0", cuda="13.0")
             ranks=(0, 1),
             severity=Severity.INFO,
         ),
+        Passes(
+            "garbage collection with expandable segments",
+            healthy().environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,garbage_collection_threshold:0.8"),
+        ),
+        Fails(
+            "the same before torch 2.5, which asserts",
+            healthy()
+            .alter(SoftwareFacts, torch=TorchBuild("2.4.1", cuda="12.1"))
+            .environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,garbage_collection_threshold:0.8"),
+            ranks=(0, 1),
+            severity=Severity.WARNING,
+        ),
         Fails(
             "an unknown option",
             healthy(2, 2).environ(ranks=(1,), PYTORCH_CUDA_ALLOC_CONF="max_split_size:512"),

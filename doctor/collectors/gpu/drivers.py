@@ -1,4 +1,4 @@
-"""Files, modules and daemons of the NVIDIA and InfiniBand drivers. The drivers themselves are not called."""
+"""Files, modules and daemons of the NVIDIA, AMD and InfiniBand drivers. The drivers themselves are not called."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ _STATUS_LIMIT = 64 << 20
 
 @collector(DriverFacts)
 def collect_drivers(machine: Machine) -> DriverFacts:
-    """Collect the files of the drivers. Raises :class:`NotPresent` without any of NVIDIA or InfiniBand."""
+    """Collect the files of the drivers. Raises :class:`NotPresent` without any of NVIDIA, InfiniBand or ROCm."""
     gpus, switches = nvidia_on_pci(machine.sys)
     kernel_driver = read_kernel_driver(machine.proc)
-    files = _device_files(machine.dev)
+    amd_gpus = _amd_gpus(machine.sys)
+    files = (*_device_files(machine.dev), *(_amd_files(machine.dev) if amd_gpus else ()))
     modules = tuple(sorted(row[0] for row in read_rows(machine.proc / "modules") if row and MODULES.fullmatch(row[0])))
-    if not (gpus or switches or kernel_driver or files or any(module.startswith(SPECIFIC) for module in modules)):
+    if not (
+        gpus or switches or kernel_driver or files or amd_gpus or any(module.startswith(SPECIFIC) for module in modules)
+    ):
         raise NotPresent("no NVIDIA and no InfiniBand device, driver or device file is there")
     services = tuple(_services(machine))
     hidden: tuple[HiddenField, ...] = ()
@@ -56,6 +59,7 @@ def collect_drivers(machine: Machine) -> DriverFacts:
         services=services,
         imex_channels=_imex_channels(machine),
         forward_compatibility=_forward_compatibility(machine),
+        amd_gpus=amd_gpus,
         hidden=hidden,
     )
 
@@ -89,6 +93,19 @@ def _device_files(dev: Path) -> tuple[str, ...]:
     for folder in DEVICE_FOLDERS:
         found.extend(f"{folder}/{name}" for name in listed(dev / folder))
     return tuple(f"/dev/{name}" for name in found)
+
+
+def _amd_gpus(sys: Path) -> int:
+    """Return the number of GPUs in the topology of amdkfd (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+
+    A node of CPUs has the id 0. That of a GPU cannot be read where the cgroup forbids the device."""
+    folder = sys / "class/kfd/kfd/topology/nodes"
+    return sum(read_text(folder / name / "gpu_id") != "0" for name in listed(folder))
+
+
+def _amd_files(dev: Path) -> tuple[str, ...]:
+    render = tuple(f"/dev/dri/{name}" for name in listed(dev / "dri") if name.startswith("renderD"))
+    return ("/dev/kfd", *render) if (dev / "kfd").exists() else render
 
 
 def _services(machine: Machine) -> Iterator[Service]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from doctor.collectors.base import (
     link_target,
     parse_int,
     read_pairs,
+    read_rows,
 )
 from doctor.core.facts import UNLIMITED, HiddenField, Limit, Namespace, ProcessFacts
 
@@ -23,6 +25,9 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 INITIAL_USER_NAMESPACE = "user:[4026531837]"
 """Its fixed inode number (include/linux/proc_ns.h)."""
+
+MPS_TIMEOUT = 1.0
+"""Seconds for a connection within the host."""
 
 CAP_IPC_LOCK = 14
 """Bit of the capability (include/uapi/linux/capability.h)."""
@@ -64,6 +69,7 @@ def collect_process(machine: Machine) -> ProcessFacts:
         threads_per_process=threads_asked(machine.environ),
         can_lock_memory=can_lock_memory(machine.proc),
         forked_after_cuda=forked_after_cuda(),
+        mps_daemon=has_mps_daemon(machine),
         hidden=tuple(notes),
     )
 
@@ -105,3 +111,26 @@ def forked_after_cuda() -> bool | None:
     """Return the state in torch if this process has imported it (torch/cuda/__init__.py)."""
     asked = getattr(sys.modules.get("torch.cuda"), "_is_in_bad_fork", None)
     return None if asked is None else bool(asked())
+
+
+def has_mps_daemon(machine: Machine) -> bool | None:
+    """Return whether a control daemon listens in CUDA_MPS_PIPE_DIRECTORY; ``None`` if that is not set, or unknown.
+
+    nvidia-cuda-mps-control(1): without one, CUDA runs without MPS. A socket that is not in /proc/net/unix may belong to
+    another network namespace; connecting to it is refused at once where nothing listens.
+    """
+    folder = machine.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    if not folder:
+        return None
+    control = Path(folder) / "control"
+    if any(row[-1:] == [str(control)] for row in read_rows(machine.proc / "net" / "unix")):
+        return True
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(MPS_TIMEOUT)
+            client.connect(str(control))
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        return False
+    except OSError:
+        return None
+    return True

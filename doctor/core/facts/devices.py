@@ -179,7 +179,8 @@ class DriverFacts(Section, frozen=True, kw_only=True):
 
     ``pci_gpus``: bus ids of NVIDIA display controllers on the PCI bus, whether or not the driver has them;
     ``forward_compatibility``: release of an installed CUDA compat libcuda that the loader would take.
-    ``device_files``: paths below /dev that belong to NVIDIA or InfiniBand.
+    ``device_files``: paths below /dev that belong to NVIDIA, InfiniBand or, with AMD GPUs, ROCm. ``amd_gpus``: GPUs
+    that the kernel driver of ROCm lists, whether or not this container may open them.
     """
 
     key: ClassVar[str] = "drivers"
@@ -193,6 +194,7 @@ class DriverFacts(Section, frozen=True, kw_only=True):
     services: tuple[Service, ...] = ()
     imex_channels: int | None = None
     forward_compatibility: str | None = None
+    amd_gpus: int = 0
 
     def service(self, name: str) -> Service | None:
         """The service called ``name``."""

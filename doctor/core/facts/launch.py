@@ -156,6 +156,7 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
     ``pid`` is the number inside its own PID namespace; ``shm_device`` the device number of /dev/shm, by which NCCL
     decides whether two ranks share it. ``interactive``: IPython, Jupyter or a bare interpreter prompt.
     ``can_lock_memory``: it has CAP_IPC_LOCK in the initial user namespace, so ``locked_memory`` does not bind it.
+    ``mps_daemon``: a control daemon listens in CUDA_MPS_PIPE_DIRECTORY; ``None`` if that is not set.
     ``forked_after_cuda``: torch, where this process has it loaded, says that CUDA was in use before a fork made it.
     """
 
@@ -171,6 +172,7 @@ class ProcessFacts(Section, frozen=True, kw_only=True):
     threads_per_process: int | None = None
     can_lock_memory: bool | None = None
     forked_after_cuda: bool | None = None
+    mps_daemon: bool | None = None
 
     def limit(self, name: str) -> Limit | None:
         """The limit ``name``, or ``None`` where it could not be read."""

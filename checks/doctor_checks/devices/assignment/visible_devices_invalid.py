@@ -18,6 +18,7 @@ from doctor.api import (
     rule,
 )
 from doctor.facts import EnvironmentFacts, GpuFacts, MissingReason, SoftwareFacts, TorchBuild
+from doctor.knowledge.releases import within
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, JobBuilder, Passes, healthy
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
@@ -39,6 +40,14 @@ def _amd() -> JobBuilder:
         Passes("a SLURM task without GPUs", healthy(per_host=2).environ(CUDA_VISIBLE_DEVICES="NoDevFiles")),
         Passes("indices on a machine without GPU", healthy(per_host=2, gpus=0).environ(CUDA_VISIBLE_DEVICES="0,1")),
         Passes("the beginning of a UUID", healthy(per_host=1).environ(CUDA_VISIBLE_DEVICES="GPU-00000000")),
+        Fails(
+            "UUIDs under PyTorch 1.13, which counts none",
+            healthy(per_host=1)
+            .alter(SoftwareFacts, torch=TorchBuild("1.13.1+cu117", cuda="11.7"))
+            .environ(CUDA_VISIBLE_DEVICES="GPU-00000000"),
+            ranks=(0,),
+            severity=Severity.WARNING,
+        ),
         Passes("AMD devices by both levels", _amd().environ(ROCR_VISIBLE_DEVICES="2,3", HIP_VISIBLE_DEVICES="0,1")),
         Passes(
             "SLURM's variables on NVIDIA GPUs",
@@ -91,6 +100,7 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
         if _may_run_rocm(identical)
         for finding in _of_rocm(environment, identical)
     )
+    yield from merge(_uuids_for_torch_1_13(job))
     for environment, identical in job.each(EnvironmentFacts, also=(GpuFacts,)):
         text = environment.get("CUDA_VISIBLE_DEVICES")
         listed, gpus, seen = parse_visible_devices(text), identical.find(GpuFacts), visible_to(identical)
@@ -109,6 +119,22 @@ def visible_devices_invalid(job: Job) -> Iterator[Verdict]:
         elif listed.entries and (missing := identical.missing(GpuFacts)) and missing.lack is not MissingReason.ABSENT:
             reason = f"the devices of CUDA_VISIBLE_DEVICES={text} could not be verified: {missing.reason}"
             yield Unknown(reason, identical.ranks, missing.unhide)
+
+
+def _uuids_for_torch_1_13(job: Job) -> Iterator[Finding]:
+    """PyTorch 1.13 counts devices by NVML and reads entries as numbers; 2.0 reads UUIDs (pytorch/pytorch#92315)."""
+    for environment, identical in job.each(EnvironmentFacts, also=(SoftwareFacts,)):
+        text, software = environment.get("CUDA_VISIBLE_DEVICES") or "", identical.find(SoftwareFacts)
+        torch = software.torch.version if software and software.torch else ""
+        if text.startswith(("GPU-", "MIG-")) and torch and within(torch, "1.13", before="2.0"):
+            yield Finding(
+                f"CUDA_VISIBLE_DEVICES={text} lists UUIDs: torch.cuda.device_count() of PyTorch {torch} returns 0",
+                ranks=identical.ranks,
+                evidence={"CUDA_VISIBLE_DEVICES": text, "torch": torch},
+                effect="Programs that count devices find none, although CUDA shows them.",
+                fix="List the devices by index, or install PyTorch 2.0 or later.",
+                severity=Severity.WARNING,
+            )
 
 
 def _may_run_rocm(identical: IdenticalRanks) -> bool:

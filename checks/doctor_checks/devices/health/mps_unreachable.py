@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from doctor.api import Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
-from doctor.testing import Fails, Passes, logged
+from doctor.api import Finding, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs, merge
+from doctor.facts import EnvironmentFacts, ProcessFacts
+from doctor.testing import Fails, JobBuilder, Passes, healthy, logged
 
 _RESTART = "Restart MPS as the user of the job:\necho quit | nvidia-cuda-mps-control\nnvidia-cuda-mps-control -d"
 _FEWER = "Start fewer processes on this GPU: its MPS server accepts 48 clients (16 before Volta)."
@@ -24,12 +25,28 @@ its fix."""
 _CONNECTIONS = ("The clients of the MPS server use all connections to the GPU", _FEWER)
 
 
+def _directory(daemon: bool | None) -> JobBuilder:
+    return healthy(per_host=2).environ(CUDA_MPS_PIPE_DIRECTORY="/run/mps").alter(ProcessFacts, mps_daemon=daemon)
+
+
+def _from_logs(job: Job) -> Iterator[Finding]:
+    for group in event_groups(job, "gpu.mps_failed", by=("reason",)):
+        meaning, fix = _meaning(group.value("reason") or "")
+        yield finding_from_logs(group, meaning, fix=fix, confidence=0.95, explains=("GPU019", "GPU021"))
+
+
 @check(
     id="GPU025",
     severity=Severity.ERROR,
     scope=Scope.HOST,
-    when="M",
+    when="PM",
+    needs=(ProcessFacts,),
+    from_logs=_from_logs,
     cases=lambda: (
+        Passes("no MPS", healthy(per_host=2)),
+        Passes("a daemon", _directory(True)),
+        Passes("whether there is a daemon is unknown", _directory(None)),
+        Fails("no daemon in the directory of the job", _directory(False), ranks=(0, 1), severity=Severity.INFO),
         Passes("Apple's MPS backend", logged("RuntimeError: MPS backend out of memory (MPS allocated: 8.0 GiB)")),
         Fails(
             "the daemon does not answer",
@@ -56,9 +73,21 @@ def mps_unreachable(job: Job) -> Iterator[Verdict]:
     Fix: Stop the daemon with `echo quit | nvidia-cuda-mps-control`, or unset CUDA_MPS_PIPE_DIRECTORY for the job;
     with one rank per GPU, MPS is not needed.
     """
-    for group in event_groups(job, "gpu.mps_failed", by=("reason",)):
-        meaning, fix = _meaning(group.value("reason") or "")
-        yield finding_from_logs(group, meaning, fix=fix, confidence=0.95, explains=("GPU019", "GPU021"))
+    yield from merge(_without_daemon(job))
+
+
+def _without_daemon(job: Job) -> Iterator[Finding]:
+    for process, environment, identical in job.each(ProcessFacts, EnvironmentFacts):
+        if process.mps_daemon is False:
+            folder = environment.get("CUDA_MPS_PIPE_DIRECTORY")
+            yield Finding(
+                f"No MPS control daemon listens in CUDA_MPS_PIPE_DIRECTORY={folder}: CUDA runs without MPS",
+                ranks=identical.ranks,
+                evidence={"CUDA_MPS_PIPE_DIRECTORY": folder},
+                effect="Processes that share a GPU take turns; in exclusive-process mode, only the first one starts.",
+                fix="Start the daemon with the same variable, or run:\nunset CUDA_MPS_PIPE_DIRECTORY",
+                severity=Severity.INFO,
+            )
 
 
 def _meaning(reason: str) -> tuple[str, str]:

@@ -40,11 +40,9 @@ _GOOD = (NcclPlugin("net", "libnccl-net.so", path=_PATH, symbols=("ncclNetPlugin
 _STALE = (NcclPlugin("net", "libnccl-net.so", path="/opt/old/libnccl-net.so", symbols=("ncclNetPlugin_v4",)),)
 _GONE = (NcclPlugin("net", "libnccl-net-ofi.so", "ofi", error="not found by the loader: ofi, libnccl-net-ofi.so"),)
 _TUNER = (NcclPlugin("tuner", "libnccl-tuner-x.so", "x", error="not found by the loader: x, libnccl-tuner-x.so"),)
-_EFA = RdmaFacts(
-    devices=(
-        RdmaDevice("rdmap0s6", (RdmaPort(1, "ACTIVE", "LinkUp", 100.0, "Unspecified"),), driver="efa", has_uverbs=True),
-    )
-)
+_PORT = RdmaPort(1, "ACTIVE", "LinkUp", 100.0, "Unspecified")
+_EFA = RdmaFacts(devices=(RdmaDevice("rdmap0s6", (_PORT,), driver="efa", has_uverbs=True),))
+_SHUT_EFA = RdmaFacts(devices=(RdmaDevice("rdmap0s6", (_PORT,), driver="efa", has_uverbs=False),))
 
 
 def _warnings_of_libfabric(job: Job) -> Iterator[Finding]:
@@ -107,6 +105,12 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             ranks=(0,),
             severity=Severity.INFO,
         ),
+        Fails(
+            "EFA whose device files are not in the container",
+            healthy(2, 2).put(_SHUT_EFA).alter(NcclFacts, plugins=_GOOD),
+            ranks=(0, 1, 2, 3),
+        ),
+        Passes("the same on one host", healthy(1, 2).put(_SHUT_EFA).alter(NcclFacts, plugins=_GOOD)),
         Fails("EFA without its plug-in", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
         Fails("EFA without its plug-in on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
         Passes(
@@ -238,10 +242,15 @@ def _why_no_rdma(nccl: NcclFacts, identical: IdenticalRanks) -> str | None:
 def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool) -> list[Finding]:
     """Report EFA devices without a network plugin; NCCL needs the plugin aws-ofi-nccl for libfabric."""
     rdma = identical.find(RdmaFacts)
-    devices = [device.name for device in rdma.devices if device.driver == "efa"] if rdma else []
-    if not devices or not nccl_matters(identical) or loaded_net_plugin(nccl) is not None:
+    cards = [device for device in rdma.devices if device.driver == "efa"] if rdma else []
+    devices = [device.name for device in cards]
+    if not devices or not nccl_matters(identical) or (nccl.get("NCCL_NET") or "").lower() == "socket":
         return []
-    if (nccl.get("NCCL_NET") or "").lower() == "socket" or any(plugin.requested for plugin in nccl.plugins):
+    if loaded_net_plugin(nccl) is not None:
+        # The provider of libfabric opens them through libibverbs (prov/efa/src/efa_device.c).
+        shut = all(device.has_uverbs is False for device in cards)
+        return [_closed_fabric(devices, identical)] if shut and multi_host else []
+    if any(plugin.requested for plugin in nccl.plugins):
         return []
     return [
         Finding(
@@ -252,3 +261,14 @@ def _elastic_fabric(nccl: NcclFacts, identical: IdenticalRanks, multi_host: bool
             fix="Install aws-ofi-nccl, then run:\nexport LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:$LD_LIBRARY_PATH",
         )
     ]
+
+
+def _closed_fabric(devices: list[str], identical: IdenticalRanks) -> Finding:
+    return Finding(
+        f"{len(devices)} EFA device{'s' if len(devices) > 1 else ''}, none of which can be opened: no provider",
+        ranks=identical.ranks,
+        evidence={"devices": devices[:8], "missing": "/dev/infiniband/uverbs*"},
+        effect="NCCL uses sockets, or fails if NCCL_NET names the plugin.",
+        fix="Pass the devices to the container (`docker run --device=/dev/infiniband/uverbs0 ...`, or the resource "
+        "vpc.amazonaws.com/efa in Kubernetes).",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from doctor.analysis.interface_choice import (
@@ -27,9 +28,20 @@ from doctor.api import (
     rule,
     source_of,
 )
-from doctor.facts import GpuFacts, MissingReason, NcclFacts, NcclPlugin, RdmaDevice, RdmaFacts, RdmaPort, Setting
+from doctor.facts import (
+    EnvironmentFacts,
+    GpuFacts,
+    InterfaceFacts,
+    MissingReason,
+    NcclFacts,
+    NcclPlugin,
+    RdmaDevice,
+    RdmaFacts,
+    RdmaPort,
+    Setting,
+)
 from doctor.knowledge.environment_variables import slips
-from doctor.knowledge.interface_syntax import nccl_device_list, parse_nccl_integer
+from doctor.knowledge.interface_syntax import NcclList, nccl_device_list, parse_nccl_integer
 from doctor.lint.launch.interface_list_syntax import list_fault
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.testing import Fails, Passes, healthy, logged
@@ -88,7 +100,13 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Passes("not set", healthy(hosts=2, per_host=2, rdma=2)),
         Passes("a prefix of all", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="mlx5")),
         Passes("devices with ports", healthy(2, 2, rdma=4).environ(NCCL_IB_HCA="=mlx5_0:1,mlx5_3:1")),
-        Passes("mlx5_1 is also the beginning of mlx5_10", healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_1")),
+        Fails(
+            "mlx5_1 is also the beginning of mlx5_10",
+            healthy(2, 2, rdma=12).environ(NCCL_IB_HCA="mlx5_0,mlx5_1"),
+            ranks=(0, 1, 2, 3),
+            severity=Severity.INFO,
+        ),
+        Passes("mlx5_1 and mlx5_10 are both listed", healthy(2, 2, rdma=11).environ(NCCL_IB_HCA="mlx5_1,mlx5_10")),
         Passes("RDMA is switched off anyway", healthy(2, 2, rdma=2).environ(NCCL_IB_HCA="bond", NCCL_IB_DISABLE="1")),
         Passes(
             "a plug-in carries the data, and NCCL_IB_HCA is left over",
@@ -130,6 +148,15 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             ranks=(0, 1, 2, 3),
             severity=Severity.INFO,
         ),
+        Fails(
+            "UCX is to use a device that the container does not show",
+            healthy(2, 1).environ(UCX_NET_DEVICES="mlx5_bond_0:1"),
+            ranks=(0, 1),
+            severity=Severity.INFO,
+        ),
+        Passes("UCX uses an interface", healthy(2, 1).environ(UCX_NET_DEVICES="eth0")),
+        Passes("UCX uses a device", healthy(2, 1, rdma=2).environ(UCX_NET_DEVICES="mlx5_0:1,mlx5_9:1")),
+        Passes("UCX may use all", healthy(2, 1).environ(UCX_NET_DEVICES="all")),
         Passes("the same on a login node", healthy(1, 1, gpus=0).environ(NCCL_IB_HCA="mlx5_0")),
         Fails(
             "names of Ethernet interfaces, which exclude no device",
@@ -192,6 +219,7 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     ('=': exact names, '^': all but these, otherwise prefixes, so that mlx5_1 also matches mlx5_10).
     """
     yield from lacking_verdicts(job, RdmaFacts)
+    yield from merge(_of_ucx(job))
     found: list[Finding] = []
     for nccl, identical in job.each(NcclFacts, also=(RdmaFacts, GpuFacts)):
         setting = nccl.setting("NCCL_IB_HCA")
@@ -222,6 +250,28 @@ def rdma_device_unmatched(job: Job) -> Iterator[Verdict]:
     yield from merge(found)
 
 
+def _of_ucx(job: Job) -> Iterator[Finding]:
+    """Report UCX_NET_DEVICES that names nothing on the host; UCX then logs "network device ... is not available".
+
+    A list of ``device:port`` and interfaces; ``^`` before it excludes, ``all`` and ranges are left to UCX."""
+    for environment, interfaces, identical in job.each(EnvironmentFacts, InterfaceFacts, also=(RdmaFacts,)):
+        value, missing = (environment.get("UCX_NET_DEVICES") or "").strip(), identical.missing(RdmaFacts)
+        if not value or re.search(r"[\^\[*?]|\ball\b", value) or (missing and missing.lack is not MissingReason.ABSENT):
+            continue
+        rdma = identical.find(RdmaFacts)
+        there = {device.name for device in rdma.devices} if rdma else set()
+        there |= {interface.name for interface in interfaces.interfaces}
+        if not there & {entry.strip().partition(":")[0] for entry in value.split(",")}:
+            yield Finding(
+                f"UCX_NET_DEVICES={value} names no RDMA device and no interface of this host",
+                ranks=identical.ranks,
+                evidence={"UCX_NET_DEVICES": value, "devices": sorted(there)[:16]},
+                effect="UCX (MPI, UCC, NIXL) reaches no other host. NCCL does not read the variable.",
+                fix="unset UCX_NET_DEVICES",
+                severity=Severity.INFO,
+            )
+
+
 def _unused(setting: Setting, identical: IdenticalRanks) -> Iterator[Finding]:
     """Report NCCL_IB_HCA on a host with GPUs that has no RDMA devices."""
     missing, gpus = identical.missing(RdmaFacts), identical.find(GpuFacts)
@@ -245,16 +295,28 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
         fault = "it excludes none of this host's RDMA devices"
     if not fault and wanted.exclude and (slip := _misspelled(setting.value, names)):
         fault = f"it excludes {slip[0]}, which this host does not have; did you mean {slip[1]}?"
+    if not fault and not wanted.exclude and (also := _also_selected(wanted, names)):
+        fault = f"an entry is a prefix, so that {also[0]} also selects {', '.join(also[1][:4])}"
     if fault:
         yield Finding(
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "devices": names},
             effect="NCCL uses other ports than the setting intends.",
-            fix=f"Select RDMA devices of this host: {', '.join(names[:8])}.",
+            fix=f"Select RDMA devices of this host: {', '.join(names[:8])}; '=' before the list makes names exact.",
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),
         )
+
+
+def _also_selected(wanted: NcclList, devices: Sequence[str]) -> tuple[str, list[str]] | None:
+    """The first entry that is a whole device name, with devices of longer names that no other entry spells out."""
+    listed = {name for name, _ in wanted.entries}
+    for entry in () if wanted.exact else wanted.entries:
+        longer = [name for name in devices if name.startswith(entry[0]) and name not in listed]
+        if entry[0] in devices and longer:
+            return entry[0], longer
+    return None
 
 
 def _misspelled(value: str, devices: Sequence[str]) -> tuple[str, str] | None:
