@@ -105,6 +105,12 @@ BEGINNING = 0.8
 @click.option(
     "--like", type=PATH, metavar="CAPTURE", help="Take devices, hosts and their free memory from this capture."
 )
+@click.option(
+    "--context-from",
+    type=PATH,
+    metavar="FILE",
+    help="Take the size of a CUDA context from this report of doctor check --probe full, or from a capture.",
+)
 @click.option("--host-memory", metavar="SIZE", help="Host memory per node, such as 512GiB.")
 @click.option("--ranks-per-device", type=COUNT, metavar="N", help="Ranks per device.")
 @click.option(
@@ -133,6 +139,7 @@ def command(
     device_memory: str | None,
     device: str | None,
     like: Path | None,
+    context_from: Path | None,
     host_memory: str | None,
     measure: bool,
     seconds: float,
@@ -155,7 +162,7 @@ def command(
 
     from doctor.core.capture import from_document, read_capture, to_document
     from doctor.core.redact.placeholders import redact
-    from doctor.estimate.device_budget import device_budget_of, with_host_memory
+    from doctor.estimate.device_budget import device_budget_of, with_host_memory, with_measured_context
     from doctor.estimate.evaluation import report_of
     from doctor.session import load_checks
 
@@ -169,6 +176,11 @@ def command(
     if captured is not None and options.redact:
         captured = from_document(redact(to_document(captured)))
     budget = device_budget_of(device_memory, device, captured, devices=job.plan.get("devices", 1))
+    if context_from is not None:
+        from doctor.cli.context_file import contexts_in
+
+        source = "the file of --context-from" if options.redact else context_from.name
+        budget = with_measured_context(budget, contexts_in(context_from), source)
     if host_memory:
         budget = with_host_memory(budget, host_memory)
     registry = load_checks(settings)

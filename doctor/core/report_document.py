@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from doctor.core.finding import Severity, Source, Status
 from doctor.version import __version__
@@ -92,6 +93,17 @@ class ReportJob(msgspec.Struct, frozen=True, omit_defaults=True):
     hosts: tuple[HostRanks, ...]
     absent: tuple[int, ...]
     at_least: bool = False
+
+
+MOST_CONTEXT = 16 << 30
+"""Bytes; a CUDA context has 0.1 to 1.5 GiB."""
+
+
+class DeviceContext(msgspec.Struct, frozen=True):
+    """The largest CUDA context that was measured on GPUs called ``device``: ``bytes`` outside of torch's allocator."""
+
+    device: str
+    bytes: Annotated[int, Meta(ge=1, le=MOST_CONTEXT)]
 
 
 class CheckCoverage(msgspec.Struct, frozen=True):
@@ -231,7 +243,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     records of its ranks. ``estimate``: the answer of ``doctor estimate``,
     :class:`doctor.estimate.data_model.Estimate` as a mapping. ``outcome``: how the run ended, if ``doctor
     diagnose`` read logs, records or dumps. ``stacks``: where the ranks are, from ``doctor attach``. ``candidates``:
-    the likeliest causes, if logs do not carry one verdict. Fields that do not apply are omitted.
+    the likeliest causes, if logs do not carry one verdict. ``contexts``: measured by the full probes on GPUs. Fields
+    that do not apply are omitted.
     """
 
     schema: int
@@ -250,6 +263,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: RunOutcome | None = None
     stacks: RankStacks | None = None
     candidates: tuple[CandidateCause, ...] = ()
+    contexts: tuple[DeviceContext, ...] = ()
 
     def result(self, check_id: str) -> CheckResult | None:
         """The result of the check with this id, or ``None``."""

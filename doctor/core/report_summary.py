@@ -9,15 +9,17 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from doctor.core.facts import LogEvidence, Missing
+from doctor.core.facts import DeviceSpeedFacts, LogEvidence, Missing
 from doctor.core.finding import PRIMARY_CONFIDENCE, Severity, Status
 from doctor.core.job import Job
 from doctor.core.logs.event_groups import SYMPTOMS
 from doctor.core.masking import mask_record
 from doctor.core.report_document import (
+    MOST_CONTEXT,
     SCHEMA,
     CheckCoverage,
     CheckResult,
+    DeviceContext,
     FailOn,
     HostRanks,
     Report,
@@ -74,8 +76,20 @@ def summarize(
         inputs=tuple(inputs),
         results=tuple(results),
         outcome=outcome,
+        contexts=measured_contexts(job) if job is not None else (),
     )
     return mask_record(report)
+
+
+def measured_contexts(job: Job) -> tuple[DeviceContext, ...]:
+    """Return the largest CUDA context that the full probes measured on each kind of GPU, by the name of the GPU."""
+    largest: dict[str, int] = {}
+    for rank in job.ranks:
+        speeds = rank.find(DeviceSpeedFacts)
+        for sample in speeds.samples if speeds is not None else ():
+            if sample.context is not None and 0 < sample.context <= MOST_CONTEXT:
+                largest[sample.name] = max(sample.context, largest.get(sample.name, 0))
+    return tuple(DeviceContext(name, size) for name, size in sorted(largest.items()))
 
 
 def summarize_again(report: Report, results: Sequence[CheckResult], *, started: str) -> Report:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from doctor.core.errors import UnusableError
-from doctor.estimate.memory.non_torch import ModuleLoading, loading_of
+from doctor.estimate.memory.non_torch import LIBRARIES, MIB, ModuleLoading, loading_of
 
 if TYPE_CHECKING:
     from doctor.core.facts import Gpu, HostFacts
     from doctor.core.job import Job
+    from doctor.core.report_document import DeviceContext
 
 
 class DeviceBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +142,32 @@ def _captured_context(job: Job) -> int | None:
     if run is None or not processes or len(processes) > 1 or not processes[0].memory or not run.reserved:
         return None
     return max(0, processes[0].memory - run.reserved)
+
+
+def with_measured_context(budget: DeviceBudget, contexts: tuple[DeviceContext, ...], source: str) -> DeviceBudget:
+    """Return the budget with the largest of ``contexts``, as the full probes measured them; ``source``: their file.
+
+    Raises:
+        UnusableError: there is none, or none of the device of the budget.
+    """
+    if not contexts:
+        raise UnusableError(f"{source} holds no CUDA context: doctor check --probe full measures it where a GPU is")
+    fitting = [one for one in contexts if _may_be(one.device, budget.name)]
+    if not fitting:
+        devices = ", ".join(one.device for one in contexts)
+        raise UnusableError(f"{source} holds a CUDA context of {devices}, not of {budget.name}")
+    chosen = max(fitting, key=lambda one: one.bytes)
+    size = chosen.bytes + (LIBRARIES if budget.loading == "lazy" else 0)
+    note = f"the CUDA context is that measured on {chosen.device}: {chosen.bytes / MIB:.0f} MiB ({source})"
+    return msgspec.structs.replace(budget, context=size, notes=(*budget.notes, note))
+
+
+def _may_be(measured: str, asked: str) -> bool:
+    """Return whether a GPU of this name may be the one asked for, which may be unknown or a size."""
+    from doctor.knowledge.device_memory import find_devices
+
+    names = {device.name for device in find_devices(asked)}
+    return not names or measured == asked or bool(names & {device.name for device in find_devices(measured)})
 
 
 def _held(gpu: Gpu) -> int:

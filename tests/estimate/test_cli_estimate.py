@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from doctor.core.capture import encode_document, to_document
+from doctor.core.facts import DeviceSpeed, DeviceSpeedFacts
+from doctor.core.report_summary import summarize
 from doctor.testing import healthy
 from tests.lab.sample import long_only
 
@@ -62,6 +65,7 @@ def estimate(*arguments, cwd, code=None):
         (("train:make", "--host-memory", "much"), "'much' is not a valid memory size"),
         (("train:make", "--device", "H200", "--device-memory", "1GiB"), "give only one"),
         (("train:make", "--like", "nothing.json"), "cannot read nothing.json"),
+        (("train:make", "--context-from", "nothing.json"), "cannot read nothing.json"),
         (("train:make", "--strategy", "magic"), "is not one of"),
         (("train:make", "--select", "XYZ999"), "XYZ999"),
     ],
@@ -123,3 +127,62 @@ def test_what_does_not_fit_on_captured_devices_ends_with_1_and_names_can_be_hidd
     assert "node0" not in done.stdout
     assert "MEM005" in done.stdout
     assert "GPU 1 has the least free memory" in " ".join(done.stdout.split())
+
+
+def measured_job(name="NVIDIA H100 80GB HBM3", **changes):
+    def speed(rank):
+        return DeviceSpeed(f"cuda:{rank}", name, "bfloat16", 8192, 0.0015, **{"context": (700 + rank) << 20, **changes})
+
+    sketch = healthy(1, 2)
+    for rank in (0, 1):
+        sketch = sketch.put(DeviceSpeedFacts(samples=(speed(rank),)), ranks=(rank,))
+    return sketch.job()
+
+
+def write_report(path, job):
+    path.write_bytes(msgspec.json.encode(summarize(job, (), started=0.0)))
+
+
+def test_the_context_of_a_report_or_a_capture_replaces_that_of_the_table(here):
+    job = measured_job()
+    write_report(here / "report.json", job)
+    (here / "capture.json").write_bytes(encode_document(to_document(job)))
+
+    def context(*arguments):
+        options = ("--device", "H100 80GB", "--peak-only", "--format", "json", *arguments)
+        answer = json.loads(estimate("train.py:make", *options, cwd=here, code=0).stdout)["estimate"]
+        return answer["parts"]["context"], str(answer["notes"])
+
+    table, _ = context()
+    for name in ("report.json", "capture.json"):
+        size, notes = context("--context-from", name)
+        assert size - table == (701 - 520) << 20
+        assert f"measured on NVIDIA H100 80GB HBM3: 701 MiB ({name})" in notes
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (healthy(1, 2).job(), "report.json holds no CUDA context: doctor check --probe full measures it"),
+        (measured_job(context=None), "report.json holds no CUDA context"),
+        (measured_job(context=-5), "report.json holds no CUDA context"),
+        (measured_job(context=1 << 50), "report.json holds no CUDA context"),
+        (measured_job("Tesla T4"), "report.json holds a CUDA context of Tesla T4, not of H100 80GB"),
+    ],
+    ids=["no probe", "unknown", "negative", "too large", "other GPU"],
+)
+def test_a_report_without_a_context_to_use_is_one_sentence(here, job, words):
+    write_report(here / "report.json", job)
+    done = estimate("train.py:make", "--device", "H100 80GB", "--context-from", "report.json", cwd=here, code=2)
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("context", [{"device": "H100"}, {"device": "H100", "bytes": -1}, {"device": 1, "bytes": 1}, 7])
+def test_a_malformed_report_is_one_sentence(here, context):
+    write_report(here / "report.json", measured_job())
+    document = json.loads((here / "report.json").read_text())
+    (here / "report.json").write_text(json.dumps({**document, "contexts": [context]}))
+    done = estimate("train.py:make", "--device", "H100 80GB", "--context-from", "report.json", cwd=here, code=2)
+    assert "cannot read report.json: not a valid rankdoctor report" in done.stderr
+    assert done.stdout == ""

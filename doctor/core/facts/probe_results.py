@@ -192,7 +192,8 @@ class DeviceSpeed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ``seconds``: per product, by wall-clock time on a CPU (the median window or all of them, whichever is less) and by
     the device clock on a GPU (the fastest window); ``repeats``: total number of products. ``processor_share``: CPU
     time over wall-clock time while a CPU computed, 1.0 without contention. ``to_device`` and ``to_host``: bytes per
-    second from and to pinned memory. ``pinned_to``: the CPUs that this rank may use, if these are not all.
+    second from and to pinned memory. ``context``: bytes that the measuring process held of a GPU outside of torch's
+    allocator, after products and copies. ``pinned_to``: the CPUs that this rank may use, if these are not all.
     """
 
     device: str
@@ -204,6 +205,7 @@ class DeviceSpeed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     processor_share: float | None = None
     to_device: float | None = None
     to_host: float | None = None
+    context: int | None = None
     pinned_to: tuple[int, ...] = ()
     confirms: bool = False
     error: str | None = None

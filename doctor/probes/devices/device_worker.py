@@ -19,6 +19,7 @@ from msgspec import Meta
 from doctor.core.decoding import prepared
 from doctor.core.facts import DeviceSpeed
 from doctor.core.message_bounds import Number
+from doctor.probes.devices.gpu_context import context_bytes
 from doctor.probes.runtime.torch_child import WorkRefused
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def _on_gpu(device: torch.device, task: DeviceTask) -> DeviceSpeed:
         time.sleep(task.wait)
         to_device, to_host = _copies(device)
         torch.cuda.empty_cache()
+        context = _context(device)
     return DeviceSpeed(
         str(device),
         torch.cuda.get_device_name(device),
@@ -172,9 +174,20 @@ def _on_gpu(device: torch.device, task: DeviceTask) -> DeviceSpeed:
         repeats=count * GPU_WINDOWS,
         to_device=to_device,
         to_host=to_host,
+        context=context,
         pinned_to=_pinned_to(),
         confirms=task.confirms,
     )
+
+
+def _context(device: torch.device) -> int | None:
+    import torch
+
+    # Since torch 2.4; without it nothing tells which of NVML's devices this is if some are hidden.
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is None or torch.version.cuda is None:
+        return None
+    return context_bytes(f"GPU-{str(uuid).removeprefix('GPU-')}", torch.cuda.memory_reserved(device))
 
 
 def _warm_up(product: Callable[[], object]) -> int:
