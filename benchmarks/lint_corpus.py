@@ -2,8 +2,8 @@
 
 ``lint_corpus.json`` names the repositories by address and commit; none of their content is in this tree. Rules may be
 tuned on the half ``tuned`` (the first hex digit of the SHA-256 of the address is even); the hits in the half ``held``
-are read only to judge the rules. Entries with ``fresh`` are a third part, gathered after rules had been corrected by
-the first two, and read once (``lint_readings.json``).
+are read only to judge the rules. Entries with a ``part`` were gathered later, each part after rules had been corrected
+by those before it, and read once (``lint_readings.json``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ DOCTOR = str(Path(sys.executable).parent / "doctor")
 SEVERITIES = ("error", "warning", "info")
 TIMEOUT = 600.0
 """Seconds for one repository."""
-Half: TypeAlias = Literal["tuned", "held", "fresh"]
-HALVES: tuple[Half, ...] = ("tuned", "held", "fresh")
+Half: TypeAlias = Literal["tuned", "held", "fresh", "third"]
+HALVES: tuple[Half, ...] = ("tuned", "held", "fresh", "third")
 
 
 class Repository(NamedTuple):
-    """A public repository at a commit. ``fresh``: it belongs to the part that was gathered later."""
+    """A public repository at a commit. ``part``: which part it belongs to if it was gathered later."""
 
     address: str
     commit: str
-    fresh: bool = False
+    part: Literal["", "fresh", "third"] = ""
 
     @property
     def folder(self) -> str:
@@ -41,9 +41,9 @@ class Repository(NamedTuple):
 
     @property
     def half(self) -> Half:
-        """The half that the SHA-256 of its address puts it into, or ``fresh``."""
-        if self.fresh:
-            return "fresh"
+        """The half that the SHA-256 of its address puts it into, or its part."""
+        if self.part:
+            return self.part
         return "held" if int(hashlib.sha256(self.address.encode()).hexdigest()[0], 16) % 2 else "tuned"
 
 

@@ -62,8 +62,8 @@ def test_the_half_of_a_repository_follows_from_its_address():
     assert (one.folder, one.half) == ("owner+name", one._replace(commit="1" * 40).half)
     corpus = read_corpus()
     assert len({one.address for one in corpus}) == len(corpus) >= 100
-    assert one._replace(fresh=True).half == "fresh"
-    assert {one.half for one in corpus} == {"tuned", "held", "fresh"}
+    assert one._replace(part="fresh").half == "fresh"
+    assert {one.half for one in corpus} == set(HALVES)
 
 
 def test_readings_are_of_the_corpus_and_give_reasons():
