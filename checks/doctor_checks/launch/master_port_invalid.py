@@ -10,6 +10,7 @@ from doctor.api import (
     IdenticalRanks,
     Job,
     LaunchFile,
+    Script,
     Severity,
     Unknown,
     Verdict,
@@ -21,6 +22,7 @@ from doctor.api import (
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import starts_of
+from doctor.lint.python.training import several_ranks
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
@@ -173,6 +175,7 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
                 setting.place,
                 f"MASTER_PORT={setting.known_value} is not a valid port (1-65535)",
                 evidence=(("value", setting.known_value),),
+                severity=Severity.WARNING if _may_be_replaced(file) else None,
             )
     for start in starts_of(file) if isinstance(file, LaunchFile) else ():
         given = start.launch.known_option(start.launch.command.port)
@@ -180,6 +183,11 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
             yield Violation(
                 start.launch.place, f"{given} is not a valid master port (1-65535)", evidence=(("value", given),)
             )
+
+
+def _may_be_replaced(file: EnvironmentSource) -> bool:
+    """Whether the process group starts in another module, which may set the port itself."""
+    return isinstance(file, Script) and several_ranks(file) is None
 
 
 def _is_port(text: str) -> bool:

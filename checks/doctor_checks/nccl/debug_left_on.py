@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.effective_settings import EffectiveSetting, effective_settings, group_by_value
@@ -11,6 +12,8 @@ from doctor.api import (
     Finding,
     IdenticalRanks,
     Job,
+    LaunchFile,
+    Script,
     Severity,
     Verdict,
     Violation,
@@ -32,6 +35,7 @@ from doctor.facts import (
 )
 from doctor.knowledge.releases import within
 from doctor.lint.launch.launch_file import EnvironmentSource
+from doctor.lint.launch.process_launches import starts_of, visible_devices
 from doctor.testing import Fails, JobBuilder, Passes, healthy, running
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
@@ -244,13 +248,43 @@ def _detail_finding(ranks: tuple[int, ...], severity: Severity) -> Finding:
 
 _LEVELS = {("NCCL_DEBUG", "TRACE"): _TRACED, ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): _COMPARED}
 
+_RANKS = re.compile(
+    r"rank|world_?size|distributed|ddp\b|nccl|torchrun|accelerat|deepspeed|lightning|fabric|horovod|trainer|\bspawn\b|"
+    r"data_?parallel|device_count|\bfit\(|backward|main\(",
+    re.IGNORECASE,
+)
+"""Words of scripts that may be for several ranks, or leave that to another module."""
+_ONE_PROCESS = """\
+import os
+import kernels
+os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+print(kernels.time_matmul(4096))
+"""
+
+
+def _is_one_process(file: EnvironmentSource) -> bool:
+    """Whether the file runs one process on one GPU, or is a script without a word of ranks or of training."""
+    if isinstance(file, Script):
+        return _RANKS.search(file.text) is None
+    starts = list(starts_of(file)) if isinstance(file, LaunchFile) else []
+    return bool(starts) and all(
+        one.launch.program == "python" and (visible_devices(one.launch) or ("", 0))[1] == 1 for one in starts
+    )
+
 
 @rule(
     check=debug_left_on,
     reads=EnvironmentSource,
     cases=lambda: (
-        fails("in a script", 'os.putenv("CUDA_LAUNCH_BLOCKING", "1")  # !\n'),
+        fails("in a script", 'os.putenv("CUDA_LAUNCH_BLOCKING", "1")  # !\nTrainer().fit(model)\n'),
         passes("in a script, on demand", 'if args.debug:\n    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n'),
+        passes("a script of one process", _ONE_PROCESS),
+        shell_passes(
+            "one process on one GPU",
+            "export CUDA_VISIBLE_DEVICES=0",
+            "export CUDA_LAUNCH_BLOCKING=1",
+            "python serve.py",
+        ),
         shell_fails("launches wait", "export CUDA_LAUNCH_BLOCKING=1  # !", "torchrun train.py"),
         shell_fails("all is compared", "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py  # !"),
         shell_fails("all is logged", "export NCCL_DEBUG=TRACE  # !", "srun python train.py"),
@@ -266,6 +300,8 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     some releases it crashes.
     Fix: Remove CUDA_LAUNCH_BLOCKING and TORCH_DISTRIBUTED_DEBUG, and set NCCL_DEBUG=WARN.
     """
+    if _is_one_process(file):
+        return
     for setting in file.settings:
         if not setting.is_exported or not setting.is_certain or setting.known_value is None:
             continue

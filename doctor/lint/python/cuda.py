@@ -20,10 +20,11 @@ _INITIALIZES = frozenset(
     f"torch.cuda.{name}"
     for name in (
         *("current_device", "get_device_name", "get_device_properties", "get_device_capability", "mem_get_info"),
-        *("synchronize", "empty_cache", "current_stream", "Stream", "Event", "init", "memory_allocated"),
+        *("synchronize", "current_stream", "Stream", "Event", "init"),
     )
 )
-"""Calls of torch that initialize CUDA in the process; ``is_available`` does not in every release."""
+"""Calls of torch that initialize CUDA in the process; ``is_available`` does not in every release, and ``empty_cache``
+and ``memory_allocated`` return at once in a process that has not (torch/cuda/memory.py)."""
 
 
 def joins(script: Script) -> Iterator[ast.Call]:
@@ -77,6 +78,12 @@ def shows_same_devices(script: Script) -> bool:
     values = [one.known_value for one in script.settings if one.name == "CUDA_VISIBLE_DEVICES"]
     is_all = script.text.count("CUDA_VISIBLE_DEVICES") == len(values) > 0
     return is_all and all(value is not None and re.search(r"[,\s]", value.strip()) for value in values)
+
+
+def shows_one_gpu(script: Script) -> bool:
+    """Whether the file leaves one and the same GPU visible to whatever ranks it has: ``CUDA_VISIBLE_DEVICES = "4"``."""
+    settings = [one for one in script.settings if one.name == "CUDA_VISIBLE_DEVICES"]
+    return bool(settings) and all(one.is_certain and (one.known_value or "").strip().isdigit() for one in settings)
 
 
 def on_current_device(script: Script) -> ast.Call | None:

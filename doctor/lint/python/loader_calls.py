@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.lint.python.script import Script, last_name, per_script
-from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks
+from doctor.lint.python.training import DATA_MODULE, LOADER, MODULE, hooks, unwrapped
 
 LOADERS = (
     LOADER,
@@ -237,6 +237,14 @@ def is_iterable(script: Script, loader: ast.Call) -> bool | None:
     if name.removesuffix("()") in STREAMS:
         return True
     return False if _MAPS.match(name) else None
+
+
+def is_endless(script: Script, name: str) -> bool:
+    """Whether a loader is only read round and round, as a source of samples: ``while True: for batch in loader:``."""
+    read = [loop for loop in script.all(ast.For) if name and last_name(unwrapped(loop.iter)) == name]
+    return bool(read) and all(
+        isinstance(outer := script.parent(loop), ast.While) and script.value(outer.test) is True for loop in read
+    )
 
 
 def belongs_to_lightning(script: Script, node: ast.AST) -> bool:

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.api import Script, Severity, Violation, rule
+from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone
-from doctor.lint.python.training import is_test
+from doctor.lint.python.project.imported_functions import imported_function
+from doctor.lint.python.training import is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _PORT = "MASTER_PORT"
@@ -41,6 +43,10 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("one process that needs a group", _ONE_PROCESS),
         passes("a world of one rank", _WORLD_OF_ONE),
         passes("ranks that meet in a file", _IN_A_FILE),
+        passes("ranks that meet by a URL, which is an option", _BY_OPTION),
+        fails("an option that leaves it to the variables", _BY_OPTION_OF_VARIABLES),
+        passes("a script without a process group", _NO_GROUP),
+        passes("one GPU is visible, so there is one rank", _ONE_GPU),
         passes("a unit test", _OWN_PORT + "\ndef test_sum(): pass\n", name="tests/test_sum.py"),
     ),
 )
@@ -55,13 +61,13 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
     if is_test(script):
         return
     writes = list(_writes(script))
-    meets_in_file = _meets_in_file(script)
+    are_unread = _are_unread(script)
     given = _reads_ranks(script) and not any(write.name in _GIVEN for write in writes)
     starts = next(script.calls(*_STARTS), None) is not None
     for write in writes:
         if write.kept or _is_asked_before(script, write.at, write.name):
             continue
-        if write.name in (_PORT, _ADDRESS) and (meets_in_file or _is_one_rank(script, write.at, writes)):
+        if write.name in (_PORT, _ADDRESS) and (are_unread or _is_one_rank(script, write.at, writes)):
             continue
         if hit := _judge(write, given, starts):
             yield hit
@@ -69,20 +75,45 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
         yield from _of_method(script, call)
 
 
-def _meets_in_file(script: Script) -> bool:
-    """Whether all groups of the file rendezvous by a file or a store, for which the variables are not read."""
+def _are_unread(script: Script) -> bool:
+    """Whether nothing here reads address and port: there is no process group, or each one meets by a file, a store or a
+    URL, or the ranks of the job have one GPU, and are one."""
     groups = list(script.calls("torch.distributed.init_process_group"))
+    if not groups:
+        return not _starts_ranks(script)
     methods = [script.argument(call, "init_method", 1) for call in groups]
-    return bool(groups) and all(
-        script.argument(call, "store") is not None or (method is not None and _text(method).startswith("file://"))
+    return shows_one_gpu(script) or all(
+        script.argument(call, "store") is not None
+        or (method is not None and _text(script, method).startswith(("file://", "tcp://")))
         for call, method in zip(groups, methods, strict=True)
     )
 
 
-def _text(node: ast.expr) -> str:
-    """The text of a string, or the beginning of a formatted one."""
+def _starts_ranks(script: Script) -> bool:
+    """Whether the file is made for several ranks, starts some, or calls a function of its project that joins a job."""
+    if several_ranks(script) is not None or next(script.calls(*_STARTS), None) is not None:
+        return True
+    called = (imported_function(script, call.func) for call in script.all(ast.Call))
+    return any(
+        one is not None and (one.function.starts_nccl or "init_process_group" in one.function.reached) for one in called
+    )
+
+
+def _text(script: Script, node: ast.expr) -> str:
+    """The text of a string, or the beginning of a formatted one; of an option, its default."""
+    if isinstance(node, ast.Attribute):
+        node = _default_of(script, node.attr) or node
     first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _default_of(script: Script, option: str) -> ast.expr | None:
+    """The default of ``parser.add_argument("--option", default=…)``."""
+    for call in script.method_calls("add_argument"):
+        names = [name for one in call.args if isinstance(name := script.value(one), str)]
+        if option in [name.lstrip("-").replace("-", "_") for name in names]:
+            return script.argument(call, "default")
+    return None
 
 
 def _is_one_rank(script: Script, at: ast.AST, writes: list[_Write]) -> bool:
@@ -290,6 +321,33 @@ def worker(rank, size, path):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
 
 mp.spawn(worker, args=(4, "/shared/meeting"), nprocs=4)
+"""
+_BY_OPTION = """\
+parser.add_argument("--dist-url", default="tcp://127.0.0.1:23456", type=str)
+os.environ["MASTER_ADDR"] = "localhost"
+os.environ["MASTER_PORT"] = "28890"
+
+def worker(rank, args):
+    dist.init_process_group("nccl", init_method=args.dist_url, world_size=args.world_size, rank=rank)
+
+mp.spawn(worker, args=(parser.parse_args(),), nprocs=8)
+"""
+_BY_OPTION_OF_VARIABLES = _BY_OPTION.replace('"tcp://127.0.0.1:23456"', '"env://"').replace('"28890"', '"28890"  # !')
+_NO_GROUP = """\
+from model import build, load_weights
+
+os.environ["MASTER_ADDR"] = "localhost"
+os.environ["MASTER_PORT"] = "28890"
+model = load_weights(build()).cuda()
+for scan in scans:
+    write(model(scan))
+"""
+_ONE_GPU = """\
+local_rank = int(os.environ["LOCAL_RANK"])
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+os.environ["MASTER_ADDR"] = "localhost"
+os.environ["MASTER_PORT"] = "28890"
+dist.init_process_group("nccl")
 """
 _PUT_ASIDE = """\
 def show_check():

@@ -32,6 +32,8 @@ from doctor.testing.script_cases import fails, passes
         passes("in another branch", _BRANCHES),
         passes("a variable that is read when it is used", _AT_USE),
         passes("read again, and the value that it had before", _READ_AGAIN),
+        passes("a group that meets by a URL, for other programs", _BY_URL),
+        passes("a cache that is empty before CUDA has started", _EMPTY),
     ),
 )
 def environment_written_late(script: Script) -> Iterator[Violation]:
@@ -80,13 +82,24 @@ def _using_cuda(script: Script) -> Iterator[ast.Call]:
             yield call
 
 
-_OF_THE_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+def _joining_by_variables(script: Script) -> Iterator[ast.Call]:
+    """Groups that read address and port: ``env://`` alone does, which is the default."""
+    for call in joins(script):
+        method = script.argument(call, "init_method", 1)
+        if method is None or script.value(method) in (None, "env://"):
+            yield call
+
+
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_OF_THE_JOB = ("RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
 _READ_BY_TORCH = ("TORCH_NCCL_", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 _READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
 _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def _reader(variable: str) -> _VariableReader | None:
+    if variable in _MEETING:
+        return _VariableReader("the process group has already read it", _joining_by_variables)
     if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
         return _VariableReader("the process group has already read it", joins)
     if variable.startswith("NCCL_"):
@@ -290,4 +303,19 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "1"
 model = build().cuda()
 os.environ["CUDA_VISIBLE_DEVICES"] = "1"
 evaluate(model)
+"""
+_BY_URL = """\
+def join(args):
+    dist.init_process_group("nccl", init_method=args.url, rank=args.rank, world_size=args.world_size)
+    host, _, port = args.url.removeprefix("tcp://").partition(":")
+    os.environ["MASTER_ADDR"] = host
+    os.environ["MASTER_PORT"] = port
+    dist.all_reduce(torch.zeros(1).cuda())
+"""
+_EMPTY = """\
+import torch
+
+def prepare(devices):
+    torch.cuda.empty_cache()
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices
 """

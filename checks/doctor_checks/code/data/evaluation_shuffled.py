@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
-from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, loaders, target_name
+from doctor.lint.python.loader_calls import belongs_to_lightning, evaluates, is_endless, loaders, target_name
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import RANK_WORDS, SAMPLER, is_test, several_ranks, unwrapped
 from doctor.testing.script_cases import fails, passes
@@ -48,6 +48,10 @@ from doctor.testing.script_cases import fails, passes
             "a few pictures to look at",
             _script("DataLoader(val_set, shuffle=True)") + "pictures = next(iter(val_loader))\n",
         ),
+        passes(
+            "prompts without end",
+            _script("DataLoader(val_set, shuffle=True)").partition("for x, y")[0] + _ENDLESS,
+        ),
     ),
 )
 def evaluation_shuffled(script: Script) -> Iterator[Violation]:
@@ -71,7 +75,12 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
     }
     for loader in loaders(script):
         shuffled = script.argument(loader.call, "shuffle", 2)
-        if loader.evaluates and script.value(shuffled) is True and loader.name not in looked_at:
+        if (
+            loader.evaluates
+            and script.value(shuffled) is True
+            and loader.name not in looked_at
+            and not is_endless(script, loader.name)
+        ):
             named = any(one.arg == "shuffle" for one in loader.call.keywords)
             yield Violation(
                 loader.call,
@@ -97,6 +106,14 @@ def _effect(script: Script, call: ast.Call) -> str:
     if belongs_to_lightning(script, call):
         return "the Trainer's distributed sampler then repeats different samples in each epoch"
     return "the order of its results differs between ranks"
+
+
+_ENDLESS = """\
+def prompts():
+    while True:
+        for batch in val_loader:
+            yield batch
+"""
 
 
 def _script(loader: str, before: str = "pass") -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
-from doctor.lint.python.loader_calls import evaluates, loaders, target_name
+from doctor.lint.python.loader_calls import evaluates, is_endless, loaders, target_name
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
@@ -38,6 +38,11 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
             _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
         ),
         passes("kept", _script("DataLoader(test_set, drop_last=False)")),
+        passes(
+            "prompts without end",
+            _script("DataLoader(test_set, 64, drop_last=True)")
+            + "def prompts():\n    while True:\n        for batch in test_loader:\n            yield batch\n",
+        ),
         passes("one sample a batch", _script("DataLoader(test_set, batch_size=1, drop_last=True)")),
         passes(
             "the samplers' rest by itself",
@@ -61,7 +66,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
     for loader in loaders(script):
-        if not loader.evaluates or _is_whole(script, loader.call):
+        if not loader.evaluates or _is_whole(script, loader.call) or is_endless(script, loader.name):
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
             size = script.value(script.argument(loader.call, "batch_size", 1))

@@ -17,6 +17,7 @@ from doctor.lint.python.loader_calls import (
     mentions_ranks,
     words_behind,
 )
+from doctor.lint.python.project.imported_functions import imported_function
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import SAMPLER, WRAPPERS, loops, shards_loaders_itself
@@ -89,6 +90,11 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             "a subset by rank",
             _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
         ),
+        passes("each rank draws at random with a seed of its own, for a number of steps", _OWN_SEED),
+        fails(
+            "the same seed on all ranks",
+            _OWN_SEED.replace("seed + rank", "seed").replace("batch_size=8)", "batch_size=8)  # !"),
+        ),
         passes("a data set that may be a stream", _script("DataLoader(load_corpus(), batch_size=64)")),
         passes("data made up on each rank", _script("DataLoader(TensorDataset(torch.randn(999, 8)), shuffle=True)")),
     ),
@@ -106,12 +112,12 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
     wrapper = next(script.calls(*WRAPPERS), None) or next(engines, None)
     if wrapper is None or shards_loaders_itself(script):
         return
-    if next(script.calls(*_SHARED_INPUT), None) is not None:
+    if next(script.calls(*_SHARED_INPUT), None) is not None or _draws_by_rank(script):
         return
     trained = {loop.source.id for loop in loops(script) if loop.trains and isinstance(loop.source, ast.Name)}
     trained |= {name for loop in loops(script) if loop.trains for name in _returned_for(script, loop.source)}
     for loader in loaders(script):
-        if _is_trained_on(script, loader, trained) and _gives_all(script, loader):
+        if _is_trained_on(script, loader, trained) and _gives_all(script, loader) and not _may_part(script, loader):
             data = script.argument(loader.call, "dataset", 0)
             named = script.text_of(data, 40) if data is not None else "dataset"
             yield Violation(
@@ -121,6 +127,29 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
                 fix=f"Use `sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
                 "`shuffle=True`, and call `sampler.set_epoch(epoch)` before each epoch.",
             )
+
+
+_SEEDS = ("torch.manual_seed", "torch.random.manual_seed", "transformers.set_seed", "accelerate.utils.set_seed")
+_STEPS = re.compile(r"step|iter", re.IGNORECASE)
+
+
+def _draws_by_rank(script: Script) -> bool:
+    """Whether each rank has an order of its own, and trains for a number of steps: there are no epochs to share."""
+    seeds = (script.argument(call, "seed", 0) for call in script.calls(*_SEEDS))
+    if not any(seed is not None and mentions_ranks(words_behind(script, seed)) for seed in seeds):
+        return False
+    around = [loop.epochs for loop in loops(script) if loop.trains]
+    return bool(around) and all(isinstance(one, ast.While) and _STEPS.search(ast.unparse(one.test)) for one in around)
+
+
+def _may_part(script: Script, loader: LoaderCall) -> bool:
+    """Whether a module of the project makes the data set, and reads the rank: it may divide the data itself."""
+    data = script.argument(loader.call, "dataset", 0)
+    for one in script.values_of(data) if data is not None else ():
+        made = imported_function(script, one.func, whole=True) if isinstance(one, ast.Call) else None
+        if made is not None and made.module.reads_rank:
+            return True
+    return False
 
 
 def _returned_for(script: Script, source: ast.expr) -> Iterator[str]:
@@ -216,6 +245,24 @@ for epoch in range(10):
 """
 
 
+_OWN_SEED = """\
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+from corpus import load_corpus
+
+def train(model, seed, rank, total_steps):
+    torch.manual_seed(seed + rank)
+    texts = load_corpus()
+    order = RandomSampler(texts)
+    loader = DataLoader(texts, sampler=order, batch_size=8)
+    model, step = DDP(model), 0
+    while step < total_steps:
+        for batch in loader:
+            model(batch).sum().backward()
+            step += 1
+
+train(build(), 1, dist.get_rank(), 100)
+"""
 _WITH_VALIDATION = """\
 import torch
 import torch.nn as nn

@@ -18,6 +18,9 @@ _LOCAL = re.compile(r"^(?:args\.|opt\.|config\.|self\.)?_?local_?rank$|LOCAL_RAN
 _WORLD = re.compile(r"world_?size", re.IGNORECASE)
 _OF_ONE_NODE = re.compile(r"device_count|nprocs|n_?gpus|num_gpus|LOCAL_WORLD_SIZE|local_world_size", re.IGNORECASE)
 
+_HOSTS = re.compile(r"n_?nodes|num_(?:nodes|machines)|node_rank|machine_rank|SLURM_NODEID|GROUP_RANK", re.IGNORECASE)
+"""Words of scripts for several hosts."""
+
 
 @rule(
     id="CODE012",
@@ -74,7 +77,7 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
             f"DistributedSampler uses the local rank ({script.text_of(rank)}) as the global rank of "
             f"{script.text_of(replicas)}: every node reads the same shards, and the rest is never read",
             fix="Pass `rank=dist.get_rank()`, or neither `num_replicas` nor `rank`.",
-            severity=None if _knows_both_ranks(script) else Severity.WARNING,
+            severity=None if _knows_hosts(script) else Severity.WARNING,
             confidence=0.8,
         )
 
@@ -93,10 +96,9 @@ def _mixes(script: Script, replicas: ast.expr, rank: ast.expr) -> bool:
     return not any(_OF_ONE_NODE.search(word) for word in behind) and "get_rank" not in behind
 
 
-def _knows_both_ranks(script: Script) -> bool:
-    """Whether the file reads the rank of the job beside that of the node, as scripts for several nodes do."""
-    read = (one.value for one in script.all(ast.Constant))
-    return "RANK" in read or any(True for _ in script.calls("torch.distributed.get_rank"))
+def _knows_hosts(script: Script) -> bool:
+    """Whether the file shows that it is for several hosts; on one, the local rank is the rank."""
+    return _HOSTS.search(script.text) is not None
 
 
 def _joins_as(script: Script, call: ast.Call, rank: ast.expr) -> bool:

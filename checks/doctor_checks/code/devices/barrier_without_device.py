@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from doctor.api import Edit, Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.knowledge.releases import within
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import (
     binds_device,
@@ -16,6 +17,10 @@ from doctor.lint.python.cuda import (
     shows_whole_process,
 )
 from doctor.testing.script_cases import fails, passes
+
+_USES_CURRENT = "2.7"
+"""Releases before it take the GPU of an earlier collective, or count from the rank (ProcessGroupNCCL.cpp); the current
+device is https://github.com/pytorch/pytorch/pull/152834."""
 
 
 @rule(
@@ -42,6 +47,11 @@ from doctor.testing.script_cases import fails, passes
         passes("a file that does not start the job", _LIBRARY),
         passes("a group that another module may have started", _STARTED_BEFORE),
         passes("a group of its own, on the CPU", _GROUP),
+        passes(
+            "an older torch, which takes the GPU of earlier collectives",
+            _AT_END.replace("  # !", ""),
+            releases=(("torch", "1.9.0"),),
+        ),
     ),
 )
 def barrier_without_device(script: Script) -> Iterator[Violation]:
@@ -60,6 +70,7 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
         or all(may_be_started_before(script, call) for call in started)
         or binds_device(script)
         or on_current_device(script) is not None
+        or within(script.releases.get("torch", ""), before=_USES_CURRENT)
     ):
         return  # implicit use of the current device is CODE003's
     for one in collectives_of(script).all():

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from doctor.api import Script, SetArgument, Severity, Violation, location_of, rule
+from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
@@ -50,6 +51,10 @@ _SCALARS = ("epoch", "step", "global_step", "iteration", "args", "best_acc", "be
         passes("onto the CPU, by name and by place", _ONTO_CPU),
         passes("onto the GPU of the rank", _ONTO_GPU),
         passes("nothing shows several ranks", _NO_RANKS),
+        passes(
+            "the script shows all ranks one GPU",
+            'os.environ["CUDA_VISIBLE_DEVICES"] = "2"\n' + _WEIGHTS.replace("  # !", ""),
+        ),
         passes("the first rank alone, one process alone, and no checkpoint", _FIRST_RANK),
         passes("states that are numbers, and an app that trains nothing", _NUMBERS),
         passes("ranks on CPUs, other functions of that name, and arguments that can't be told", _CPU_RANKS),
@@ -65,6 +70,8 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     shown = several_ranks(script)
     if shown is None or not uses_gpus(script) or simulates_ranks(script) or _only_infers(script, shown):
         return
+    if shows_one_gpu(script):
+        return  # no rank has another GPU
     for call in script.calls("torch.load", "torch.jit.load"):
         if not is_run_by_all(script, call) or runs_alone(script, call) or script.is_open(call):
             continue

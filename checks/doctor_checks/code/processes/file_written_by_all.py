@@ -139,6 +139,9 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         passes("a marker with the same constant from all ranks", _script(_MARKER)),
         fails("a marker that holds the epoch", _script(_MARKER_OF_EPOCH)),
         passes("in a function that refuses jobs of several ranks", _REFUSES),
+        passes("settings that all ranks read from one file", _SETTINGS),
+        fails("settings with the options of the rank", _SETTINGS_OF_RANK),
+        passes("a log that is emptied", _script("with open(OUT + '/log.txt', 'w') as file:\n        pass")),
     ),
 )
 def file_written_by_all(script: Script) -> Iterator[Violation]:
@@ -171,6 +174,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 call,
                 f"All ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
                 f"line {ranks.lineno})",
+                severity=None if script.name(call.func) in _WRITERS else Severity.WARNING,
                 fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
 
@@ -234,8 +238,37 @@ def _written(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
     for call in script.calls("open", ""):
         if isinstance(call.func, ast.Name) and call.func.id == "open" and call.args:
             mode = script.value(script.argument(call, "mode", 1))
-            if isinstance(mode, str) and mode[:1] in ("w", "x") and not _is_marker(script, call):
+            if not isinstance(mode, str) or mode[:1] not in ("w", "x"):
+                continue
+            if not _is_marker(script, call) and not _is_copy(script, call):
                 yield call, call.args[0]
+
+
+_READERS = re.compile(r"^(?:\w+\.)*(?:yaml|json|toml|tomllib|OmegaConf|YAML)(?:\(\))?\.\w*load\w*$")
+"""Functions that read settings from a file."""
+_DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
+
+
+def _is_copy(script: Script, call: ast.Call) -> bool:
+    """``yaml.dump(settings, open(path, "w"))`` of settings that were read from a file: every rank writes the same."""
+    around = script.parent(script.parent(call) or call)
+    body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
+    dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
+    written = [one.args[0] for one in dumps if one.args and not isinstance(one.args[0], ast.Call)]
+    return bool(written) and all(_is_read_only(script, one) for one in written)
+
+
+def _is_read_only(script: Script, node: ast.expr) -> bool:
+    """Whether a name is bound once, to what a file held, and the script adds nothing to it that names ranks."""
+    made = script.values_of(node)
+    if not isinstance(node, ast.Name) or len(made) != 1 or not isinstance(made[0], ast.Call):
+        return False
+    if not _READERS.match(script.name(made[0].func)):
+        return False
+    updates = (one for one in script.method_calls("update") if ast.unparse(one.func).partition(".")[0] == node.id)
+    stored = (one for one in script.all(ast.Subscript) if isinstance(one.ctx, ast.Store))
+    keys = (one.slice for one in stored if ast.unparse(one.value) == node.id)
+    return next(updates, None) is None and not any(_OWN.search(ast.unparse(key)) for key in keys)
 
 
 def _is_marker(script: Script, call: ast.Call) -> bool:
@@ -244,6 +277,8 @@ def _is_marker(script: Script, call: ast.Call) -> bool:
     if not isinstance(around, ast.With):
         return False
     item = next((one for one in around.items if one.context_expr is call), None)
+    if all(isinstance(one, ast.Pass) for one in around.body):
+        return True  # emptied before anything is written
     if item is None or not isinstance(item.optional_vars, ast.Name):
         return False
     file = item.optional_vars.id
@@ -342,6 +377,21 @@ def main(vae, data, folder):
 
 main(None, None, "out")
 """
+_SETTINGS = """\
+import yaml
+
+def main(args, settings):
+    dist.init_process_group("nccl")
+    model = DDP(build(settings))
+
+args = parser.parse_args()
+settings = yaml.safe_load(open(args.settings))
+yaml.dump(settings, open(os.path.join("out", "settings.yaml"), "w"))
+main(args, settings)
+"""
+_SETTINGS_OF_RANK = _SETTINGS.replace("yaml.dump", "settings.update(vars(args))\nyaml.dump").replace(
+    '"w"))', '"w"))  # !'
+)
 _MARKER = "with open(OUT + '/COMPLETED', 'w') as file:\n        file.write('done')"
 _MARKER_OF_EPOCH: str = _MARKER.replace(":\n", ":  # !\n").replace("'done'", "str(epoch)")
 _REFUSES = """\

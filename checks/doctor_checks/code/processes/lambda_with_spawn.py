@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import start_method
+from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import UNKNOWN
 from doctor.lint.python.training import LOADER
 from doctor.testing.script_cases import fails, passes
@@ -45,6 +46,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
                     sent,
                     f"{words} at line {sent.lineno} is passed to {what} (line {call.lineno}) by spawn, but cannot be "
                     "pickled",
+                    severity=None if script.function_of(call) in run_by_all(script) else Severity.WARNING,
                     evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),
                 )
 

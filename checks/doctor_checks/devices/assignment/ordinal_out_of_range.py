@@ -270,6 +270,21 @@ num_processes: COUNT
             "torchrun --nproc_per_node=4 train.py",
         ),
         shell_passes(
+            "a launcher in the branch for several GPUs",
+            "export CUDA_VISIBLE_DEVICES=0",
+            'if [[ $CUDA_VISIBLE_DEVICES != *","* ]]; then',
+            "  python train.py",
+            "else",
+            "  torchrun --nnodes 1 --nproc_per_node 4 train.py",
+            "fi",
+        ),
+        shell_fails(
+            "after a branch that asks for the GPUs",
+            "export CUDA_VISIBLE_DEVICES=0",
+            'if [ -z "$CUDA_VISIBLE_DEVICES" ]; then echo all; fi',
+            "torchrun --nproc_per_node=4 train.py  # !",
+        ),
+        shell_passes(
             "the command lists its own GPUs",
             "export CUDA_VISIBLE_DEVICES=0",
             "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py",

@@ -172,7 +172,7 @@ class ScriptReader:
 
     def _surrounding(self, statement: Statement, settings: Mapping[str, EnvironmentSetting]) -> CommandContext:
         exported = {name: setting for name, setting in settings.items() if setting.is_exported}
-        for name in exported.keys() & self._variables.doubtful:
+        for name in exported.keys() & (self._variables.doubtful | statement.tested):
             exported[name] = replace(exported[name], value=unknown_mark(name))
         return CommandContext(
             self._place(statement),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from doctor.lint.launch.shell.lexer import tokens
-from doctor.lint.launch.shell.tokens import Literal, Operator, Token, Word
+from doctor.lint.launch.shell.tokens import Literal, Operator, ParameterExpansion, Token, Word
 
 _OPENING = frozenset(("if", "while", "until", "{"))
 _LISTS = frozenset(("for", "select", "case"))
@@ -16,12 +16,14 @@ _WITHIN = frozenset(("then", "do", "else", "elif", "!", "time"))
 _NEVER_FAILING = ("export", "cd", "set", "source", ".", "module", "ml")
 """Commands that are not expected to fail."""
 _LOOPS = frozenset(("for", "while", "until", "select"))
+_TESTS = ("[", "[[", "test")
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One command. ``is_chained``: whether it runs depends on another one (``&&``, ``||``)."""
+    """One command. ``is_chained``: whether it runs depends on another one (``&&``, ``||``); ``tested``: the variables
+    that the conditions of the branches around it read."""
 
     words: tuple[Word, ...]
     line: int
@@ -30,6 +32,7 @@ class Statement:
     in_loop: bool = False
     is_chained: bool = False
     in_background: bool = False
+    tested: frozenset[str] = frozenset()
 
 
 class ShellScript(NamedTuple):
@@ -53,6 +56,11 @@ def split_script(text: str) -> ShellScript:
     return ShellScript(found, frozenset(names))
 
 
+def _read_in(words: Iterable[Word]) -> Iterator[str]:
+    parts = (part for word in words for part in word.parts)
+    yield from (part.name for part in parts if isinstance(part, ParameterExpansion))
+
+
 def assigned_name(word: Word) -> str | None:
     """``NAME`` of ``NAME=value`` and ``NAME+=value``."""
     first = word.parts[0] if word.parts else None
@@ -66,6 +74,7 @@ def assigned_name(word: Word) -> str | None:
 class _Splitter:
     def __init__(self) -> None:
         self.loop_names: list[str] = []
+        self._tested: list[tuple[int, set[str]]] = []  # of open branches: their depth, and what they read
         self._done: list[Statement] = []
         self._around: list[tuple[str, int]] = []  # open blocks, and the number of statements before each
         self._words: list[Word] = []
@@ -128,7 +137,11 @@ class _Splitter:
             return
         first, last = words[0].line, words[-1].end_line
         kinds = {kind for kind, _ in self._around}
-        self._done.append(Statement(tuple(words), first, last, bool(kinds), bool(kinds & _LOOPS), self._is_chained))
+        if self._around and self._around[-1][0] == "if" and words[0].plain in _TESTS:
+            self._tested.append((len(self._around), set(_read_in(words))))
+        tested = frozenset().union(*(names for _, names in self._tested))
+        chained, looped = self._is_chained, bool(kinds & _LOOPS)
+        self._done.append(Statement(tuple(words), first, last, bool(kinds), looped, chained, tested=tested))
 
     def _keywords(self, words: list[Word]) -> list[Word]:
         """The words without leading keywords, whose blocks are entered or left."""
@@ -153,3 +166,4 @@ class _Splitter:
     def _leave(self, closing: str) -> None:
         if self._around:
             _, self._begin = self._around.pop()
+            self._tested = [one for one in self._tested if one[0] <= len(self._around)]

@@ -36,12 +36,13 @@ class FunctionSummary(NamedTuple):
 
 class ModuleSummary(NamedTuple):
     """A module: its ``location`` (the absolute path), its ``functions`` by name (``Class().method``), what it
-    ``imports``, and whether it ties processes to their GPUs."""
+    ``imports``, whether it ties processes to their GPUs, and whether it reads the rank of the process."""
 
     location: str
     functions: Mapping[str, FunctionSummary]
     imports: Mapping[str, str]
     binds_device: bool
+    reads_rank: bool
 
 
 class ImportedFunction(NamedTuple):

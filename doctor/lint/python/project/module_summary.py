@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from doctor.lint.python.collectives import collectives_of
 from doctor.lint.python.cuda import binds_device, is_nccl, joins
@@ -12,6 +13,7 @@ from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, step_at
 from doctor.lint.python.wrapped_models import gathering_parameters, parameter_names
 
+_READS_RANK = re.compile(r"get_rank\(|process_index|split_by_node|environ\W{1,10}(?:get\W{1,5})?RANK")
 MOST_CALLS = 40
 """Calls of one function that are followed into other modules."""
 
@@ -27,6 +29,7 @@ def summary_of(script: Script, modules: ProjectModules) -> ModuleSummary:
         functions={name: functions.summary(function) for name, function in named.items()},
         imports={name: found[0] for name, found in bound if len(found) == 1 and isinstance(found[0], str)},
         binds_device=binds_device(script),
+        reads_rank=_READS_RANK.search(script.text) is not None,
     )
 
 
