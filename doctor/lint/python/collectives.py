@@ -43,6 +43,7 @@ _UTILS = "gather gather_object broadcast broadcast_object_list wait_for_everyone
 _FABRIC = "all_gather all_reduce barrier broadcast save load backward setup"
 _TRAINER = "save_checkpoint fit validate test predict"
 _STRATEGY = "barrier reduce broadcast all_gather reduce_boolean_decision"
+_OF_KWARGS = ("accelerate", "accelerate.utils")
 _SHARDED = "torch.distributed.fsdp.FullyShardedDataParallel"
 _STATE = "torch.distributed.checkpoint.state_dict"
 
@@ -158,7 +159,7 @@ class CollectiveCalls:
             return ""
         name = script.name(call.func)
         if name in COLLECTIVES:
-            return COLLECTIVES[name]
+            return "" if _is_of_replicas(script, name) else COLLECTIVES[name]
         if bare == "compute" and METRIC.match(name.rpartition(".")[0]) and several_ranks(script) is not None:
             return "compute of a metric"
         if bare in ("log", "log_dict") and script.value(script.argument(call, "sync_dist")) is True:
@@ -250,6 +251,14 @@ class CollectiveCalls:
         """Those below ``node``, nested functions left out."""
         below = set(self._script.inside(node, ast.Call))
         yield from (one for one in self.all() if one.call in below)
+
+
+def _is_of_replicas(script: Script, name: str) -> bool:
+    """Whether it is ``Accelerator.get_state_dict`` in a script that configures DDP and names no sharding: every rank
+    has the whole state."""
+    if name != f"{ACCELERATOR}().get_state_dict" or re.search(r"fsdp|deepspeed|zero", script.text, re.IGNORECASE):
+        return False
+    return next(script.calls(*(f"{one}.DistributedDataParallelKwargs" for one in _OF_KWARGS)), None) is not None
 
 
 def _is_grouped(script: Script, call: ast.Call) -> bool:

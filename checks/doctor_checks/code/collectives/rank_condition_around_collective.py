@@ -55,6 +55,7 @@ from doctor.testing.script_cases import fails, passes
         passes("a rank that tries the next name makes the call in the next round", _RETRY),
         fails("reports of Ray Train by rank 0", _RAY),
         fails("a state that may be sharded, of Accelerate", _STATE_DICT),
+        passes("a state of replicas: the script configures DDP", _STATE_OF_REPLICAS),
         fails("a metric of torchmetrics on rank 0", _METRIC_OF_ONE),
         passes("one process alone tests, with a Trainer of one device", _ALONE),
         passes("a condition on the rank in another function", _ELSEWHERE),
@@ -600,6 +601,14 @@ accelerator = Accelerator()
 model = accelerator.prepare(build())
 if accelerator.is_main_process:
     torch.save(accelerator.get_state_dict(model), "model.pt")  # !
+"""
+_STATE_OF_REPLICAS = """\
+from accelerate import DistributedDataParallelKwargs
+
+accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=False)])
+model = accelerator.prepare(build())
+if accelerator.is_main_process:
+    torch.save(accelerator.get_state_dict(model), "model.pt")
 """
 _METRIC_OF_ONE = """\
 import torchmetrics

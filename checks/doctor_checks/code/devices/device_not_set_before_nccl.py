@@ -15,6 +15,7 @@ from doctor.lint.python.cuda import (
     shows_whole_process,
 )
 from doctor.lint.python.project.imported_functions import imported_function, imports_project
+from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import is_test
 from doctor.testing.script_cases import fails, passes
 
@@ -41,6 +42,7 @@ from doctor.testing.script_cases import fails, passes
         passes("a helper of the project sets it", _HELPER),
         passes("a unit test", _TORCHRUN + "\ndef test_it(): main()\n", name="tests/test_sum.py"),
         passes("a file of helpers, for scripts that set it", _LIBRARY),
+        passes("a helper that joins if nobody has", _JOINS_ONCE),
     ),
 )
 def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
@@ -59,6 +61,8 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
     used = on_current_device(script) or next(script.calls(*_OBJECTS_TRAVEL), None)
     if used is None or not shows_whole_process(script, calls[0], used):
         return
+    if may_be_started_before(script, calls[0]) and script.function_of(calls[0]) not in run_by_all(script):
+        return  # a helper for other modules, which may set the device before they call it
     yield Violation(
         calls[0],
         f"torch.cuda.set_device() is not called before NCCL is initialized: `{script.text_of(used, 40)}` (line "
@@ -176,6 +180,12 @@ from project.setup import setup_device
 setup_device()
 dist.init_process_group("nccl")
 model = build().cuda()
+"""
+_JOINS_ONCE = """\
+def join_once(args):
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", rank=args.rank, world_size=args.world)
+        dist.all_reduce(torch.zeros(1).cuda())
 """
 _LIBRARY = """\
 def start(args):
