@@ -22,7 +22,7 @@ from doctor.api import (
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import starts_of
-from doctor.lint.python.training import several_ranks
+from doctor.lint.python.training import SAMPLER, WRAPPERS, several_ranks
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
@@ -187,7 +187,10 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
 
 def _may_be_replaced(file: EnvironmentSource) -> bool:
     """Whether the process group starts in another module, which may set the port itself."""
-    return isinstance(file, Script) and several_ranks(file) is None
+    if not isinstance(file, Script):
+        return False
+    shown = several_ranks(file)
+    return shown is None or file.name(shown.func) in (*WRAPPERS, SAMPLER)
 
 
 def _is_port(text: str) -> bool:

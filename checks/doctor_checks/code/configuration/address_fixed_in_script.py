@@ -11,7 +11,7 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.cuda import shows_one_gpu
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.project.imported_functions import imported_function
-from doctor.lint.python.training import is_test, several_ranks
+from doctor.lint.python.training import SAMPLER, WRAPPERS, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _PORT = "MASTER_PORT"
@@ -46,6 +46,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("ranks that meet by a URL, which is an option", _BY_OPTION),
         fails("an option that leaves it to the variables", _BY_OPTION_OF_VARIABLES),
         passes("a script without a process group", _NO_GROUP),
+        passes("a context of another module joins, with a port of its own", _JOINED_ELSEWHERE),
         passes("one GPU is visible, so there is one rank", _ONE_GPU),
         passes("a unit test", _OWN_PORT + "\ndef test_sum(): pass\n", name="tests/test_sum.py"),
     ),
@@ -90,8 +91,12 @@ def _are_unread(script: Script) -> bool:
 
 
 def _starts_ranks(script: Script) -> bool:
-    """Whether the file is made for several ranks, starts some, or calls a function of its project that joins a job."""
-    if several_ranks(script) is not None or next(script.calls(*_STARTS), None) is not None:
+    """Whether the file starts ranks, uses a library that joins a job, or calls a function of its project that does. A
+    wrapped model alone shows a group that something else has started, which may set the port itself."""
+    shown = several_ranks(script)
+    if shown is not None and script.name(shown.func) not in (*WRAPPERS, SAMPLER):
+        return True
+    if next(script.calls(*_STARTS), None) is not None:
         return True
     called = (imported_function(script, call.func) for call in script.all(ast.Call))
     return any(
@@ -341,6 +346,14 @@ os.environ["MASTER_PORT"] = "28890"
 model = load_weights(build()).cuda()
 for scan in scans:
     write(model(scan))
+"""
+_JOINED_ELSEWHERE = """\
+from engine import Engine
+
+os.environ["MASTER_PORT"] = "29611"
+with Engine(parser) as engine:
+    model = DDP(build().cuda())
+    train(engine, model)
 """
 _ONE_GPU = """\
 local_rank = int(os.environ["LOCAL_RANK"])
