@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from doctor.analysis.launch_origin import PORT_CHOOSERS, whole_number
@@ -22,7 +23,6 @@ from doctor.api import (
 from doctor.facts import HostFacts, LaunchFacts, ProcessFacts
 from doctor.lint.launch.launch_file import EnvironmentSource
 from doctor.lint.launch.process_launches import starts_of
-from doctor.lint.python.training import SAMPLER, WRAPPERS, several_ranks
 from doctor.testing import Fails, Passes, healthy
 from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 
@@ -185,12 +185,13 @@ def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]
             )
 
 
+_JOINS = re.compile(r"init_process_group|init_device_mesh|Accelerator\(|deepspeed|Trainer\(|Fabric\(|spawn\(")
+"""Calls of scripts that join a job, or start its ranks."""
+
+
 def _may_be_replaced(file: EnvironmentSource) -> bool:
     """Whether the process group starts in another module, which may set the port itself."""
-    if not isinstance(file, Script):
-        return False
-    shown = several_ranks(file)
-    return shown is None or file.name(shown.func) in (*WRAPPERS, SAMPLER)
+    return isinstance(file, Script) and _JOINS.search(file.text) is None
 
 
 def _is_port(text: str) -> bool:

@@ -389,7 +389,7 @@ settings = yaml.safe_load(open(args.settings))
 yaml.dump(settings, open(os.path.join("out", "settings.yaml"), "w"))
 main(args, settings)
 """
-_SETTINGS_OF_RANK = _SETTINGS.replace("yaml.dump", "settings.update(vars(args))\nyaml.dump").replace(
+_SETTINGS_OF_RANK: str = _SETTINGS.replace("yaml.dump", "settings.update(vars(args))\nyaml.dump").replace(
     '"w"))', '"w"))  # !'
 )
 _MARKER = "with open(OUT + '/COMPLETED', 'w') as file:\n        file.write('done')"
