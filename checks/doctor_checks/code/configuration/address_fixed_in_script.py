@@ -337,11 +337,7 @@ def worker(rank, args):
 
 mp.spawn(worker, args=(parser.parse_args(),), nprocs=8)
 """
-_BY_OPTION_OF_VARIABLES: str = _BY_OPTION.replace("tcp://127.0.0.1:23456", "env://").replace(
-    '"28890"', '"28890"  # !'
-)
-    '"28890"', '"28890"  # !'
-)
+_BY_OPTION_OF_VARIABLES: str = _BY_OPTION.replace("tcp://127.0.0.1:23456", "env://").replace('"28890"', '"28890"  # !')
 _NO_GROUP = """\
 from model import build, load_weights
 
