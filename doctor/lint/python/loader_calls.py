@@ -239,8 +239,15 @@ def is_iterable(script: Script, loader: ast.Call) -> bool | None:
     return False if _MAPS.match(name) else None
 
 
-def is_endless(script: Script, name: str) -> bool:
-    """Whether a loader is only read round and round, as a source of samples: ``while True: for batch in loader:``."""
+_CYCLES = re.compile(r"cycle|infinite|endless|forever", re.IGNORECASE)
+
+
+def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
+    """Whether a loader is only read round and round, as a source of samples: ``cycle(DataLoader(…))``, or a loop over it
+    inside ``while True:``."""
+    outer = script.parent(loader)
+    if isinstance(outer, ast.Call) and loader in outer.args and _CYCLES.search(last_name(outer.func)):
+        return True
     read = [loop for loop in script.all(ast.For) if name and last_name(unwrapped(loop.iter)) == name]
     return bool(read) and all(
         isinstance(outer := script.parent(loop), ast.While) and script.value(outer.test) is True for loop in read

@@ -157,6 +157,15 @@ def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
     return False
 
 
+def only_infers(script: Script, shown: ast.Call) -> bool:
+    """Whether only an Accelerator or a Trainer indicates ranks and nothing is trained: demos and converters."""
+    if script.name(shown.func) == TRAINER:
+        return next(script.method_calls("fit", "validate", "test", "predict"), None) is None
+    return script.name(shown.func) == ACCELERATOR and not any(
+        has_backward(script, one) for one in (script.tree, *script.functions)
+    )
+
+
 def _steps_back(script: Script, function: FunctionNode, depth: int) -> bool:
     loops_in = (*script.inside(function, ast.For), *script.inside(function, ast.While))
     looped = {inner for loop in loops_in for inner in script.inside(loop, ast.stmt)}

@@ -48,6 +48,8 @@ from doctor.testing.script_cases import fails, passes
         passes("one rank, or all of them if the state is sharded", _OR_ALL),
         passes("ranks of two kinds", _KINDS),
         passes("no job of several ranks: -1 is no rank", _NO_JOB),
+        passes("a context that half of the ranks enter late", _STAGGERED),
+        fails("a context that rank 0 enters alone", _ENTERED_ALONE),
         passes("the ranks of a group reduce in it", _GROUP),
         passes("rank 0 signals, and the others wait in the function around", _SIGNALED),
         passes("who has left, left for a reason that is asked again", _ASKED_AGAIN),
@@ -110,7 +112,23 @@ def _may_be_alone(script: Script, one: CollectiveCall) -> bool:
     exchanges nothing yet."""
     if one.word in ("save_state", "load_state"):
         return not _saves_together(script, one.call)
-    return one.word == "init_process_group" or (not one.certain and is_wrapped_later(script, one.call))
+    if one.word == "init_process_group" or _takes_turns(script, one):
+        return True
+    return not one.certain and is_wrapped_later(script, one.call)
+
+
+def _takes_turns(script: Script, one: CollectiveCall) -> bool:
+    """Whether some ranks make the call in ``__enter__`` and the others in ``__exit__`` of the same class: ``with`` then
+    runs it on all of them, in turns."""
+    owner = script.class_of(one.call)
+    entered_or_left = {
+        script.bindings.methods.get((owner.name, name)) for name in ("__enter__", "__exit__") if owner is not None
+    }
+    if script.function_of(one.call) not in entered_or_left:
+        return False
+    same = (other.call for other in collectives_and_forwards(script).all() if other.word == one.word)
+    partial = {script.function_of(call) for call in same if rank_condition(script, call) is not None}
+    return len(entered_or_left - {None}) == 2 and entered_or_left <= partial
 
 
 def _saves_together(script: Script, call: ast.Call) -> bool:
@@ -601,6 +619,28 @@ accelerator = Accelerator()
 model = accelerator.prepare(build())
 if accelerator.is_main_process:
     torch.save(accelerator.get_state_dict(model), "model.pt")  # !
+"""
+_STAGGERED = """\
+class Staggered:
+    def __enter__(self):
+        if self.local_rank % 2 == 0:
+            dist.barrier()
+        return self
+
+    def __exit__(self, *error):
+        if self.local_rank % 2 == 1:
+            dist.barrier()
+        dist.barrier()
+"""
+_ENTERED_ALONE = """\
+class First:
+    def __enter__(self):
+        if dist.get_rank() == 0:
+            dist.barrier()  # !
+        return self
+
+    def __exit__(self, *error):
+        return None
 """
 _STATE_OF_REPLICAS = """\
 from accelerate import DistributedDataParallelKwargs

@@ -52,6 +52,10 @@ from doctor.testing.script_cases import fails, passes
             "prompts without end",
             _script("DataLoader(val_set, shuffle=True)").partition("for x, y")[0] + _ENDLESS,
         ),
+        passes(
+            "batches without end, with a sampler",
+            _script("cycle(DataLoader(val_set, sampler=val_sampler))", "val_sampler = DistributedSampler(val_set)"),
+        ),
     ),
 )
 def evaluation_shuffled(script: Script) -> Iterator[Violation]:
@@ -79,7 +83,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
             loader.evaluates
             and script.value(shuffled) is True
             and loader.name not in looked_at
-            and not is_endless(script, loader.name)
+            and not is_endless(script, loader.call, loader.name)
         ):
             named = any(one.arg == "shuffle" for one in loader.call.keywords)
             yield Violation(
@@ -93,13 +97,23 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
         evaluates_it = (
             evaluates(name) if evaluates(name) is not None else evaluates(script.text_of(data) if data else "")
         )
-        if evaluates_it and not script.is_given(call, "shuffle", 3):
+        if evaluates_it and not script.is_given(call, "shuffle", 3) and not _is_of_endless(script, call):
             yield Violation(
                 call,
                 f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation data (default "
                 "shuffle=True): results are out of order, and random samples are repeated",
                 edits=(SetArgument(location_of(call), "shuffle", "False"),),
             )
+
+
+def _is_of_endless(script: Script, sampler: ast.Call) -> bool:
+    """Whether loaders that are read round and round are all that get a sampler."""
+    bound = [
+        loader
+        for loader in loaders(script)
+        if sampler in script.values_of(script.argument(loader.call, "sampler", 3) or loader.call)
+    ]
+    return bool(bound) and all(is_endless(script, one.call, one.name) for one in bound)
 
 
 def _effect(script: Script, call: ast.Call) -> str:

@@ -66,7 +66,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
     for loader in loaders(script):
-        if not loader.evaluates or _is_whole(script, loader.call) or is_endless(script, loader.name):
+        if not loader.evaluates or _is_whole(script, loader.call) or is_endless(script, loader.call, loader.name):
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
             size = script.value(script.argument(loader.call, "batch_size", 1))

@@ -12,7 +12,7 @@ from doctor.lint.python.gpu_use import runs_alone, simulates_ranks, uses_gpus
 from doctor.lint.python.rank_branches import rank_condition
 from doctor.lint.python.reachable_functions import is_run_by_all
 from doctor.lint.python.script import UNKNOWN
-from doctor.lint.python.training import ACCELERATOR, TRAINER, has_backward, several_ranks
+from doctor.lint.python.training import only_infers, several_ranks
 from doctor.testing.script_cases import fails, passes
 
 _CHECKPOINT = re.compile(
@@ -68,7 +68,7 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
     Fix: call torch.load(path, map_location="cpu"); load_state_dict then copies the tensors to the GPU of the rank.
     """
     shown = several_ranks(script)
-    if shown is None or not uses_gpus(script) or simulates_ranks(script) or _only_infers(script, shown):
+    if shown is None or not uses_gpus(script) or simulates_ranks(script) or only_infers(script, shown):
         return
     if shows_one_gpu(script):
         return  # no rank has another GPU
@@ -85,15 +85,6 @@ def checkpoint_loaded_to_saved_device(script: Script) -> Iterator[Violation]:
                 f"Every rank loads {_source(script, call)} onto GPU 0: map_location is {fixed}",
                 fix='Use map_location="cpu", or map_location=f"cuda:{local_rank}" for the GPU of the rank.',
             )
-
-
-def _only_infers(script: Script, shown: ast.Call) -> bool:
-    """Whether only an Accelerator or a Trainer indicates ranks and nothing is trained: demos and converters."""
-    if script.name(shown.func) == TRAINER:
-        return next(script.method_calls("fit", "validate", "test", "predict"), None) is None
-    return script.name(shown.func) == ACCELERATOR and not any(
-        has_backward(script, one) for one in (script.tree, *script.functions)
-    )
 
 
 def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:

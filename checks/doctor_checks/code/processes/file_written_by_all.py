@@ -11,7 +11,7 @@ from doctor.lint.python.loader_calls import words_behind
 from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.script import FunctionNode, last_name
 from doctor.lint.python.single_rank import may_run_alone
-from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, several_ranks, unwrapped
+from doctor.lint.python.training import RANK_WORDS, calls_of, is_test, only_infers, several_ranks, unwrapped
 from doctor.lint.python.value_flow import computed_from, handed_in
 from doctor.testing.script_cases import fails, passes
 
@@ -159,6 +159,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     if ranks is None:
         return
     yield from _downloaded(script)
+    infers = only_infers(script, ranks)  # such scripts are often started as one process
     for call, where in _written(script):
         function = script.function_of(call)
         # ``if os.path.exists(path): continue`` in its loop: ranks share work by existing files.
@@ -174,7 +175,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
                 call,
                 f"All ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
                 f"line {ranks.lineno})",
-                severity=None if script.name(call.func) in _WRITERS else Severity.WARNING,
+                severity=None if script.name(call.func) in _WRITERS and not infers else Severity.WARNING,
                 fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
 
