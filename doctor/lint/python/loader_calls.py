@@ -243,8 +243,8 @@ _CYCLES = re.compile(r"cycle|infinite|endless|forever", re.IGNORECASE)
 
 
 def is_endless(script: Script, loader: ast.Call, name: str) -> bool:
-    """Whether a loader is only read round and round, as a source of samples: ``cycle(DataLoader(…))``, or a loop over it
-    inside ``while True:``."""
+    """Whether a loader is only read round and round, as a source of samples: ``cycle(DataLoader(…))``, or a loop over
+    it inside ``while True:``."""
     outer = script.parent(loader)
     if isinstance(outer, ast.Call) and loader in outer.args and _CYCLES.search(last_name(outer.func)):
         return True

@@ -141,6 +141,7 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         passes("in a function that refuses jobs of several ranks", _REFUSES),
         passes("settings that all ranks read from one file", _SETTINGS),
         fails("settings with the options of the rank", _SETTINGS_OF_RANK),
+        fails("settings with a number that the rank computed", _SETTINGS_COMPUTED),
         passes("a log that is emptied", _script("with open(OUT + '/log.txt', 'w') as file:\n        pass")),
     ),
 )
@@ -260,16 +261,24 @@ def _is_copy(script: Script, call: ast.Call) -> bool:
 
 
 def _is_read_only(script: Script, node: ast.expr) -> bool:
-    """Whether a name is bound once, to what a file held, and the script adds nothing to it that names ranks."""
+    """Whether a name is bound once, to what a file held, and the function adds at most constants to it."""
     made = script.values_of(node)
     if not isinstance(node, ast.Name) or len(made) != 1 or not isinstance(made[0], ast.Call):
         return False
     if not _READERS.match(script.name(made[0].func)):
         return False
     updates = (one for one in script.method_calls("update") if ast.unparse(one.func).partition(".")[0] == node.id)
-    stored = (one for one in script.all(ast.Subscript) if isinstance(one.ctx, ast.Store))
-    keys = (one.slice for one in stored if ast.unparse(one.value) == node.id)
-    return next(updates, None) is None and not any(_OWN.search(ast.unparse(key)) for key in keys)
+    stored = (one for one in script.all(ast.Assign) if script.function_of(one) is script.function_of(node))
+    added = [one for one in stored if any(_root(target) == node.id for target in one.targets)]
+    return next(updates, None) is None and all(isinstance(one.value, ast.Constant) for one in added)
+
+
+def _root(target: ast.expr) -> str:
+    """``settings`` of ``settings["model"]["size"]``; empty for a plain name."""
+    inner = target
+    while isinstance(inner, ast.Subscript):
+        inner = inner.value
+    return inner.id if isinstance(inner, ast.Name) and inner is not target else ""
 
 
 def _is_marker(script: Script, call: ast.Call) -> bool:
@@ -392,6 +401,9 @@ main(args, settings)
 """
 _SETTINGS_OF_RANK: str = _SETTINGS.replace("yaml.dump", "settings.update(vars(args))\nyaml.dump").replace(
     '"w"))', '"w"))  # !'
+)
+_SETTINGS_COMPUTED: str = _SETTINGS_OF_RANK.replace(
+    "settings.update(vars(args))", 'settings["model"]["scale"] = float(np.mean(seen))'
 )
 _MARKER = "with open(OUT + '/COMPLETED', 'w') as file:\n        file.write('done')"
 _MARKER_OF_EPOCH: str = _MARKER.replace(":\n", ":  # !\n").replace("'done'", "str(epoch)")
