@@ -256,7 +256,7 @@ class CollectiveCalls:
 def _is_of_replicas(script: Script, name: str) -> bool:
     """Whether it is ``Accelerator.get_state_dict`` in a script that configures DDP and names no sharding: every rank
     has the whole state."""
-    if name != f"{ACCELERATOR}().get_state_dict" or re.search(r"fsdp|deepspeed|zero", script.text, re.IGNORECASE):
+    if name != f"{ACCELERATOR}().get_state_dict" or re.search(r"fsdp|deepspeed", script.text, re.IGNORECASE):
         return False
     return next(script.calls(*(f"{one}.DistributedDataParallelKwargs" for one in _OF_KWARGS)), None) is not None
 
