@@ -1,0 +1,63 @@
+"""Findings of rules over scripts are errors only where the fault is certain on several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from doctor.api import Script, Severity
+from doctor.lint.engine.registry import builtin_rules
+
+_IMPORTS = """\
+import os
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+"""
+_STEP = """\
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for batch in loader:
+        try:
+            model(batch).sum().backward()
+        except RuntimeError as error:
+            {handler}
+        optimizer.step()
+"""
+_RANKS = """\
+import json, yaml, torch
+
+dist.init_process_group("nccl")
+settings = yaml.safe_load(open("settings.yaml"))
+{write}
+"""
+_SAMPLER = """\
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("nccl")
+world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank){hosts}
+"""
+_PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
+
+
+@pytest.mark.parametrize(
+    ("id_", "text", "severity"),
+    [
+        ("CODE016", _STEP.format(handler='print("CUDA out of memory")'), Severity.ERROR),
+        ("CODE016", _STEP.format(handler="print(error)"), Severity.WARNING),
+        ("CODE029", _RANKS.format(write='torch.save(model, "last.pt")'), Severity.ERROR),
+        ("CODE029", _RANKS.format(write='json.dump(scores, open("scores.json", "w"))'), Severity.WARNING),
+        ("CODE029", _RANKS.format(write='yaml.dump(settings, open("used.yaml", "w"))'), Severity.INFO),
+        ("CODE012", _SAMPLER.format(hosts="  # torchrun --nnodes 2"), Severity.ERROR),
+        ("CODE012", _SAMPLER.format(hosts=""), Severity.WARNING),
+        ("ENV007", _PORT + 'dist.init_process_group("nccl")\n', Severity.ERROR),
+        ("ENV007", _PORT + "with Engine() as engine:\n    train(engine)\n", Severity.WARNING),
+    ],
+)
+def test_what_depends_on_more_than_ranks_is_no_error(id_, text, severity):
+    rule = next(one for one in builtin_rules() if one.id == id_ and issubclass(Script, one.reads))
+    imports = (
+        "import os\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+    )
+    found = [one.severity or rule.severity for one in rule.violations(Script("train.py", imports + text))]
+    assert found == [severity]
