@@ -20,6 +20,7 @@ from doctor.cli.main import app
 from doctor.core.check import FAMILIES
 from doctor.core.check_registry import RULE_FAMILY
 from doctor.monitor.sinks.prometheus import GAUGES
+from doctor.monitor.sinks.report_metrics import REPORT_GAUGES
 from doctor.report.playbook import PlaybookPage, all_pages
 from doctor.version import PACKAGE
 
@@ -149,6 +150,12 @@ def _metrics() -> str:
             "| Metric | Meaning |",
             "| --- | --- |",
             *rows,
+            "\n## Of the whole job\n",
+            "The rank that evaluates the run serves these, with the labels of the last column. Lost time and scaling "
+            "efficiency: see [What waiting cost](../how-to/what-waiting-cost.md).\n",
+            "| Metric | Meaning | Labels |",
+            "| --- | --- | --- |",
+            *(f"| `{one.name}` | {one.meaning} | {', '.join(one.labels)} |" for one in REPORT_GAUGES),
         ]
     )
 

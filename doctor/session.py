@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from doctor.core.facts import LaunchFacts
+from doctor.core.facts import LaunchFacts, StepFacts
 from doctor.core.job import Job, Member, build_job
 from doctor.core.logs.event_groups import quoted_places
 from doctor.core.masking import mask_record
@@ -207,6 +207,7 @@ def judge(
         inputs=inputs,
         outcome=outcome_of(job, explained, began) if outcome_of else None,
     )
+    report = _with_lost_time(report, job)
     if job.evidence is None or report.verdict == "pass":
         return report
     from doctor.analysis.differential.candidates import candidates_of
@@ -217,6 +218,15 @@ def judge(
     from_logs = not any(one.skipped is None and one.kind in _MORE_THAN_LOGS for one in inputs)
     measured = with_measured_confidence(report.results, report.primary) if from_logs else report.results
     return msgspec.structs.replace(report, candidates=candidates, results=measured)
+
+
+def _with_lost_time(report: Report, job: Job) -> Report:
+    """The report with the lost time of a watched run that has trained."""
+    if not any(steps.spans for steps, _ in job.facts(StepFacts)):
+        return report
+    from doctor.analysis.lost_time.summary import lost_time
+
+    return msgspec.structs.replace(report, lost_time=lost_time(job))
 
 
 _MORE_THAN_LOGS = frozenset({"capture", "record", "flight-recorder", "snapshot", "stacks"})

@@ -236,6 +236,69 @@ class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
 
 
+LossCause = Literal["data", "stragglers", "checkpoints", "evaluation", "communication", "idle"]
+"""``data``: waiting for a training batch. ``stragglers``: waiting for a slower rank. ``checkpoints``: writing them, and
+waiting for a rank that does. ``evaluation``: waiting for ranks that evaluate while others do not. ``communication``:
+collectives of the backward pass, without the wait for other ranks. ``idle``: without progress in a stall, or no longer
+in the run while other ranks are."""
+
+
+class LostByCause(msgspec.Struct, frozen=True):
+    """Lost rank-seconds of one cause, and their share of all rank-seconds; ``None`` if they could not be measured."""
+
+    cause: LossCause
+    seconds: float | None
+    share: float | None
+
+
+class LargestLoss(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the largest losses. ``ranks`` caused it; ``summary``: a clause; ``help``: a sentence that says what would
+    help; ``check``: the id of the check whose page describes it."""
+
+    cause: LossCause
+    seconds: float
+    share: float
+    ranks: tuple[int, ...]
+    summary: str
+    help: str
+    check: str = ""
+
+
+class LostByRank(msgspec.Struct, frozen=True):
+    """Seconds of one rank: in its ``own`` work, lost by cause (causes without a loss are omitted), and not measured."""
+
+    rank: int
+    own: float
+    lost: Mapping[LossCause, float]
+    unmeasured: float
+
+
+class LostTime(msgspec.Struct, frozen=True):
+    """Rank-seconds of a run in which ranks waited or were idle.
+
+    ``rank_seconds``: ``ranks`` times ``seconds``, the time since the first training batch of the rank that took part
+    longest. ``own``, ``lost`` and ``unmeasured`` add up to it, in all and by rank. ``efficiency``: the share of
+    ``own``, the scaling efficiency; ``at_most``: it may be less, because of ``notes``. ``basis`` says how it is
+    computed. ``gpu_busy``: mean share of time for which the GPUs were busy according to NVML, ``None`` if it reports
+    none. ``by_rank``: ranks that lost most first, at most 1024.
+    """
+
+    ranks: int
+    seconds: float
+    rank_seconds: float
+    own: float
+    lost: float
+    unmeasured: float
+    efficiency: float
+    at_most: bool
+    basis: str
+    causes: tuple[LostByCause, ...]
+    largest: tuple[LargestLoss, ...]
+    by_rank: tuple[LostByRank, ...]
+    gpu_busy: float | None
+    notes: tuple[str, ...]
+
+
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """The report document.
 
@@ -243,8 +306,8 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     records of its ranks. ``estimate``: the answer of ``doctor estimate``,
     :class:`doctor.estimate.data_model.Estimate` as a mapping. ``outcome``: how the run ended, if ``doctor
     diagnose`` read logs, records or dumps. ``stacks``: where the ranks are, from ``doctor attach``. ``candidates``:
-    the likeliest causes, if logs do not carry one verdict. ``contexts``: measured by the full probes on GPUs. Fields
-    that do not apply are omitted.
+    the likeliest causes, if logs do not carry one verdict. ``contexts``: measured by the full probes on GPUs.
+    ``lost_time``: of a watched run that has trained. Fields that do not apply are omitted.
     """
 
     schema: int
@@ -264,6 +327,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     stacks: RankStacks | None = None
     candidates: tuple[CandidateCause, ...] = ()
     contexts: tuple[DeviceContext, ...] = ()
+    lost_time: LostTime | None = None
 
     def result(self, check_id: str) -> CheckResult | None:
         """The result of the check with this id, or ``None``."""

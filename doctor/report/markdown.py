@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from doctor.core.finding import Status
 from doctor.core.job import Job
-from doctor.core.report_document import CheckResult, RankStacks, Report
+from doctor.core.report_document import CheckResult, LostTime, RankStacks, Report
 from doctor.report.formatting import (
     UNEXPLAINED,
     cell,
@@ -26,6 +26,7 @@ from doctor.report.formatting import (
     spelt_out,
     state_of,
 )
+from doctor.report.lost_time import COLUMNS, TITLE, cause_rows, largest_lines, lost_headline, lost_notes, rank_table
 from doctor.report.narrative import (
     CheckFinding,
     Narrative,
@@ -134,6 +135,8 @@ def _folds(report: Report, story: Narrative, job: Job | None) -> Iterator[tuple[
         yield "Collect for the next run", [f"- {line_of(way)} ({ids})" for ids, way in ways]
     if report.stacks is not None and report.stacks.groups:
         yield groups_title(report.stacks).capitalize(), [_stacks(report.stacks)]
+    if report.lost_time is not None:
+        yield f"{TITLE}: {lost_headline(report.lost_time)}", _lost_time(report.lost_time)
     parts = (("Consequences", story.followed), ("Other findings", story.others), ("Info", story.remarks))
     for title, findings in parts:
         if findings:
@@ -154,6 +157,19 @@ def _stacks(stacks: RankStacks) -> str:
     rows = list(call_rows(stacks))
     calls = [f"{'  ' * min(row.depth, MOST_INDENT)}{row.ranks}  {row.place}" for row in rows[:MOST_ROWS]]
     return _fenced([*groups, *stacks.notes, "", *calls])
+
+
+def _lost_time(lost: LostTime) -> list[str]:
+    largest = [f"1. {line_of(what)}. {line_of(help_text)}" for what, help_text in largest_lines(lost)]
+    return [
+        *largest,
+        "",
+        *markdown_table(("cause", "rank-seconds", "share"), cause_rows(lost)),
+        "",
+        *(f"- {line_of(note)}" for note in lost_notes(lost)),
+        "",
+        *markdown_table(COLUMNS, rank_table(lost)),
+    ]
 
 
 def _folded(title: str, parts: list[str], room: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from doctor.core.finding import Severity, Status
-from doctor.core.report_document import CheckResult, RankStacks, Report, ReportFinding
+from doctor.core.report_document import CheckResult, LostTime, RankStacks, Report, ReportFinding
 from doctor.report.formatting import (
     INLINE_CODE,
     NO_FINDING,
@@ -32,6 +32,7 @@ from doctor.report.formatting import (
     unclear_outcome,
     why_inconclusive,
 )
+from doctor.report.lost_time import TITLE, cause_rows, largest_lines, lost_headline, lost_notes
 from doctor.report.narrative import (
     EvidenceOverview,
     LogQuote,
@@ -182,6 +183,8 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
         style = style._replace(quiet=True)  # most checks are about what attaching does not read
     for family, results in families(report).items():
         lines += _family(family, results, style)
+    if report.lost_time is not None and not quiet:
+        lines += _lost_time(report.lost_time)
     return _drawn(console, [*lines, _summary(report)])
 
 
@@ -225,6 +228,23 @@ def _stacks(stacks: RankStacks, style: _TerminalStyle) -> Iterable[_Line]:
         yield from (_call_row(row) for row in shown)
         if left := len(rows) - len(shown):
             yield Text(f"  and {left} more calls (--verbose shows all)", style="dim")
+    yield Text()
+
+
+def _lost_time(lost: LostTime) -> Iterable[_Line]:
+    yield Text(f"\n{TITLE}", style="bold")
+    yield Text(f"  {lost_headline(lost)}", overflow="fold")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for cause, seconds, share in cause_rows(lost):
+        table.add_row(f"  {cause}", seconds, share)
+    yield table
+    for what, help_text in largest_lines(lost):
+        yield Padding(Text(what, overflow="fold"), (0, 0, 0, 2))
+        yield Padding(_prose(help_text), (0, 0, 0, 4))
+    yield from (Padding(Text(note, style="dim", overflow="fold"), (0, 0, 0, 2)) for note in lost_notes(lost))
     yield Text()
 
 

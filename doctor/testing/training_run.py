@@ -123,8 +123,16 @@ def _loaders(rank: int, world: int, epoch: int, batch: int) -> facts.LoaderFacts
 def _steps(seen: int) -> facts.StepFacts:
     window = facts.Window(0, 20, 0.4, data=0.01, forward=0.1, backward=0.25, optimizer=0.03, other=0.01, slowest=0.5)
     starts = range(max(0, seen - 100) // 20 * 20, seen // 20 * 20, 20)
+    each = {"data": 0.01, "forward": 0.1, "backward": 0.25, "optimizer": 0.03, "batch-end": 0.01}
+    spans = tuple(
+        facts.TimeSpan(first, min(16, seen - first), tuple(16 * each.get(part, 0.0) for part in facts.TIME_PARTS))
+        for first in range(0, seen, 16)
+    )
     return facts.StepFacts(
-        windows=tuple(msgspec.structs.replace(window, first_step=first) for first in starts), seen=seen
+        windows=tuple(msgspec.structs.replace(window, first_step=first) for first in starts),
+        seen=seen,
+        spans=spans,
+        span_batches=16,
     )
 
 

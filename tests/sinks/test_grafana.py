@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 from doctor.monitor.sinks.grafana import dashboard
-from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES
+from doctor.monitor.sinks.prometheus import GAUGES
+from doctor.monitor.sinks.report_metrics import REPORT_GAUGES
 from tests.lab.cases import each_case
 from tests.lab.speed import patience
 
@@ -18,8 +19,8 @@ VARIABLES = {one["name"]: one for one in DOCUMENT["templating"]["list"]}
 EXPRESSIONS = [target["expr"] for target in TARGETS] + [
     one["query"]["query"] for one in VARIABLES.values() if one["type"] == "query"
 ]
-EXPORTED = {gauge.name for gauge in GAUGES} | {FINDINGS}
-LABELS = {"job", "rank", "host", "id", "name", "severity"}
+EXPORTED = {gauge.name for gauge in (*GAUGES, *REPORT_GAUGES)}
+LABELS = {"job", "rank", "host", "cause", "id", "name", "severity"}
 
 FIELDS = {
     "dashboard": (
@@ -101,7 +102,7 @@ def test_letters_of_a_panel_and_its_legends():
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters)
         for target in panel["targets"]:
-            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= {"rank", "host"}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= {"rank", "host", "cause"}
 
 
 def test_it_is_printed_by_a_command():

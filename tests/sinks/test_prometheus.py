@@ -8,7 +8,8 @@ import pytest
 
 from doctor.api import Finding, Severity
 from doctor.facts import ProgressFacts
-from doctor.monitor.sinks.prometheus import FINDINGS, GAUGES, PrometheusSink
+from doctor.monitor.sinks.prometheus import GAUGES, PrometheusSink
+from doctor.monitor.sinks.report_metrics import FINDINGS
 from doctor.testing import running
 from doctor.testing.cases import GIB
 from tests.sinks.reports import DIED, SLOW, all_news, report_of, result_of
@@ -60,12 +61,12 @@ def test_findings_are_counted_by_check_and_severity_and_go_when_they_are_gone(si
     slow = result_of("RUN003", "rank-straggling", SLOW, Finding("another"), severity=Severity.WARNING)
     report = report_of(slow, result_of("RUN004", "rank-died", DIED))
     sink.found(all_news(report), report)
-    assert scraped(sink)[FINDINGS] == {
+    assert scraped(sink)[FINDINGS.name] == {
         ("RUN003", "rank-straggling", "warning"): 2.0,
         ("RUN004", "rank-died", "error"): 1.0,
     }
     sink.ended(report_of())
-    assert FINDINGS not in scraped(sink)
+    assert FINDINGS.name not in scraped(sink)
 
 
 def test_a_rank_that_does_not_evaluate_shows_itself():

@@ -13,6 +13,7 @@ from doctor.core.facts.probe_results import *
 from doctor.core.facts.section import *
 from doctor.core.facts.software import *
 from doctor.core.facts.telemetry import *
+from doctor.core.facts.time_spans import *
 
 SECTIONS: dict[str, type[Section]] = {
     section.key: section for section in (*Section.__subclasses__(), *WatchedSection.__subclasses__()) if section.key
@@ -21,6 +22,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 __all__ = [
     "SECTIONS",
+    "TIME_PARTS",
     "TORCH_SEED",
     "UNLIMITED",
     "Address",
@@ -137,6 +139,7 @@ __all__ = [
     "StorageSpeedFacts",
     "StorageTrial",
     "TensorShape",
+    "TimeSpan",
     "TorchBuild",
     "TrainerFacts",
     "TrainingFacts",
@@ -146,4 +149,5 @@ __all__ = [
     "TrialFacts",
     "Variable",
     "Window",
+    "time_part",
 ]

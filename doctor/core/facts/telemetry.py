@@ -12,6 +12,7 @@ import msgspec
 
 from doctor.core.facts.devices import GpuProcess
 from doctor.core.facts.section import Level, Origin, Section, Variable
+from doctor.core.facts.time_spans import TimeSpan
 
 TORCH_SEED = "torch.initial_seed()"
 """The argument of a plain loop that holds the seed of torch's generator when the model is passed."""
@@ -378,12 +379,15 @@ class Window(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StepFacts(WatchedSection, frozen=True, kw_only=True):
-    """Durations of steps, in windows of equally many batches, newest last. ``seen``: batches so far."""
+    """Durations of steps, in windows of equally many batches, newest last. ``seen``: batches so far. ``spans``: all of
+    the time since the first training batch, ``span_batches`` batches each."""
 
     key: ClassVar[str] = "steps"
 
     windows: tuple[Window, ...] = ()
     seen: int = 0
+    spans: tuple[TimeSpan, ...] = ()
+    span_batches: int = 0
 
 
 class RankPausesFacts(WatchedSection, frozen=True, kw_only=True):

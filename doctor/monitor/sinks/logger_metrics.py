@@ -20,6 +20,8 @@ METRICS: Mapping[str, str] = {
     "doctor/memory_reserved_max_bytes": "memory reserved by torch's allocator on the rank that reserves most",
     "doctor/memory_skew": "how much more that is than on the median rank, as a share of it",
     "doctor/resident_max_bytes": "host memory of the rank that uses most, including its data workers",
+    "doctor/lost_time_share": "share of all rank-seconds since the first training batch that were lost, 0 to 1",
+    "doctor/scaling_efficiency": "share of them in which ranks did their own work, 0 to 1",
     "doctor/findings_error": "active findings of severity error",
     "doctor/findings_warning": "active findings of severity warning",
 }
@@ -33,6 +35,7 @@ def metrics(job: Job, report: Report) -> dict[str, float]:
     severities = Counter(
         finding.severity.value for result in report.results for finding in result.findings if finding.stands
     )
+    lost = report.lost_time if report.lost_time and report.lost_time.rank_seconds > 0 else None
     values: dict[str, float | None] = {
         "doctor/step_seconds": _median(one.window.total for one in ranks if one.window),
         "doctor/data_wait_share": _most(one.data_share for one in ranks),
@@ -43,6 +46,8 @@ def metrics(job: Job, report: Report) -> dict[str, float]:
         "doctor/resident_max_bytes": _most(
             one.memory.resident + (one.workers or 0) for one in ranks if one.memory and one.memory.resident is not None
         ),
+        "doctor/lost_time_share": lost.lost / lost.rank_seconds if lost else None,
+        "doctor/scaling_efficiency": lost.efficiency if lost else None,
         "doctor/findings_error": float(severities["error"]),
         "doctor/findings_warning": float(severities["warning"]),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import socketserver
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -15,6 +14,7 @@ from doctor.core.job import Job, SectionHolder, Sections
 from doctor.core.report_document import Report
 from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rank_metrics import RankMetrics, all_rank_metrics, rank_metrics
+from doctor.monitor.sinks.report_metrics import REPORT_GAUGES, GaugeSample, report_samples
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -92,10 +92,6 @@ GAUGES = (
 )
 """The metrics of each rank."""
 
-FINDINGS = "rankdoctor_findings"
-"""Number of standing findings, with the labels ``id``, ``name`` and ``severity``; served by the evaluating rank
-only."""
-
 
 class PrometheusSink(FindingSink):
     """Serves the metrics of this host's ``rank`` and, on the evaluating rank, of the whole job.
@@ -115,7 +111,7 @@ class PrometheusSink(FindingSink):
         self.port: int | None = None
         self._rank, self._host = rank, host
         self._ranks: dict[tuple[int, str], RankMetrics] = {}
-        self._findings: Counter[tuple[str, str, str]] = Counter()
+        self._samples: tuple[GaugeSample, ...] = ()
         self._server: _Server | None = None
         registry = CollectorRegistry()
         registry.register(self)
@@ -130,13 +126,8 @@ class PrometheusSink(FindingSink):
         start_thread("doctor-prometheus", self._server.serve_forever)
 
     def found(self, events: Sequence[FindingEvent], report: Report) -> None:
-        """Count the standing findings by check and severity."""
-        self._findings = Counter(
-            (result.id, result.name, finding.severity.value)
-            for result in report.results
-            for finding in result.findings
-            if finding.stands
-        )
+        """Take the metrics of the report: standing findings by check and severity, and lost time."""
+        self._samples = tuple(report_samples(report))
 
     def round(self, job: Job, report: Report) -> None:
         """Take the metrics of all ranks in the job; of a very large job, of this host's only."""
@@ -163,7 +154,7 @@ class PrometheusSink(FindingSink):
         """Yield the metrics; called by prometheus-client in the thread of a scrape."""
         from prometheus_client.core import GaugeMetricFamily
 
-        ranks, findings = self._ranks, self._findings
+        ranks, samples = self._ranks, self._samples
         for gauge in GAUGES:
             family = GaugeMetricFamily(gauge.name, gauge.meaning, labels=("rank", "host"))
             for one in ranks.values():
@@ -171,10 +162,12 @@ class PrometheusSink(FindingSink):
                 if value is not None:
                     family.add_metric((str(one.rank), one.host), float(value))
             yield family
-        family = GaugeMetricFamily(FINDINGS, "Active findings.", labels=("id", "name", "severity"))
-        for labels, count in findings.items():
-            family.add_metric(labels, float(count))
-        yield family
+        for own in REPORT_GAUGES:
+            family = GaugeMetricFamily(own.name, own.meaning, labels=own.labels)
+            for sample in samples:
+                if sample.gauge is own:
+                    family.add_metric(sample.labels, sample.value)
+            yield family
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):

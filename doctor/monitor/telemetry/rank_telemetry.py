@@ -181,6 +181,7 @@ class RankTelemetry:
             type(error).__name__, _message(error), round(time.time(), 3), frames_of_traceback(error.__traceback__)
         )
         self.progress.state = "failed"
+        self.steps.spans.stop(monotonic())
         # Fetching needs memory, and the allocator would wait for the device.
         if all(kind.__name__ != "OutOfMemoryError" for kind in type(error).__mro__):
             self.replica.finish()
@@ -189,6 +190,7 @@ class RankTelemetry:
         """Record that the run has ended normally."""
         if self.progress.state == "running":
             self.progress.state = "ended"
+            self.steps.spans.stop(monotonic())
             self.replica.finish()
 
     # Calls of the watchdog.

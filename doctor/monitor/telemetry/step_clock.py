@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
+from time import monotonic
 from typing import Any
 
 from doctor.core.facts import StepFacts, Window
 from doctor.monitor.telemetry.cuda_events import CudaEvent, EventFactory, event_factory
 from doctor.monitor.telemetry.event_log import ENDED, LoggedEvent, StageEntered
+from doctor.monitor.telemetry.time_spans import TimeSpans
 
 WINDOW, KEPT = 20, 50
 """Batches per window, and number of windows that are kept."""
@@ -40,11 +42,12 @@ class StepClock:
     unknown, and the row only counts if a window has no better one. Points as in
     :class:`~doctor.core.facts.ProgressFacts`; without ``forward``, it is the time before ``backward``.
 
-    ``device``: the clock of a CUDA device, for the training thread to start and stop.
+    ``device``: the clock of a CUDA device, for the training thread to start and stop. ``spans``: all of the time.
     """
 
     def __init__(self) -> None:
         self.device: DeviceClock | None = None
+        self.spans = TimeSpans()
         self._rows = array("d", [0.0] * (ROWS * COLUMNS))
         self._closed = 0
         self._seen = 0
@@ -60,8 +63,9 @@ class StepClock:
         events = event_factory(device)
         self.device = DeviceClock(events) if events is not None else None
 
-    def take(self, events: Iterable[LoggedEvent], *, contiguous: bool = True) -> None:
+    def take(self, events: Sequence[LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
+        self.spans.take(events, contiguous=contiguous)
         if not contiguous:
             self._at = None
         spent, phase, last, is_training = self._spent, self._phase, self._at, self._is_training
@@ -94,7 +98,10 @@ class StepClock:
             if not any(first < begin + WINDOW and begin < end for first, end in gaps):
                 bases = (step % ROWS * COLUMNS for step in range(begin, begin + WINDOW))
                 windows.append(_window_of(begin, [rows[base : base + COLUMNS] for base in bases]))
-        return StepFacts(windows=tuple(windows), seen=self._seen)
+        spans = self.spans.facts(monotonic())
+        return StepFacts(
+            windows=tuple(windows), seen=self._seen, spans=spans, span_batches=self.spans.size if spans else 0
+        )
 
     def _begin(self, batch: int, *, follows: bool) -> None:
         """Write the last batch's row and begin ``batch``. Not ``follows``: events before were lost."""
@@ -112,6 +119,7 @@ class StepClock:
         timed = self.device.timed if self.device is not None else None
         while timed and timed[0][0] < self._closed:
             batch, seconds = timed.popleft()
+            self.spans.add_device(batch, seconds)
             if batch >= self._closed - ROWS:
                 self._rows[batch % ROWS * COLUMNS + DEVICE] = seconds
 

@@ -34,6 +34,16 @@ from doctor.report.html.assets import PAGE, as_json, asset, playbook, policy, pr
 from doctor.report.html.charts.chart_data import chart_data
 from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
+from doctor.report.lost_time import (
+    COLUMNS,
+    MOST_RANKS,
+    TITLE,
+    cause_rows,
+    largest_lines,
+    lost_headline,
+    lost_notes,
+    rank_table,
+)
 from doctor.report.narrative import (
     LogQuote,
     candidates_heading,
@@ -156,6 +166,11 @@ def environment() -> Environment:
         skipped_text=skipped_text,
         quotes=quotes,
         ranges=ranges,
+        lost_headline=lost_headline,
+        cause_rows=cause_rows,
+        largest_lines=largest_lines,
+        lost_ranks=rank_table,
+        lost_notes=lost_notes,
     )
     environment.globals.update(
         place=place,
@@ -164,6 +179,9 @@ def environment() -> Environment:
         counts_line=counts_line,
         coverage_line=coverage_line,
         sentence=sentence,
+        lost_title=TITLE,
+        lost_columns=COLUMNS,
+        most_lost_ranks=MOST_RANKS,
         Severity=Severity,
         Status=Status,
     )

@@ -1,0 +1,119 @@
+"""Adds up where all of the time since the first training batch went, from logged events. Called by readers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from doctor.core.facts import TIME_PARTS, TimeSpan, time_part
+from doctor.monitor.telemetry.event_log import ENDED, LoggedEvent, StageEntered
+
+BATCHES, MOST_SPANS = 16, 32
+"""Batches of a span at first, and the number of spans at which pairs of them are merged."""
+UNMEASURED = TIME_PARTS.index("unmeasured")
+WORK_IS_DONE = frozenset({"checkpoint", "batch-end", "epoch-end"})
+"""Points that follow the work of a batch, besides its end and the start of another stage."""
+
+
+class TimeSpans:
+    """The time of one rank by spans of batches, in bounded memory.
+
+    The number of batches of a span depends on the number of batches alone, so that spans of several ranks coincide or
+    are halves of one another.
+    """
+
+    def __init__(self) -> None:
+        self._size = BATCHES
+        self._rows: dict[int, _Row] = {}
+        self._row = _Row()
+        self._part = 0
+        self._stage = "setup"
+        self._batch = -1
+        self._at: float | None = None
+
+    def take(self, events: Iterable[LoggedEvent], *, contiguous: bool = True) -> None:
+        """Process ``events``; ``contiguous``: no events were lost before them."""
+        if not contiguous:
+            self._part = UNMEASURED
+        for at, point, detail in events:
+            if self._at is not None:
+                self._row.seconds[self._part] += at - self._at
+                self._at = at
+            if isinstance(detail, StageEntered):
+                self._stage = detail.stage
+                if self._stage != "train":
+                    self._after_work()
+            elif detail is None or detail is ENDED:
+                if detail is ENDED or point in WORK_IS_DONE:
+                    self._after_work()
+            elif detail[2] >= 0:  # type: ignore[index]  # bool is ENDED alone
+                self._begin(detail[2], at)  # type: ignore[index]
+            self._part = TIME_PARTS.index(time_part(self._stage, point))
+
+    def stop(self, now: float) -> None:
+        """Count the time until ``now``, and none that follows."""
+        if self._at is not None:
+            self._row.seconds[self._part] += max(0.0, now - self._at)
+            self._at = None
+
+    def add_device(self, batch: int, seconds: float) -> None:
+        """Add the seconds of a batch on its device, which are known some batches later."""
+        row = self._rows.get(batch // self._size)
+        if row is not None:
+            row.device = (row.device or 0.0) + seconds
+
+    def facts(self, now: float) -> tuple[TimeSpan, ...]:
+        """Return the spans, with the time since the last event. For any thread."""
+        size, open_row, since, part = self._size, self._row, self._at, self._part
+        spans = []
+        for place, row in sorted(self._rows.copy().items()):
+            seconds = row.seconds.copy()
+            if row is open_row and since is not None:
+                seconds[part] += max(0.0, now - since)
+            device = None if row.device is None else round(row.device, 4)
+            spans.append(TimeSpan(place * size, row.batches, tuple(round(one, 4) for one in seconds), device))
+        return tuple(spans)
+
+    @property
+    def size(self) -> int:
+        """The number of batches of a span."""
+        return self._size
+
+    def _begin(self, batch: int, at: float) -> None:
+        if self._batch < 0:
+            self._at = at
+        self._batch = batch
+        self._stage = "train"
+        self._enter(batch)
+        self._row.batches += 1
+
+    def _after_work(self) -> None:
+        """Count what follows for the next batch."""
+        if self._batch >= 0:
+            self._enter(self._batch + 1)
+
+    def _enter(self, batch: int) -> None:
+        while batch // self._size >= MOST_SPANS:
+            self._size *= 2
+            merged: dict[int, _Row] = {}
+            for place, row in self._rows.items():
+                merged.setdefault(place // 2, _Row()).add(row)
+            self._rows = merged
+        self._row = self._rows.setdefault(batch // self._size, _Row())
+
+
+class _Row:
+    """The sums of one span."""
+
+    __slots__ = ("batches", "device", "seconds")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.seconds = [0.0] * len(TIME_PARTS)
+        self.device: float | None = None
+
+    def add(self, other: _Row) -> None:
+        """Add the sums of another span."""
+        self.batches += other.batches
+        self.seconds = [mine + theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)]
+        if other.device is not None:
+            self.device = (self.device or 0.0) + other.device
