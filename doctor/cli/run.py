@@ -60,6 +60,7 @@ doctor run.
 @click.option("--select", default="", metavar="IDS", help="Run these checks only: ids or families, comma-separated.")
 @click.option("--ignore", default="", metavar="IDS", help="Accept these findings: ids or families, comma-separated.")
 @click.option("--share-group", metavar="GROUP", help="Share the files of the run with this group (name or number).")
+@click.option("--html/--no-html", "html_report", default=True, help="Write report.html at the end (default: --html).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(command: tuple[str, ...], select: str, ignore: str, **given: Any) -> None:
     """Replace this process by the command; see ``_HELP``."""

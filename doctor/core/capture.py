@@ -152,9 +152,9 @@ def to_record(job: Job, run: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "kind": "record", "run": run, **document}
 
 
-REPORT, EARLIER = "report.json", "earlier"
-"""In the directory of a watched run: its report, and the folder that reports and records of earlier runs are moved to,
-each run to one by its id."""
+REPORT, PAGE, EARLIER = "report.json", "report.html", "earlier"
+"""In the directory of a watched run: its report, the same as a page, and the folder that those and records of earlier
+runs are moved to, each run to one by its id."""
 
 
 def same_run(one: str, other: str) -> bool:

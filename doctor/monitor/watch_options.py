@@ -29,6 +29,7 @@ class WatchOptions:
 
     ``hang_after``: seconds without progress, ``None`` for a limit derived from the run's own steps. ``select`` and
     ``ignore``: ids or families of checks. ``share_group``: name or GID of a group that the run's folder is shared with.
+    ``html_report``: write report.html beside report.json.
 
     Raises:
         ValueError: an argument is not valid.
@@ -44,6 +45,7 @@ class WatchOptions:
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
     share_group: str | int | None = None
+    html_report: bool = True
 
     def __post_init__(self) -> None:
         """Reject invalid arguments while the user's own line is on the stack."""
@@ -56,6 +58,8 @@ class WatchOptions:
             raise ValueError(f"every_n_steps is {self.every_n_steps!r}; expected an integer of at least 1")
         if self.prometheus_port is not None and not 0 < self.prometheus_port < 1 << 16:
             raise ValueError(f"prometheus_port is {self.prometheus_port!r}; expected a port number or None")
+        if not isinstance(self.html_report, bool):
+            raise ValueError(f"html_report is {self.html_report!r}; expected True or False")
         for name in ("select", "ignore"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is a string; expected a list of ids or families, such as ['NET', 'MEM001']")

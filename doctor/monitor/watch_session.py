@@ -22,6 +22,7 @@ from doctor.monitor.sinks.finding_sink import FindingSink
 from doctor.monitor.sinks.prometheus import PrometheusSink
 from doctor.monitor.sinks.python_warnings import WarningSink
 from doctor.monitor.sinks.report_file import ReportFileSink
+from doctor.monitor.sinks.report_page import ReportPageSink
 from doctor.monitor.startup_probe import probe_hosts
 from doctor.monitor.static_facts import StaticFacts
 from doctor.monitor.telemetry.flight_recorder import take_dumps
@@ -205,9 +206,17 @@ class WatchSession:
 
     def _make_sinks(self) -> list[FindingSink]:
         files = ReportFileSink(self._folder, print_status)
+        page = None
+        if self._options.html_report:
+            page = ReportPageSink(self._folder, print_status, is_wanted=lambda: files.is_written)
         sinks: list[FindingSink] = [
             files,
-            ConsoleSink(files.path, is_written=lambda: files.is_written),
+            *([page] if page is not None else ()),
+            ConsoleSink(
+                files.path,
+                is_written=lambda: files.is_written,
+                page=lambda: page.written if page is not None else None,
+            ),
             WarningSink(),
             *self._extra_sinks,
         ]

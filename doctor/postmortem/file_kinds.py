@@ -91,6 +91,8 @@ def kind_of_head(head: bytes) -> str:
         return "snapshot"
     if head.lstrip()[:1] in (b"{", b"["):
         return _kind_of_json(head)
+    if head.lstrip()[:15].lower() == b"<!doctype html>" and b"rankdoctor report</title>" in head:
+        return "report"
     return "pickle" if head[:1] == b"\x80" and head[1:2] <= b"\x05" else _kind_of_text(head)
 
 

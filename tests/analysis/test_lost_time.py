@@ -206,6 +206,14 @@ def test_time_that_was_not_measured_is_neither_work_nor_lost() -> None:
     assert any("not measured" in cause for cause, _, _ in cause_rows(lost))
 
 
+def test_a_record_with_spans_of_another_kind_is_read_all_the_same() -> None:
+    for spans in ((TimeSpan(0, 16, (1.0,)),), (TimeSpan(-7, -1, (-1.0,) * 30),), (TimeSpan(1 << 60, 0),)):
+        lost = lost_time(running(1, 2, gpus=0).put(StepFacts(spans=spans)).job())
+        assert lost is not None
+        assert cause_rows(lost)
+        assert lost_headline(lost)
+
+
 _SECONDS = st.floats(0, 50, allow_nan=False)
 
 

@@ -165,9 +165,15 @@ def test_python_path_gets_one_entry(given: str | None, expected: list[str]) -> N
 
 
 def test_options_pass_as_json_with_absolute_folders(tmp_path: Path) -> None:
-    options = ("--folder", "out", "--hang-after", "9", "--ignore", "NET002,MEM", "--every-n-steps", "7")
+    options = ("--folder", "out", "--hang-after", "9", "--ignore", "NET002,MEM", "--every-n-steps", "7", "--no-html")
     done = started("printenv", OPTIONS, options=options, cwd=tmp_path)
-    expected = {"dirpath": str(tmp_path / "out"), "hang_after": 9.0, "ignore": ["NET002", "MEM"], "every_n_steps": 7}
+    expected = {
+        "dirpath": str(tmp_path / "out"),
+        "hang_after": 9.0,
+        "ignore": ["NET002", "MEM"],
+        "every_n_steps": 7,
+        "html_report": False,
+    }
     assert json.loads(done.stdout) == expected
 
 

@@ -30,6 +30,7 @@ def test_the_defaults_are_the_documented_ones():
         ({"every_n_steps": 0}, "at least 1"),
         ({"every_n_steps": 2.5}, "at least 1"),
         ({"prometheus_port": 70000}, "a port"),
+        ({"html_report": "no"}, "True or False"),
         ({"select": "NET"}, "expected a list"),
         ({"select": ["NTE"]}, "NTE"),
         ({"ignore": ["MEM999"]}, "MEM999"),

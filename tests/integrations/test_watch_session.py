@@ -289,9 +289,9 @@ def test_a_directory_is_meant_from_where_the_run_began(project, capfd, monkeypat
     run.check_start()
     run.close()
     report = report_in(project / "run")
-    assert f"  report: {project}/run/report.json (moved to earlier/{report['run']}/ when the next run starts)" in (
-        capfd.readouterr().err.splitlines()
-    )
+    page, later = f"{project}/run/report.html", f"moved to earlier/{report['run']}/ when the next run starts"
+    assert capfd.readouterr().err.splitlines()[-1] == f"  report: {project}/run/report.json, page: {page} ({later})"
+    assert "rankdoctor report</title>" in Path(page).read_text()
     assert report["run"] == json.loads((project / "run" / "rank-0.json").read_text())["run"]
 
 
@@ -314,9 +314,10 @@ def test_runs_one_after_another(project):
         run.check_start()
         seen.append(run.telemetry.progress.run)
         run.close()
-    moved = sorted(str(path.relative_to(project / "run")) for path in (project / "run" / "earlier").rglob("*.json"))
+    moved = sorted(str(path.relative_to(project / "run")) for path in (project / "run" / "earlier").rglob("*.*"))
+    left = ("rank-0.json", "report.html", "report.json")
     assert len({*seen}) == 3
-    assert moved == sorted(f"earlier/{run}/{name}" for run in seen[:2] for name in ("rank-0.json", "report.json"))
+    assert moved == sorted(f"earlier/{run}/{name}" for run in seen[:2] for name in left)
     assert json.loads((project / "run" / "rank-0.json").read_text())["run"] == seen[2]
 
 

@@ -15,6 +15,7 @@ from doctor.api import Finding, Severity
 from doctor.core.settings import IgnoreEntry, Settings
 from doctor.monitor.sinks.console import MOST_LINES, ConsoleSink
 from doctor.monitor.sinks.rate_limit import RateLimit
+from doctor.testing import running
 from tests.sinks.reports import DIED, SLOW, VANISHED, all_news, report_of, result_of
 
 REPORT = Path("runs/rankdoctor/report.json")
@@ -225,3 +226,16 @@ def test_a_process_without_stderr_is_no_reason_to_fail(monkeypatch):
     sink = ConsoleSink(REPORT)
     sink.found(all_news(report), report)
     sink.ended(report)
+
+
+def test_a_run_that_lost_much_says_so_in_its_last_lines():
+    from doctor.facts import StepFacts, TimeSpan
+
+    def sketch(data):
+        spans = (TimeSpan(0, 16, (data, 0.0, 400.0 - data)),)
+        return running(1, 2, gpus=0).put(StepFacts(spans=spans, span_batches=16))
+
+    text = ended(report_of(sketch=sketch(200.0)))
+    assert "lost time: 50% of 800 rank-seconds lost (2 ranks for 400 s); scaling efficiency at most 50%" in text
+    assert "ranks 0-1 waited for data" in text
+    assert "lost time" not in ended(report_of(sketch=sketch(2.0)))

@@ -14,7 +14,7 @@ from doctor.core.report_document import LossCause
 BACKWARD_TO_FORWARD = 2.0
 """The ratio of arithmetic in the backward and forward passes: one product for the gradients of the inputs and one for
 those of the weights (Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1)."""
-MOST_CELLS = 32_768
+MOST_CELLS = 4096
 """Spans times ranks that are compared; in larger jobs, spans are merged."""
 STALLED = ("stalled", "silent", "stopped")
 CAUSE_OF: Mapping[str, LossCause] = {"checkpoint": "checkpoints", "evaluation": "evaluation"}

@@ -8,7 +8,7 @@ long as only ranks that synchronize are compared; work and waiting in the same p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from doctor.core.facts import TIME_PARTS, StepFacts
@@ -57,36 +57,46 @@ def waits_of(parts: Mapping[int, Parts], order: WaitOrder) -> dict[int, list[Wai
     """Return the waits of each rank in one span of batches. ``parts``: by rank."""
     if len(parts) < 2:
         return {}
-    culprits = _least_waiting(parts, order)
+    rows = {rank: [own[part] for part in order.parts] for rank, own in parts.items()}
+    culprits = _least_waiting(rows, order)
     found = {}
-    for rank, own in parts.items():
-        matches = [matched(own, parts[other], other, order) for other in culprits if other != rank]
+    for rank, row in rows.items():
+        matches = [matched(row, rows[other], other, order) for other in culprits if other != rank]
         found[rank] = max(matches, key=lambda waits: sum(one.seconds for one in waits), default=[])
     return found
 
 
-def _least_waiting(parts: Mapping[int, Parts], order: WaitOrder) -> tuple[int, ...]:
+def _least_waiting(rows: Mapping[int, Sequence[float]], order: WaitOrder) -> tuple[int, ...]:
     """Return the ranks that others may have waited for: those that can have waited least, in all and in one part."""
-    used = [part for part in order.parts if part in order.waits and any(own[part] for own in parts.values())]
+    used = [
+        place
+        for place, part in enumerate(order.parts)
+        if part in order.waits and any(row[place] for row in rows.values())
+    ]
     if not used:
         return ()
-    sums = ((used[0],), tuple(used), tuple(part for part in used if part != "batch-end"))
-    return tuple(dict.fromkeys(min(parts, key=lambda rank: sum(parts[rank][one] for one in names)) for names in sums))
+    sums = ((used[0],), tuple(used), tuple(place for place in used if order.parts[place] != "batch-end"))
+    return tuple(dict.fromkeys(min(rows, key=lambda rank: sum(rows[rank][one] for one in places)) for places in sums))
 
 
-def matched(own: Parts, other: Parts, culprit: int, order: WaitOrder) -> list[Wait]:
-    """Match what a rank spent more where it can wait with what the culprit spent more in less likely parts."""
-    less = [(place, part, other[part] - own[part]) for place, part in enumerate(order.parts) if other[part] > own[part]]
-    found = []
-    for place, part in enumerate(order.parts):
-        left = own[part] - other[part]
-        while part in order.waits and left > 0 and less and less[-1][0] > place:
-            position, because, excess = less.pop()
+def matched(own: Sequence[float], other: Sequence[float], culprit: int, order: WaitOrder) -> list[Wait]:
+    """Match what a rank spent more where it can wait with what the culprit spent more in less likely parts.
+
+    ``own``, ``other``: seconds in the order of ``order.parts``.
+    """
+    less = [
+        (place, theirs - mine) for place, (mine, theirs) in enumerate(zip(own, other, strict=True)) if theirs > mine
+    ]
+    found: list[Wait] = []
+    for place, part in enumerate(order.parts) if less else ():
+        left = own[place] - other[place]
+        while left > 0 and part in order.waits and less and less[-1][0] > place:
+            because, excess = less.pop()
             seconds = min(left, excess)
-            found.append(Wait(culprit, part, because, seconds))
+            found.append(Wait(culprit, part, order.parts[because], seconds))
             left -= seconds
             if excess > seconds:
-                less.append((position, because, excess - seconds))
+                less.append((because, excess - seconds))
     return found
 
 

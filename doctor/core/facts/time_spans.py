@@ -38,7 +38,8 @@ class TimeSpan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def part(self, name: str) -> float:
         """Return the seconds in one part."""
-        return self.seconds[TIME_PARTS.index(name)] if self.seconds else 0.0
+        place = TIME_PARTS.index(name)
+        return self.seconds[place] if place < len(self.seconds) else 0.0
 
 
 def time_part(stage: str, point: str) -> str:

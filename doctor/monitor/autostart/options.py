@@ -18,7 +18,11 @@ def encode_options(given: Mapping[str, Any]) -> str:
     Raises:
         ValueError: an option is not valid.
     """
-    chosen = {one.name: given[one.name] for one in fields(WatchOptions) if given.get(one.name) not in (None, (), [])}
+    chosen = {
+        one.name: given[one.name]
+        for one in fields(WatchOptions)
+        if given.get(one.name) not in (None, (), []) and given[one.name] is not one.default
+    }
     WatchOptions(**chosen)
     if "dirpath" in chosen:
         chosen["dirpath"] = os.path.abspath(chosen["dirpath"])  # noqa: PTH100 - links stay as the user named them

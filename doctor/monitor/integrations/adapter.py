@@ -75,8 +75,8 @@ class Adapter(Generic[R]):
     Only invalid arguments raise; ``DOCTOR_DISABLE=1`` turns it off.
 
     Args:
-        dirpath: folder for ``report.json`` and the records of ranks; by default ``rankdoctor`` beside the run's own
-            output.
+        dirpath: folder for ``report.json``, ``report.html`` and the records of ranks; by default ``rankdoctor`` beside
+            the run's own output.
         on_error: ``raise`` ends all ranks before the first batch if an error is found that would break the run.
         on_hang: ``abort`` ends this rank once a hang has been explained.
         hang_after: seconds without progress that count as a hang; ``None`` adapts to the run's own steps.
@@ -87,6 +87,7 @@ class Adapter(Generic[R]):
         ignore: ids or families of findings that are known and accepted.
         share_group: name or GID of a group whose members may read and write the files of the run; by default only
             this user may. ``DOCTOR_SHARE_GROUP`` sets it, too.
+        html_report: write ``report.html`` beside ``report.json`` at the end of the run.
 
     Raises:
         ValueError: an argument is not valid.
@@ -113,9 +114,20 @@ class Adapter(Generic[R]):
         select: Sequence[str] = (),
         ignore: Sequence[str] = (),
         share_group: str | int | None = None,
+        html_report: bool = True,
     ) -> None:
         self._options = WatchOptions(
-            dirpath, on_error, on_hang, hang_after, every_n_steps, probe, prometheus_port, select, ignore, share_group
+            dirpath,
+            on_error,
+            on_hang,
+            hang_after,
+            every_n_steps,
+            probe,
+            prometheus_port,
+            select,
+            ignore,
+            share_group,
+            html_report,
         )
         self._guard = HookGuard()
         self._run: R | None = None

@@ -18,10 +18,14 @@ from doctor.core.report_document import CheckResult, Report
 from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rate_limit import REGAIN, RateLimit
 from doctor.report.formatting import counts_line, place, some, spelt_out, why_inconclusive
+from doctor.report.lost_time import lost_headline
 from doctor.report.terminal import draw_findings, make_console
 
 MOST_LINES = 100
 """Maximum lines of one block: a few findings with stacks and tables. The rest is in the report file."""
+
+LEAST_LOST, LEAST_LOST_SHARE = 60.0, 0.1
+"""Rank-seconds, and their share, from which lost time is printed at the end of a run."""
 
 RANK_DIED = "RUN004"
 """The check that names the rank that failed first; at the end of a run it is printed even if it has another cause."""
@@ -39,7 +43,8 @@ def print_status(line: str) -> None:
 class ConsoleSink(FindingSink):
     """Prints findings to a terminal or log.
 
-    ``report``: the file that the final summary refers to; ``is_written``: returns whether it holds the report.
+    ``report``: the file that the final summary refers to; ``is_written``: returns whether it holds the report, and
+    ``page`` the path of the report as a page, if it was written.
     ``stream``: ``None`` for the current ``sys.stderr``, because progress bars replace it by a stream that writes above
     them. A block is one write, and begins with a line break, because a bar leaves its line open. A stream that cannot
     be written is not used again.
@@ -51,9 +56,11 @@ class ConsoleSink(FindingSink):
         stream: IO[str] | None = None,
         rate_limit: RateLimit | None = None,
         is_written: Callable[[], bool] = lambda: True,
+        page: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self._path = spelt_out(str(report))
         self._is_written = is_written
+        self._page = page
         self._stream = stream
         self._rate_limit = rate_limit or RateLimit()
         self._held_back: Counter[str] = Counter()
@@ -80,6 +87,8 @@ class ConsoleSink(FindingSink):
         if stream is None:
             return
         path = self._path if self._is_written() else "not written"
+        if (page := self._page()) is not None:
+            path += f", page: {spelt_out(str(page))}"
         if report.run and self._is_written():
             path += f" (moved to {EARLIER}/{spelt_out(report.run)}/ when the next run starts)"
         first, *others = [spelt_out(line) for line in _conclusion(report)]
@@ -143,6 +152,9 @@ def _conclusion(report: Report) -> Iterable[str]:
         yield from _headline(report, RANK_DIED, "failed first")
     if report.primary is not None:
         yield from _headline(report, report.primary, "start with")
+    lost = report.lost_time
+    if lost is not None and lost.lost >= max(LEAST_LOST, LEAST_LOST_SHARE * lost.rank_seconds) and lost.largest:
+        yield f"lost time: {lost_headline(lost)}; most of it: {lost.largest[0].summary}"
 
 
 def _headline(report: Report, check_id: str, label: str) -> Iterable[str]:

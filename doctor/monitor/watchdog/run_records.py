@@ -19,7 +19,7 @@ import msgspec
 
 from doctor.cluster.transport.file_store import FileStoreBackend
 from doctor.cluster.transport.store import DeadlineWorker
-from doctor.core.capture import EARLIER, REPORT, encode_document, parse_capture, same_run, to_record
+from doctor.core.capture import EARLIER, PAGE, REPORT, encode_document, parse_capture, same_run, to_record
 from doctor.core.decoding import prepared
 from doctor.core.errors import UnusableError
 from doctor.core.files.open_folder import OpenFolder
@@ -82,7 +82,7 @@ class RunRecords:
             self._move(REPORT, unless=run, otherwise=earlier)
 
     def _move(self, name: str, *, unless: str | None = None, otherwise: str = "") -> str:
-        """Move a file below ``earlier``, unless it belongs to ``unless``; a record with its dumps.
+        """Move a file below ``earlier``, unless it belongs to ``unless``: a record with dumps, a report with its page.
 
         Returns the run id in the file, or ``otherwise`` if it has none.
         """
@@ -91,6 +91,8 @@ class RunRecords:
             if unless is None or not same_run(run, unless):
                 subfolder = run or _date_of(source, name)
                 self._move_to_earlier((), name, subfolder)
+                if name == REPORT:
+                    self._move_to_earlier((), PAGE, subfolder)
                 dump = name.removesuffix(".json").replace("-", "_")
                 recorders: list[str] = []
                 with contextlib.suppress(FileNotFoundError), self._folder.opened(DUMPS) as dumps:
