@@ -89,7 +89,7 @@ def app() -> None:
 
 
 @app.command(short_help="Check this host or job before a run.")
-@report_options
+@report_options("openmetrics")
 @gathering_options
 @click.option(
     "--probe",
@@ -216,7 +216,7 @@ def capture(options: CommonOptions, where: str | None, **gathering: Any) -> None
 
 @app.command(short_help="Find what failed first, from a job's logs and dumps.")
 @click.argument("paths", nargs=-1, required=True, type=PATH)
-@report_options
+@report_options()
 @click.option(
     "--read-timeout",
     type=click.FloatRange(min=0),

@@ -163,24 +163,28 @@ detail_options = in_order(
     click.option("-q", "--quiet", is_flag=True, help="Show only findings and the verdict."),
     click.option("-v", "--verbose", is_flag=True, help="Show every check on its own line, and all evidence."),
 )
-report_options = in_order(
-    format_option("text", "json", "markdown", "html", "junit", "github"),
-    output_option,
-    select_option,
-    ignore_option,
-    fail_on_option,
-    strict_option,
-    click.option(
-        "--expect",
-        type=PATH,
-        metavar="CAPTURE",
-        help="Baseline capture from a working job; report every difference from it, even if most ranks agree.",
-    ),
-    settings_options,
-    plugin_option,
-    redact_option,
-    detail_options,
-)
+
+
+def report_options(*more_formats: str) -> Decorator:
+    """Return the options of a command that writes a report, in the usual formats and ``more_formats``."""
+    return in_order(
+        format_option("text", "json", "markdown", "html", "junit", "github", *more_formats),
+        output_option,
+        select_option,
+        ignore_option,
+        fail_on_option,
+        strict_option,
+        click.option(
+            "--expect",
+            type=PATH,
+            metavar="CAPTURE",
+            help="Baseline capture from a working job; report every difference from it, even if most ranks agree.",
+        ),
+        settings_options,
+        plugin_option,
+        redact_option,
+        detail_options,
+    )
 
 
 def print_notes(settings: Settings) -> None:

@@ -1,13 +1,16 @@
-"""Renders reports for programs: JSON, JUnit XML and workflow commands of GitHub."""
+"""Renders reports for programs: JSON, JUnit XML, workflow commands of GitHub and OpenMetrics."""
 
 from __future__ import annotations
 
+import datetime
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
 
 from doctor.core.finding import Severity, Status
-from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.report_document import CheckResult, Report, ReportFinding, VerdictWord
 from doctor.report.formatting import (
     as_json,
     counts_line,
@@ -122,5 +125,62 @@ def _github_property(text: str) -> str:
     return _github_text(text).replace(":", "%3A").replace(",", "%2C")
 
 
-MACHINE_FORMATS = {"json": render_json, "junit": render_junit, "github": render_github}
+def render_openmetrics(report: Report) -> str:
+    """Return the report as gauges in the text format of OpenMetrics.
+
+    Gauges without units and timestamps are the same in Prometheus' own text format, which node_exporter's textfile
+    collector reads (https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md).
+    """
+    started = datetime.datetime.fromisoformat(report.started).timestamp()
+    findings = Counter(
+        (result.id, result.name, finding.severity.value)
+        for result in report.results
+        for finding in result.findings
+        if finding.stands
+    )
+    coverage = report.coverage
+    lines = [
+        *_gauge("timestamp_seconds", "Time at which the check began, since the epoch.", [({}, started)]),
+        *_gauge("duration_seconds", "Time that the check took.", [({}, report.seconds)]),
+        *_gauge("exit_code", "Exit code: 0 nothing found, 1 found, 3 inconclusive.", [({}, report.exit_code)]),
+        *_gauge(
+            "verdict",
+            "1 for the verdict of the report, 0 for the others.",
+            [({"verdict": one}, int(one == report.verdict)) for one in get_args(VerdictWord)],
+        ),
+        *_gauge("results", "Checks by status.", [({"status": one}, count) for one, count in coverage.checks.items()]),
+        *_gauge(
+            "ranks",
+            "Ranks that were seen and expected.",
+            [({"state": "seen"}, coverage.ranks_seen), ({"state": "expected"}, coverage.ranks_expected)],
+        ),
+        *_gauge(
+            "findings",
+            "Findings that are not ignored.",
+            [({"id": id_, "name": name, "severity": worst}, n) for (id_, name, worst), n in findings.items()],
+        ),
+        "# EOF",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _gauge(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+    name = f"rankdoctor_check_{name}"
+    yield f"# TYPE {name} gauge"
+    yield f"# HELP {name} {meaning}"
+    for labels, value in samples:
+        pairs = ",".join(f'{key}="{_label_value(text)}"' for key, text in labels.items())
+        yield f"{name}{{{pairs}}} {value!r}" if pairs else f"{name} {value!r}"
+
+
+def _label_value(text: str) -> str:
+    return spelt_out(text).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+MACHINE_FORMATS = {
+    "json": render_json,
+    "junit": render_junit,
+    "github": render_github,
+    "openmetrics": render_openmetrics,
+}
 """Format -> function that renders a report without its job."""

@@ -184,7 +184,7 @@ def test_a_group_that_shares_the_runs(share, monkeypatch):
     assert {path.stat().st_gid for path in made} == {TEAM}
     assert {mode(path) for path in made if path.is_dir()} == {0o2770}
     assert {mode(path) for path in made if path.is_file()} == {0o660}
-    assert len([path for path in made if "earlier" in path.parts and path.is_file()]) == 2
+    assert len([path for path in made if "earlier" in path.parts and path.is_file()]) == 3
 
 
 def test_a_group_that_is_none(share, monkeypatch, capfd):

@@ -1,7 +1,7 @@
-"""The Grafana dashboard for the metrics of :mod:`doctor.monitor.sinks.prometheus`.
+"""The Grafana dashboard and the alert rules for the metrics of :mod:`doctor.monitor.sinks.prometheus`.
 
 Run ``python -m doctor.monitor.sinks.grafana`` and import its output (Dashboards, New, Import); the data source is a
-variable.
+variable. With ``alerts``, it prints the rules for Prometheus (``rule_files``).
 """
 
 from __future__ import annotations
@@ -15,5 +15,10 @@ def dashboard() -> str:
     return (files("doctor.monitor.sinks") / "grafana.json").read_text(encoding="utf-8")
 
 
+def alert_rules() -> str:
+    """Return the alert rules as YAML."""
+    return (files("doctor.monitor.sinks") / "alerts.yml").read_text(encoding="utf-8")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(dashboard())
+    sys.stdout.write(alert_rules() if sys.argv[1:] == ["alerts"] else dashboard())
