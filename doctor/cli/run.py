@@ -61,13 +61,18 @@ doctor run.
 @click.option("--ignore", default="", metavar="IDS", help="Accept these findings: ids or families, comma-separated.")
 @click.option("--share-group", metavar="GROUP", help="Share the files of the run with this group (name or number).")
 @click.option("--html/--no-html", "html_report", default=True, help="Write report.html at the end (default: --html).")
+@click.option("--otlp", is_flag=True, help="Send telemetry to the collector of OTEL_EXPORTER_OTLP_ENDPOINT.")
+@click.option("--otlp-endpoint", metavar="URL", help="Send telemetry to this collector (http://HOST:4318).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(command: tuple[str, ...], select: str, ignore: str, **given: Any) -> None:
+def command(
+    command: tuple[str, ...], select: str, ignore: str, otlp: bool, otlp_endpoint: str | None, **given: Any
+) -> None:
     """Replace this process by the command; see ``_HELP``."""
     from doctor.monitor.autostart.options import encode_options
 
     try:
-        options = encode_options({**given, "select": words(select), "ignore": words(ignore)})
+        sends = otlp if otlp_endpoint is None else otlp_endpoint
+        options = encode_options({**given, "otlp": sends, "select": words(select), "ignore": words(ignore)})
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     raise SystemExit(replace_process(command, options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ class WatchOptions:
 
     ``hang_after``: seconds without progress, ``None`` for a limit derived from the run's own steps. ``select`` and
     ``ignore``: ids or families of checks. ``share_group``: name or GID of a group that the run's folder is shared with.
-    ``html_report``: write report.html beside report.json.
+    ``html_report``: write report.html beside report.json. ``otlp``: send telemetry to this OpenTelemetry collector, or
+    with ``True`` to that of OTEL_EXPORTER_OTLP_ENDPOINT.
 
     Raises:
         ValueError: an argument is not valid.
@@ -46,6 +48,7 @@ class WatchOptions:
     ignore: Sequence[str] = ()
     share_group: str | int | None = None
     html_report: bool = True
+    otlp: bool | str = False
 
     def __post_init__(self) -> None:
         """Reject invalid arguments while the user's own line is on the stack."""
@@ -58,14 +61,19 @@ class WatchOptions:
             raise ValueError(f"every_n_steps is {self.every_n_steps!r}; expected an integer of at least 1")
         if self.prometheus_port is not None and not 0 < self.prometheus_port < 1 << 16:
             raise ValueError(f"prometheus_port is {self.prometheus_port!r}; expected a port number or None")
-        if not isinstance(self.html_report, bool):
-            raise ValueError(f"html_report is {self.html_report!r}; expected True or False")
+        self._require_valid_outputs()
         for name in ("select", "ignore"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is a string; expected a list of ids or families, such as ['NET', 'MEM001']")
         self._require_known_checks()
         if self.share_group is not None:
             self._group(self.share_group)
+
+    def _require_valid_outputs(self) -> None:
+        if not isinstance(self.html_report, bool):
+            raise ValueError(f"html_report is {self.html_report!r}; expected True or False")
+        if not isinstance(self.otlp, bool) and not re.fullmatch(r"https?://\S+", str(self.otlp)):
+            raise ValueError(f"otlp is {self.otlp!r}; expected an address such as 'http://collector:4318', or True")
 
     @staticmethod
     def _group(name: str | int) -> int | None:

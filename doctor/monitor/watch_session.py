@@ -19,6 +19,7 @@ from doctor.monitor.evaluator import RunEvaluator, run_settings
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.sinks.console import ConsoleSink, print_status
 from doctor.monitor.sinks.finding_sink import FindingSink
+from doctor.monitor.sinks.otlp import OtlpSink, why_not_otlp
 from doctor.monitor.sinks.prometheus import PrometheusSink
 from doctor.monitor.sinks.python_warnings import WarningSink
 from doctor.monitor.sinks.report_file import ReportFileSink
@@ -220,6 +221,8 @@ class WatchSession:
             WarningSink(),
             *self._extra_sinks,
         ]
+        if self._options.otlp:
+            sinks += self._otlp_sinks(self._options.otlp)
         port = self._options.prometheus_port
         if port is not None and self._static_facts is not None and self._static_facts.leads_host:
             try:
@@ -230,6 +233,13 @@ class WatchSession:
             except ImportError as error:
                 print_status(str(error))
         return sinks
+
+    def _otlp_sinks(self, otlp: bool | str) -> list[FindingSink]:
+        if (reason := why_not_otlp()) is None:
+            return [OtlpSink(otlp if isinstance(otlp, str) else None, print_status)]
+        if self.rank == 0:
+            print_status(reason)
+        return []
 
 
 def _secret() -> Secret | None:

@@ -178,6 +178,14 @@ def test_options_pass_as_json_with_absolute_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [(("--otlp",), True), (("--otlp", "--otlp-endpoint", "http://c:4318"), "http://c:4318")],
+)
+def test_telemetry_is_asked_for_with_or_without_an_address(options: tuple[str, ...], expected: object) -> None:
+    assert json.loads(started("printenv", OPTIONS, options=options).stdout) == {"otlp": expected}
+
+
+@pytest.mark.parametrize(
     ("command", "letter"),
     [
         ("python -I train.py", "I"),

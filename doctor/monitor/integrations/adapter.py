@@ -88,6 +88,8 @@ class Adapter(Generic[R]):
         share_group: name or GID of a group whose members may read and write the files of the run; by default only
             this user may. ``DOCTOR_SHARE_GROUP`` sets it, too.
         html_report: write ``report.html`` beside ``report.json`` at the end of the run.
+        otlp: send metrics and findings to this OpenTelemetry collector (``http://HOST:4318``), or with ``True`` to that
+            of OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra ``otel``.
 
     Raises:
         ValueError: an argument is not valid.
@@ -115,6 +117,7 @@ class Adapter(Generic[R]):
         ignore: Sequence[str] = (),
         share_group: str | int | None = None,
         html_report: bool = True,
+        otlp: bool | str = False,
     ) -> None:
         self._options = WatchOptions(
             dirpath,
@@ -128,6 +131,7 @@ class Adapter(Generic[R]):
             ignore,
             share_group,
             html_report,
+            otlp,
         )
         self._guard = HookGuard()
         self._run: R | None = None
