@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from doctor.core.facts import TIME_PARTS, TimeSpan, time_part
@@ -12,6 +13,12 @@ BATCHES, MOST_SPANS = 16, 32
 UNMEASURED = TIME_PARTS.index("unmeasured")
 WORK_IS_DONE = frozenset({"checkpoint", "batch-end", "epoch-end"})
 """Points that follow the work of a batch, besides its end and the start of another stage."""
+
+
+@functools.lru_cache(1024)
+def _place(stage: str, point: str) -> int:
+    """Return the place of a part; cached, because a loop passes the same few points."""
+    return TIME_PARTS.index(time_part(stage, point))
 
 
 class TimeSpans:
@@ -32,22 +39,28 @@ class TimeSpans:
 
     def take(self, events: Iterable[LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
-        if not contiguous:
-            self._part = UNMEASURED
+        part, last, stage, seconds = (
+            UNMEASURED if not contiguous else self._part,
+            self._at,
+            self._stage,
+            self._row.seconds,
+        )
         for at, point, detail in events:
-            if self._at is not None:
-                self._row.seconds[self._part] += at - self._at
-                self._at = at
-            if isinstance(detail, StageEntered):
-                self._stage = detail.stage
-                if self._stage != "train":
-                    self._after_work()
-            elif detail is None or detail is ENDED:
+            if last is not None:
+                seconds[part] += at - last
+                last = at
+            if detail is None or detail is ENDED:
                 if detail is ENDED or point in WORK_IS_DONE:
-                    self._after_work()
+                    seconds = self._after_work()
+            elif isinstance(detail, StageEntered):
+                stage = detail.stage
+                if stage != "train":
+                    seconds = self._after_work()
             elif detail[2] >= 0:  # type: ignore[index]  # bool is ENDED alone
-                self._begin(detail[2], at)  # type: ignore[index]
-            self._part = TIME_PARTS.index(time_part(self._stage, point))
+                stage, last = "train", at if last is None and self._batch < 0 else last
+                seconds = self._begin(detail[2])  # type: ignore[index]
+            part = _place(stage, point)
+        self._part, self._at, self._stage = part, last, stage
 
     def stop(self, now: float) -> None:
         """Count the time until ``now``, and none that follows."""
@@ -78,27 +91,28 @@ class TimeSpans:
         """The number of batches of a span."""
         return self._size
 
-    def _begin(self, batch: int, at: float) -> None:
-        if self._batch < 0:
-            self._at = at
+    def _begin(self, batch: int) -> list[float]:
         self._batch = batch
-        self._stage = "train"
-        self._enter(batch)
+        seconds = self._enter(batch)
         self._row.batches += 1
+        return seconds
 
-    def _after_work(self) -> None:
+    def _after_work(self) -> list[float]:
         """Count what follows for the next batch."""
-        if self._batch >= 0:
-            self._enter(self._batch + 1)
+        return self._enter(self._batch + 1) if self._batch >= 0 else self._row.seconds
 
-    def _enter(self, batch: int) -> None:
+    def _enter(self, batch: int) -> list[float]:
         while batch // self._size >= MOST_SPANS:
             self._size *= 2
             merged: dict[int, _Row] = {}
             for place, row in self._rows.items():
                 merged.setdefault(place // 2, _Row()).add(row)
             self._rows = merged
-        self._row = self._rows.setdefault(batch // self._size, _Row())
+        place = batch // self._size
+        if place not in self._rows:
+            self._rows[place] = _Row()
+        self._row = self._rows[place]
+        return self._row.seconds
 
 
 class _Row:
