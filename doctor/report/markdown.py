@@ -36,6 +36,7 @@ from doctor.report.narrative import (
     evidence_overview_of,
     headline,
     narrative_of,
+    shown_candidates,
     to_collect,
 )
 from doctor.report.rank_table import rank_rows, used_columns
@@ -91,9 +92,10 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
 
 
 def _candidates(report: Report) -> Iterator[str]:
-    if report.candidates:
+    candidates = shown_candidates(report)
+    if candidates:
         yield f"\n**{candidates_heading(report)}:**"
-    for one in report.candidates:
+    for one in candidates:
         yield f"\n- **{one.confidence:.2f}** {line_of(one.title)} ({line_of(one.id)})"
         for label, reasons in (("for", one.supports), ("against", one.against)):
             if reasons:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from doctor.core.finding import Severity
 from doctor.core.job import Job
-from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.core.report_document import CandidateCause, CheckResult, Report, ReportFinding
 from doctor.report.formatting import (
     INLINE_CODE,
     UNEXPLAINED,
@@ -27,6 +27,9 @@ _MANY_AND = re.compile(r", | and ")
 _CONFIDENCE = ((0.9, "very high"), (0.75, "high"), (0.5, "moderate"), (0.0, "low"))
 """Least confidence of each word; that of a primary finding from logs is the share of public failure texts in which such
 a finding was right (:mod:`doctor.analysis.differential.measured_confidence`)."""
+_ALTERNATIVES = "Less likely alternatives"
+LEAST_SHOWN = 0.05
+"""Least confidence of an alternative that a text shows; the document has all."""
 _ROUNDED = 0.02
 """What rounded confidences may sum to beyond 1."""
 _MOST_HOSTS = 4
@@ -43,7 +46,13 @@ def candidates_heading(report: Report) -> str:
     primary = narrative_of(report).primary
     stated = primary.finding.confidence if primary is not None and primary.id != UNEXPLAINED else 1.0
     is_verdict = stated + sum(one.confidence for one in report.candidates) <= 1 + _ROUNDED
-    return "Less likely alternatives" if is_verdict else "Possible causes, most likely first"
+    return _ALTERNATIVES if is_verdict else "Possible causes, most likely first"
+
+
+def shown_candidates(report: Report) -> tuple[CandidateCause, ...]:
+    """The candidates that a text shows: of alternatives to a verdict only those of :data:`LEAST_SHOWN` or more."""
+    least = LEAST_SHOWN if candidates_heading(report) == _ALTERNATIVES else 0.0
+    return tuple(one for one in report.candidates if one.confidence >= least)
 
 
 class CheckFinding(NamedTuple):

@@ -42,6 +42,7 @@ from doctor.report.narrative import (
     headline,
     narrative_of,
     quotes,
+    shown_candidates,
     to_collect,
 )
 from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text, cell_len
@@ -286,10 +287,11 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
 
 def _candidates(report: Report) -> Iterable[_Line]:
     """Return the candidate causes: confidence and title, what speaks for and against it, and the command."""
-    if not report.candidates:
+    candidates = shown_candidates(report)
+    if not candidates:
         return
     yield Text(f"\n{candidates_heading(report)}:", style="bold")
-    for one in report.candidates:
+    for one in candidates:
         yield Text.assemble((f"  {one.confidence:.2f} ", "bold"), f"{one.title} ({one.id})", overflow="fold")
         for label, reasons in (("for", one.supports), ("against", one.against)):
             if reasons:

@@ -91,7 +91,7 @@ def test_a_verdict_has_only_counted_alternatives(name):
     report = report_on(CERTAIN[name])
     verdict = max((one.confidence for result in report.results for one in result.findings), default=1.0)
     assert len(report.candidates) <= FEW
-    assert all("public text" in support for one in report.candidates for support in one.supports)
+    assert all("public log" in support for one in report.candidates for support in one.supports)
     assert sum(one.confidence for one in report.candidates) <= 1 - verdict + 0.01
 
 

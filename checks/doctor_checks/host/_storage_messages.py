@@ -43,7 +43,7 @@ def storage_messages(job: Job) -> Iterator[Finding]:
                 group,
                 _claim(group, path),
                 evidence={"path": path} if path else None,
-                fix=_fix(kind, path),
+                fix=_fix_of_rename(path, target) if path and (target := group.value("target")) else _fix(kind, path),
                 severity=Severity.WARNING if survived else None,
                 confidence=_confidence(group, path),
                 symptoms=not survived,
@@ -62,6 +62,8 @@ def _claim(group: EventGroup, path: str | None) -> str:
         error = _first(group, "error", 10) or ""
         meaning = {**WRITE_ERRORS, **_READ_ERRORS}.get(error, "cannot be used")
         return f"{path or 'A directory'} {meaning}: {error}"
+    if target := group.value("target"):
+        return f"A checkpoint could not be renamed: {named} is gone, and {target} may exist already"
     if group.kind == "storage.missing":
         return f"A checkpoint is missing: {named}"
     what = (_first(group, "what", 11) or "").rstrip(".")
@@ -77,6 +79,14 @@ def _fix(kind: str, path: str | None) -> str:
     if kind == "storage.missing":
         return f"Make the file available under the same path on every host; compare:\nls -l {folder}"
     return f"Check on the host of the rank:\ndf -h {folder}\ndf -i {folder}\nquota -s\nfindmnt -T {folder}"
+
+
+def _fix_of_rename(path: str, target: str) -> str:
+    """Where ranks share the file system, the first that renames the folder takes it from the others."""
+    return (
+        "Let one rank alone rename it (update the framework if it does it itself), and resume from the newest complete "
+        f"checkpoint:\nls -ld {shlex.quote(path)} {shlex.quote(target)}"
+    )
 
 
 def _confidence(group: EventGroup, path: str | None) -> float:

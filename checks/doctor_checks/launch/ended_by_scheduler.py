@@ -73,7 +73,7 @@ _STALLED = ("torch.nccl.watchdog_timeout", "torch.nccl.heartbeat", "torch.monito
         Fails(
             "torchrun that is interrupted from its terminal",
             logged("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2"),
-            severity=Severity.INFO,
+            severity=Severity.WARNING,
         ),
         Fails(
             "the time limit of a job that stood still",
@@ -137,14 +137,23 @@ def _by_signal(job: Job) -> Iterator[Finding]:
     if stalled or failed_before(job, first) or failed_in_another_log(job, first):
         return
     name = _signal_of(first)
+    interrupted = name == "SIGINT"
     yield finding_from_logs(
         EventGroup(first.kind, tuple(signals)),
-        f"torchrun received {name} from outside the job and stopped its ranks",
+        "torchrun was interrupted (SIGINT, as by Ctrl-C in its terminal) and stopped its ranks"
+        if interrupted
+        else f"torchrun received {name} from outside the job and stopped its ranks",
         ranks=(),
         evidence={"signal": name},
-        severity=Severity.INFO if name == "SIGINT" or has_continued(job.evidence, signals[-1]) else None,
+        severity=Severity.INFO
+        if has_continued(job.evidence, signals[-1])
+        else Severity.WARNING
+        if interrupted
+        else None,
         confidence=0.65,
-        fix="Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
+        fix="If somebody stopped it because it hung, run `doctor attach` on its hosts before the next interrupt."
+        if interrupted
+        else "Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
         "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Check the "
         "torchrun logs of the other hosts, whose workers may have failed first, then resume from the last checkpoint.",
         explains=("RUN004", "RUN012", "NCCL013"),

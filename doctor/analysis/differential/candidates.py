@@ -95,8 +95,9 @@ def _counted_alternatives(
     for name, weight in ordered[:missing]:
         if left * weight >= LEAST:
             cases = (own if own.get(name) else of_all).get(name, 0)
-            texts = f"{check} was" if own.get(name) else "another finding was"
-            counted = f"The cause of {cases} public {'text' if cases == 1 else 'texts'} in which {texts} reported"
+            logs = f"{cases} public {'log' if cases == 1 else 'logs'}"
+            first = f"{check} was reported" if own.get(name) else "another finding was reported"
+            counted = f"It was the real cause in {logs} for which {first} first"
             yield _candidate(known[name], left * weight, (counted,))
 
 
@@ -164,7 +165,11 @@ def _reasons(name: str, seen: Iterable[Observed], cases: Mapping[str, int]) -> t
     weighed = [(one.factors.get(name, 1.0), one.text) for one in seen]
     supports = sorted((one for one in weighed if one[0] > 1), key=lambda one: -one[0])
     number = cases.get(name, 0)
-    counted = (f"The cause of {number} of {sum(cases.values())} public cases with this symptom",) if number else ()
+    counted = (
+        (f"It was the cause in {number} of {sum(cases.values())} public cases of this kind of failure",)
+        if number
+        else ()
+    )
     against = sorted((one for one in weighed if one[0] < 1), key=lambda one: one[0])
     return (
         (*(text for _, text in supports[:MOST_REASONS]), *counted),

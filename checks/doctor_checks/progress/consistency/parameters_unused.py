@@ -17,6 +17,8 @@ _NOT_NEEDED = (
     "[W reducer.cpp:1050] Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any "
     "unused parameters."
 )
+_READY_TWICE = "mark a variable ready only once"
+"""The opposite error of the same reducer, which quotes the same advice."""
 _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
 
 
@@ -27,6 +29,15 @@ _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
     when="M",
     cases=lambda: (
         Passes("the search for them is on and finds none", logged(_NOT_NEEDED)),
+        Passes(
+            "a parameter that is used in two backward passes",
+            logged(
+                "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the "
+                "following reasons: 3) Incorrect unused parameter detection, which making sure all `forward` function "
+                "outputs participate in calculating loss avoids."
+            ),
+            silent=False,
+        ),
         Fails(
             "which they are, by index",
             logged(_UNUSED, "Parameter indices which did not receive grad for rank 1: 130 131"),
@@ -42,9 +53,10 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
     purpose, `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
     `Trainer(strategy="ddp_find_unused_parameters_true")`.
     """
-    group = [one for kind in _KINDS for one in event_groups(job, kind)]
-    if group:
-        everything = EventGroup(group[0].kind, tuple(event for one in group for event in one.events))
+    groups = [one for kind in _KINDS for one in event_groups(job, kind)]
+    events = tuple(event for one in groups for event in one.events if _READY_TWICE not in event.text)
+    if events:
+        everything = EventGroup(events[0].kind, events)
         which: dict[str, str] = {}
         for event in everything.events:
             what = event.value("names") or event.value("idx")

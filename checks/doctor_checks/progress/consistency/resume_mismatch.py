@@ -108,6 +108,8 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
                 "in this job: another model, or another sharding",
                 ranks=(),
                 evidence={"written": group.value("was"), "wanted": group.value("now")},
+                fix="Compare the arguments that the checkpoint was saved with (hidden sizes, the padded vocabulary of "
+                "an embedding, tensor and pipeline parallel sizes) with those of this job, and use the saved ones.",
                 confidence=0.7,
             )
     for group in event_groups(job, *_SIZES):

@@ -524,6 +524,12 @@ _FIXES = (
         "Return a loss on every rank in every batch (`loss * 0` for a skipped one), or skip the batch on all ranks.",
     ),
     (
+        r"Expected to mark a variable ready only once",
+        "A parameter is used in two backward passes of one step: call `checkpoint(..., use_reentrant=False)` (Hugging "
+        "Face: `gradient_checkpointing_kwargs={'use_reentrant': False}`), call the model once per step, and turn "
+        "`find_unused_parameters` off; `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter.",
+    ),
+    (
         r"Expected to have finished reduction|unused parameters",
         "Set `find_unused_parameters=True` (Lightning: `DDPStrategy(find_unused_parameters=True)`), or remove the "
         "parameters without gradient from the model.",

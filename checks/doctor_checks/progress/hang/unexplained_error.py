@@ -103,10 +103,11 @@ def _without_launcher(evidence: LogEvidence, errors: list[Event]) -> list[Event]
 
     Events are the first lines of their kind, so that repeated ones are found by the beginning of their message."""
     reports = tuple(launcher_reports(evidence))
-    if not evidence.of(*_EXITS) and not reports:
+    signals = evidence.of("elastic.sigexc", "elastic.sigrecv")
+    if not evidence.of(*_EXITS) and not reports and not signals:
         return errors
     consequences = [one for one in evidence.of("software.consequence") if one.value("component") == _LAUNCHER]
-    known = (*evidence.of(*_EXITS, *_TAKEDOWN), *reports, *consequences)
+    known = (*evidence.of(*_EXITS, *_TAKEDOWN), *signals, *reports, *consequences)
     places, texts = {(one.file, one.line) for one in known}, {one.text.strip() for one in known}
     beginnings = {(one.value("message") or "").partition("%s")[0] for one in consequences} - {""}
     return [
