@@ -33,6 +33,7 @@ LogJudge = Callable[[Job], Iterable[Verdict]]
 
 _ID = re.compile(r"[A-Z]{2,12}[0-9]{3}")
 _NAME = re.compile(r"[\w-]+")
+_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*,?(?= |$)")
 
 
 class Case(Protocol):
@@ -184,7 +185,13 @@ def read_docstring(text: str) -> tuple[str, str, str]:
     """The question, the effect and the fix in a check's docstring; missing parts are empty."""
     parts = re.split(r"^(Why it hurts|Fix):\s*", text, flags=re.MULTILINE)
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return _fold(parts[0]), _fold(named.get("Why it hurts", "")), _fold(named.get("Fix", ""))
+    effect, fix = (_capitalized(_fold(named.get(name, ""))) for name in ("Why it hurts", "Fix"))
+    return _fold(parts[0]), effect, fix
+
+
+def _capitalized(sentence: str) -> str:
+    """The sentence, which follows a colon in the docstring, as one of its own; a literal in front is kept."""
+    return sentence[:1].upper() + sentence[1:] if _PLAIN_WORD.match(sentence) else sentence
 
 
 def _fold(text: str) -> str:

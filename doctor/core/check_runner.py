@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,9 @@ NO_EVIDENCE = "no such evidence"
 
 NOT_NEEDED = "other checks have findings"
 """Why a check of last resort is skipped."""
+
+_RANKS_FIRST = re.compile(r"^r(?=anks? \d)")
+"""The first letter of a summary whose subject is a list of ranks."""
 
 Ignore = Callable[[Check, Finding, tuple[str, ...]], "Ignored | None"]
 Judge = Callable[..., Iterable[Verdict]]
@@ -153,7 +157,7 @@ class _Runner:
         """The finding with the defaults of its check, its hosts, and whether it is ignored."""
         hosts = finding.hosts or self._job.hosts_of(finding.ranks)
         return ReportFinding(
-            summary=finding.summary,
+            summary=_RANKS_FIRST.sub("R", finding.summary),
             severity=finding.severity or check.severity,
             ignored=self._ignore(check, finding, hosts) if self._ignore else None,
             ranks=tuple(sorted(set(finding.ranks))),

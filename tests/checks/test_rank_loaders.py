@@ -89,8 +89,8 @@ def test_ranks_that_part_the_data_between_all_of_them_do_one_job():
     ("sketch", "words"),
     [
         (running().alter(LoaderFacts, loaders=()), "no loader of this kind"),
-        (running().alter(TrainingFacts, data_parallel_rank=None), "not known"),
-        (running(1, 1), "one data-parallel rank"),
+        (running().alter(TrainingFacts, data_parallel_rank=None), "unknown"),
+        (running(1, 1), "a single data-parallel rank"),
     ],
 )
 def test_why_nothing_is_parted(sketch, words):

@@ -130,8 +130,8 @@ def why_not_divided(job: Job, stages: Iterable[str]) -> str:
     if not readers:
         return "no loader of this kind is in use"
     if any(one.unplaced for one in readers):
-        return "how the ranks share the data is not known"
-    return "one data-parallel rank: it reads all there is"
+        return "how the ranks share the data is unknown"
+    return "a single data-parallel rank reads all data"
 
 
 def odd_by_count(counts: Mapping[int, int]) -> tuple[int, ...]:

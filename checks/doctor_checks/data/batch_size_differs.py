@@ -53,7 +53,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             groups = "; ".join(f"{ranks_in_words(group.ranks)}: {group.value}" for group in parted.groups[:4])
             yield finding_from_logs(
                 reported,
-                f"ranks say that they use different batch sizes ({words}): {groups}",
+                f"Ranks log different batch sizes ({words}): {groups}",
                 ranks=parted.odd or tuple(sorted(sizes)),
                 evidence={"sizes": describe(parted)},
                 confidence=0.7,
@@ -80,8 +80,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             logged(*(f"[rank{rank}]: local batch size: {40 + (rank == 2)}" for rank in range(4))),
             ranks=(2,),
         ),
-        Passes("a batch sampler of its own, about as much on each rank", _dynamic(3300)),
-        Passes("a batch sampler of its own, more on one rank", _dynamic(6400), silent=False),
+        Passes("a dynamic batch sampler with similar batches on each rank", _dynamic(3300)),
+        Passes("a dynamic batch sampler with larger batches on one rank", _dynamic(6400), silent=False),
         Passes("workers that end with a smaller batch", _seeing(_seeing(running(), 0, 4, 32), 1, 9, 32)),
         Passes("another batch size in validation", with_loader(running(), stage="validate", batch_size=64)),
         Passes(
@@ -99,7 +99,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         Fails("one rank of four", with_loader(running(2, 2), ranks=(3,), batch_size=16), ranks=(3,)),
         Fails("two ranks", with_loader(running(), ranks=(1,), batch_size=64), ranks=(0, 1)),
         Fails(
-            "seen, where the data set makes the batches",
+            "observed, as the dataset makes the batches",
             _seeing(_seeing(_seeing(running(1, 3), 0, 32), 1, 32), 2, 24),
             ranks=(2,),
         ),
@@ -108,9 +108,9 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verdict]:
     """Ask whether all data-parallel ranks use the same batch size.
 
-    Why it hurts: gradients are averaged over ranks as if each stood for as many samples, so samples of the smaller
-    batches weigh more; ranks with larger batches are slower, and the others wait.
-    Fix: give the loaders of all ranks the same `batch_size`.
+    Why it hurts: DDP averages gradients over ranks regardless of their number of samples, so samples of smaller batches
+    weigh more. Ranks with larger batches are slower, and the others wait for them.
+    Fix: set the same `batch_size` in the data loaders of all ranks.
     """
     loaders = divided_loaders(job, (*TRAINING, *EVALUATION))
     if not loaders:
@@ -122,19 +122,19 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
             ranks = readers.at(data_rank for group in found.minorities for data_rank in group.ranks)
             sizes = ", ".join(str(group.value) for group in found.minorities[:4])
             common = found.common.value if found.common else None
-            what = "the batch size" if severity is Severity.WARNING else "the mean batch size"
+            what = "Batch size" if severity is Severity.WARNING else "Mean batch size"
             yield Finding(
                 f"{what} of the {readers.name} is {sizes} on {ranks_in_words(ranks)}"
-                + (f", elsewhere {common}" if common is not None else ": split evenly"),
+                + (f", {common} on the others" if common is not None else ": split evenly"),
                 ranks=ranks,
                 evidence={"sizes": describe(found, readers.at), "goes_with": list(correlates(job, ranks))},
                 fix=advice(
                     job,
-                    lightning=f"let `{loader_hook(readers.stage)}` give the same `batch_size` on all ranks; after "
-                    "`Tuner.scale_batch_size`, which may end with another result on each rank, broadcast the smallest.",
-                    transformers="`TrainingArguments(per_device_train_batch_size=…)` with the same number on all "
-                    "ranks, and `auto_find_batch_size=False`.",
-                    plain="`DataLoader(..., batch_size=…)` with the same number on all ranks.",
+                    lightning=f"Set the same `batch_size` on all ranks in `{loader_hook(readers.stage)}`; after "
+                    "`Tuner.scale_batch_size`, whose result may differ between ranks, broadcast the smallest size.",
+                    transformers="Set the same `per_device_train_batch_size` in `TrainingArguments` on all ranks, with "
+                    "`auto_find_batch_size=False`.",
+                    plain="Set the same `DataLoader(..., batch_size=N)` on all ranks.",
                 ),
                 severity=severity,
             )

@@ -1,4 +1,4 @@
-"""DATA006: the shuffle order repeats in each epoch."""
+"""DATA006: every epoch uses the same shuffle order."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _drawn(
     needs=(LoaderFacts,),
     compares_ranks=False,
     cases=lambda: (
-        Passes("another order in each epoch", running(hosts=2, per_host=2)),
-        Passes("orders that can be compared, and differ", _drawn(_SHUFFLED, _OTHERWISE)),
+        Passes("a different order in each epoch", running(hosts=2, per_host=2)),
+        Passes("known orders that differ", _drawn(_SHUFFLED, _OTHERWISE)),
         Passes("the first epoch", _drawn(_SHUFFLED)),
         Passes("shuffle is off", with_sampler(_drawn(range(9), range(9)), shuffle=False)),
-        Passes("in order, by a sampler of the user's own", with_sampler(_drawn(range(9), range(9)), shuffle=None)),
+        Passes("in order, by a custom sampler", with_sampler(_drawn(range(9), range(9)), shuffle=None)),
         Passes(
             "by length, without a seed",
             with_loader(_drawn(_SHUFFLED, _SHUFFLED), sampler=Sampler("ByLength", True, 2, 0)),
@@ -59,7 +59,7 @@ def _drawn(
             ranks=(0, 1),
         ),
         Fails(
-            "a sampler of the user's own with a seed",
+            "a custom sampler with a seed",
             with_sampler(_drawn(_SHUFFLED, _SHUFFLED), name="Part", shuffle=None, seed=0, epoch=None),
             ranks=(0, 1),
         ),
@@ -74,15 +74,15 @@ def _drawn(
     ),
 )
 def epoch_not_set(job: Job) -> Iterator[Verdict]:
-    """Ask whether each epoch is shuffled anew.
+    """Ask whether each epoch uses a new shuffle order.
 
-    Why it hurts: the same samples meet in the same batches in every epoch, and each rank sees the same part of the data
-    for ever; models generalise worse, and nothing fails.
-    Fix: `sampler.set_epoch(epoch)` before each epoch.
+    Why it hurts: every epoch has the same batches, and each rank always reads the same shard of the data. The model
+    generalizes worse, and no error is reported.
+    Fix: call `sampler.set_epoch(epoch)` before each epoch.
     """
     loaders = [readers for readers in peer_loaders(job, TRAINING) if any(map(_may_shuffle, readers.members))]
     if not loaders:
-        yield Skip("no map-style data set is shuffled")
+        yield Skip("no map-style dataset is shuffled")
     compared = False
     for readers in loaders:
         pairs = [(reader, pair) for reader in readers.members if (pair := _newest_two(reader))]
@@ -93,7 +93,7 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
             if _may_shuffle(reader) and same_order(*pair) and _is_shuffled(reader.loader.sampler, pair[1])
         )
     if loaders and not compared:
-        yield from why_no_draws(job, "fewer than two epochs were drawn so far")
+        yield from why_no_draws(job, "fewer than two epochs have been drawn")
 
 
 def _may_shuffle(reader: RankLoader) -> bool:
@@ -118,7 +118,7 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
     sampler = reader.loader.sampler
     assert sampler is not None
     return Finding(
-        f"{sampler.name} of the {readers.name} shuffles epochs {first.epoch} and {second.epoch} alike",
+        f"{sampler.name} of the {readers.name} uses the same order in epochs {first.epoch} and {second.epoch}",
         ranks=(reader.rank,),
         evidence={
             "epochs": [first.epoch, second.epoch],
@@ -134,16 +134,15 @@ def _finding(job: Job, readers: PeerLoaders, reader: RankLoader, first: LoaderEp
 def _fix(job: Job, sampler: Sampler, epoch: LoaderEpoch) -> str:
     if sampler.epoch is not None and sampler.epoch == epoch.epoch:
         return (
-            f"`{sampler.name}` knows the epoch: use it, `generator.manual_seed(self.seed + self.epoch)` in `__iter__`."
+            f"Use the epoch in `{sampler.name}.__iter__`, for example `generator.manual_seed(self.seed + self.epoch)`."
         )
     if not sampler.distributed and sampler.generator_seed is not None:
-        return "make the generator once, not in each epoch: its state then goes on from epoch to epoch."
+        return "Create the generator once, not in each epoch, so that its state advances from epoch to epoch."
     return advice(
         job,
-        lightning="the Trainer calls `set_epoch` of `loader.sampler` and of `loader.batch_sampler.sampler` alone: put "
-        "the sampler there and give it `set_epoch`, or call it in `on_train_epoch_start`: "
-        "`self.sampler.set_epoch(self.current_epoch)`.",
-        transformers="give the sampler of `_get_train_sampler` a `set_epoch(epoch)`: the Trainer calls it through "
+        lightning="Call `self.sampler.set_epoch(self.current_epoch)` in `on_train_epoch_start`: the Trainer "
+        "calls it only on `loader.sampler` and `loader.batch_sampler.sampler`.",
+        transformers="Define `set_epoch(epoch)` in the sampler of `_get_train_sampler`: the Trainer calls it through "
         "accelerate's loader.",
-        plain="`sampler.set_epoch(epoch)` before `for batch in loader:` of each epoch.",
+        plain="Call `sampler.set_epoch(epoch)` before `for batch in loader:` in each epoch.",
     )

@@ -1,4 +1,4 @@
-"""DATA008: an iterable data set yields the same stream on several ranks or workers."""
+"""DATA008: an iterable dataset yields the same stream on several ranks or workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _streams(
     needs=(LoaderFacts,),
     compares_ranks=False,
     cases=lambda: (
-        Passes("each rank has its own part of the stream", _streams({0: "aceg", 1: "bdfh"})),
+        Passes("each rank has its own shard of the stream", _streams({0: "aceg", 1: "bdfh"})),
         Passes("map-style data", running(hosts=2, per_host=2)),
         Passes("data that never varies", _streams({0: "aaaa", 1: "aaaa"})),
         Passes("one batch, too little to decide", _streams({0: "a", 1: "a"})),
@@ -54,14 +54,19 @@ def _streams(
             "ranks of one replica read the same",
             _streams({0: "abcd", 1: "abcd"}).alter(TrainingFacts, data_parallel_rank=0, data_parallel_size=1),
         ),
-        Passes("two workers, each with its own part", _streams({0: "abcd", 1: "efgh"}, workers=2)),
+        Passes("two workers, each with its own shard", _streams({0: "abcd", 1: "efgh"}, workers=2)),
         Passes("two workers over data that never varies", _streams({0: "aaaa", 1: "bbbb"}, workers=2)),
         Passes("one worker on each rank", _streams({0: "aabb", 1: "ccdd"}, workers=1)),
         Passes(
-            "a validation that each rank does as a whole", _streams({0: "ab", 1: "ab"}, stage="validate"), silent=False
+            "a validation that every rank runs on all data",
+            _streams({0: "ab", 1: "ab"}, stage="validate"),
+            silent=False,
         ),
-        Passes("not parted by the data set, and different all the same", _streams({0: "ab", 1: "cd"}, sharded=False)),
-        Passes("parts of one model, which read the same", in_a_loop(_streams({0: "abcd", 1: "abcd"}), (0,), (1,))),
+        Passes("not sharded by the dataset, but different", _streams({0: "ab", 1: "cd"}, sharded=False)),
+        Passes(
+            "ranks that hold parts of one model and read the same",
+            in_a_loop(_streams({0: "abcd", 1: "abcd"}), (0,), (1,)),
+        ),
         Fails("two ranks", _streams({0: "abcd", 1: "abcd"}), ranks=(0, 1)),
         Fails("one rank is ahead", _streams({0: "ab", 1: "abcd"}), ranks=(0, 1)),
         Fails("two of three ranks", _streams({0: "abcd", 1: "efgh", 2: "efgh"}), ranks=(1, 2)),
@@ -75,17 +80,17 @@ def _streams(
     ),
 )
 def iterable_unsharded(job: Job) -> Iterator[Verdict]:
-    """Ask whether every data-parallel rank and every worker reads its own part of a stream.
+    """Ask whether every data-parallel rank and every worker reads its own shard of a stream.
 
-    Why it hurts: each sample is read as many times as there are ranks (or workers) that read it all: ranks compute the
-    same gradient, an epoch is that many times as long, and evaluations count samples that many times.
-    Fix: part the stream in `__iter__`, by rank and by `get_worker_info()`.
+    Why it hurts: every rank or worker reads every sample. Ranks then compute the same gradient, an epoch takes several
+    times as long, and evaluations count each sample several times.
+    Fix: shard the stream in `__iter__` by rank and by `get_worker_info()`.
     """
     loaders = [
         readers for readers in peer_loaders(job, (*TRAINING, *EVALUATION)) if any(map(_streams_data, readers.members))
     ]
     if not loaders:
-        yield Skip("no iterable data set is in use")
+        yield Skip("no iterable dataset is in use")
     for readers in loaders:
         for group in readers.by_group():
             yield from _across(job, group)
@@ -93,7 +98,7 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
         if twice:
             ranks, loader = tuple(reader.rank for reader in twice), twice[0].loader
             yield Finding(
-                f"{loader.workers} workers each read the whole stream of {loader.dataset or loader.loader} "
+                f"{loader.workers} data workers each read the whole stream of {loader.dataset or loader.loader} "
                 f"({readers.name})",
                 ranks=ranks,
                 evidence={
@@ -101,8 +106,9 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
                     "workers": loader.workers,
                     "contents": next(list(epoch.contents[:5]) for epoch in loader.epochs if epoch.contents),
                 },
-                fix="in `__iter__`: `info = torch.utils.data.get_worker_info()`, then every `info.num_workers`-th "
-                "sample from `info.id` on; or part it in `worker_init_fn`.",
+                fix="In `__iter__`, yield only the samples of this worker: "
+                "`itertools.islice(samples, info.id, None, info.num_workers)` with "
+                "`info = torch.utils.data.get_worker_info()`.",
                 severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
             )
 
@@ -112,8 +118,8 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
     for same, epoch in _same(data_ranks):
         ranks, loader = readers.at(same), readers.data_ranks[same[0]].loader
         own = (
-            "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, or "
-            "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`, or webdataset's `split_by_node`"
+            "`itertools.islice(samples, rank * workers + worker, None, world_size * workers)` in `__iter__`, "
+            "`datasets.distributed.split_dataset_by_node(dataset, rank, world_size)` or webdataset's `split_by_node`"
         )
         yield Finding(
             f"{ranks_in_words(ranks)} read the same stream of {loader.dataset or loader.loader} ({readers.name})",
@@ -126,17 +132,16 @@ def _across(job: Job, readers: PeerLoaders) -> Iterator[Verdict]:
             },
             fix=advice(
                 job,
-                lightning=f"the Trainer parts no iterable data set: do it where `{loader_hook(readers.stage)}` makes "
-                f"it, by `self.trainer.global_rank` and `self.trainer.world_size`: {own}.",
-                transformers="leave `accelerator_config` to its `dispatch_batches`, or part the stream yourself: "
-                f"{own}.",
-                plain=f"{own}; accelerate's `prepare` does it too.",
+                lightning=f"Shard the stream in `{loader_hook(readers.stage)}` by `self.trainer.global_rank` and "
+                f"`self.trainer.world_size`, because the Trainer does not: {own}.",
+                transformers=f"Keep `dispatch_batches` in `accelerator_config` at its default, or use {own}.",
+                plain=f"Shard the stream by rank and worker: {own}, or accelerate's `prepare`.",
             ),
             severity=Severity.WARNING if readers.stage in TRAINING else Severity.INFO,
             confidence=1.0 if epoch else 0.7,
         )
     if unknown := tuple(reader.rank for reader in data_ranks.values() if len(data_ranks) > 1 and not _tells(reader)):
-        yield Unknown("fewer than two batches were seen, or nothing in them that can be compared", unknown)
+        yield Unknown("fewer than two batches were observed, or they have no comparable content", unknown)
 
 
 def _streams_data(reader: RankLoader) -> bool:

@@ -58,20 +58,20 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
             "samples with replacement",
             _unparted(running(), sampler=Sampler("WeightedRandomSampler", shuffle=True, independent=True)),
         ),
-        Passes("a sampler of the user's own", _unparted(running(), sampler=Sampler("ByLanguage"))),
+        Passes("a custom sampler", _unparted(running(), sampler=Sampler("ByLanguage"))),
         Passes(
             "one data-parallel rank",
             _unparted(running()).alter(TrainingFacts, data_parallel_size=1, data_parallel_rank=0),
         ),
-        Passes("a loop of the user's own, whose ranks may train models of their own", in_a_loop(_unparted(running()))),
+        Passes("a custom loop, whose ranks may train separate models", in_a_loop(_unparted(running()))),
         Passes(
             "parts of a model on each group of ranks, which read the same",
             in_a_loop(with_loader(_unparted(running(1, 2)), ranks=(1,)), (0,), (1,)),
         ),
-        Passes("validation that each rank does as a whole", _unparted(running(), stage="validate")),
+        Passes("validation that every rank runs on all data", _unparted(running(), stage="validate")),
         Passes("a stream", with_loader(running(), kind="iterable", sampler=None, fingerprint="f1")),
-        Passes("shards that can't be looked into, and hold different data", _opaque({0: "a", 1: "b"})),
-        Fails("the same data set, shuffled by each rank", _unparted(running(2, 2)), ranks=(0, 1, 2, 3)),
+        Passes("opaque shards that hold different data", _opaque({0: "a", 1: "b"})),
+        Fails("the same dataset, shuffled by each rank", _unparted(running(2, 2)), ranks=(0, 1, 2, 3)),
         Fails(
             "use_distributed_sampler=False",
             _unparted(running()).alter(
@@ -92,16 +92,16 @@ def _in_groups(sketch: JobBuilder) -> JobBuilder:
             ),
             ranks=(0, 1),
         ),
-        Fails("a data set that can't be looked into gives the same", _opaque({0: "a", 1: "a"}), ranks=(0, 1)),
+        Fails("an opaque dataset that yields the same batches", _opaque({0: "a", 1: "a"}), ranks=(0, 1)),
     ),
 )
 def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     """Ask whether the training dataset is divided among the ranks.
 
-    Why it hurts: every rank reads everything, so an epoch takes as long as on one rank, and what is counted as an epoch
-    is as many epochs as there are ranks; learning rate schedules by epoch are wrong. Ranks that draw in the same order
-    compute the same gradient, and all but one compute it for nothing.
-    Fix: `DataLoader(dataset, sampler=DistributedSampler(dataset))`.
+    Why it hurts: every rank reads the whole dataset, so an epoch takes as long as on one rank and covers every sample
+    once per rank; learning rate schedules by epoch are wrong. Ranks that draw in the same order compute the same
+    gradient.
+    Fix: use `DataLoader(dataset, sampler=DistributedSampler(dataset))`.
     """
     loaders = divided_loaders(job, TRAINING)
     if not loaders:

@@ -1,4 +1,4 @@
-"""DATA004: a sampler parts the data for another number of ranks, or takes another rank's part."""
+"""DATA004: a sampler divides the data by a wrong number of ranks, or reads the shard of another rank."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _of_replicas(sketch: JobBuilder) -> JobBuilder:
     when="PR",
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
-        Passes("one part for each rank", running(hosts=2, per_host=2)),
+        Passes("one shard per rank", running(hosts=2, per_host=2)),
         Passes("no distributed sampler", with_loader(running(), sampler=Sampler("RandomSampler"))),
-        Passes("each host has its own data, parted between its ranks", _by_node(running(2, 2), ("f0", "f1"))),
+        Passes("each host has its own data, divided among its ranks", _by_node(running(2, 2), ("f0", "f1"))),
         Passes("each host may have its own data", _by_node(running(2, 2), (None, None))),
         Passes(
-            "ranks of one replica read the same part",
+            "ranks of one replica read the same shard",
             with_sampler(
                 with_sampler(_of_replicas(running(1, 4)), ranks=(0, 1), replicas=2, rank=0),
                 ranks=(2, 3),
@@ -52,17 +52,17 @@ def _of_replicas(sketch: JobBuilder) -> JobBuilder:
             ),
         ),
         Passes(
-            "parts of a model on each of two ranks, replicated twice",
+            "a model on two ranks each, replicated twice",
             in_a_loop(
                 with_sampler(with_sampler(running(1, 4), replicas=2, rank=0), ranks=(2, 3), rank=1), (0, 2), (1, 3)
             ),
         ),
         Fails("made for four ranks", with_sampler(running(), replicas=4), ranks=(0, 1)),
-        Fails("rank 0's part everywhere", with_sampler(running(1, 3), rank=0), ranks=(1, 2)),
-        Fails("made before the ranks were known", with_sampler(running(), replicas=1, rank=0), ranks=(0, 1)),
-        Fails("parted between the ranks of a host", _by_node(running(2, 2), ("f0", "f0")), ranks=(0, 1, 2, 3)),
-        Fails("parted between all ranks, of which two read as one", _of_replicas(running(1, 4)), ranks=(0, 1, 2, 3)),
-        Fails("one process alone, and half of the data", with_sampler(running(1, 1), replicas=2), ranks=(0,)),
+        Fails("the shard of rank 0 on all ranks", with_sampler(running(1, 3), rank=0), ranks=(1, 2)),
+        Fails("created before the ranks were known", with_sampler(running(), replicas=1, rank=0), ranks=(0, 1)),
+        Fails("divided among the ranks of a host", _by_node(running(2, 2), ("f0", "f0")), ranks=(0, 1, 2, 3)),
+        Fails("divided among all ranks, of which two share a replica", _of_replicas(running(1, 4)), ranks=(0, 1, 2, 3)),
+        Fails("a single process that reads half of the data", with_sampler(running(1, 1), replicas=2), ranks=(0,)),
         Fails(
             "in validation, in a plain loop",
             with_sampler(running().alter(TrainingFacts, framework="plain"), stage="validate", replicas=3),
@@ -72,12 +72,12 @@ def _of_replicas(sketch: JobBuilder) -> JobBuilder:
     ),
 )
 def sampler_world_mismatch(job: Job) -> Iterator[Verdict]:
-    """Ask whether each rank's sampler takes the part of that rank, out of as many as there are ranks.
+    """Ask whether each rank's sampler uses the rank and the size of its data-parallel group.
 
-    Why it hurts: with too many replicas a part of the data is read by nobody, with too few, or with another rank's
-    number, two ranks read the same.
-    Fix: make the sampler after the process group, without `num_replicas` and `rank`, or with those of the data-parallel
-    group.
+    Why it hurts: with too many replicas, part of the data is never read. With too few replicas or a wrong rank, several
+    ranks read the same samples.
+    Fix: create the sampler after `init_process_group`, without `num_replicas` and `rank` or with the size and the rank
+    of the data-parallel group.
     """
     loaders = peer_loaders(job, (*TRAINING, *EVALUATION))
     parted = [readers for readers in loaders if any(_parts(reader) for reader in readers.members)]
@@ -85,11 +85,13 @@ def sampler_world_mismatch(job: Job) -> Iterator[Verdict]:
         yield Skip("no distributed sampler is in use")
     for readers in parted:
         if readers.unplaced:
-            yield Unknown("the ranks' places in the data-parallel group are not known", readers.unplaced)
+            yield Unknown("the ranks' indices in the data-parallel group are unknown", readers.unplaced)
         groups = readers.by_group()
         yield from merge(finding for group in groups for finding in _judge(job, group))
         if unclear := tuple(one.rank for group in groups for one in group.members if _is_unclear(job, group, one)):
-            yield Unknown("the samplers part by host; whether the hosts hold different data can't be seen", unclear)
+            yield Unknown(
+                "samplers divide the data per host; whether the hosts hold different data is unknown", unclear
+            )
 
 
 def _parts(reader: RankLoader) -> bool:
@@ -111,10 +113,11 @@ def _judge(job: Job, readers: PeerLoaders) -> Iterator[Finding]:
             assert sampler is not None
             wrong_size = sampler.replicas != size
             summary = (
-                f"{sampler.name} of the {readers.name} parts for {sampler.replicas} ranks, and {size} read the data"
+                f"{sampler.name} of the {readers.name} has num_replicas={sampler.replicas}, but the data-parallel size "
+                f"is {size}"
                 if wrong_size
-                else f"{sampler.name} of the {readers.name} takes part {sampler.rank} at place {reader.data_rank} of "
-                f"{size}"
+                else f"{sampler.name} of the {readers.name} has rank={sampler.rank}, but the data-parallel rank is "
+                f"{reader.data_rank} of {size}"
             )
             yield Finding(
                 summary,
@@ -160,23 +163,22 @@ def _cause(reader: RankLoader) -> str | None:
     sampler, training = reader.loader.sampler, reader.training
     assert sampler is not None
     if sampler.replicas == 1:
-        return "made where no process group was known yet"
+        return "created before the process group was initialized"
     if sampler.replicas == training.world_size != training.data_parallel_size:
-        return "counts all ranks, of which several hold one replica of the model"
+        return "counts all ranks, but several ranks share one model replica"
     if sampler.rank == 0 and sampler.replicas == training.data_parallel_size:
-        return "made where the rank was not known yet, or with rank=0 by hand"
+        return "created before the rank was known, or with rank=0"
     return None
 
 
 def _fix(job: Job, readers: PeerLoaders, reader: RankLoader) -> str:
     size = reader.training.data_parallel_size
-    own = f"num_replicas={size}, rank={reader.data_rank if size == 1 else '<its place>'}"
+    own = f"num_replicas={size}, rank={reader.data_rank if size == 1 else 'DATA_PARALLEL_RANK'}"
     return advice(
         job,
-        lightning=f"return a `DataLoader` without a sampler from `{loader_hook(readers.stage)}`, and the Trainer puts "
-        "the right one in; or make it there, not in `__init__`: "
-        "`DistributedSampler(dataset, **self.trainer.distributed_sampler_kwargs)`.",
-        transformers="let the Trainer make the loader: it parts by `accelerator.num_processes` itself.",
-        plain=f"`DistributedSampler(dataset, {own})`, or, after `init_process_group`, without both; with tensor or "
-        "pipeline parallelism by `device_mesh['dp'].size()` and `device_mesh['dp'].get_local_rank()`.",
+        lightning=f"Return a `DataLoader` without a sampler from `{loader_hook(readers.stage)}` (the Trainer adds it), "
+        "or create it there: `DistributedSampler(dataset, **self.trainer.distributed_sampler_kwargs)`.",
+        transformers="Let the Trainer create the loader: it divides the data by `accelerator.num_processes`.",
+        plain=f"Use `DistributedSampler(dataset, {own})`; with tensor or pipeline parallelism, take both from "
+        "`device_mesh['dp'].size()` and `device_mesh['dp'].get_local_rank()`.",
     )

@@ -1,4 +1,4 @@
-"""DATA011: ranks have different seeds for a shuffle or for initial parameters."""
+"""DATA011: ranks use different seeds to shuffle one dataset or to initialize parameters."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
         Passes("one seed for all samplers", running(hosts=2, per_host=2)),
-        Passes("another global seed on each rank", running().alter(TrainingFacts, ranks=(1,), seed=8)),
+        Passes("a different global seed on each rank", running().alter(TrainingFacts, ranks=(1,), seed=8)),
         Passes("shuffle is off", with_sampler(with_sampler(running(), shuffle=False), ranks=(1,), seed=8)),
         Passes(
-            "each rank shuffles its own data set",
+            "each rank shuffles its own dataset",
             with_loader(
                 with_loader(with_sampler(running(), ranks=(1,), seed=8), fingerprint="f0"), ranks=(1,), fingerprint="f1"
             ),
         ),
         Passes(
-            "no distributed sampler, each rank by a generator of its own",
+            "no distributed sampler, a separate generator on each rank",
             with_loader(
                 with_loader(running(), sampler=Sampler("RandomSampler", shuffle=True, generator_seed=1)),
                 ranks=(1,),
@@ -70,27 +70,27 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             ),
         ),
         Passes("a wrapped sampler, and one global seed", _wrapped(running())),
-        Passes("the wrapper makes the replicas identical", _unlike_models(running(), broadcast=True)),
+        Passes("the wrapper synchronizes the replicas", _unlike_models(running(), broadcast=True)),
         Fails(
-            "one rank's sampler has another seed",
+            "the sampler of one rank has a different seed",
             with_sampler(running(1, 3), ranks=(2,), seed=7),
             ranks=(2,),
             severity=Severity.ERROR,
         ),
         Fails(
-            "seed_everything(rank), which the Trainer's samplers take over",
+            "seed_everything(rank), which the Trainer's samplers use",
             with_sampler(running(), ranks=(1,), seed=1).alter(TrainingFacts, ranks=(1,), seed=1),
             ranks=(0, 1),
             severity=Severity.ERROR,
         ),
         Fails(
-            "a wrapped sampler that draws from another random state on each rank",
+            "a wrapped sampler that draws from a different random state on each rank",
             _wrapped(running(1, 3)).alter(TrainingFacts, ranks=(1,), seed=8),
             ranks=(1,),
             severity=Severity.ERROR,
         ),
         Fails(
-            "a wrapped sampler without any seed, whose parts overlap",
+            "a wrapped sampler without any seed, whose shards overlap",
             with_loader(
                 with_loader(_wrapped(running()).alter(TrainingFacts, seed=None), epochs=(drawing(0, range(0, 64, 2)),)),
                 ranks=(1,),
@@ -100,14 +100,14 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
             severity=Severity.ERROR,
         ),
         Fails(
-            "a sampler of the user's own that has a seed, in a plain loop",
+            "a custom sampler with a seed, in a plain loop",
             with_sampler(with_sampler(running(1, 3), name="Bucketed", shuffle=None), ranks=(0,), seed=3).alter(
                 TrainingFacts, framework="plain"
             ),
             ranks=(0,),
         ),
         Fails(
-            "replicas that begin with different parameters and are never synchronized",
+            "replicas that start with different parameters and are never synchronized",
             _unlike_models(running(1, 3), broadcast=False),
             ranks=(1,),
             severity=Severity.ERROR,
@@ -115,11 +115,11 @@ def _unlike_models(sketch: JobBuilder, *, broadcast: bool) -> JobBuilder:
     ),
 )
 def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
-    """Ask whether ranks that part one shuffled data set shuffle it alike, and replicas begin alike.
+    """Ask whether ranks that share a dataset shuffle it in the same order, and replicas start with equal parameters.
 
-    Why it hurts: each rank takes its places from an order of its own, so some samples are drawn by several ranks and
-    others by none. Replicas that begin with other parameters stay apart, and gradients are averaged all the same.
-    Fix: one seed for the samplers of all ranks.
+    Why it hurts: each rank selects its samples from a different order, so some samples are drawn by several ranks and
+    others by none. Replicas that start with different parameters stay different, although gradients are averaged.
+    Fix: use the same seed for the samplers of all ranks.
     """
     loaders = divided_loaders(job, TRAINING)
     if not loaders:
@@ -141,7 +141,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
             sampler = next(iter(data_ranks.values())).loader.sampler
             assert sampler is not None
             yield Finding(
-                f"{sampler.inner} below {sampler.name} shuffles by each rank's own random state, and the parts overlap",
+                f"{sampler.inner} in {sampler.name} shuffles with a different random state per rank; shards overlap",
                 ranks=readers.at(data_ranks),
                 evidence={"sampler": sampler.name, "inner": sampler.inner, "global_seed": None},
                 fix=_fix(job),
@@ -178,7 +178,7 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
     assert sampler is not None
     certain = sampler.shuffle is True
     return Finding(
-        f"{sampler.name} of the {readers.name} shuffles by another seed on {ranks_in_words(ranks)}"
+        f"{sampler.name} of the {readers.name} uses a different seed on {ranks_in_words(ranks)}"
         + ("" if found.common else f": {describe(found, readers.at)}"),
         ranks=ranks,
         evidence={
@@ -197,11 +197,11 @@ def _finding(job: Job, readers: PeerLoaders, found: MajoritySplit) -> Finding:
 def _fix(job: Job) -> str:
     return advice(
         job,
-        lightning="`seed_everything(…)` with the same number on all ranks, before the Trainer is made: its samplers "
-        "take PL_GLOBAL_SEED. For noise that differs between ranks seed a generator of your own by rank.",
-        transformers="`TrainingArguments(data_seed=…)`, the same on all ranks.",
-        plain="`DistributedSampler(dataset, seed=…)` with the same number on all ranks; `RandomSampler(dataset, "
-        "generator=torch.Generator().manual_seed(…))` below it.",
+        lightning="Call `seed_everything(SEED)` with the same number on all ranks before the Trainer is created; for "
+        "noise that differs between ranks, use a separate generator.",
+        transformers="Set the same `TrainingArguments(data_seed=SEED)` on all ranks.",
+        plain="Use the same seed on all ranks: `DistributedSampler(dataset, seed=SEED)`, or for a wrapped sampler "
+        "`RandomSampler(dataset, generator=torch.Generator().manual_seed(SEED))`.",
     )
 
 
@@ -216,10 +216,10 @@ def _unlike_replicas(job: Job) -> Iterator[Finding]:
     if not found.minorities:
         return
     yield Finding(
-        f"the replica of {ranks_in_words(found.odd)} begins with other parameters, and nothing makes them alike",
+        f"Initial parameters differ on {ranks_in_words(found.odd)} and are never synchronized",
         ranks=found.odd,
         evidence={"checksums": describe(found), "broadcast": False, "goes_with": list(correlates(job, found.odd))},
-        fix="leave `init_sync=True` of DistributedDataParallel on, or seed all ranks alike before the model is made.",
+        fix="Keep `init_sync=True` in `DistributedDataParallel`, or set one seed on all ranks before creating it.",
         severity=Severity.ERROR,
         explains=("RUN007",),
     )

@@ -55,9 +55,9 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
     when="R",
     needs=(LoaderFacts, TrainingFacts),
     cases=lambda: (
-        Passes("every rank has its own part", _of({})),
-        Passes("nothing is known of the order", running(hosts=2, per_host=2)),
-        Passes("each rank has its own data set, read in order", _shards({0: ("a-l", "b-m"), 1: ("c-n", "d-o")})),
+        Passes("every rank has its own shard", _of({})),
+        Passes("the order is unknown", running(hosts=2, per_host=2)),
+        Passes("each rank has its own dataset, read in order", _shards({0: ("a-l", "b-m"), 1: ("c-n", "d-o")})),
         Passes(
             "shards known to differ",
             with_loader(_shards({0: (), 1: ()}, "f0"), ranks=(1,), fingerprint="f1"),
@@ -67,7 +67,7 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
             "the same samples on purpose, each augmented", with_sampler(_of({1: 0}), name="RASampler", repeats=True)
         ),
         Passes("ranks of one replica", _of({1: 0}).alter(TrainingFacts, ranks=(1,), data_parallel_rank=0)),
-        Passes("a loop of the user's own, whose ranks may be parts of one model", in_a_loop(_of({1: 0, 2: 0}))),
+        Passes("a custom loop, whose ranks may hold parts of one model", in_a_loop(_of({1: 0, 2: 0}))),
         Passes(
             "two parts of a model, each replicated, which read the same",
             in_a_loop(_of({1: 0, 2: 1, 3: 1}, world=4), (0, 2), (1, 3)),
@@ -76,17 +76,17 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
             "the same in different epochs",
             with_loader(_of({}), ranks=(1,), epochs=lambda old: (drawing(0, range(0, 192, 3)), *old)),
         ),
-        Fails("two of three ranks read the same part", _of({2: 1}), ranks=(1, 2)),
+        Fails("two of three ranks read the same shard", _of({2: 1}), ranks=(1, 2)),
         Fails("within one of two groups", in_a_loop(_of({2: 0, 3: 0}, world=4), (0, 1), (2, 3)), ranks=(2, 3)),
-        Fails("all ranks read the same part", _of({1: 0, 2: 0}), ranks=(0, 1, 2)),
-        Fails("batches are not known, the data set is", _of({2: 1}, labels=""), ranks=(1, 2)),
+        Fails("all ranks read the same shard", _of({1: 0, 2: 0}), ranks=(0, 1, 2)),
+        Fails("batches are unknown, the dataset is known", _of({2: 1}, labels=""), ranks=(1, 2)),
         Fails(
             "random augmentation, and the same labels",
             _shards({0: ("a-l", "b-m"), 1: ("c-l", "d-m")}, "f"),
             ranks=(0, 1),
         ),
         Fails(
-            "the data set can't be looked into, the batches are the same",
+            "the dataset cannot be compared, the batches are the same",
             _shards({0: ("a-l", "b-m"), 1: ("a-l", "b-m")}),
             ranks=(0, 1),
         ),
@@ -104,27 +104,27 @@ def _shards(contents: dict[int, tuple[str, ...]], fingerprint: str | None = None
 def shards_overlap(job: Job, *, same_share: float = 0.5) -> Iterator[Verdict]:
     """Ask whether two data-parallel ranks draw the same samples in the same step.
 
-    Why it hurts: these ranks compute the same gradient twice; the batch is in truth smaller than it seems, some samples
-    count double and others are never seen.
-    Fix: part the samples between the data-parallel ranks, each by its own rank.
+    Why it hurts: these ranks compute the same gradient, so the effective batch size is smaller than configured. Some
+    samples count twice, others are never read.
+    Fix: divide the samples among the data-parallel ranks, with each rank's own `rank` in its sampler.
     """
     loaders = [readers for readers in divided_loaders(job, TRAINING) if any(map(_can_tell, readers.members))]
     if not loaders:
-        yield Skip("no map-style data set is parted between ranks")
+        yield Skip("no map-style dataset is divided among ranks")
     for readers in loaders:
         data_ranks = {data_rank: reader for data_rank, reader in readers.data_ranks.items() if _can_tell(reader)}
         epochs = newest_common_epoch({data_rank: reader.loader.epochs for data_rank, reader in data_ranks.items()})
         drawn = [_Drawn(data_rank, data_ranks[data_rank], epoch) for data_rank, epoch in sorted(epochs.items())]
         if not drawn:
-            yield from why_no_draws(job, "two ranks have not drawn enough of an epoch yet")
+            yield from why_no_draws(job, "two ranks have not drawn enough samples of an epoch yet")
             continue
         same, unclear = _pair_up(drawn, same_share)
         for group in same:
             yield _finding(job, readers, group)
         if unclear:
             yield Unknown(
-                "ranks draw the same numbers; whether these are the same samples can't be seen (shards of their own, "
-                "or random augmentation)",
+                "ranks draw the same indices; whether these are the same samples is unknown (separate shards or random "
+                "augmentation)",
                 readers.at(one.data_rank for one in unclear),
             )
 
@@ -201,12 +201,12 @@ def _finding(job: Job, readers: PeerLoaders, group: list[_Drawn]) -> Finding:
         },
         fix=advice(
             job,
-            lightning="let the Trainer part the data (`use_distributed_sampler=True`, a plain `DataLoader` from "
-            "`train_dataloader`), or give your sampler `rank=self.trainer.global_rank` and "
-            "`num_replicas=self.trainer.world_size`, made in the hook and not in `__init__`.",
-            transformers="let the Trainer make the loader; a sampler of your own in `_get_train_sampler` must give the "
-            "same order on all ranks, which accelerate then parts.",
-            plain="`DistributedSampler(dataset)` made after `init_process_group`, or a sampler of your own that parts "
-            "by `dist.get_rank()`.",
+            lightning="Return a plain `DataLoader` from `train_dataloader` with `use_distributed_sampler=True`, or "
+            "create your sampler in that hook with `rank=self.trainer.global_rank` and "
+            "`num_replicas=self.trainer.world_size`.",
+            transformers="Let the Trainer create the loader; a custom sampler in `_get_train_sampler` must return the "
+            "same order on all ranks, which accelerate then divides.",
+            plain="Create `DistributedSampler(dataset)` after `init_process_group`, or let your own sampler divide the "
+            "data by `dist.get_rank()`.",
         ),
     )

@@ -27,23 +27,21 @@ def _evaluating(samples: int, *, stage: str = "validate", pads: bool = True, lim
     when="R",
     needs=(LoaderFacts,),
     cases=lambda: (
-        Passes("as many samples on each rank", _evaluating(1000)),
-        Passes("samples are left out in place of repeated", _evaluating(1001, pads=False)),
-        Passes("the end is not reached", _evaluating(1001, limit=5)),
+        Passes("the same number of samples on each rank", _evaluating(1000)),
+        Passes("samples are dropped, not repeated", _evaluating(1001, pads=False)),
+        Passes("evaluation stops before the end", _evaluating(1001, limit=5)),
         Passes("training", running(hosts=2, per_host=2)),
-        Passes(
-            "accelerate takes the padding out again", _evaluating(1001).alter(TrainingFacts, framework="transformers")
-        ),
+        Passes("accelerate removes the padding", _evaluating(1001).alter(TrainingFacts, framework="transformers")),
         Fails("1,001 samples for four ranks", _evaluating(1001)),
-        Fails("in a test, by hand", _evaluating(997, stage="test").alter(TrainingFacts, framework="plain")),
+        Fails("in a test, in a plain loop", _evaluating(997, stage="test").alter(TrainingFacts, framework="plain")),
     ),
 )
 def tail_duplicated(job: Job) -> Iterator[Verdict]:
-    """Ask whether every sample of a validation or test counts once.
+    """Ask whether every sample of a validation or test dataset counts once.
 
-    Why it hurts: DistributedSampler repeats the first samples until all ranks have as many; metrics count them twice,
-    and change a little with the number of ranks.
-    Fix: evaluate on one device, or with a sampler that neither repeats nor drops.
+    Why it hurts: DistributedSampler repeats the first samples until all ranks have the same number. Metrics count these
+    samples twice and vary slightly with the number of ranks.
+    Fix: evaluate on one device, or with a sampler that neither repeats nor drops samples.
     """
     loaders = [
         readers
@@ -51,7 +49,7 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
         if any(loader.sampler is not None and loader.sampler.distributed for loader in _loaders(readers))
     ]
     if not loaders:
-        yield Skip("no distributed sampler in a validation or test")
+        yield Skip("no distributed sampler in validation or test")
     for readers in loaders:
         if any(reader.training.framework == "transformers" for reader in readers.members):
             continue
@@ -70,12 +68,13 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
                 },
                 fix=advice(
                     job,
-                    lightning="for numbers that are published, `Trainer(devices=1, num_nodes=1)` for `validate` and "
-                    f"`test`; or `use_distributed_sampler=False` and in `{loader_hook(readers.stage)}` Lightning's "
-                    "`lightning.pytorch.overrides.distributed.UnrepeatedDistributedSampler(dataset, shuffle=False)`, "
-                    "without collectives in the step.",
-                    plain="gather predictions and cut them to `len(dataset)`, as accelerate's `gather_for_metrics` "
-                    "does, or evaluate `range(rank, len(dataset), world_size)` without collectives in the loop.",
+                    lightning="Run `validate` and `test` with `Trainer(devices=1, num_nodes=1)`, or set "
+                    f"`use_distributed_sampler=False` and return a loader with Lightning's "
+                    "`overrides.distributed.UnrepeatedDistributedSampler(dataset, shuffle=False)` from "
+                    f"`{loader_hook(readers.stage)}`, without collectives in the step.",
+                    plain="Gather predictions and truncate them to `len(dataset)`, as accelerate's "
+                    "`gather_for_metrics` does, or evaluate `range(rank, len(dataset), world_size)` without "
+                    "collectives in the loop.",
                 ),
             )
 

@@ -1,4 +1,4 @@
-"""DATA012: a data worker was killed, or crashed."""
+"""DATA012: a data worker was killed, crashed or raised an error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _NAMED_ELSEWHERE = (
     "shm.full",
     "slurm.oom",
 )
-"""Messages with the reason of a worker's death: memory, shared memory, open files, a device that does not survive a
-fork."""
+"""Messages that explain why a worker died: memory, shared memory, open files, a CUDA context after a fork."""
 _CRASHED = "ERROR: Unexpected segmentation fault encountered in worker."
 _KILLED = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
 _FIX_OF_CRASH = (
-    "Native code of the data set crashed (a decoder, OpenCV, a database): `python -X faulthandler`, `num_workers=0`, "
-    "`cv2.setNumThreads(0)`."
+    "Run with `python -X faulthandler` and `num_workers=0` to find the native code that crashed (a decoder, OpenCV, a "
+    "database); for OpenCV, call `cv2.setNumThreads(0)`."
 )
 
 
@@ -34,7 +33,7 @@ _FIX_OF_CRASH = (
     when="M",
     cases=lambda: (
         Passes(
-            "killed by the OOM killer, another finding",
+            "killed by the OOM killer (MEM012)",
             logged(
                 "[Fri Jan  2 03:04:05 2026] Out of memory: Killed process 4242 (python) total-vm:9kB, anon-rss:8kB",
                 _KILLED.format("Killed"),
@@ -45,15 +44,15 @@ _FIX_OF_CRASH = (
             logged(_KILLED.format("Bus error") + "It is possible that dataloader's workers are out of shared memory."),
         ),
         Fails("a crash in native code", logged(_KILLED.format("Segmentation fault"))),
-        Fails("a crash that the signal handler of torch reports", logged(_CRASHED)),
+        Fails("a crash that the signal handler of PyTorch reports", logged(_CRASHED)),
         Fails("killed for an unknown reason", logged(_KILLED.format("Killed"))),
     ),
 )
 def worker_died(job: Job) -> Iterator[Verdict]:
-    """Ask whether a data worker was killed, crashed, or raised an error of its own.
+    """Ask whether a data worker was killed, crashed or raised an error.
 
-    Why it hurts: its rank ends with it, and all others wait for that rank until their collective runs out of time.
-    Fix: run the data set alone with `num_workers=0` over the samples of that rank: the error shows where it is made.
+    Why it hurts: the rank of the worker fails, and all other ranks wait for it until their collective times out.
+    Fix: iterate over the dataset of that rank with `num_workers=0`, so that the error shows where it occurs.
     """
     if is_logged(job, *_NAMED_ELSEWHERE):
         return
@@ -63,9 +62,9 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             by_somebody = signal in ("Killed", "Terminated")
             yield finding_from_logs(
                 group,
-                f"a data worker was ended by a signal: {signal}",
-                fix="`dmesg -T | grep -i 'killed process'` on that host tells whether it was the out-of-memory killer: "
-                "then fewer workers and a smaller `prefetch_factor`."
+                f"A data worker was terminated by a signal: {signal}",
+                fix="Check `dmesg -T | grep -i 'killed process'` on that host; if the OOM killer ended the worker, use "
+                "fewer workers and a smaller `prefetch_factor`."
                 if by_somebody
                 else _FIX_OF_CRASH,
                 # SIGTERM comes from a launcher or scheduler that ends the whole process group.
@@ -74,14 +73,13 @@ def worker_died(job: Job) -> Iterator[Verdict]:
             )
     if not is_logged(job, "dl.killed"):
         for group in event_groups(job, "dl.crashed", by=("what",)):
-            yield finding_from_logs(group, f"a data worker crashed: {group.value('what')}", fix=_FIX_OF_CRASH)
+            yield finding_from_logs(group, f"A data worker crashed: {group.value('what')}", fix=_FIX_OF_CRASH)
     for group in event_groups(job, "dl.worker_raised", by=("type",)):
         kind = (group.value("type") or "").rpartition(".")[2]
         if kind not in ("MemoryError", "OutOfMemoryError"):
             yield finding_from_logs(
                 group,
-                f"a data worker raised {kind}",
-                fix="The traceback of the worker, below `Original Traceback`, names the line of the data set; find the "
-                "sample with `num_workers=0`.",
+                f"A data worker raised {kind}",
+                fix="Read the worker's traceback below `Original Traceback`, and find the sample with `num_workers=0`.",
                 confidence=0.9,
             )

@@ -1,4 +1,4 @@
-"""DATA009: the data workers of a host's ranks are more than its CPUs."""
+"""DATA009: a host has more data workers than CPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Crew(NamedTuple):
             with_loader(with_loader(running(1, 8), workers=8), stage="validate", workers=8),
         ),
         Passes(
-            "each rank has cores of its own",
+            "each rank has separate cores",
             with_loader(running(), workers=4)
             .alter(ProcessFacts, ranks=(0,), cpus_allowed=(0, 1, 2, 3))
             .alter(ProcessFacts, ranks=(1,), cpus_allowed=(4, 5, 6, 7)),
@@ -63,9 +63,9 @@ class _Crew(NamedTuple):
 def workers_exceed_cpus(job: Job, *, workers_per_cpu: float = 1.0) -> Iterator[Verdict]:
     """Ask whether each host has a CPU for every data worker of its ranks.
 
-    Why it hurts: workers take turns with one another and with the training processes; batches come later than with
-    fewer workers, steps get longer, and the slowest rank sets the pace of all.
-    Fix: fewer `num_workers`: the CPUs of the host, divided by its ranks, less one for each rank itself.
+    Why it hurts: workers compete for CPUs with each other and with the training processes. Batches arrive later than
+    with fewer workers, and all ranks wait for the slowest one.
+    Fix: set `num_workers` to the CPUs of the host divided by its ranks, minus one for each rank itself.
     """
     crews = {local.name: list(_crews(local)) for local in job.by_host()}
     if not any(crew.workers for host in crews.values() for crew in host):
@@ -73,7 +73,7 @@ def workers_exceed_cpus(job: Job, *, workers_per_cpu: float = 1.0) -> Iterator[V
     for local in job.by_host():
         blind = tuple(crew.rank.number for crew in crews[local.name] if not crew.cpus and crew.workers)
         if blind:
-            yield Unknown("the CPUs that the process may use are not known", blind, "taskset -cp $$")
+            yield Unknown("the CPU affinity of the process is unknown", blind, "taskset -cp $$")
         yield from _judge(job, local, crews[local.name], workers_per_cpu)
 
 
@@ -101,10 +101,10 @@ def _judge(job: Job, local: LocalRanks, crews: list[_Crew], workers_per_cpu: flo
     for cpus, sharing in pinned.items():
         if _workers(sharing) > len(cpus) * workers_per_cpu:
             crowded = True
-            yield _finding(job, sharing, len(cpus), "it may use" if len(pinned) == 1 else "they may use")
+            yield _finding(job, sharing, len(cpus), "CPU affinity")
     host = local.find(HostFacts)
     if not crowded and host and host.cpu_quota and _workers(crews) > host.cpu_quota * workers_per_cpu:
-        yield _finding(job, crews, host.cpu_quota, "of the cgroup's quota")
+        yield _finding(job, crews, host.cpu_quota, "cgroup quota")
 
 
 def _workers(crews: list[_Crew]) -> int:
@@ -116,7 +116,7 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
     each = max(1, int(cpus // len(crews)) - 1)
     count = len(with_workers)
     return Finding(
-        f"{_workers(crews)} data workers of {count} rank{'' if count == 1 else 's'} on {cpus:g} CPU"
+        f"{_workers(crews)} data workers of {count} rank{'' if count == 1 else 's'} share {cpus:g} CPU"
         f"{'' if cpus == 1 else 's'}",
         ranks=tuple(crew.rank.number for crew in with_workers),
         evidence={
@@ -128,11 +128,10 @@ def _finding(job: Job, crews: list[_Crew], cpus: float, how: str) -> Finding:
         },
         fix=advice(
             job,
-            lightning=f"`DataLoader(..., num_workers={each})` in `train_dataloader` and the others; Lightning's hint "
-            "to raise it does not count what other ranks take.",
-            transformers=f"`TrainingArguments(dataloader_num_workers={each})`.",
-            plain=f"`DataLoader(..., num_workers={each})`.",
+            lightning=f"Set `DataLoader(..., num_workers={each})` in `train_dataloader` and the other hooks",
+            transformers=f"Set `TrainingArguments(dataloader_num_workers={each})`",
+            plain=f"Set `DataLoader(..., num_workers={each})`",
         )
-        + " Or give the ranks more CPUs: `srun --cpus-per-task`, `docker run --cpus`.",
+        + ", or give the ranks more CPUs (`srun --cpus-per-task`, `docker run --cpus`).",
         explains=("RUN005", "HOST005"),
     )

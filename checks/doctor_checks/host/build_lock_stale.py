@@ -152,7 +152,7 @@ def build_lock_stale(
 ) -> Iterator[Verdict]:
     """Ask whether a leftover lock will make ranks wait indefinitely when an extension is built.
 
-    Why it hurts: torch before 2.14 builds extensions under a lock file, and other processes wait until it is removed.
+    Why it hurts: PyTorch before 2.14 builds extensions under a lock file, and other processes wait until it is removed.
     If a build is killed, nothing removes its lock file: every rank silently waits in file_baton.py until the
     collective times out on the others.
     Fix: Remove the lock file (its path is in the evidence) while no build is running, then restart the job.

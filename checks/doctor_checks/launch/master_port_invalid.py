@@ -63,7 +63,7 @@ from doctor.testing.script_cases import fails, passes, shell_fails, shell_passes
 def master_port_invalid(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_PORT is a valid port that rank 0 can listen on and the other ranks can connect to.
 
-    Why it hurts: torch raises, or rank 0 binds a port that the other ranks do not know, and they block until the
+    Why it hurts: PyTorch raises an error, or rank 0 binds a port unknown to the other ranks, and they block until the
     timeout.
     Fix: Set the same free port (1024 or higher) on every host: `export MASTER_PORT=29500`.
     """
@@ -161,7 +161,7 @@ def _judge_ephemeral(port: int, identical: IdenticalRanks) -> Iterator[Finding]:
 def master_port_invalid_in_files(file: EnvironmentSource) -> Iterator[Violation]:
     """Ask whether the master port is a valid port number.
 
-    Why it hurts: rank 0 cannot listen on it, and torch rejects it on every rank.
+    Why it hurts: rank 0 cannot listen on it, and PyTorch rejects it on every rank.
     Fix: Use the same number from 1024 to 32767 for all ranks of the job: `export MASTER_PORT=29500`.
     """
     for setting in file.settings:

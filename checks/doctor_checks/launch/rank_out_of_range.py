@@ -56,7 +56,7 @@ from doctor.testing.script_cases import shell_fails, shell_passes
 def rank_out_of_range(job: Job) -> Iterator[Verdict]:
     """Ask whether RANK is below WORLD_SIZE and LOCAL_RANK below LOCAL_WORLD_SIZE.
 
-    Why it hurts: torch rejects the rank, or the rank hosts no store and waits; the others wait for a rank that does
+    Why it hurts: PyTorch rejects the rank, or the rank hosts no store and waits; the others wait for a rank that does
     not exist.
     Fix: Number the ranks from 0 to WORLD_SIZE - 1 over all hosts, and LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1 on each
     host.
@@ -136,7 +136,7 @@ _CONFIG = (
 def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the node rank of each host is below the number of hosts.
 
-    Why it hurts: the launcher or torch rejects the node rank, or the host waits for a job that it cannot join.
+    Why it hurts: the launcher or PyTorch rejects the node rank, or the host waits for a job that it cannot join.
     Fix: Number the hosts from 0; for two hosts, use --node-rank=0 and --node-rank=1.
     """
     for start in starts_of(file):

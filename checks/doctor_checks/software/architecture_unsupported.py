@@ -45,7 +45,7 @@ def _built(*architectures: str, capability: str = "9.0") -> JobBuilder:
 def architecture_unsupported(job: Job) -> Iterator[Verdict]:
     """Ask whether PyTorch has code for the architecture of the rank's GPU.
 
-    Why it hurts: torch imports and detects the GPU, but the first kernel fails with "no kernel image is available for
+    Why it hurts: PyTorch imports and detects the GPU, but the first kernel fails with "no kernel image is available for
     execution on the device".
     Fix: Install a PyTorch build whose torch.cuda.get_arch_list() includes the GPU's sm number; new GPUs need a newer
     PyTorch, and wheels for CUDA 13 do not support GPUs before compute capability 7.5.

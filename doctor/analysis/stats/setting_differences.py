@@ -1,4 +1,4 @@
-"""Settings of training that differ between ranks which train one model: what each rank recorded of itself."""
+"""Training settings, as each rank recorded them, that differ between ranks which train one model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CHANGES_CALLS = re.compile(
     r"accumul|^(?:max|min)_(?:steps|epochs)$|^limit_|^overfit|^fast_dev_run|val_check|check_val|num_sanity"
     r"|^eval_|^save_|^num_train_epochs|find_unused|^precision$|drop_last|even_batches|^reload_"
 )
-"""Settings by which ranks make different collectives, or different numbers of them."""
+"""Settings that change which collectives a rank calls, or how many."""
 _CHANGES_VALUES = re.compile(
     r"accumul|^precision$|clip|max_grad_norm|^(?:lr|weight_decay|momentum|betas|eps)\b|^learning_rate|^warmup|^optim"
     r"|^lr_scheduler"
 )
-"""Settings by which ranks apply different updates to equal parameters."""
+"""Settings that change the updates of parameters."""
 _MODES = "modules in eval mode"
 """The name of this value in :class:`doctor.core.facts.StepSettings`."""
 
@@ -55,25 +55,25 @@ class SettingDifference(NamedTuple):
 
     @property
     def changes_calls(self) -> bool:
-        """Whether ranks make different collectives by it."""
+        """Whether it makes ranks call different collectives."""
         return _CHANGES_CALLS.search(self.name) is not None
 
     @property
     def changes_values(self) -> bool:
-        """Whether parameters that were equal become different by it."""
+        """Whether it makes equal parameters diverge."""
         return _CHANGES_VALUES.search(self.name) is not None
 
     @property
     def fix(self) -> str:
         """How to make it equal."""
         if self.name == _MODES:
-            return "Call `model.train()` on every rank before training, also on those that evaluated."
+            return "Call `model.train()` on every rank after evaluation, before training continues."
         if self.step is not None:
             return (
-                f"Give every rank the same {self.name.partition(' ')[0]}: no value that depends on the rank, and a "
-                "scheduler that steps by a metric (`ReduceLROnPlateau`) gets one that was reduced over all ranks."
+                f"Set the same {self.name.partition(' ')[0]} on every rank, independent of the rank number; for "
+                "`ReduceLROnPlateau`, reduce the metric over all ranks before `scheduler.step(metric)`."
             )
-        return f"Give every rank the same `{self.name}`: read it from one configuration, not from the rank's own data."
+        return f"Set the same `{self.name}` on every rank, read from one configuration."
 
 
 def setting_differences(job: Job) -> tuple[SettingDifference, ...]:
@@ -100,7 +100,7 @@ def _of_run(ranks: Sequence[Rank]) -> Iterator[SettingDifference]:
     yield from _different(ACCUMULATION.get(_framework(known.values()), _USUAL), _values(known, "accumulate"))
     yield from _different("precision", _values(known, "precision"))
     names = dict.fromkeys(variable.name for training in known.values() for variable in training.arguments)
-    # Seeds by rank are usual: each rank draws dropout masks of its own, and DDP broadcasts the parameters.
+    # A seed per rank is common: each rank draws different dropout masks, and DDP broadcasts the parameters.
     for name in names:
         if name not in (_USUAL, *ACCUMULATION.values(), TORCH_SEED):
             yield from _different(name, {rank: one for rank, found in known.items() if (one := _argument(found, name))})

@@ -84,8 +84,8 @@ _SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
 def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
     """Ask whether a training loop zeroes gradients between optimizer steps.
 
-    Why it hurts: backward adds to the gradients of all previous steps. Each update uses the sum over all batches so far
-    and grows with every step, and the loss decreases for a while before it diverges.
+    Why it hurts: `loss.backward()` adds to the gradients of all previous steps. Each update uses the sum over all
+    batches so far and grows with every step, and the loss decreases for a while before it diverges.
     Fix: call `optimizer.zero_grad()` before the backward pass, or after `optimizer.step()`.
     """
     if is_test(script) or _ZEROES.search(script.text):

@@ -36,6 +36,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
                 group,
                 f"GLOO_SOCKET_IFNAME names {name or 'an interface'}, which does not exist on the host",
                 evidence={"GLOO_SOCKET_IFNAME": name},
+                effect=_effect("GLOO_SOCKET_IFNAME", name) if name else "",
                 confidence=0.95,
             )
 
@@ -92,8 +93,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def interface_unmatched(job: Job) -> Iterator[Verdict]:
     """Ask whether NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME match network interfaces on the host.
 
-    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for: eth9`.
-    Ranks on healthy hosts then block until the timeout.
+    Why it hurts: NCCL fails with `Bootstrap : no socket interface found`, Gloo with `Unable to find address for:` and
+    the name. Ranks on healthy hosts then block until the timeout.
     Fix: Run `unset NCCL_SOCKET_IFNAME`, or select interfaces that `ip -br address` shows on every host, for example
     `export NCCL_SOCKET_IFNAME='^docker,lo,virbr'` or, for Gloo, an exact name: `export GLOO_SOCKET_IFNAME=eth0`.
     """
@@ -117,6 +118,7 @@ def _nccl(interfaces: InterfaceFacts, identical: IdenticalRanks) -> Iterator[Fin
         f"{setting_text(setting)} {claim} on this host{'' if wanted.exclude else _hint(wanted, interfaces)}",
         ranks=identical.ranks,
         evidence={"value": setting.value, "source": setting.source, "interfaces": _names(interfaces)},
+        effect=_effect("NCCL_SOCKET_IFNAME", setting.value),
         fix=selecting_fix("NCCL_SOCKET_IFNAME", interfaces),
         explains=("NET027",),
         source=source_of(setting),
@@ -185,9 +187,23 @@ def _missing(
         f"{variable}={value} names {words}, which {'does' if len(absent) == 1 else 'do'} not exist on this host{why}",
         ranks=identical.ranks,
         evidence={"value": value, "absent": absent, "interfaces": _names(interfaces)},
+        effect=_effect(variable, absent[0]),
         fix=selecting_fix(variable, interfaces),
         explains=("NET027",),
     )
+
+
+def _effect(variable: str, name: str) -> str:
+    """The error of the library that reads the variable; ``name``: the interface that it reports.
+
+    TensorPipe: ``guessAddress`` in torch/csrc/distributed/rpc/tensorpipe_agent.cpp."""
+    if variable == "TP_SOCKET_IFNAME":
+        return "TensorPipe falls back to 127.0.0.1, so RPC workers on other hosts cannot connect."
+    errors = {
+        "NCCL_SOCKET_IFNAME": "NCCL fails with `Bootstrap : no socket interface found`.",
+        "GLOO_SOCKET_IFNAME": f"Gloo fails with `Unable to find address for: {name}`.",
+    }
+    return f"{errors[variable]} Ranks on healthy hosts then block until the timeout."
 
 
 def _names(interfaces: InterfaceFacts) -> list[str]:

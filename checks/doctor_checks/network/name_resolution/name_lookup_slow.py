@@ -71,7 +71,7 @@ class _Lookup(NamedTuple):
 def name_lookup_slow(job: Job, *, seconds: float = 1.0) -> Iterator[Verdict]:
     """Ask whether lookups of host names and addresses are fast.
 
-    Why it hurts: torch looks up the address of every store client. A name server that drops packets adds ten seconds
+    Why it hurts: PyTorch looks up the address of every store client. A name server that drops packets adds ten seconds
     per connection, so a job with many ranks seems to hang in init_process_group.
     Fix: Remove the dead server from /etc/resolv.conf, or list all hosts in /etc/hosts with their addresses, also in the
     form `::ffff:10.0.0.1` that torch's store uses, and verify with `time getent hosts ADDRESS`.

@@ -49,7 +49,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             continue
         yield finding_from_logs(
             group,
-            f"ranks wrap different models: {words}",
+            f"Ranks wrap different models: {words}",
             ranks=tuple(sorted(int(rank) for rank in counts if rank)),
             fix=_fix(job),
             explains=("RUN002",),
@@ -59,8 +59,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         rank = group.value("rank")
         yield finding_from_logs(
             group,
-            f"rank {rank} wraps another model than rank {group.value('ref')}: parameter {group.value('i')} is "
-            f"{group.value('v')} there",
+            f"Rank {rank} wraps a different model than rank {group.value('ref')}: parameter {group.value('i')} has "
+            f"{group.value('what')} {group.value('v')}",
             ranks=(int(rank),) if rank else None,
             fix=_fix(job),
             explains=("RUN002",),
@@ -84,12 +84,12 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
     speaker, other, count = (group.value(name) for name in ("a", "b", "nb"))
     return finding_from_logs(
         group,
-        f"DDP could not compare the models: rank {speaker} read {count} parameters for rank {other}, which no model "
-        "has, so the number did not arrive",
+        f"DDP could not compare the models: rank {speaker} received an invalid count from rank {other}",
         ranks=(),
-        fix="Find out why the first collective failed: a rank that came late or was at another collective "
-        "(`py-spy dump --pid PID` on each rank while they wait), or a network that returned no data. If all ranks were "
-        f"there: {_fix(job)}",
+        evidence={"count": count},
+        fix="Find out why the first collective failed: check with `py-spy dump --pid PID` on each rank whether one is "
+        "late or in another collective, then the network (NCCL_DEBUG=INFO), then whether all ranks build the same "
+        "model.",
         explains=("RUN004",),
         confidence=0.5,
         symptoms=False,
@@ -120,14 +120,14 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
             _other(WIDE, 2, 3).alter(TrainingFacts, data_parallel_size=2),
         ),
         Passes(
-            "a loop of the user's own, where each rank may train what it likes",
+            "a custom loop, whose ranks may train different models",
             in_a_loop(_other(WIDE, 1, hosts=1)),
         ),
         Passes(
-            "parts of a model, each replicated over a group of its own",
+            "parts of a model, each replicated in a separate group",
             in_a_loop(_other(WIDE, 1, 3), (0, 2), (1, 3)),
         ),
-        Passes("a rank alone", running(1, 1)),
+        Passes("a single rank", running(1, 1)),
         Passes("most ranks have none yet", running(2, 2).drop(ModelFacts, ranks=(0, 1, 2))),
         Fails("a wider layer on one rank", _other(WIDE, 3, parameters=396), ranks=(3,)),
         Fails("another order", _other(SWAPPED, 1), ranks=(1,)),
@@ -136,23 +136,23 @@ def _not_received(job: Job, group: EventGroup) -> Finding:
         Fails("two ranks, two models", _other(WIDE, 1, hosts=1), ranks=(0, 1)),
         Fails("within one of two groups", in_a_loop(_other(WIDE, 3), (0, 2), (1, 3)), ranks=(1, 3)),
         Fails(
-            "where the list of tensors ends before the difference",
+            "the list of tensors ends before the difference",
             running(2, 2).alter(ModelFacts, ranks=(2,), digest="other", count=9000, parameters=10**9),
             ranks=(2,),
         ),
     ),
 )
 def model_differs(job: Job) -> Iterator[Verdict]:
-    """Ask whether all ranks wrap the same model: as many parameters, in the same order, of the same shape and type.
+    """Ask whether all ranks wrap the same model: the same parameters in the same order, shapes and types.
 
-    Why it hurts: DDP refuses it where it notices ("appears not to match sizes of the same param"); where it does not,
-    gradients of different tensors are added up, or a collective hangs or aborts for its size.
-    Fix: make the model from the same configuration and the same data on every rank: sizes that come from data (number
-    of classes, vocabulary) are worked out once and stored, not on each rank from its own shard.
+    Why it hurts: DDP raises an error if it detects the difference ("appears not to match sizes of the same param").
+    Otherwise gradients of different tensors are summed, or a collective hangs or aborts because sizes differ.
+    Fix: build the model from the same configuration on every rank, and compute sizes that depend on data (number of
+    classes, vocabulary) once for all ranks, not on each rank from its shard.
     """
     replicas = replicas_in(job)
     if not replicas:
-        yield Skip("no two ranks are known to train one model, each the whole of it")
+        yield Skip("no two ranks are known to hold full replicas of one model")
     for ranks in replicas:
         digests: dict[Hashable, list[int]] = {}
         for rank in ranks:
@@ -170,7 +170,7 @@ def _finding(job: Job, found: MajoritySplit, group: Group[str]) -> Finding:
     others = tuple(sorted(rank for one in found.groups if one is not group for rank in one.ranks)) if even else ()
     verb = "wraps" if len(group.ranks) == 1 else "wrap"
     return Finding(
-        f"{ranks_in_words(group.ranks)} {verb} another model than {ranks_in_words(others) if even else 'the others'}: "
+        f"{ranks_in_words(group.ranks)} {verb} a different model than {ranks_in_words(others) if even else 'others'}: "
         f"{_difference(common, other)}",
         ranks=(*group.ranks, *others),
         evidence={
@@ -191,10 +191,8 @@ def _model(job: Job, digest: str) -> ModelFacts:
 def _difference(common: ModelFacts, other: ModelFacts) -> str:
     for position, (usual, own) in enumerate(zip_longest(common.tensors, other.tensors)):
         if usual != own:
-            return f"tensor {position} is {_tensor(own)}, elsewhere {_tensor(usual)}"
-    return (
-        f"{other.count:,} tensors of {other.parameters:,} numbers, elsewhere {common.count:,} of {common.parameters:,}"
-    )
+            return f"tensor {position} is {_tensor(own)} instead of {_tensor(usual)}"
+    return f"{other.count:,} tensors ({other.parameters:,} values) instead of {common.count:,} ({common.parameters:,})"
 
 
 def _tensor(tensor: TensorShape | None) -> str:
@@ -204,10 +202,10 @@ def _tensor(tensor: TensorShape | None) -> str:
 def _fix(job: Job) -> str:
     if uses_lightning(job):
         return (
-            "in configure_model or __init__ take sizes from hyperparameters, never from what setup() finds in this "
-            "rank's data; work them out in prepare_data() and store them in a file that all ranks read"
+            "Take layer sizes from hyperparameters, not from this rank's data in `setup()`: compute them in "
+            "`prepare_data()` and store them in a file that all ranks read."
         )
     return (
-        "work sizes out on one rank and hand them to all before the model is made: "
-        "torch.distributed.broadcast_object_list([sizes], src=0)"
+        "Compute sizes on one rank and broadcast them before the model is built: "
+        "`torch.distributed.broadcast_object_list([sizes], src=0)`."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import shorten
 
 from doctor.api import EventGroup, Job, Scope, Severity, Verdict, check, event_groups, finding_from_logs
 from doctor.testing import Fails, Passes, logged
@@ -19,6 +20,8 @@ _NOT_NEEDED = (
 )
 _READY_TWICE = "mark a variable ready only once"
 """The opposite error of the same reducer, which quotes the same advice."""
+_SHOWN = 50
+"""Characters of the list of parameters in the summary; the evidence has all of them."""
 _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
 
 
@@ -28,7 +31,7 @@ _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
     scope=Scope.JOB,
     when="M",
     cases=lambda: (
-        Passes("the search for them is on and finds none", logged(_NOT_NEEDED)),
+        Passes("find_unused_parameters is set, and none is unused", logged(_NOT_NEEDED)),
         Passes(
             "a parameter that is used in two backward passes",
             logged(
@@ -39,18 +42,18 @@ _KINDS = ("ddp.unused", "pl.unused", "ddp.unused.list", "ddp.unused.hint")
             silent=False,
         ),
         Fails(
-            "which they are, by index",
+            "by index",
             logged(_UNUSED, "Parameter indices which did not receive grad for rank 1: 130 131"),
         ),
     ),
 )
 def parameters_unused(job: Job) -> Iterator[Verdict]:
-    """Ask whether DDP waits for gradients that are never computed.
+    """Ask whether every parameter that DDP reduces receives a gradient.
 
-    Why it hurts: DDP counts a gradient for each parameter; one that takes no part in the loss never comes, and the
-    next step ends in `Expected to have finished reduction`.
-    Fix: take the parameters out of the model or freeze them (`requires_grad_(False)`); where they are left out on
-    purpose, `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
+    Why it hurts: DDP expects one gradient per parameter. If a parameter does not contribute to the loss, the reduction
+    never completes, and the next step fails with `Expected to have finished reduction`.
+    Fix: remove the parameters from the model or freeze them (`requires_grad_(False)`); if they are unused on purpose,
+    set `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
     `Trainer(strategy="ddp_find_unused_parameters_true")`.
     """
     groups = [one for kind in _KINDS for one in event_groups(job, kind)]
@@ -68,9 +71,9 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
         named = next(iter(which.values()), "")
         yield finding_from_logs(
             everything,
-            "parameters of the model got no gradient"
-            + (f": {named}" if named else "")
-            + (", and not the same ones on all ranks" if differ else ""),
+            ("Different parameters on each rank" if differ else "Parameters")
+            + " received no gradient"
+            + (f": {shorten(named, _SHOWN, placeholder=' …')}" if named else ""),
             ranks=(),
             evidence={"without_gradient": which},
             fix=_fix(everything, differ),
@@ -81,12 +84,12 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
 def _fix(group: EventGroup, differ: bool) -> str:
     if differ:
         return (
-            "Ranks leave out different parts of the model (a branch on the data): "
-            "`find_unused_parameters=True`, or let every part take part in the loss with a factor of 0."
+            "Set `find_unused_parameters=True`, or add the output of skipped parts to the loss with a factor of 0, "
+            "because the ranks skip different parts of the model."
         )
     if any("find_unused_parameters=True` is enabled" in event.text for event in group.events):
         return (
-            "The search is on, so an output of `forward` is left out of the loss: return only what the loss needs, in "
-            "tensors that DDP can find (no attributes of the module, no objects of one's own)."
+            "Return from `forward` only tensors that the loss uses, directly or in lists, tuples and dicts, because "
+            "`find_unused_parameters=True` is already set."
         )
     return ""

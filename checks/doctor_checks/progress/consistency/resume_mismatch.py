@@ -1,4 +1,4 @@
-"""RUN017: a checkpoint of another world size or sharding, or ranks that resume at different steps."""
+"""RUN017: a checkpoint with a different world size or sharding, or ranks that resume at different steps."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _FLAT = (
             logged("[rank0]: Resuming from step 100", "[rank0]: Resuming from step 900"),
         ),
         Passes(
-            "another head on a model that is tuned",
+            "a new head for fine-tuning",
             logged(
                 "size mismatch for head.weight: copying a param with shape torch.Size([1000, 512]) from checkpoint, "
                 "the shape in current model is torch.Size([10, 512])."
             ),
         ),
         Passes(
-            "random numbers of fewer processes",
+            "random states of fewer processes",
             logged(
                 "Didn't find an RNG file for process 5, if you are resuming a training that was launched in a "
                 "distributed fashion, reproducibility is not guaranteed."
@@ -79,24 +79,26 @@ _FLAT = (
     ),
 )
 def resume_mismatch(job: Job) -> Iterator[Verdict]:
-    """Ask whether a checkpoint fits the ranks that resume from it, and whether all resume at one step.
+    """Ask whether a checkpoint matches the ranks that resume from it, and whether all resume at the same step.
 
-    Why it hurts: shards of another world size do not load, or load wrongly; ranks at different steps call different
-    collectives, and hang.
-    Fix: resume with as many ranks and the same sharding, or turn the checkpoint into a whole one first
-    (`zero_to_fp32.py`, a full state dict, `torch.distributed.checkpoint`, which shards anew as it loads).
+    Why it hurts: shards written with another world size do not load, or load incorrectly. Ranks at different steps call
+    different collectives and hang.
+    Fix: resume with the same number of ranks and the same sharding, convert the checkpoint to full weights first
+    (`zero_to_fp32.py`, a full state dict), or use `torch.distributed.checkpoint`, which reshards on load.
     """
     if job.evidence is None:
-        yield Skip("no log tells of a checkpoint")
+        yield Skip("no logs to read checkpoint messages from")
     for group in event_groups(job, "torch.resume_world", "run.resume_argument", "run.resume_init"):
-        was = group.value("was", "was2", "was3", "was4", "old", "old2", "old3") or "other"
-        now = group.value("now", "now3", "now4", "new", "new2", "new3") or "another number"
-        if was == now or (group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events)):
+        was = group.value("was", "was2", "was3", "was4", "old", "old2", "old3")
+        now = group.value("now", "now3", "now4", "new", "new2", "new3")
+        if was and was == now:
             continue
-        what = f"with {group.value('arg')} {was}" if group.value("arg") else f"by {was} ranks"
+        if group.value("was2") and not any(_REFUSED.search(event.text) for event in group.events):
+            continue
+        what = f"{group.value('arg')} {was}" if group.value("arg") else f"{was or 'a different number of'} ranks"
         yield finding_from_logs(
             group,
-            f"the checkpoint was written {what}, and is loaded with {now}",
+            f"The checkpoint was saved with {what}" + (f" but is loaded with {now}" if now else ""),
             ranks=(),
             confidence=0.95,
         )
@@ -104,8 +106,8 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
         if group.value("was"):
             yield finding_from_logs(
                 group,
-                f"{group.value('key2')} has the size {group.value('was')} in the checkpoint and {group.value('now')} "
-                "in this job: another model, or another sharding",
+                f"{group.value('key2')} has size {group.value('was')} in the checkpoint but {group.value('now')} in "
+                "this job: the model or its sharding differs",
                 ranks=(),
                 evidence={"written": group.value("was"), "wanted": group.value("now")},
                 fix="Compare the arguments that the checkpoint was saved with (hidden sizes, the padded vocabulary of "
@@ -119,7 +121,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
             name = first.value("key") or first.value("key2")
             yield finding_from_logs(
                 EventGroup(group.kind, of_shards),
-                f"{name} in the checkpoint is another shard than the one that is wanted",
+                f"{name} in the checkpoint is a different shard than this job expects",
                 ranks=(),
                 evidence={"written": first.value("was"), "wanted": first.value("now")},
                 confidence=0.75,
@@ -170,11 +172,11 @@ def _steps(job: Job) -> Iterator[Finding]:
         events = tuple(last[rank] for rank in (*odd, *(rank for rank in last if rank not in odd)))
         yield finding_from_logs(
             EventGroup("run.resumed", events),
-            "ranks resume at different steps: "
+            "Ranks resume at different steps: "
             + "; ".join(f"{ranks_in_words(tuple(sorted(ranks)))} at {step}" for step, ranks in ordered[:4]),
             ranks=tuple(odd),
-            fix="Let rank 0 choose the checkpoint and broadcast its name: `broadcast_object_list([path], src=0)`; keep "
-            "checkpoints where all hosts see the same ones.",
+            fix="Let rank 0 choose the checkpoint and broadcast its path (`broadcast_object_list([path], src=0)`), and "
+            "keep checkpoints on storage that all hosts share.",
             confidence=0.8,
             explains=("RUN002",),
         )

@@ -26,7 +26,7 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
     needs=(TrainingFacts,),
     cases=lambda: (
         Passes("the same settings on all ranks", running(2, 2)),
-        Passes("a rank alone", running(1, 1)),
+        Passes("a single rank", running(1, 1)),
         Passes(
             "a setting of a later step, which not all ranks have reached",
             _sampled("lr", "0.1", "0.05", 1, step=150).alter(
@@ -34,11 +34,11 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
             ),
         ),
         Passes(
-            "a loop of the user's own, whose ranks may train what they like",
+            "a custom loop, whose ranks may train different models",
             in_a_loop(running(1, 2).alter(TrainingFacts, ranks=(1,), precision="autocast to bfloat16")),
         ),
         Passes(
-            "seeds by rank, for dropout masks and augmentations of its own",
+            "a seed per rank, for dropout masks and augmentations",
             running(1, 2)
             .alter(TrainingFacts, arguments=(Variable(TORCH_SEED, "7"),))
             .alter(TrainingFacts, ranks=(1,), arguments=(Variable(TORCH_SEED, "8"),)),
@@ -66,9 +66,8 @@ def _sampled(name: str, usual: str, other: str, *ranks: int, step: int = 100) ->
 def training_settings_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks that train one model use the same settings.
 
-    Why it hurts: gradients of different training are averaged: without dropout on one rank, in another precision, over
-    another number of batches; or the ranks apply different updates and their models diverge; or one of them evaluates
-    while the others wait.
+    Why it hurts: DDP averages gradients that were computed with different settings (dropout, precision, number of
+    batches), the ranks apply different updates so that their models diverge, or one rank evaluates while others wait.
     Fix: read settings from one configuration on all ranks, and call `model.train()` on all of them.
     """
     if not replicas_in(job):

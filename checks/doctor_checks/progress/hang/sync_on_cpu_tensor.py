@@ -16,7 +16,7 @@ _NEW = "RuntimeError: No backend type associated with device type cpu"
     severity=Severity.ERROR,
     when="M",
     cases=lambda: (
-        Passes("another complaint about tensors", logged("RuntimeError: Tensors must be contiguous")),
+        Passes("a different tensor error", logged("RuntimeError: Tensors must be contiguous")),
         Fails(
             "log of Lightning",
             logged(
@@ -29,14 +29,13 @@ _NEW = "RuntimeError: No backend type associated with device type cpu"
     ),
 )
 def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
-    """Ask whether tensors in host memory are handed to collectives of devices.
+    """Ask whether collectives receive only tensors on devices that the backend supports.
 
-    Why it hurts: NCCL takes tensors of devices alone, so the first such call ends the rank, most often at the end of an
-    epoch, when metrics are averaged.
-    Fix: move the value to the device first (`value.to(self.device)`); leave `sync_dist=True` away for metrics of
-    torchmetrics, which average by themselves; or use both back ends:
-    `init_process_group("cpu:gloo,cuda:nccl")`, in Lightning
-    `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
+    Why it hurts: NCCL supports only GPU tensors, so the first such call raises an error on the rank, often at the end
+    of an epoch, when metrics are averaged.
+    Fix: move the value to the device first (`value.to(self.device)`), omit `sync_dist=True` for torchmetrics metrics,
+    which synchronize themselves, or initialize both backends with `init_process_group("cpu:gloo,cuda:nccl")`, in
+    Lightning `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
     """
     for group in event_groups(job, "torch.cpu_tensor", "run.cpu_tensor"):
         device = group.value("device") or "cpu"
@@ -46,7 +45,7 @@ def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
         who, fix = _caller(frames)
         yield finding_from_logs(
             group,
-            f"a tensor of the device type {device} is given to a collective{who}, and the group has no back end for it",
+            f"The process group has no backend for the {device.upper()} tensor of a collective{who}",
             fix=fix,
             confidence=0.95,
         )
@@ -62,18 +61,18 @@ def _caller(frames: tuple[Frame, ...]) -> tuple[str, str]:
 _CALLERS = (
     (
         "logger_connector/",
-        " by self.log(..., sync_dist=True)",
-        "`self.log(name, value.to(self.device), sync_dist=True)`; without `sync_dist` for metrics of torchmetrics.",
+        " in self.log(..., sync_dist=True)",
+        "Call `self.log(name, value.to(self.device), sync_dist=True)`; omit `sync_dist` for torchmetrics metrics.",
     ),
     (
         "callbacks/",
-        " by a callback that compares a monitored value",
-        "Log the monitored value as a tensor of the device: `self.log(name, value.to(self.device))`.",
+        " in a callback that compares a metric",
+        "Log the monitored value as a device tensor: `self.log(name, value.to(self.device))`.",
     ),
     (
         "clip_grad",
-        " while gradients are clipped, which are in host memory",
-        "With parameters offloaded to the host, make the group with both back ends: "
-        '`init_process_group("cpu:gloo,cuda:nccl")`.',
+        " in gradient clipping",
+        'Initialize both backends with `init_process_group("cpu:gloo,cuda:nccl")`, because parameters are offloaded to '
+        "host memory.",
     ),
 )

@@ -1,4 +1,4 @@
-"""RUN016: a thread holds the interpreter's lock, or the heartbeat monitor ended a process whose watchdog was stuck."""
+"""RUN016: a thread holds the GIL, or the heartbeat monitor terminated a process whose watchdog was stuck."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _from_logs(job: Job) -> Iterator[Finding]:
         is_consequence = is_logged(job, "torch.nccl.watchdog_timeout")
         yield finding_from_logs(
             group,
-            f"the watchdog made no progress{f' for {seconds} s' if seconds else ''}, and the monitor ended the process"
-            + (": a thread holds the interpreter's lock" if holds_lock else "")
-            + (", after a collective had run out of time" if is_consequence else ""),
+            f"Heartbeat monitor terminated the process: NCCL watchdog stuck{f' for {seconds} s' if seconds else ''}"
+            + (", a thread holds the GIL" if holds_lock else "")
+            + (" after a collective timed out" if is_consequence else ""),
             evidence={"lock_held": holds_lock},
-            fix="A thread holds the interpreter's lock in C code that waits for the device: see it with "
-            "`py-spy dump --native --pid PID`; give the lock up around long work."
+            fix="Find the native code that holds the GIL with `py-spy dump --native --pid PID`, and release the GIL "
+            "around long native work."
             if holds_lock
             else "",
             severity=Severity.INFO if is_consequence else Severity.ERROR,
@@ -68,28 +68,28 @@ def _from_logs(job: Job) -> Iterator[Finding]:
     needs=(ProgressFacts,),
     from_logs=_from_logs,
     cases=lambda: (
-        Passes("a collective ran out of time", logged(_TIMED_OUT)),
-        Passes("a collective ran out of time, and the monitor after it", logged(_TIMED_OUT, _STUCK), silent=False),
-        Fails("the interpreter's lock is held", logged(_STUCK, _GIL), ranks=(1, 2)),
-        Passes("a run that moves", running(1, 4)),
+        Passes("a collective timed out", logged(_TIMED_OUT)),
+        Passes("a collective timed out before the monitor acted", logged(_TIMED_OUT, _STUCK), silent=False),
+        Fails("a thread holds the GIL", logged(_STUCK, _GIL), ranks=(1, 2)),
+        Passes("a run that makes progress", running(1, 4)),
         Passes(
-            "a rank that a peer got no answer from is RUN001's",
+            "a rank that does not respond to a peer (RUN001)",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, state="silent", stack_from="signal"),
         ),
         Fails(
-            "stacks of a rank whose interpreter native code holds",
+            "stacks of a rank whose GIL native code holds",
             with_late_ranks(stalled(1, 4), (2,), _SLEEPS, state="silent", stack_from="py-spy", sampled=True),
             ranks=(2,),
         ),
     ),
 )
 def watchdog_stuck(job: Job) -> Iterator[Verdict]:
-    """Ask whether a process was ended because its watchdog did not answer.
+    """Ask whether a process was terminated because its NCCL watchdog was stuck.
 
-    Why it hurts: the process is killed without an error of its own, and the others report lost peers. No collective
-    ran out of time: a call of CUDA or NCCL does not return, or C code holds the interpreter's lock.
-    Fix: `py-spy dump --native --pid PID` while it stands; `dmesg -T | grep -i xid` for the driver. Where the work only
-    takes that long, `export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`.
+    Why it hurts: the process is terminated without an error, and the other ranks report a lost peer. No collective
+    timed out: a CUDA or NCCL call does not return, or native code holds the interpreter lock (GIL).
+    Fix: run `py-spy dump --native --pid PID` while the process hangs, and check `dmesg -T | grep -i xid`; if the work
+    only takes that long, set `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`.
     """
     found = diagnose_stall(job)
     if found is not None and found.holds_lock:
@@ -107,10 +107,10 @@ def _of_driver(found: Diagnosis) -> Finding:
         f"{stall_waiters(found)}",
         ranks=found.ranks,
         evidence={**stall_evidence(found), "kernel_function": found.driver},
-        effect="A driver call that does not return blocks the NCCL watchdog too, and the heartbeat monitor ends the "
-        "process after 480 s.",
-        fix=f"On {host}: see `dmesg -T | grep -iE 'xid|nvrm|amdgpu' | tail`, and whether `nvidia-smi` responds. If the "
-        "call does not return, take the host out of the job and reset the GPU.",
+        effect="A driver call that does not return also blocks the NCCL watchdog, and the heartbeat monitor "
+        "terminates the process after 480 s.",
+        fix=f"On {host}, check `dmesg -T | grep -iE 'xid|nvrm|amdgpu' | tail` and whether `nvidia-smi` responds; if "
+        "the call does not return, exclude the host and reset the GPU.",
         severity=Severity.INFO if found.within_limit else Severity.ERROR,
         confidence=found.confidence,
         explains=() if found.within_limit else ("RUN001", "RUN004", "RUN012"),
@@ -127,11 +127,11 @@ def _of_lock(found: Diagnosis) -> Finding:
         f"{stall_waiters(found)}",
         ranks=found.ranks,
         evidence={**stall_evidence(found), "lock_held": True},
-        effect="No Python code of that process runs. If the NCCL watchdog blocks too, the heartbeat monitor ends the "
-        "process after 480 s, and the other ranks report a lost peer.",
-        fix=f"On {next(iter(found.hosts), 'its host')}, `py-spy dump --native --pid {pid}` shows the native call. "
-        "Release the lock around long native work: `ctypes.CDLL` instead of `PyDLL`, `Py_BEGIN_ALLOW_THREADS`, "
-        "`gil_scoped_release` of pybind11.",
+        effect="No Python code of that process runs. If the NCCL watchdog blocks too, the heartbeat monitor terminates "
+        "the process after 480 s, and the other ranks report a lost peer.",
+        fix=f"Run `py-spy dump --native --pid {pid}` on {next(iter(found.hosts), 'its host')} to find the native call, "
+        "and release the GIL around it: `ctypes.CDLL` instead of `PyDLL`, `Py_BEGIN_ALLOW_THREADS`, or pybind11's "
+        "`gil_scoped_release`.",
         confidence=found.confidence,
         explains=("RUN001", "RUN004", "RUN012"),
         source=stall_source(found),

@@ -42,8 +42,8 @@ def _all(steps: StepFacts, hosts: int = 2, parameters: int = 100_000_000) -> Job
     needs=(StepFacts,),
     cases=lambda: (
         Passes("a tenth of the step", _all(_steps(0.1, 0.25))),
-        Passes("a rank alone", running(1, 1)),
-        Passes("one rank alone waits", _all(_steps(0.1, 0.2)).put(_steps(0.02, 0.28), ranks=(3,))),
+        Passes("a single rank", running(1, 1)),
+        Passes("only one rank waits", _all(_steps(0.1, 0.2)).put(_steps(0.02, 0.28), ranks=(3,))),
         Passes("half of next to nothing", _all(_steps(0.0005, 0.004, windows=60))),
         Passes("too few windows", _all(_steps(0.05, 0.4, windows=2))),
         Fails("a backward pass of nine times the forward pass", _all(_steps(0.05, 0.45)), severity=Severity.INFO),
@@ -60,9 +60,9 @@ def communication_bound(
 ) -> Iterator[Verdict]:
     """Ask whether communication takes a large part of each step on all ranks.
 
-    Why it hurts: more GPUs then make the job hardly any faster.
-    Fix: accumulate gradients over several batches, larger batches, gradients in bfloat16; see that the fast network is
-    used at all (NCCL_DEBUG=INFO says which).
+    Why it hurts: adding GPUs then hardly makes the job faster.
+    Fix: accumulate gradients over several batches, use larger batches or bfloat16 gradients, and check with
+    NCCL_DEBUG=INFO that NCCL uses the fast network.
     """
     # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any
     # slowness of the backward pass to communication, so the threshold is larger.
@@ -76,7 +76,7 @@ def communication_bound(
         trainings = (rank.find(TrainingFacts) for rank in ranks)
         if any(training and (training.device or "").startswith("cuda") for training in trainings):
             unhide = "torch.profiler for a few steps, or TORCH_NCCL_ENABLE_TIMING=1 and the flight recorder"
-            yield Unknown("on GPUs the host does not see how long collectives take", tuple(chosen), unhide)
+            yield Unknown("the time that collectives take on GPUs is not visible to the host", tuple(chosen), unhide)
             continue
         parts = [typical_parts(own) for own in chosen.values()]
         total = median(typical_total(own) for own in chosen.values())
@@ -88,7 +88,7 @@ def communication_bound(
         if seconds > max(least_seconds, communication_share * total):
             yield _finding(job, seconds, total)
     if not judged:
-        yield Skip("not enough steps yet on ranks that do the same work")
+        yield Skip("too few steps of ranks that do the same work")
 
 
 def _finding(job: Job, seconds: float, total: float) -> Finding:
@@ -97,13 +97,15 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
     size = max((4 * (model.trainable or model.parameters) for model, _ in job.facts(ModelFacts)), default=0)
     link = _slowest_link(job)
     ideal = 2 * size / link if size and link else None
-    against = (
-        f"; the gradients ({mebibytes(size)}) take {milliseconds(ideal)} over the slowest host's link" if ideal else ""
+    effect = (
+        f"The slowest link could transfer the gradients ({mebibytes(size)}) in {milliseconds(ideal)}. Adding GPUs "
+        "hardly makes the job faster."
+        if ideal
+        else ""
     )
     return Finding(
-        f"all ranks spend about {milliseconds(seconds)} of a step of {milliseconds(total)} "
-        f"({seconds / total:.0%}) in communication, judged by how much longer the backward pass "
-        f"takes than the forward pass{against}",
+        f"All ranks spend an estimated {milliseconds(seconds)} of each {milliseconds(total)} step "
+        f"({seconds / total:.0%}) in communication",
         evidence={
             "communication_seconds": seconds,
             "step_seconds": total,
@@ -111,6 +113,7 @@ def _finding(job: Job, seconds: float, total: float) -> Finding:
             "link_bytes_a_second": link,
             "seconds_at_link_speed": ideal,
         },
+        effect=effect,
         fix=_fix(job, seconds, ideal),
         confidence=0.5,
     )
@@ -132,13 +135,17 @@ def _slowest_link(job: Job) -> float | None:
 def _fix(job: Job, seconds: float, ideal: float | None) -> str:
     if ideal is not None and seconds > 4 * ideal:
         return (
-            "it takes several times as long as the links need: see whether the fast network is used (NCCL_DEBUG=INFO, "
-            "the lines with NET/IB or NET/Socket), then doctor check --probe light on the same hosts"
+            "Check whether NCCL uses the fast network (NCCL_DEBUG=INFO, lines with NET/IB or NET/Socket), then run "
+            "`doctor check --probe light` on the same hosts."
         )
     training = next((facts for facts, _ in job.facts(TrainingFacts)), None)
     more = 2 * (training.accumulate if training else 1)
     if uses_lightning(job):
         return (
-            f"Trainer(accumulate_grad_batches={more}), or a larger batch; DDPStrategy(ddp_comm_hook=bf16_compress_hook)"
+            f"Use `Trainer(accumulate_grad_batches={more})` or a larger batch, and "
+            "`DDPStrategy(ddp_comm_hook=bf16_compress_hook)`."
         )
-    return f"accumulate {more} batches under model.no_sync(), or a larger batch; register_comm_hook(bf16_compress_hook)"
+    return (
+        f"Accumulate {more} batches under `model.no_sync()` or use a larger batch, and call "
+        "`model.register_comm_hook(None, bf16_compress_hook)`."
+    )
