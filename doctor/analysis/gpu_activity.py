@@ -72,12 +72,12 @@ def activities_text(activities: Sequence[GpuActivity]) -> str:
     """Return ``3 GPUs: 100 % busy at 85-92 W of 700 W: each waits in a kernel, as in a collective``."""
     parts = []
     for kind in dict.fromkeys(one.kind for one in activities):
-        alike = [one for one in activities if one.kind == kind]
-        if len(alike) == 1:
-            parts.append(activity_text(alike[0]))
+        same = [one for one in activities if one.kind == kind]
+        if len(same) == 1:
+            parts.append(activity_text(same[0]))
         else:
             does = f": each {_OF_SEVERAL[kind]}" if kind else ""
-            parts.append(f"{len(alike)} GPUs: {_values(alike)}{does}")
+            parts.append(f"{len(same)} GPUs: {_values(same)}{does}")
     return "; ".join(parts)
 
 

@@ -319,7 +319,7 @@ class _Attachment:
             yield opened
 
     def _own_code(self, members: Job) -> int:
-        """The exit code of this process alone, without the ranks of other hosts."""
+        """The exit code of this process, without the ranks of other hosts."""
         from doctor.attach.read_job import JobReader
         from doctor.session import judge
 

@@ -141,7 +141,7 @@ def check(
     wanted, request = _gather_options(**gathering), _probe_request(probe, mesh, why=why)
 
     def own_code(job: Job) -> int:
-        """Return the exit code of this process alone, without what needs the other ranks."""
+        """Return the exit code of this process, without what needs the other ranks."""
         return judge(job, load_checks(settings), settings, must_be_complete=False).exit_code
 
     with _gathered(settings, wanted, request, discreet=options.redact, own_code=own_code) as session:
@@ -350,7 +350,7 @@ def _baseline(options: CommonOptions) -> Job | None:
 
 
 class _SingleProcess:
-    """Replaces the session of gathered ranks for a job of this process alone."""
+    """Replaces the session of gathered ranks for a job of only this process."""
 
     judges = True
 

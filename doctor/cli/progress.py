@@ -19,7 +19,7 @@ WIDTH = 78
 
 
 class ProgressLine:
-    """What is being done, with its seconds: one line in a terminal, now and then a new one elsewhere."""
+    """What is being done, with its seconds: one line in a terminal, occasionally a new line elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

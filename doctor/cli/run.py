@@ -32,7 +32,7 @@ doctor run.
     "--folder",
     "dirpath",
     type=click.Path(path_type=Path),
-    help="Write the report and the records of the ranks here (default: rankdoctor beside the run's own output).",
+    help="Write the report and the records of the ranks here (default: rankdoctor/ next to the output of the run).",
 )
 @click.option(
     "--on-error",

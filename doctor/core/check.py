@@ -87,9 +87,9 @@ class Check:
     def __post_init__(self) -> None:
         """Reject malformed metadata."""
         if not _ID.fullmatch(str(self.id)):
-            raise ValueError(f"{self.id!r} is no id: capital letters and three digits, such as NET007")
+            raise ValueError(f"{self.id!r} is not a valid id: capital letters and three digits, such as NET007")
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.id}: {self.name!r} is no name; it comes from the function's")
+            raise ValueError(f"{self.id}: {self.name!r} is not a valid name; it comes from the function's")
         if not isinstance(self.severity, Severity) or not isinstance(self.scope, Scope):
             raise ValueError(f"{self.id}: severity and scope are members of Severity and Scope")
         if not set(str(self.when)) <= set("PRM") or not self.when:

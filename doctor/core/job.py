@@ -25,7 +25,7 @@ K = TypeVar("K", bound=Hashable)
 
 Sections = Mapping[str, "Section | Missing"]
 
-UNKNOWN_HOST = "host not told"
+UNKNOWN_HOST = "unknown host"
 """The host name of ranks whose host is unknown."""
 
 NOT_ASKED = Missing(MissingReason.UNMEASURED, "not measured")

@@ -34,7 +34,7 @@ NO_EVIDENCE = {
     "pickle": "it is a pickle of another kind; nothing in it was run",
     "unknown": "it is neither text nor anything known",
     "archive": "archives are not read here",
-    "special": "it is no regular file",
+    "special": "it is not a regular file",
     "blocked": "reading it blocks",
 }
 """Why files of these kinds are skipped."""

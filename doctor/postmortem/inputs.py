@@ -108,7 +108,7 @@ def read_inputs(
         if file.kind == "archive" and archives is None:
             why = NO_EVIDENCE["archive"]
         if file.kind not in kinds and file.kind not in ("report", "json", "missing"):
-            why = why if "log" in kinds else "it is no capture"
+            why = why if "log" in kinds else "it is not a capture"
         files.append(file._replace(why=why))
         if found is not None and why is None:
             captures.append((file.path, found))

@@ -105,7 +105,7 @@ def _judged(evidence: LogEvidence, records: dict[int, ProgressFacts], errors: li
 def _by_records(records: dict[int, ProgressFacts], now: float) -> Judged:
     states = {rank: facts.state for rank, facts in records.items()}
     if set(states.values()) == {"ended"}:
-        return "ended", "every record tells of an orderly end", ()
+        return "ended", "every record shows a normal end", ()
     if set(states.values()) <= {"running", "ended"} and all(_is_live(one, now) for one in records.values()):
         return "running", "steps still advance", ()
     open_ones = sorted(rank for rank, state in states.items() if state != "ended")

@@ -219,7 +219,7 @@ class _RunReader:
         for path, snapshot in _each(self.inputs.of("snapshot"), read_snapshot, self.failed):
             rank = rank_in_name(path)
             if rank is None and len(known) > 1:
-                self.failed[path] = "whose it is can't be told: name it after its rank, such as snapshot_rank3.pickle"
+                self.failed[path] = "its rank is unknown: name it after its rank, such as snapshot_rank3.pickle"
             else:
                 parsed.of_rank(min(known, default=0) if rank is None else rank)[snapshot.key] = snapshot
 

@@ -53,7 +53,7 @@ def escaped(text: str) -> str:
 
 
 def printable(report: Report) -> Report:
-    """Return the report with control characters escaped in every text; only JSON has escapes of its own."""
+    """Return the report with control characters escaped in every text; only JSON has its own escapes."""
     return msgspec.convert(_printable(msgspec.to_builtins(report)), prepared(Report))
 
 
@@ -283,7 +283,7 @@ def families(report: Report) -> dict[str, list[CheckResult]]:
 
 
 UNEXPLAINED = "RUN019"
-"""The check of errors that no check explains: its finding is no cause."""
+"""The check of errors that no check explains: its finding is not a cause."""
 
 
 def unclear_outcome(report: Report) -> RunOutcome | None:

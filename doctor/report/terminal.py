@@ -286,7 +286,7 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
 
 
 def _candidates(report: Report) -> Iterable[_Line]:
-    """Return the candidate causes: confidence and title, what speaks for and against it, and the command."""
+    """Return the candidate causes: confidence and title, the evidence for and against it, and the command."""
     candidates = shown_candidates(report)
     if not candidates:
         return

@@ -195,8 +195,8 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 def batches_seen_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether the loaders of all ranks ended after the same number of batches.
 
-    Why it hurts: the ranks whose loader goes on wait in a collective that the others never enter, or pair it with one
-    of the others' next epoch and average gradients of different steps from then on.
+    Why it hurts: ranks with more batches wait in a collective that the others never enter, or their collective is
+    matched with one of the others' next epoch, and gradients of different steps are averaged from then on.
     Fix: give every rank the same number of batches, or end all ranks after as many as the shortest stream has.
     """
     if (found := diagnose_stall(job)) is not None and found.data_ended:
@@ -225,7 +225,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
 
 
 def _goes_on(job: Job, readers: PeerLoaders) -> bool:
-    """Whether the program takes batches by ``next()``, and ranks whose loader ended have started it anew or ended."""
+    """Whether the program takes batches by ``next()``, and ranks whose loader ended have started it again or ended."""
     states = {rank.number: rank.find(ProgressFacts) for rank in job.ranks}
     if not any(reader.loader.by_next for reader in readers.members):
         return False

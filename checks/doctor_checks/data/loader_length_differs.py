@@ -250,10 +250,10 @@ def _of_lengths(reported: EventGroup, lengths: dict[int, int], parted: MajorityS
 def loader_length_differs(job: Job) -> Iterator[Verdict]:
     """Ask whether all ranks have the same number of batches in an epoch.
 
-    Why it hurts: the longer ranks wait in a collective that the others never enter. Either the run hangs there until
-    the time-out, or, worse, the collective pairs with one of the others' next epoch: from then on gradients of
-    different steps are averaged, and nothing says so.
-    Fix: give every rank the same number of batches, or end all ranks after as many batches as the shortest has.
+    Why it hurts: ranks with more batches wait in a collective that the others never enter. Either the run hangs until
+    the timeout, or the collective is matched with one of the others' next epoch, and from then on gradients of
+    different steps are averaged without an error.
+    Fix: give every rank the same number of batches, or stop all ranks after the smallest number of batches.
     """
     compared = 0
     for ends in _ends(job):
@@ -276,13 +276,13 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
 
 
 _BY_NEXT = (
-    "the program takes batches by next(), and has not come to the end of a loader: ranks may have different numbers of "
-    "batches if it starts its loader anew there"
+    "the program takes batches by next(), and has not reached the end of a loader: ranks may have different numbers of "
+    "batches if it starts its loader again there"
 )
 
 
 def _has_started_anew(ends: _Ends) -> bool:
-    """Whether ranks have gone on with a new pass where a loader ended."""
+    """Whether ranks have continued with a new pass after a loader ended."""
     epochs = [reader.loader.epochs for reader in ends.members]
     return any(len(one) > 1 and any(epoch.ended for epoch in one[:-1]) for one in epochs)
 

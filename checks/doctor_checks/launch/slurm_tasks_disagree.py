@@ -307,7 +307,7 @@ def _judge_numbers(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[F
 
 
 def _judge_step(launch: LaunchFacts, identical: IdenticalRanks) -> Iterator[Finding]:
-    """Report a step of another size than SLURM_NTASKS. srun sets it to the size of the step; if they differ, the
+    """Report a step whose size differs from SLURM_NTASKS. srun sets it to the size of the step; if they differ, the
     value of the job was kept or exported."""
     needed, started = launch_number(launch, "SLURM_NTASKS"), launch_number(launch, "SLURM_STEP_NUM_TASKS")
     if needed is None or started is None or needed == started or is_interactive_job(launch):

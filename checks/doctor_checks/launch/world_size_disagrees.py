@@ -310,7 +310,7 @@ def world_size_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
 
 
 def _judge_task(start: ProcessLaunch) -> Iterator[Violation]:
-    """Report another WORLD_SIZE than srun starts ranks; only if RANK is set does the script use these variables."""
+    """Report a WORLD_SIZE other than the number of ranks of srun, if the script uses RANK and WORLD_SIZE."""
     size = whole_number(start.launch.setting("WORLD_SIZE"))
     tasks = start.step.tasks if start.step is not None and start.launch.program == "python" else None
     if start.is_part:
@@ -339,7 +339,7 @@ def _judge_accelerate(root: YamlNode) -> Iterator[Violation]:
     elif ranks > 1 and (root.word("distributed_type") or "").upper() == "NO" and not root.flag("use_cpu"):
         yield Violation(
             place.place,
-            f"Only one process is started: num_processes is {ranks}, but distributed_type is NO",
+            f"Only one process is started: num_processes is {ranks}, but distributed_type is 'NO'",
             fix="Set `distributed_type: MULTI_GPU` (or FSDP, DEEPSPEED), or `num_processes: 1`.",
             severity=Severity.WARNING,
             evidence=(("num_processes", ranks),),

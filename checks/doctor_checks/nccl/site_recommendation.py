@@ -166,7 +166,9 @@ def _summary(chosen: str, name: str, recommended: Recommendation, value: str | N
     if len(whole) <= _LONGEST:
         return whole
     return (
-        f"{name} is not set; {chosen} {verb} it" if value is None else f"{name} has another value than {chosen} {verb}"
+        f"{name} is not set; {chosen} {verb} it"
+        if value is None
+        else f"{name} differs from the value that {chosen} {verb}"
     )
 
 

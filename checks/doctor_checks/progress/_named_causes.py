@@ -122,7 +122,7 @@ def _evaluation_apart(found: Diagnosis) -> NamedCause | None:
         "training",
         odd,
         "Evaluate on all ranks after the same step: the same interval (`val_check_interval`, `eval_steps`) and no "
-        "condition on the rank. To evaluate on rank 0 alone, call the module without its wrapper "
+        "condition on the rank. To evaluate only on rank 0, call the module without its wrapper "
         "(`model.module(x)`) and no collective.",
         {"stages": {str(rank): stage for rank, stage in list(stages.items())[:64]}},
     )
@@ -145,7 +145,7 @@ def _unfrozen(job: Job) -> NamedCause | None:
         "trained now: DDP never reduces gradients of parameters that were frozen then",
         None,
         "Wrap the model while all parameters that are ever trained require gradients, with "
-        "`find_unused_parameters=True`, and freeze them after that (or by a learning rate of 0); or wrap it anew after "
+        "`find_unused_parameters=True`, and freeze them after that (or by a learning rate of 0); or wrap again after "
         "unfreezing. Lightning: freeze in `on_fit_start`, which runs after the model was wrapped, and use "
         '`strategy="ddp_find_unused_parameters_true"`.',
         {"unfrozen": list(known[:16])},

@@ -196,7 +196,7 @@ def _need(cuda: str, gpus: GpuFacts, drivers: DriverFacts | None) -> _DriverRequ
 
 
 _BEFORE_COMPATIBILITY = ("8", "9", "10")
-"""Major releases of CUDA each of whose minor releases needs a driver of its own."""
+"""Major releases of CUDA of which each minor release needs a separate driver."""
 
 
 def _is_too_old(need: _DriverRequirement) -> bool:

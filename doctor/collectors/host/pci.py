@@ -57,7 +57,7 @@ def read_access_control(machine: Machine) -> tuple[bool | None, tuple[HiddenFiel
     if any(answers):
         return True, ()
     if None in answers:
-        reason = "the extended configuration space of PCIe switches is readable by root alone"
+        reason = "the extended configuration space of PCIe switches is readable only by root"
         return None, (HiddenField("pci_access_control", reason, "sudo lspci -vvv | grep ACSCtl"),)
     return False, ()
 

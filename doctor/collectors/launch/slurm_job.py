@@ -65,7 +65,7 @@ def ask_scontrol(environ: Environ, job_id: str, limit: float = LIMIT) -> Scontro
     """Run ``scontrol show job`` for at most ``limit`` seconds. As text: ``--json`` differs between releases."""
     unhide = f"scontrol show job {readable(job_id)}"
     if not _JOB_ID.fullmatch(job_id):
-        return ScontrolResult({}, "SLURM_JOB_ID is no number")
+        return ScontrolResult({}, "SLURM_JOB_ID is not a number")
     program = shutil.which("scontrol", path=environ.get("PATH", os.defpath))
     if program is None:
         return ScontrolResult(

@@ -66,7 +66,7 @@ def collect_master(machine: Machine) -> MasterFacts:
 def resolve(name: str, limit: float = LIMIT) -> tuple[tuple[str, ...], str | None, float]:
     """Return the addresses of ``name`` in the order of the resolver without repeats, or an error; and the seconds."""
     if not name.strip() or "\0" in name:
-        return (), "MASTER_ADDR is empty" if not name.strip() else "MASTER_ADDR is no name", 0.0
+        return (), "MASTER_ADDR is empty" if not name.strip() else "MASTER_ADDR is not a valid name", 0.0
     with contextlib.suppress(OSError, UnicodeError):
         # An address needs no name server, so no thread that a busy host may schedule after the limit.
         if numeric := _addresses_of(name, socket.AI_NUMERICHOST):

@@ -65,7 +65,7 @@ def _figures(section: Section) -> Figures | None:
             return {
                 "state": section.state,
                 "failure": f"{failure.kind}: {failure.message[:200]}" if failure else None,
-                "stands at": f"{section.stage} {section.point}" if has_stopped else None,
+                "stopped at": f"{section.stage} {section.point}" if has_stopped else None,
             }
         case LoaderFacts():
             return {

@@ -45,13 +45,13 @@ class TrustedOwners(NamedTuple):
         doubt = ""
         if _is_unmapped("uid", uid):
             doubt = (
-                f"this process runs as uid {uid}, which stands for every user that its user namespace does not map:"
-                " owners of files can't be told apart; run it as a mapped user"
+                f"this process runs as uid {uid}, which represents every user that its user namespace does not map, so"
+                " owners of files cannot be distinguished; run it as a mapped user"
             )
         elif group is not None and _is_unmapped("gid", group):
             doubt = (
-                f"gid {group} stands for every group that this user namespace does not map: members can't be told from"
-                " others; map the group into the container"
+                f"gid {group} represents every group that this user namespace does not map, so members cannot be"
+                " distinguished from others; map the group into the container"
             )
         return cls(uid, group, doubt)
 

@@ -147,7 +147,7 @@ def read_text(target: LintTarget) -> SourceText:
         with _opened(target.path) as stream:
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise UnreadableFile("it is no file")
+                raise UnreadableFile("it is not a regular file")
             if about.st_size > most:
                 raise UnreadableFile(f"it is larger than {most >> 20} MiB")
             content = stream.read(most)
@@ -159,4 +159,4 @@ def read_text(target: LintTarget) -> SourceText:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         return SourceText(content.decode(encoding), encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise UnreadableFile(f"its encoding can't be told: {error}") from None
+        raise UnreadableFile(f"its encoding is unknown: {error}") from None

@@ -139,7 +139,7 @@ class FileChecker:
             return
         if launch is None:
             verdict.kind, verdict.dull = "unknown", not target.is_named
-            verdict.skipped = "it is no launch file that is known"
+            verdict.skipped = "it is not a known kind of launch file"
             return
         verdict.kind, verdict.notes = "launch", getattr(launch, "notes", ())
         page = _LintedText(target.shown, text.text, comments_in(text.text, is_python=False))
@@ -162,7 +162,7 @@ class FileChecker:
                     modules=self._modules,
                     location=os.path.abspath(target.path),  # noqa: PTH100 - Path.absolute keeps ".."
                 ),
-                "it is no Python that can be parsed",
+                "it cannot be parsed as Python",
             )
 
         try:
@@ -210,7 +210,7 @@ def _parsed(parse: Callable[[], T], complaint: str) -> T:
     try:
         return parse()
     except SyntaxError as error:
-        why = f"it is no Python of this interpreter: line {error.lineno}: {error.msg}"
+        why = f"it is not valid Python for this interpreter: line {error.lineno}: {error.msg}"
         raise UnreadableFile(why) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise UnreadableFile(f"{complaint}: {error or type(error).__name__}") from None

@@ -62,7 +62,7 @@ def load_rules(plugin_files: Iterable[Path] = (), *, plugins: bool = True) -> Ru
     for path in plugin_files:
         found = [replace(rule, origin=str(path)) for rule in rules_in(import_file(path))]
         if taken := _taken(found, rules):
-            raise UnusableError(f"the plug-in {path} claims {', '.join(taken)}, which is taken")
+            raise UnusableError(f"the plugin {path} uses ids that are already taken: {', '.join(taken)}")
         rules += found
     return Rulebook(tuple(sorted(rules, key=_order)), tuple(broken))
 

@@ -62,7 +62,7 @@ def _releases(lightning: str | None) -> Releases:
     try:
         Version(lightning)
     except InvalidVersion:
-        raise UnusableError(f"{lightning} is no release of Lightning, such as 2.4.0") from None
+        raise UnusableError(f"{lightning} is not a release of Lightning, such as 2.4.0") from None
     return Releases({"lightning": lightning, "pytorch-lightning": lightning})
 
 

@@ -40,7 +40,7 @@ def read_manifest(path: str, text: str) -> Manifest | None:
     if not _CUES.search(text):
         return None
     if is_template(text):
-        raise UnreadableFile("it is a template, which somebody fills in first")
+        raise UnreadableFile("it is a template")
     trees = read_trees(text.replace("\t", " ") if path.lower().endswith(".json") else text)
     configs = tuple(config for tree in trees for config in configs_in(tree))
     workloads = tuple(one for tree in trees for one in workloads_in(tree))

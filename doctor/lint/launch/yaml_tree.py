@@ -113,7 +113,7 @@ def read_trees(text: str) -> list[YamlNode]:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark is not None else ""
-        raise UnreadableFile(f"it is no YAML{where}") from None
+        raise UnreadableFile(f"it is not valid YAML{where}") from None
 
 
 class _Builder:

@@ -87,7 +87,7 @@ def _is_retry(loop: ast.AST) -> bool:
 def flow_of(script: Script, collective: CollectiveCall, condition: RankCondition) -> tuple[FlowStep, ...]:
     """The steps to a collective that some ranks do not make: the condition, the call, and the calls down to the
     collective."""
-    some = f"only ranks for which `{condition.test}` go on to line {collective.call.lineno}"
+    some = f"only ranks for which `{condition.test}` continue to line {collective.call.lineno}"
     if condition.test.startswith("@"):
         some = f"only one rank runs the function with line {collective.call.lineno}"
     calls = [step_at(script, collective.call), *collective.steps]

@@ -38,10 +38,10 @@ def _code_cells(text: str) -> Iterator[tuple[int, list[str]]]:
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError):
-        raise UnreadableFile("it is no JSON") from None
+        raise UnreadableFile("it is not valid JSON") from None
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
-        raise UnreadableFile("it is no notebook of format 4")
+        raise UnreadableFile("it is not a notebook of format 4")
     if _language(document) not in ("python", ""):
         raise UnreadableFile(f"its language is {_language(document)}")
     for number, cell in enumerate(cells, 1):

@@ -40,7 +40,7 @@ def read_dumps(paths: Iterable[Path], jobs: int = 2) -> tuple[list[RecorderDump]
         if isinstance(outcome, str):
             failed.append((path, outcome))
         elif rank is None:
-            failed.append((path, "its name does not tell the rank"))
+            failed.append((path, "its name does not contain the rank"))
         else:
             loaded[path] = outcome
             by_rank.setdefault(rank, []).append(path)
@@ -69,7 +69,7 @@ def _chosen(
         own = [path for path in paths if run is None or shown_path(path).parent == run]
         if run is not None:
             skipped += [
-                (path, f"it is of another run than the dumps in {run.name}") for path in paths if path not in own
+                (path, f"it is from a different run than the dumps in {run.name}") for path in paths if path not in own
             ]
         if not own:
             continue

@@ -59,7 +59,7 @@ def load_values(data: bytes) -> LoadedDump:
     loaded = _load_json(data) if _is_json(data) else _load_pickle(data)
     values = {"entries": loaded.values} if isinstance(loaded.values, list) else loaded.values
     if not isinstance(values, dict) or not _KEYS.intersection(key for key in values if isinstance(key, str)):
-        raise UnusableError("it is no dump of torch's flight recorder: it has neither entries nor groups")
+        raise UnusableError("it is not a dump of the flight recorder: it has neither entries nor groups")
     return LoadedDump(values, loaded.breaks_off)
 
 
@@ -73,7 +73,7 @@ def _load_json(data: bytes) -> LoadedDump:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         if "truncated" in str(error):
             raise UnusableError(f"the JSON breaks off after {len(data)} bytes") from None
-        raise UnusableError(f"it is no JSON: {error}") from None
+        raise UnusableError(f"it is not valid JSON: {error}") from None
 
 
 def _load_pickle(data: bytes) -> LoadedDump:
@@ -87,7 +87,7 @@ def _load_pickle(data: bytes) -> LoadedDump:
     except (EOFError, *_GARBLED) as error:
         # The unpickler raises the same types for other errors; only the text names the end of the file.
         if not (isinstance(error, EOFError) or "truncated" in str(error) or "exhausted" in str(error)):
-            raise UnusableError(f"it is no pickle: {printable(str(error))}") from None
+            raise UnusableError(f"it is not a pickle: {printable(str(error))}") from None
         if (rest := _salvaged(data)) is not None:
             return LoadedDump(rest, len(data))
         raise UnusableError(f"the pickle breaks off after {len(data)} bytes") from None

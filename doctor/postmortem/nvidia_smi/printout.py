@@ -136,7 +136,7 @@ def _notes(shown: set[str], gpus: Sequence[Gpu], name: str) -> Iterable[HiddenFi
         if field not in shown:
             yield HiddenField(f"gpus.{field}", f"the output of nvidia-smi{where} does not show it", command)
         elif field == "processes" and any(gpu.processes is None and not gpu.lost for gpu in gpus):
-            reason = f"memory is in use{where}, and nobody is listed: a container hides them"
+            reason = f"memory is in use{where}, but no process is listed: a container hides them"
             yield HiddenField("gpus.processes", reason, command)
 
 

@@ -112,7 +112,7 @@ class Unpacked:
                 if not data:
                     continue
                 if not data.startswith(_GZIP[:1]):
-                    self.cut = "bytes that are no gzip follow its archive"
+                    self.cut = "bytes that are not gzip data follow its archive"
                     return
                 member = zlib.decompressobj(wbits=31)
             else:

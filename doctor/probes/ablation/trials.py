@@ -84,7 +84,7 @@ class RecordTrials(msgspec.Struct, frozen=True, tag="tell"):
 
 RECORD_SECONDS = 5.0
 
-OFFLOADS = "offloads of the interface, which root alone may change (`ethtool -K <interface> tso off gso off gro off`)"
+OFFLOADS = "offloads of the interface, which only root may change (`ethtool -K INTERFACE tso off gso off gro off`)"
 
 
 def not_tried(subject: Subject, reason: str, peer: str | None = None) -> Trial:

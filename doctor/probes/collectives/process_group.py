@@ -199,7 +199,7 @@ def _device(order: JoinGroup) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = 0 if count == 1 else order.local_rank
     if index is None or index >= count:
-        raise WorkRefused(f"local rank {order.local_rank} has no CUDA device of its own: torch sees {count} here")
+        raise WorkRefused(f"local rank {order.local_rank} has no CUDA device: torch sees {count} here")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

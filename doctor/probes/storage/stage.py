@@ -113,7 +113,7 @@ class StorageStage(Stage):
             for reader, writer, _ in missed if len(missed) <= MOST_MISSED and len(ring) > 2 else ():
                 after, before = (ring[(ring.index(writer) + 1) % len(ring)], ring[ring.index(reader) - 1])
                 pairs += [(after, writer, path), (reader, before, path)]
-        return self._to_read(processes, pairs, "what was not seen, and what its neighbours wrote")
+        return self._to_read(processes, pairs, "what was not seen, and what its neighbors wrote")
 
     def _shared_paths(self) -> dict[str, None]:
         places = (place for places in self._places.values() for place in places)

@@ -92,7 +92,7 @@ def _bar(row: MemoryRow, columns: float) -> Text:
 
 
 def _table(table: EstimateTable, *, narrow: bool) -> RenderableType:
-    """Return the table; in a narrow terminal, the numbers of a row stand below its first cell."""
+    """Return the table; in a narrow terminal, the numbers of a row are below its first cell."""
     if narrow:
         return Group(Text(f"{table.head[0]}:", style="dim"), *_stacked(table))
     grid = Table.grid(padding=(0, 2))

@@ -68,8 +68,8 @@ def _is_lightnings(script: Script, call: ast.Call) -> bool:
 
 
 def _is_by_step(script: Script, call: ast.Call) -> bool:
-    """A number for the progress bar of rank 0: by step alone, which reduces nothing, where nothing is monitored. In
-    validation, Lightning logs by epoch too unless it is told not to."""
+    """A number for the progress bar of rank 0, logged only per step, which reduces nothing, and not monitored. In
+    validation, Lightning logs by epoch too unless this is disabled."""
     function = script.function_of(call)
     if function is None or "train" not in function.name:
         return False
@@ -117,7 +117,7 @@ class Net(pl.LightningModule):
 _CALLBACK = """\
 import pytorch_lightning as pl
 
-class Tell(pl.Callback):
+class Report(pl.Callback):
     def on_validation_epoch_end(self, trainer, pl_module):
         score = pl_module.score()
         if trainer.is_global_zero and score is not None:

@@ -105,8 +105,8 @@ def main(args, tokenizer):
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulate)
     raw = load_dataset(args.dataset_name)
     with accelerator.main_process_first():
-        tokenised = raw.map(lambda rows: tokenizer(rows["text"]), batched=True)  # !
-    return tokenised
+        tokenized = raw.map(lambda rows: tokenizer(rows["text"]), batched=True)  # !
+    return tokenized
 """
 _DOWNLOAD = """\
 from datetime import timedelta
@@ -127,7 +127,7 @@ def main(path, tokenizer):
     training_args = TrainingArguments(output_dir="out", per_device_train_batch_size=4)
     data = load_dataset("json", data_files=path)
     other = load_dataset(path)
-    with training_args.main_process_first(desc="tokenise"):
+    with training_args.main_process_first(desc="tokenize"):
         data = other.map(tokenizer, num_proc=8)  # !
 """
 _PREPARED = """\
@@ -145,7 +145,7 @@ from datasets import load_dataset
 accelerator = Accelerator()
 data = load_dataset("glue", "mrpc")
 with accelerator.main_process_first():
-    data = data.map(tokenise, batched=True)
+    data = data.map(tokenize, batched=True)
 """
 _NOBODY = """\
 from huggingface_hub import snapshot_download

@@ -156,7 +156,7 @@ def _swallowed(script: Script, tried: ast.Try, calls: dict[ast.Call, str]) -> It
             caught = (
                 f"`{'except ' + script.text_of(handler.type) if handler.type else 'except'}` (line {handler.lineno})"
             )
-            found = _hit(script, handler, caught, "goes on with the next step", missed[0], "error")
+            found = _hit(script, handler, caught, "continues with the next step", missed[0], "error")
             # Memory runs out on one rank; another error may be one that all ranks have, which separates none
             is_local = _MEMORY_WORDS.search(ast.unparse(handler)) is not None
             yield found if is_local else replace(found, severity=Severity.WARNING)

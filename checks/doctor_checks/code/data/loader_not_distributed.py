@@ -212,7 +212,7 @@ def _has_unused_sampler(script: Script, loader: ast.Call) -> bool:
 
 
 def _is_random(script: Script, sampler: ast.expr) -> bool:
-    """Whether it can only be torch's RandomSampler over a whole data set, with the order of this rank."""
+    """Whether it can only be torch's RandomSampler over a whole dataset, with the order of this rank."""
     made = [one for one in script.values_of(sampler) if not (isinstance(one, ast.Constant) and one.value is None)]
     return bool(made) and all(
         isinstance(one, ast.Call)

@@ -126,7 +126,7 @@ def _endless(script: Script) -> Iterator[Loop]:
 
 
 def _by_iterators(script: Script, trained: list[Loop]) -> Iterator[Loop]:
-    """Loops over steps that take ``next(batches)`` of ``batches = iter(loader)``, which each epoch makes anew."""
+    """Loops over steps that take ``next(batches)`` of ``batches = iter(loader)``, which each epoch creates again."""
     for loop in trained:
         taken = (one for one in script.inside(loop.node, ast.Call) if last_name(one) == "next" and one.args)
         for value in (value for one in taken for value in script.values_of(one.args[0])):

@@ -223,7 +223,7 @@ _AROUND = """\
 import torch
 from torch.utils.data import IterableDataset
 
-class Tokenised(IterableDataset):
+class Tokenized(IterableDataset):
     def __init__(self, source, tokenizer):
         self.source, self.tokenizer = source, tokenizer
 
@@ -231,7 +231,7 @@ class Tokenised(IterableDataset):
         for text in self.source:
             yield self.tokenizer(text)
 
-loader = DataLoader(Tokenised(build(), tokenizer), num_workers=4)
+loader = DataLoader(Tokenized(build(), tokenizer), num_workers=4)
 """
 _HUB = """\
 import torch

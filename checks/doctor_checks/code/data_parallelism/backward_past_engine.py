@@ -110,7 +110,7 @@ def is_engine(script: Script, node: ast.expr) -> bool:
 
 
 def _is_first(script: Script, node: ast.AST) -> bool:
-    """A name that is assigned the first part of the call alone."""
+    """A name that is assigned only the first part of the call."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return False
     values = [one for one in script.values_of(node) if not (isinstance(one, ast.Constant) and one.value is None)]

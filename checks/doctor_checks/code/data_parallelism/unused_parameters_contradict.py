@@ -16,7 +16,7 @@ _STRATEGIES = ("lightning.pytorch.strategies.DDPStrategy", "lightning.fabric.str
 _FINDS = "_find_unused_parameters_true"
 _PLAIN = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
 _NOT_REENTRANT_SINCE = "5.0"
-"""Transformers: ``gradient_checkpointing_enable`` was reentrant before, unless told otherwise."""
+"""Transformers: ``gradient_checkpointing_enable`` was reentrant before, unless set otherwise."""
 
 
 @rule(

@@ -84,7 +84,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
 
 
 def _spreads_one_model(script: Script) -> bool:
-    """Whether the file uses other GPUs too: layers of one model, a server beside the training."""
+    """Whether the file uses other GPUs too: layers of one model, a server next to the training."""
     numbers = {
         match[1]
         for one in script.all(ast.Constant)

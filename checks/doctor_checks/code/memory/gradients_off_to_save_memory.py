@@ -290,7 +290,7 @@ for state in loader:
     loss.backward()
 """
 _TRAINS_NOTHING = """\
-class Neighbours(L.LightningModule):
+class Neighbors(L.LightningModule):
     @torch.no_grad()
     def training_step(self, batch, batch_idx):
         self.features.append(self.model(batch))

@@ -321,7 +321,7 @@ def _is_own(script: Script, where: ast.expr, function: FunctionNode | None) -> b
 
 
 def _is_of_sample(script: Script, where: ast.expr, depth: int = 2) -> bool:
-    """Whether the name is made of what a loader gives, also through callers: each rank has samples of its own."""
+    """Whether the name is made of what a loader gives, also through callers: each rank has its own samples."""
     for node in computed_from(script, where):
         scope = script.scope_of(node, node.id) if isinstance(node, ast.Name) else None
         bound = scope.names[node.id] if scope is not None and isinstance(node, ast.Name) else ()

@@ -82,23 +82,23 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
     from_logs=(_of_libfabric, _warnings_of_libfabric),
     cases=lambda: (
         Passes("NCCL's own networks", healthy(hosts=2, per_host=2, rdma=2)),
-        Passes("a plug-in that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),
-        Passes("no plug-in is wanted", healthy(2, 2).environ(NCCL_NET_PLUGIN="none", NCCL_TUNER_PLUGIN="none")),
+        Passes("a plugin that fits", healthy(2, 2).alter(NcclFacts, plugins=_GOOD).environ(NCCL_NET="AWS Libfabric")),
+        Passes("no plugin is wanted", healthy(2, 2).environ(NCCL_NET_PLUGIN="none", NCCL_TUNER_PLUGIN="none")),
         Passes("RDMA is asked for and there", healthy(2, 2, rdma=2).environ(NCCL_NET="IB")),
-        Passes("EFA with its plug-in", healthy(2, 2).put(_EFA).alter(NcclFacts, plugins=_GOOD)),
+        Passes("EFA with its plugin", healthy(2, 2).put(_EFA).alter(NcclFacts, plugins=_GOOD)),
         Fails(
-            "a plug-in on one of two hosts",
+            "a plugin on one of two hosts",
             healthy(2, 1).alter(NcclFacts, ranks=(1,), plugins=_GOOD),
             ranks=(0,),
         ),
-        Fails("the plug-in's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
+        Fails("the plugin's library is missing", healthy(2, 1).alter(NcclFacts, plugins=_GONE), ranks=(0, 1)),
         Fails(
-            "a network of a plug-in that is not installed",
+            "a network of a plugin that is not installed",
             healthy(2, 1).environ(ranks=(1,), NCCL_NET="AWS Libfabric"),
             ranks=(1,),
         ),
         Fails("RDMA is asked for and not there", healthy(2, 1).environ(NCCL_NET="IB"), ranks=(0, 1)),
-        Fails("a stale plug-in is found first", healthy(2, 1).alter(NcclFacts, plugins=_STALE), ranks=(0, 1)),
+        Fails("a stale plugin is found first", healthy(2, 1).alter(NcclFacts, plugins=_STALE), ranks=(0, 1)),
         Fails(
             "the tuner is missing",
             healthy(2, 1).alter(NcclFacts, ranks=(0,), plugins=_TUNER),
@@ -111,10 +111,10 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             ranks=(0, 1, 2, 3),
         ),
         Passes("the same on one host", healthy(1, 2).put(_SHUT_EFA).alter(NcclFacts, plugins=_GOOD)),
-        Fails("EFA without its plug-in", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
-        Fails("EFA without its plug-in on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
+        Fails("EFA without its plugin", healthy(2, 2).put(_EFA), ranks=(0, 1, 2, 3)),
+        Fails("EFA without its plugin on one host", healthy(1, 2).put(_EFA), ranks=(0, 1), severity=Severity.INFO),
         Passes(
-            "no external plug-in: NCCL has its own",
+            "no external plugin: NCCL has its own",
             logged(
                 "node1:41:77 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No "
                 "such file or directory No plugin found (libnccl-net.so), using internal implementation",
@@ -122,7 +122,7 @@ def _of_libfabric(job: Job) -> Iterator[Finding]:
             ),
         ),
         Passes(
-            "the plug-in of EFA on one host without EFA",
+            "the plugin of EFA on one host without EFA",
             logged(
                 "node1:41:77 [0] NCCL INFO NET/OFI No eligible providers were found",
                 "node1:41:77 [0] NCCL INFO Using network Socket",
@@ -149,7 +149,7 @@ def network_plugin_unfit(job: Job) -> Iterator[Verdict]:
 
 
 def _on_some_ranks(job: Job) -> Iterator[Finding]:
-    """Whether a plug-in would carry data on some ranks, and NCCL's own network on the others."""
+    """Whether a plugin would carry data on some ranks, and NCCL's own network on the others."""
     present: list[int] = []
     absent: list[int] = []
     paths = set()
@@ -160,7 +160,7 @@ def _on_some_ranks(job: Job) -> Iterator[Finding]:
             paths |= {plugin.path} if plugin and plugin.path else set()
     if present and absent and job.is_multi_host:
         yield Finding(
-            f"A network plug-in is found on {len(present)} of {len(present) + len(absent)} ranks only",
+            f"A network plugin is found on {len(present)} of {len(present) + len(absent)} ranks only",
             ranks=tuple(sorted(present if len(present) < len(absent) else absent)),
             evidence={"with": sorted(present)[:64], "without": sorted(absent)[:64], "paths": sorted(paths)},
             effect="Ranks that choose different networks can't connect: the job hangs or fails when NCCL starts.",

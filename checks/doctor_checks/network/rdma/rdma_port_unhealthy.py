@@ -91,7 +91,7 @@ _STATUS = {
     "11": "the peer could not complete the request",
     "13": "the peer did not post a receive buffer in time",
 }
-"""ibv_wc_status (libibverbs/verbs.h) of transfers with an error of their own."""
+"""ibv_wc_status (libibverbs/verbs.h) of transfers that failed themselves."""
 
 _HARMLESS = ("client reregist", "GID table changed", "SM change", "LID change", "P_Key", "pkey change", "port active")
 """Port events caused by normal work of the subnet manager."""

@@ -61,7 +61,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
 
 
 def _passing(job: Job) -> Iterator[Finding]:
-    """Values that logs show as NaN in their last step or after it; the run may have gone on with them.
+    """Values that logs show as NaN in their last step or after it; the run may have continued with them.
 
     A training loss that is NaN when the run ends has spoilt the parameters: nothing came after it."""
     marks = job.evidence.marks if job.evidence else ()

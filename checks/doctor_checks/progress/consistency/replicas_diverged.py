@@ -216,7 +216,7 @@ def _unwrapped(job: Job) -> tuple[Rank, ...]:
 
 
 def _of_unwrapped(job: Job) -> Finding | None:
-    """Models that began apart and were never equal; those that ranks average now and then begin equal."""
+    """Models that started different and were never equal; models that ranks average occasionally start equal."""
     ranks = _unwrapped(job)
     compared = [*_splits(ranks, "step")]
     began = {rank.number: model.initial for rank in ranks if (model := rank.find(ModelFacts)) and model.initial}

@@ -178,7 +178,7 @@ def _of_watchdogs(job: Job) -> Iterator[Finding]:
 
 
 def _of_tracebacks(job: Job) -> Iterator[Finding]:
-    """Ranks that timed out at another line than most: no rank is missing, they wait in different collectives.
+    """Ranks that timed out at a different line than most: no rank is missing, they wait in different collectives.
 
     A rank that was late lost its peers, and did not time out itself.
     """

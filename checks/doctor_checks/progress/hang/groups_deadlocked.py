@@ -1,4 +1,4 @@
-"""RUN015: ranks wait for one another in different groups, or a send has no receive."""
+"""RUN015: ranks wait for each other in different groups, or a send has no receive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
         ),
         Fails("two groups in different order, and others that wait for both", _crossed(4), ranks=(0, 1)),
         Fails(
-            "two ranks that send to one another and never receive",
+            "two ranks that send to each other and never receive",
             _transfers(
                 _transfers(stalled(1, 3), 0, _transfer("send", 0, 1, user_frame(30))),
                 1,
@@ -90,7 +90,7 @@ def _transfers(sketch: JobBuilder, rank: int, *calls: Collective) -> JobBuilder:
     ),
 )
 def groups_deadlocked(job: Job) -> Iterator[Verdict]:
-    """Ask whether ranks wait for one another in a cycle.
+    """Ask whether ranks wait for each other in a cycle.
 
     Why it hurts: each rank waits in one call for a rank that waits in another: deadlock until the timeout.
     Fix: call collectives of the groups in the same order on all ranks, and match every send with a receive.
@@ -118,7 +118,7 @@ def _claim(found: Diagnosis, transfers: bool, most: int = 4) -> str:
     )
     more = f" and {len(known) - most} more" if len(known) > most else ""
     if len(found.ranks) > 1:
-        return f"{ranks_in_words(found.ranks)} wait for one another: {places}{more}"
+        return f"{ranks_in_words(found.ranks)} wait for each other: {places}{more}"
     return f"{places or ranks_in_words(found.ranks)} has no counterpart" if transfers else f"only {places}"
 
 

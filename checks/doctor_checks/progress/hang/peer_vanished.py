@@ -158,4 +158,4 @@ _REASONS = (
     "pl.child",
     "pl.sigterm",
 )
-"""Messages that show why a launcher ends its processes, beside those of :func:`first_trouble`."""
+"""Messages that show why a launcher ends its processes, in addition to those of :func:`first_trouble`."""

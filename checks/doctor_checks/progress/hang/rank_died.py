@@ -141,7 +141,7 @@ _CRASHES = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 1
 
 
 def _crashes(evidence: LogEvidence) -> frozenset[int]:
-    """Signals that tell of a fault of the process: watchdogs abort theirs after a timeout or the loss of a peer."""
+    """Signals that indicate a fault of the process: watchdogs abort theirs after a timeout or the loss of a peer."""
     is_aborted = bool(evidence.of(*TIMED_OUT, *LOST_PEERS))
     return frozenset(_CRASHES) - ({signal.SIGABRT} if is_aborted else set())
 

@@ -94,7 +94,7 @@ _LAUNCHER = "torch.distributed.elastic"
 _EXITS = ("elastic.failed", "elastic.entry", "elastic.child_line")
 """torchrun's reports of the exit of a process."""
 _TAKEDOWN = ("elastic.no_error_file", "elastic.closing", "elastic.force", "elastic.sigkill_left")
-"""What torchrun prints beside its report, and while it ends the other processes (errors and api.py of
+"""What torchrun prints in addition to its report, and while it ends the other processes (errors and api.py of
 torch/distributed/elastic/multiprocessing)."""
 
 

@@ -22,9 +22,9 @@ WAITS_ON_GPU = ("other", "backward", "optimizer", "forward", "data")
 """The same if the host only launches kernels: it waits when a value is read back, or when the queue is full."""
 
 NEAR = 0.5
-"""The fraction of a rank's excess time that its peers must be seen to wait. Ranks that wait for one another wait for
+"""The fraction of a rank's excess time that its peers must be seen to wait. Ranks that wait for each other wait for
 all of it: 1.00 to 1.01 in monitored loops of two ranks on a busy host, with and without accumulation. Medians of
-varying parts do not add up, hence one half."""
+varying parts do not add up, so the fraction is one half."""
 
 
 def _windows(
@@ -143,7 +143,7 @@ def _swinging() -> StepFacts:
             _job(_windows(), {2: _windows(data=0.1, backward=0.16), 3: _windows(data=0.11, backward=0.15)}),
             ranks=(2, 3),
         ),
-        Passes("ranks that do not wait for one another", _job(_windows(), {1: _windows(forward=0.3)})),
+        Passes("ranks that do not wait for each other", _job(_windows(), {1: _windows(forward=0.3)})),
         Passes(
             "a rank that takes two batches a step, the other three",
             _job(
@@ -240,7 +240,7 @@ class _Lag(NamedTuple):
     longer: float
 
     def is_waited_for(self, limit: float) -> bool:
-        """If the mean step is longer, the steps are independent: ranks that wait for one another have equal mean
+        """If the mean step is longer, the steps are independent: ranks that wait for each other have equal mean
         steps."""
         return self.longer < limit and self.waited_in_all >= NEAR * self.excess
 
@@ -353,7 +353,7 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
 
 
 _LEAST_LOST, _LEAST_TIMES = 2.0, 3
-"""Seconds that rare pauses or long steps of a rank cost in all, and their least number: one alone is no habit."""
+"""Seconds that rare pauses or long steps of a rank must cost in total, and their minimum number, above one."""
 _LEAST_DELAYED, _LEAST_THROTTLED = 0.05, 0.1
 """Least share of the time for which a rank did not run, and for which its quota stopped it."""
 

@@ -3,7 +3,7 @@
 Sources: https://github.com/huggingface/accelerate/blob/main/src/accelerate/commands/launch.py,
 https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/launch.py and
 https://huggingface.co/docs/accelerate/usage_guides/deepspeed. That ``distributed_type: NO`` starts one process is
-ENV003's to say.
+reported by ENV003.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def contradictions(root: YamlNode) -> Iterator[Contradiction]:
 
 
 def _sections(root: YamlNode, kind: str) -> Iterator[Contradiction]:
-    """commands/launch.py takes the kind of training from distributed_type alone. A job of one process needs none."""
+    """commands/launch.py reads only distributed_type for the kind of training. A job of one process needs none."""
     if kind == "NO" and root.word("num_processes") == "1":
         return
     for name, owner in _SECTIONS.items():
@@ -60,8 +60,8 @@ def _sections(root: YamlNode, kind: str) -> Iterator[Contradiction]:
         if any(value.pairs or value.items or section.word(key.text or "") for key, value in section.pairs or ()):
             yield Contradiction(
                 place,
-                f"{name} is filled in and distributed_type is {kind}: the section is passed over",
-                f"`distributed_type: {owner}`, or `{name}: {{}}`.",
+                f"{name} is ignored, because distributed_type is {kind}",
+                f"Set `distributed_type: {owner}`, or `{name}: {{}}`.",
                 is_refused=False,
                 confidence=_UNLESS_ASKED,
             )
@@ -73,18 +73,18 @@ def _beside_file(root: YamlNode) -> Iterator[Contradiction]:
     if file is None or section is None or root.word("deepspeed_config", "deepspeed_config_file") is None:
         return
     names = [name for name in _NOT_BESIDE_A_FILE if section.get(name) is not None]
-    beside = names + (["mixed_precision"] if root.word("mixed_precision") is not None else [])
-    if beside:
+    named = names + (["mixed_precision"] if root.word("mixed_precision") is not None else [])
+    if named:
         yield Contradiction(
             file,
-            f"deepspeed_config_file beside {', '.join(beside)}, which Accelerate refuses",
-            f"Say it in {file.text}, and leave it out here.",
+            f"Accelerate rejects {', '.join(named)} together with deepspeed_config_file",
+            f"Set {', '.join(named)} only in {file.text}.",
             confidence=1.0 if names else _UNLESS_ASKED,
         )
 
 
 def _offload(root: YamlNode) -> Iterator[Contradiction]:
-    """`Only applicable with ZeRO Stage 3`; the stage is 2 where nothing is said (DeepSpeedPlugin)."""
+    """`Only applicable with ZeRO Stage 3`; the default stage is 2 (DeepSpeedPlugin)."""
     section = root.get("deepspeed_config")
     place = section.get("offload_param_device") if section is not None else None
     if section is None or place is None or section.word("deepspeed_config_file") is not None:
@@ -93,8 +93,8 @@ def _offload(root: YamlNode) -> Iterator[Contradiction]:
     if stage is not None and stage < 3 and place.text in OFFLOADED:
         yield Contradiction(
             place,
-            f"offload_param_device {place.text} with zero_stage {stage}: parameters stay on the GPU",
-            "`zero_stage: 3`, or `offload_param_device: none`.",
+            f"offload_param_device {place.text} has no effect with zero_stage {stage}: parameters stay on the GPU",
+            "Set `zero_stage: 3`, or `offload_param_device: none`.",
             is_refused=False,
         )
 
@@ -108,8 +108,8 @@ def _loading(root: YamlNode) -> Iterator[Contradiction]:
     if loading is not None and states is not None and _is(loading, "true") and _is(states, "false"):
         yield Contradiction(
             later(loading, states),
-            "fsdp_cpu_ram_efficient_loading without fsdp_sync_module_states, which Accelerate refuses",
-            "`fsdp_sync_module_states: true`: rank 0 alone holds the weights, and sends them.",
+            "Accelerate rejects fsdp_cpu_ram_efficient_loading without fsdp_sync_module_states",
+            "Set `fsdp_sync_module_states: true`, because only rank 0 loads the weights and broadcasts them.",
         )
 
 
@@ -119,15 +119,15 @@ def _is(node: YamlNode, word: str) -> bool:
 
 
 def _one_gpu(root: YamlNode) -> Iterator[Contradiction]:
-    """`Less than two GPU ids were configured and tried to run on multiple GPUs`; that there are fewer than processes is
-    GPU002's to say."""
+    """`Less than two GPU ids were configured and tried to run on multiple GPUs`; GPU002 reports fewer ids than
+    processes."""
     place, listed = root.get("gpu_ids"), root.word("gpu_ids")
     if place is None or listed is None or not listed.isdigit() or (root.number("num_processes") or 1) > 1:
         return
     if (root.number("num_machines") or 1) == 1:
         yield Contradiction(
             place,
-            f"gpu_ids {listed} with distributed_type MULTI_GPU, which Accelerate refuses",
-            "`gpu_ids: all`, or `distributed_type: 'NO'` for one GPU.",
+            f"Accelerate rejects distributed_type MULTI_GPU with a single GPU (gpu_ids {listed})",
+            "Set `gpu_ids: all`, or `distributed_type: 'NO'` for one GPU.",
             confidence=_UNLESS_ASKED,
         )

@@ -3,7 +3,7 @@
 Sources: https://www.deepspeed.ai/docs/config-json/,
 https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/config.py and
 https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/zero/config.py. A framework fills ``"auto"`` in.
-Keys that stage 3 alone reads (``stage3_…``) are no contradiction: one file serves for several stages.
+Keys that only stage 3 reads (``stage3_…``) are not a contradiction: one file serves several stages.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _precisions(root: YamlNode) -> Iterator[Contradiction]:
     if half is not None and brain is not None and root.flag("fp16", "enabled") and root.flag(name, "enabled"):
         yield Contradiction(
             later(half, brain),
-            f"fp16 and {name} are both enabled, which DeepSpeed refuses",
-            f'`"fp16": {{"enabled": false}}` on GPUs with bfloat16 (Ampere and later), else the same for {name}.',
+            f"DeepSpeed rejects fp16 and {name} together: both are enabled",
+            f'Set `"fp16": {{"enabled": false}}` on GPUs with bfloat16 (Ampere and later), else disable {name}.',
         )
 
 
 def _batch(root: YamlNode) -> Iterator[Contradiction]:
-    """train_batch_size = micro batch x accumulation x ranks; with a micro batch in numbers it is ENV003's to say."""
+    """train_batch_size = micro batch x accumulation x ranks; with a numeric micro batch, ENV003 reports it."""
     total, steps = root.number("train_batch_size"), root.number("gradient_accumulation_steps")
     place = root.get("train_batch_size")
     if root.number("train_micro_batch_size_per_gpu") is not None or root.flag("elasticity", "enabled"):
@@ -44,8 +44,8 @@ def _batch(root: YamlNode) -> Iterator[Contradiction]:
     if total and steps and place is not None and total % steps:
         yield Contradiction(
             place,
-            f"train_batch_size {total} is no multiple of gradient_accumulation_steps {steps}: no micro batch fits",
-            f"A multiple of {steps}: micro batch x accumulation x ranks.",
+            f"train_batch_size {total} is not a multiple of gradient_accumulation_steps {steps}",
+            f"Set train_batch_size to a multiple of {steps}: micro batch x accumulation x ranks.",
         )
 
 
@@ -57,15 +57,15 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
     if parameters is not None and stage < 3:
         yield Contradiction(
             parameters,
-            f"offload_param with ZeRO stage {stage}: parameters stay on the GPU",
-            '`"stage": 3`, or leave offload_param out.',
+            f"offload_param has no effect with ZeRO stage {stage}: parameters stay on the GPU",
+            'Set `"stage": 3`, or remove offload_param.',
             is_refused=False,
         )
     if states is not None and stage == 0:
         yield Contradiction(
             states,
-            "offload_optimizer with ZeRO stage 0: its states stay on the GPU",
-            '`"stage": 2`, or leave offload_optimizer out.',
+            "offload_optimizer has no effect with ZeRO stage 0: optimizer states stay on the GPU",
+            'Set `"stage": 2`, or remove offload_optimizer.',
             is_refused=False,
         )
     ratio = root.get("zero_optimization", "offload_optimizer", "ratio")
@@ -73,8 +73,8 @@ def _offloads(root: YamlNode, stage: int) -> Iterator[Contradiction]:
     if ratio is not None and part is not None and stage < 3 and 0 <= part < 1:
         yield Contradiction(
             ratio,
-            f"offload_optimizer.ratio {part:g} with ZeRO stage {stage}, which DeepSpeed refuses",
-            '`"stage": 3`, or leave ratio out.',
+            f"DeepSpeed rejects offload_optimizer.ratio {part:g} with ZeRO stage {stage}",
+            'Set `"stage": 3`, or remove ratio.',
         )
 
 

@@ -48,12 +48,12 @@ class _Refusal(NamedTuple):
     first: tuple[str, Test]
     second: tuple[str, Test]
     why: str
-    fix: str = "Leave one of them out."
+    fix: str = "Remove one of them."
 
 
 def _not_under_zero3(key: str, test: Test, why: str, fix: str) -> _Refusal:
     return _Refusal(
-        (key, test), ("deepspeed", _zero3), why, f"{fix}; or `deepspeed: examples/deepspeed/ds_z2_config.json`."
+        (key, test), ("deepspeed", _zero3), why, f"{fix}, or use `deepspeed: examples/deepspeed/ds_z2_config.json`."
     )
 
 
@@ -61,43 +61,43 @@ _REFUSALS = (
     _Refusal(
         ("fp16", _on),
         ("bf16", _on),
-        "transformers takes one of them",
-        "`bf16: true` alone where the GPUs have it (Ampere and later), else `fp16: true` alone.",
+        "transformers accepts only one of them",
+        "Keep only `bf16: true` if the GPUs support it (Ampere and later), else only `fp16: true`.",
     ),
-    _Refusal(("fp16_full_eval", _on), ("bf16_full_eval", _on), "transformers takes one of them"),
-    _Refusal(("deepspeed", _given), ("fsdp", _given), "transformers takes one of them"),
+    _Refusal(("fp16_full_eval", _on), ("bf16_full_eval", _on), "transformers accepts only one of them"),
+    _Refusal(("deepspeed", _given), ("fsdp", _given), "transformers accepts only one of them"),
     _Refusal(
         ("quantization_bit", _given),
         ("finetuning_type", _is("full", "freeze")),
-        "a quantised model is trained by LoRA or OFT alone",
-        "`finetuning_type: lora`, or leave quantization_bit out.",
+        "a quantized model can only be trained with LoRA or OFT",
+        "Set `finetuning_type: lora`, or remove quantization_bit.",
     ),
-    _Refusal(("quantization_bit", _given), ("fp8", _on), "a quantised model is not trained in FP8"),
-    _not_under_zero3("pure_bf16", _on, "ZeRO-3 does not take pure_bf16", "`bf16: true` in place of pure_bf16"),
+    _Refusal(("quantization_bit", _given), ("fp8", _on), "a quantized model cannot be trained in FP8"),
+    _not_under_zero3("pure_bf16", _on, "ZeRO-3 does not support pure_bf16", "Set `bf16: true` instead of pure_bf16"),
     _not_under_zero3(
         "predict_with_generate",
         _on,
-        "predictions are not generated under ZeRO-3",
-        "Predict in a run of its own without DeepSpeed",
+        "ZeRO-3 does not support generation",
+        "Predict in a separate run without DeepSpeed",
     ),
-    _not_under_zero3("use_unsloth", _on, "Unsloth does not work with ZeRO-3", "Leave use_unsloth out"),
+    _not_under_zero3("use_unsloth", _on, "Unsloth does not work with ZeRO-3", "Remove use_unsloth"),
     _not_under_zero3(
-        "pissa_init", _on, "PiSSA is not initialised under ZeRO-3", "scripts/pissa_init.py before the training"
+        "pissa_init", _on, "PiSSA cannot be initialized under ZeRO-3", "Run scripts/pissa_init.py before the training"
     ),
     _Refusal(("use_galore", _on), ("deepspeed", _given), "GaLore does not work with DeepSpeed"),
     _Refusal(("use_apollo", _on), ("deepspeed", _given), "APOLLO does not work with DeepSpeed"),
     _not_under_zero3(
         "quantization_method",
         _is("hqq", "eetq"),
-        "under ZeRO-3 bitsandbytes alone can quantise",
-        "`quantization_method: bnb` with `quantization_bit: 4`",
+        "ZeRO-3 supports only bitsandbytes",
+        "Set `quantization_method: bnb` with `quantization_bit: 4`",
     ),
 )
 _EIGHT_BITS = _not_under_zero3(
     "quantization_bit",
     lambda root, key: root.word(key) not in (None, "4"),
-    "under ZeRO-3 a quantised model has 4 bits",
-    "`quantization_bit: 4`",
+    "ZeRO-3 supports only 4-bit quantization",
+    "Set `quantization_bit: 4`",
 )
 _BY_NAME = 0.9
 """The stage is derived from the name of DeepSpeed's file, which is not read."""

@@ -50,7 +50,7 @@ def difference(expected: str) -> str:
     if expected == identity():
         return ""
     if expected.partition(":")[0] != str(os.geteuid()):
-        return "it runs as another user than doctor run did"
+        return "it runs as a different user than doctor run"
     release = ".".join(map(str, sys.version_info[:3]))
     return f"its Python ({release}, {sys.prefix}) is not the one that doctor run runs with"
 

@@ -79,5 +79,5 @@ def _source(file: str) -> str:
     path = Path(file)
     seen = path.stat()
     if not stat.S_ISREG(seen.st_mode) or seen.st_size > LARGEST or seen.st_mtime > _STARTED:
-        raise OSError(f"{file} is no file, too large, or newer than this process")
+        raise OSError(f"{file} is not a regular file, too large, or newer than this process")
     return path.read_text(encoding="utf-8", errors="replace")

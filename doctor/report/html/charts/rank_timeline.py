@@ -70,7 +70,7 @@ class Mark(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A rank, or a host or launcher that is no rank, by time. ``blamed``: the primary finding names it."""
+    """A rank, or a host or launcher without a rank, by time. ``blamed``: the primary finding names it."""
 
     rank: int | None
     name: str
