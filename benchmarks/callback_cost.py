@@ -443,9 +443,9 @@ def tell_steps(table: Table, world: int, beside: float) -> None:
     low, high = interval(added[AGAIN])
     if high - low > MOST:  # waiting for other ranks takes CPU time, too, and not the same in all blocks
         words = f"{whole:.1f} µs; none again is 95 % between {low:+.0f} and {high:+.0f} µs: not told apart"
-        table.row(f"{where}: {DOCTOR}, all in all", words)
+        table.row(f"{where}: {DOCTOR}, in total", words)
         return
-    table.row(f"{where}: {DOCTOR}, all in all", f"{whole:.1f} µs", f"{MOST:.0f} µs", whole <= MOST)
+    table.row(f"{where}: {DOCTOR}, in total", f"{whole:.1f} µs", f"{MOST:.0f} µs", whole <= MOST)
     for name in (DEVICE, THROUGHPUT):
         ratio = whole / statistics.median(added[name])
         table.row(f"{where}: against {name}", f"{ratio:.2f} times", "1", ratio < 1.0)

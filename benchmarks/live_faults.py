@@ -115,7 +115,7 @@ def totals(rows: list[Row], seconds: float) -> str:
     ids = {name for row in faults for name in row.ids}
     return (
         f"{len(faults)} live faults of {len(ids)} ids: {detected} detected, {culprits} with the right culprit; "
-        f"{alarms} false alarms over the healthy twins of all of them and {len(played) - len(faults)} healthy jobs "
+        f"{alarms} false alarms over the healthy variants of all of them and {len(played) - len(faults)} healthy jobs "
         f"besides; {len(rows) - len(played)} skipped; {seconds:.0f} s"
     )
 

@@ -61,7 +61,10 @@ def play_machine(name: str) -> Row:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| scene | id | found | blamed rightly | healthy twin silent |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| scene | id | found | correct culprit | healthy variant without finding |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for row in rows:
         cells = ["skipped" if row.skipped else word_of(mark) for mark in row.marks]
         lines.append(f"| {row.name} | {row.id or 'none: healthy'} | {' | '.join(cells)} |")
@@ -76,9 +79,9 @@ def totals(rows: list[Row]) -> str:
     machines = [row for row in played if not row.id]
     ids = len({row.id for row in scenes if row.marks[0]})
     return (
-        f"{len(scenes)} faults of {ids} ids: {sums[0]} found, {sums[1]} blamed rightly, {sums[2]} twins silent; "
-        f"{sum(bool(row.marks[2]) for row in machines)} of {len(machines)} healthy machines silent; "
-        f"{len(rows) - len(played)} skipped"
+        f"{len(scenes)} faults of {ids} ids: {sums[0]} found, {sums[1]} with the correct culprit, {sums[2]} healthy "
+        f"variants without finding; {sum(bool(row.marks[2]) for row in machines)} of {len(machines)} healthy machines "
+        f"without finding; {len(rows) - len(played)} skipped"
     )
 
 

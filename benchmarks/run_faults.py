@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 def play_scene(scene: RunScene) -> Row:
     """The row of a scene."""
-    expected = "no rank alone" if scene.of_host else _ranks(scene.run.culprits)
+    expected = "no single rank" if scene.of_host else _ranks(scene.run.culprits)
     row = Row(scene.name, scene.run, scene.id, expected, hangs=scene.does == "hangs")
     try:
         result = score(scene)
@@ -110,7 +110,7 @@ def _ranks(ranks: Iterable[int]) -> str:
 def table(rows: Iterable[Row]) -> str:
     """Every row as Markdown."""
     lines = [
-        "| run | processes | id | to blame | said | found | right culprit | seconds | healthy twin left alone |",
+        "| run | processes | id | to blame | said | found | right culprit | seconds | healthy variant silent |",
         "| --- | --- | --- | --- | --- | --- | --- | ---: | --- |",
     ]
     for row in rows:
@@ -173,7 +173,7 @@ def totals(rows: list[Row], seconds: float) -> str:
     ids = len({row.id for row in faults})
     return (
         f"{len(faults)} faults of {ids} ids in real runs: {found} found, {culprits} with the right culprit"
-        f"{share}{slowest}; {alarms} false alarms over the healthy twins of all of them and "
+        f"{share}{slowest}; {alarms} false alarms over the healthy variants of all of them and "
         f"{len(played) - len(faults)} healthy runs besides; {len(rows) - len(played)} skipped; {seconds:.0f} s"
     )
 

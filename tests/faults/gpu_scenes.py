@@ -90,7 +90,7 @@ SCENES = (
         says=("GPU 1", "16 of 18"),
     ),
     Scene(
-        "fewer PCIe lanes than its neighbours",
+        "fewer PCIe lanes than its neighbors",
         "GPU012",
         on("pcie_degraded"),
         EIGHT,

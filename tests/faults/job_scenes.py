@@ -55,7 +55,7 @@ ONE_HOST = (
         says=("NCCL_ALGO",),
     ),
     Scene(
-        "DETAIL on one rank alone",
+        "DETAIL only on one rank",
         "NCCL007",
         changed(1, TORCH_DISTRIBUTED_DEBUG="DETAIL"),
         HEALTHY_WORLD,
@@ -288,7 +288,7 @@ SEVERAL_HOSTS = (
         hosts=("node2",),
     ),
     Scene(
-        "IPv6 alone on one host",
+        "only IPv6 on one host",
         "NET016",
         Play(
             (

@@ -80,7 +80,7 @@ VALUES = (
         says=("TORCH_NCCL_ASYNC_ERROR_HANDLING",),
     ),
     Scene(
-        "a variable that is nobody's",
+        "a variable that nothing reads",
         "NCCL001",
         alone(NCCL_MY_PLUGIN_TUNING="1"),
         HEALTHY,

@@ -113,7 +113,11 @@ def path_scenes(count: int) -> dict[str, LiveScene]:
             *range(count),
         ),
         "intermittent host": slow_path(
-            f"one of {count} hosts at 10 Mb/s now and then", full(count, on(odd, now_and_then)), well, odd, exclude=True
+            f"one of {count} hosts at 10 Mb/s intermittently",
+            full(count, on(odd, now_and_then)),
+            well,
+            odd,
+            exclude=True,
         ),
     }
 
@@ -129,7 +133,7 @@ def card_scenes(count: int) -> dict[str, LiveScene]:
         return full(count, *cards, *more, NCCL_SOCKET_IFNAME="eth0", GLOO_SOCKET_IFNAME="eth1", **OWN_BACK_END)
 
     slow = LiveScene(
-        f"one of {count} hosts with a slow card for the back end of the job",
+        f"one of {count} hosts with a slow card for the backend of the job",
         "NET014",
         play(on(odd, slow_card, "eth1", SLOW)),
         play(),

@@ -91,7 +91,7 @@ HEALTHY: dict[str, Play] = {
     "an idle interface that is down": job(
         2, *STORAGE[:2], everywhere(2, shell, "ip link set eth1 down"), NCCL_SOCKET_IFNAME="eth0"
     ),
-    "IPv6 beside IPv4": by_store(job(2, everywhere(2, second_family))),
+    "IPv6 in addition to IPv4": by_store(job(2, everywhere(2, second_family))),
     "jumbo frames everywhere": job(3, everywhere(3, jumbo_frames)),
     "100 Mb/s everywhere": job(3, everywhere(3, rate, "100mbit")),
     "hosts 10 ms apart": job(3, everywhere(3, delayed, milliseconds=5)),

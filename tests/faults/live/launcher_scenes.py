@@ -64,7 +64,7 @@ BY_SRUN = (
         says=("SLURM_PROCID",),
     ),
     LiveScene(
-        "srun: RANK=0 alone exported before it",
+        "srun: only RANK=0 exported before it",
         "ENV009",
         by(SRUN, 3, RANK="0"),
         STEP,

@@ -318,7 +318,7 @@ INTERFACES = (
         codes=((0, 1), (1, 1), (2, 1)),
     ),
     LiveScene(
-        "IPv6 alone on one host",
+        "only IPv6 on one host",
         "NET016",
         Play(
             3,

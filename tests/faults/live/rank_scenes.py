@@ -218,7 +218,7 @@ DIFFERENT = (
         says=("NCCL_ALGO", "/etc/nccl.conf:2"),
     ),
     LiveScene(
-        "DETAIL on one host alone",
+        "DETAIL only on one host",
         "NCCL007",
         job(3, odd=ranks(1, TORCH_DISTRIBUTED_DEBUG="DETAIL")),
         job(3, TORCH_DISTRIBUTED_DEBUG="INFO"),

@@ -45,7 +45,7 @@ DATA = (
         before=True,
     ),
     RunScene(
-        "the same to its time-out: the hang is its consequence",
+        "the same until its timeout: the hang is a consequence",
         "DATA001",
         run("data.uneven_map_logged", (1,), to_the_end=True, timeout=20.0),
         does="hangs",
@@ -106,7 +106,7 @@ DATA = (
         of_host=True,
         severity="info",
     ),
-    RunScene("a stream that nobody parts", "DATA008", run("data.same_stream", (0, 1)), severity="warning"),
+    RunScene("a stream that is not sharded", "DATA008", run("data.same_stream", (0, 1)), severity="warning"),
     RunScene(
         "more workers than processors",
         "DATA009",
@@ -119,10 +119,10 @@ DATA = (
 )
 
 COLLECTIVES = (
-    RunScene("an all_gather on rank 0 alone", "RUN006", run("progress.gather_alone", (0,)), does="hangs"),
-    RunScene("a metric logged with sync on rank 0 alone", "RUN006", run("progress.log_alone", (0,)), does="hangs"),
-    RunScene("a barrier on rank 0 alone", "RUN006", run("progress.barrier_alone", (0,)), does="hangs"),
-    RunScene("a checkpoint saved by rank 0 alone", "RUN006", run("progress.checkpoint_alone", (0,)), does="hangs"),
+    RunScene("an all_gather only on rank 0", "RUN006", run("progress.gather_alone", (0,)), does="hangs"),
+    RunScene("a metric logged with sync only on rank 0", "RUN006", run("progress.log_alone", (0,)), does="hangs"),
+    RunScene("a barrier only on rank 0", "RUN006", run("progress.barrier_alone", (0,)), does="hangs"),
+    RunScene("a checkpoint saved only by rank 0", "RUN006", run("progress.checkpoint_alone", (0,)), does="hangs"),
     RunScene(
         "an all-reduce in a method for rank zero only, at the end of the second epoch",
         "RUN006",
@@ -298,7 +298,9 @@ STOPS = (
     RunScene("rank 0 stopped, by torchrun", "RUN001", run("progress.stopped", (0,), by="torchrun"), does="hangs"),
     RunScene("the GIL held on rank 1", "RUN001", run("progress.holding_gil", (1,)), does="hangs"),
     RunScene("the GIL held on rank 0", "RUN001", run("progress.holding_gil", (0,), 3), does="hangs"),
-    RunScene("a row that takes for ever on rank 1", "RUN010", run("data.slow_row", (1,)), does="hangs", or_id="RUN001"),
+    RunScene(
+        "a row that never completes on rank 1", "RUN010", run("data.slow_row", (1,)), does="hangs", or_id="RUN001"
+    ),
     RunScene(
         "the same in a data worker",
         "RUN010",
@@ -313,13 +315,13 @@ STOPS = (
         says=("its data worker", "(_locked) and waits for a lock"),
     ),
     RunScene(
-        "a checkpoint that rank 0 writes for ever",
+        "a checkpoint that rank 0 never finishes writing",
         "RUN010",
         run("progress.slow_checkpoint", (0,), 3, options=dict(IMPATIENT)),
         does="hangs",
     ),
     RunScene(
-        "rank 0 tokenises while the others wait",
+        "rank 0 tokenizes while the others wait",
         "RUN010",
         run("progress.slow_preparation", (0,), options=dict(IMPATIENT)),
         does="hangs",
@@ -528,7 +530,7 @@ HEALTHY: dict[str, Run] = {
     "spawned by the Trainer": run("healthy.plain", by="spawn"),
     "forked by the Trainer": run("healthy.plain", by="fork"),
     "a thousand small steps": run("healthy.small_steps"),
-    "more batches on one rank, limited alike": run("healthy.limited"),
+    "more batches on one rank, with an equal limit": run("healthy.limited"),
     "more batches on one rank, ended by max_steps": run("healthy.limited_by_steps"),
     "more batches of validation on one rank, no collective in them": run("healthy.uneven_validation"),
     "uneven but joined": run("healthy.joined"),
@@ -539,7 +541,7 @@ HEALTHY: dict[str, Run] = {
     "early stopping": run("healthy.stopping_early"),
     "streams of equal length": run("healthy.streaming"),
     "batch norm": run("healthy.norm", world=2),
-    "optimisation by hand": run("healthy.manual"),
+    "manual optimization": run("healthy.manual"),
     "Lightning's demonstration": run("healthy.demo"),
     "Lightning's demonstration by hand": run("healthy.manual_demo"),
     "resumed from a checkpoint": run("healthy.resuming"),

@@ -203,7 +203,7 @@ def demo(role: Role) -> None:
 
 
 def manual_demo(role: Role) -> None:
-    """Lightning's demonstration of optimisation by hand."""
+    """Lightning's demonstration of manual optimization."""
     role.trainer(max_epochs=1, limit_train_batches=BATCHES).fit(ManualOptimBoringModel())
 
 
