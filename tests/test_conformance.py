@@ -11,6 +11,7 @@ from doctor.core.facts import SECTIONS
 from doctor.facts import GpuFacts, SoftwareFacts, TorchBuild
 from doctor.testing import Fails, Passes, healthy
 from tests.lab.cases import assert_each
+from tests.lab.shell import fault_of_fix
 
 CHECKS = sorted(builtin_checks(), key=lambda check: check.id)
 BY_ID = [(check.id, (check,)) for check in CHECKS]
@@ -79,6 +80,7 @@ def test_cases(check):
 def _gives_the_result(check, case):
     result = _run(check, case.sketch)
     _assert_as_claimed(check, case, result)
+    assert [fault for finding in result.findings if (fault := fault_of_fix(finding.fix))] == []
     if not check.uses_baseline:  # then a baseline may not change the result
         expecting = _run(check, case.sketch.expecting(_UNLIKE))
         assert (expecting.status, expecting.reason) == (result.status, result.reason)

@@ -1,9 +1,10 @@
-"""Every command, option, id and family that a text of ours names exists."""
+"""Every command, option, id and family that a text of ours names exists, and blocks of commands can be pasted."""
 
 import ast
 import functools
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from doctor.core.check import FAMILIES
 from doctor.core.check_registry import builtin_checks
 from doctor.lint.engine.registry import builtin_rules
 from tests.lab.cases import assert_each
+from tests.lab.shell import fault_of_fix, shell_fault
 
 ROOT = Path(__file__).parents[1]
 MANUALS = (
@@ -35,6 +37,8 @@ CODE = re.compile(r"^```.*?^```|(?<!`)`[^`\n]+`(?!`)", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"""(?:^|(?<!from)[\s`"'/(}])"?\$?doctor"? +(?P<rest>[^`\n|;&#<>…)]*)""", re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 IDS = {check.id for check in builtin_checks()} | {rule.id for rule in builtin_rules()}
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+PROMPT = re.compile(r"^\$ (?P<command>.*(?:\\\n.*)*)$", re.MULTILINE)
 KNOWN = {name.upper() for name in (*IDS, *FAMILIES, *FAMILIES.values(), "ALL")}
 SELECTION = re.compile(r"--(?:select|ignore)[ =]+[\"']?(?P<words>[A-Za-z0-9,]+)")
 
@@ -110,6 +114,51 @@ def test_recipes_use_the_script():
 def _uses_the_script(path):
     """``python -m doctor`` looks for modules in the working directory before any line of ours runs."""
     assert not re.search(r"-m +(rank)?doctor(?![.\w])", path.read_text(encoding="utf-8"))
+
+
+def test_blocks_of_commands_can_be_pasted():
+    assert_each(_has_valid_blocks, labeled(path for path in PAGES if path.suffix == ".md"))
+
+
+def _has_valid_blocks(path):
+    assert list(faults_of_blocks(path.read_text(encoding="utf-8"), unlabeled="## What you see")) == []
+
+
+def faults_of_blocks(text, unlabeled):
+    """Faults of blocks of commands; the blocks that may lack a language are those below the heading ``unlabeled``."""
+    for block in FENCE.finditer(text):
+        where = f"\n{text[: block.start()]}".rpartition("\n## ")[2].partition("\n")[0]
+        if block["language"] in ("bash", "sh", "shell") and (fault := shell_fault(textwrap.dedent(block["body"]))):
+            yield f"{where}: {fault}"
+        if block["language"] == "console":
+            yield from filter(None, (shell_fault(match["command"]) for match in PROMPT.finditer(block["body"])))
+        if block["language"] == "python" and not _is_python(block["body"]):
+            yield f"{where}: not valid Python: {block['body'].strip()}"
+        if not block["language"] and f"## {where}" != unlabeled:
+            yield f"{where}: a block without a language"
+
+
+def _is_python(text):
+    try:
+        return bool(ast.parse(textwrap.dedent(text)))
+    except SyntaxError:
+        return False
+
+
+def test_faulty_blocks_are_found():
+    wrong = "## Fix\n```bash\nkill <pid>\n```\n```bash\nsrun ...\n```\n```sh\nif true\n```\n"
+    wrong += "```console\n$ echo 'x\n$ ls\n```\n```\nls\n```\n```python\nelse:\n```\n"
+    faults = [fault.partition("\n")[0] for fault in faults_of_blocks(wrong, "## See")]
+    assert faults[:2] == [
+        "Fix: '<pid>' is a placeholder: write a name in capitals",
+        "Fix: '...' is a placeholder: write a name in capitals",
+    ]
+    assert "syntax error" in faults[2]
+    assert "matching" in faults[3]
+    assert faults[4:] == ["Fix: a block without a language", "Fix: not valid Python: else:"]
+    assert list(faults_of_blocks("## See\n```\nkill <pid>\n```\n```bash\nkill PID  # or: ls\n```\n", "## See")) == []
+    assert "syntax error" in fault_of_fix("Run these commands:\nunset A\nif true\nthen")
+    assert fault_of_fix("unset A") == fault_of_fix("Set the value, not `kill <pid>`.") == ""
 
 
 def test_the_search_sees_what_it_has_to():

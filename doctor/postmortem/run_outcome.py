@@ -184,7 +184,10 @@ def _last_steps(evidence: LogEvidence, records: dict[int, ProgressFacts]) -> tup
 def _collect(job: Job, kind: Kind) -> Iterator[str]:
     seen = {event.rank for event in job.evidence.events if event.rank is not None} if job.evidence else set()
     if len(seen) < max(job.world_size, 2):
-        yield "The logs of all ranks to their end: `torchrun --tee 3 --log-dir logs …`, or `srun --label …`."
+        yield (
+            "The logs of all ranks to their end: `torchrun --tee 3 --log-dir logs train.py`, or "
+            "`srun --label python train.py`."
+        )
     yield "How the processes ended: `sacct -j JOB --format=JobID,State,ExitCode`, or `dmesg -T | tail -n 50` on a host."
     if kind == "unknown":
         yield "While it hangs: `py-spy dump --pid PID` on each rank."

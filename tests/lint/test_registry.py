@@ -13,6 +13,7 @@ from doctor.lint.fix.edits import fixed_text
 from doctor.lint.launch.manifest import Manifest
 from doctor.report.playbook import find_page
 from tests.lab.cases import assert_each
+from tests.lab.shell import fault_of_fix
 
 RULES = sorted(builtin_rules(), key=lambda rule: (rule.id, rule.judge.__module__))
 CHECKS = {check.id: check for check in builtin_checks()}
@@ -92,6 +93,7 @@ def _hits_the_marked_lines(rule, case):
     for hit in hits:
         assert hit.summary
         assert "\n" not in hit.summary
+        assert fault_of_fix(hit.fix) == ""
         assert 0 < hit.confidence <= 1
         assert isinstance(hit.place, SourceLocation)
 

@@ -227,7 +227,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks wait for tasks that SLURM never starts, or Lightning rejects the settings.
     Fix: Request one task per GPU (--nodes=2 --ntasks-per-node=8) and start with `srun python train.py`; with
-    torchrun, request one task per node (`srun --ntasks-per-node=1 torchrun ... train.py`).
+    torchrun, request one task per node (`srun --ntasks-per-node=1 torchrun --nproc-per-node=8 train.py`).
     """
     inside = False
     findings: list[Finding] = []

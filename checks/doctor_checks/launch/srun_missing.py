@@ -137,7 +137,7 @@ def _judge_agent(start: ProcessLaunch, job: Allocation) -> Iterator[Violation]:
         yield Violation(
             start.launch.place,
             f"{start.launch.program} waits for {hosts} hosts, but the batch script starts it only on the first",
-            fix=f"Use `srun {start.launch.program} ...` in a job with `#SBATCH --ntasks-per-node=1`.",
+            fix=f"Put `srun` before `{start.launch.program}`, in a job with `#SBATCH --ntasks-per-node=1`.",
             evidence=(("nodes", job.nodes), ("expected", hosts)),
         )
 

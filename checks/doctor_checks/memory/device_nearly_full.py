@@ -101,7 +101,7 @@ def device_nearly_full(job: Job, *, used_share: float = 0.9) -> Iterator[Verdict
 
     Why it hurts: the rank runs out of memory at startup or in the first batch that is slightly longer, and the others
     wait for it until their timeout.
-    Fix: End leftover processes on the GPU (`nvidia-smi`, `sudo fuser -v /dev/nvidia<n>`), or select other GPUs with
+    Fix: End leftover processes on the GPU (`nvidia-smi`, `sudo fuser -v /dev/nvidiaN`), or select other GPUs with
     CUDA_VISIBLE_DEVICES.
     """
     watched = job.ranks if next(job.each(RunMemoryFacts), None) else ()

@@ -82,7 +82,7 @@ def compute_mode_exclusive(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: CUDA refuses the context with "CUDA-capable device(s) is/are busy or unavailable" or "all
     CUDA-capable devices are busy or unavailable".
-    Fix: Run `sudo nvidia-smi -i <gpu> --compute-mode=DEFAULT`, start one process per GPU, or use MPS.
+    Fix: Run `sudo nvidia-smi -i GPU --compute-mode=DEFAULT`, start one process per GPU, or use MPS.
     """
     devices = devices_of(job)
     for machine, found in shares_by_machine(job):

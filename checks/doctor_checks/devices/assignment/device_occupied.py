@@ -78,7 +78,7 @@ def device_occupied(
 
     Why it hurts: the other process uses GPU memory and time. This rank runs out of memory, or slows down every step
     of all ranks.
-    Fix: Find the owner of the process (`nvidia-smi`, `ps -o user,lstart,cmd -p <pid>`) and end it, or select other
+    Fix: Find the owner of the process (`nvidia-smi`, `ps -o user,lstart,cmd -p PID`) and end it, or select other
     GPUs with CUDA_VISIBLE_DEVICES.
     """
     for machine, found in shares_by_machine(job):

@@ -43,7 +43,7 @@ def mig_enabled(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: MIG slices have no peer access and no NVLink. NCCL rejects several slices of one GPU ("Duplicate GPU
     detected"), and all traffic of a slice goes through host memory.
-    Fix: Train on whole GPUs: turn MIG off with `sudo nvidia-smi -i <gpu> -mig 0`, or request GPUs without MIG from
+    Fix: Train on whole GPUs: turn MIG off with `sudo nvidia-smi -i GPU -mig 0`, or request GPUs without MIG from
     the scheduler; use slices for single-process jobs.
     """
     if job.world_size == 1:

@@ -45,7 +45,7 @@ def numa_remote(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: every copy to the GPU and every packet crosses the link between the sockets, which all ranks share.
     It costs a few percent of the speed.
-    Fix: Bind ranks near their GPUs with `srun --gpu-bind=closest` or `numactl --cpunodebind=<node>` (`nvidia-smi topo
+    Fix: Bind ranks near their GPUs with `srun --gpu-bind=closest` or `numactl --cpunodebind=NODE` (`nvidia-smi topo
     -m` lists the nodes), or remove the CPU binding.
     """
     devices = devices_of(job)

@@ -83,7 +83,7 @@ def memory_errors(job: Job, *, remapped_rows: int = 512, retired_pages: int = 60
 
     Why it hurts: an uncorrectable error ends the program that accesses it, or corrupts its data. A GPU with a pending
     remap fails again at the same address.
-    Fix: End all processes on the GPU and reset it with `sudo nvidia-smi --gpu-reset -i <gpu>`, or reboot; if a remap
+    Fix: End all processes on the GPU and reset it with `sudo nvidia-smi --gpu-reset -i GPU`, or reboot; if a remap
     failed or a replacement limit is reached, drain the host and replace the card.
     """
     for local, found in shares_by_host(job):
