@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,18 @@ from doctor.core.check_registry import BrokenPlugin, CheckRegistry, sentence_of
 from doctor.core.decoding import prepared
 from doctor.core.facts import Missing, MissingReason, Section
 from doctor.core.facts.section import in_unicode
-from doctor.core.finding import ALONE, PRIMARY_CONFIDENCE, Finding, Scope, Severity, Skip, Status, Unknown, Verdict
+from doctor.core.finding import (
+    ALONE,
+    PRIMARY_CONFIDENCE,
+    Finding,
+    Scope,
+    Severity,
+    Skip,
+    Status,
+    Unknown,
+    Verdict,
+    capitalized,
+)
 from doctor.core.job import Job
 from doctor.core.logs.declared_findings import declared_findings
 from doctor.core.logs.event_groups import quoted_places
@@ -38,9 +48,6 @@ NO_EVIDENCE = "no such evidence"
 
 NOT_NEEDED = "other checks have findings"
 """Why a check of last resort is skipped."""
-
-_RANKS_FIRST = re.compile(r"^r(?=anks? \d)")
-"""The first letter of a summary whose subject is a list of ranks."""
 
 Ignore = Callable[[Check, Finding, tuple[str, ...]], "Ignored | None"]
 Judge = Callable[..., Iterable[Verdict]]
@@ -157,7 +164,7 @@ class _Runner:
         """The finding with the defaults of its check, its hosts, and whether it is ignored."""
         hosts = finding.hosts or self._job.hosts_of(finding.ranks)
         return ReportFinding(
-            summary=_RANKS_FIRST.sub("R", finding.summary),
+            summary=capitalized(finding.summary),
             severity=finding.severity or check.severity,
             ignored=self._ignore(check, finding, hosts) if self._ignore else None,
             ranks=tuple(sorted(set(finding.ranks))),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 import msgspec
 
 from doctor.core.facts import Setting
+
+_ORDINARY = re.compile(r"(?:an?|all|the|ranks?) ")
 
 ALONE = "one process: nothing to compare it with"
 """Why a check that compares ranks is skipped for a job of one process."""
@@ -76,6 +79,11 @@ class Finding(msgspec.Struct, frozen=True):
     def extended(self, evidence: Mapping[str, object], fix: str) -> Finding:
         """This finding with more evidence, and another fix unless that is empty."""
         return msgspec.structs.replace(self, evidence={**self.evidence, **evidence}, fix=fix or self.fix)
+
+
+def capitalized(summary: str) -> str:
+    """The summary with a capital if it starts with an article or with ranks; names and variables are kept."""
+    return summary[0].upper() + summary[1:] if _ORDINARY.match(summary) else summary
 
 
 class Skip(msgspec.Struct, frozen=True):

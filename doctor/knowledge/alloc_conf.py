@@ -212,7 +212,7 @@ def _conflicts(options: dict[str, str], torch: str | None) -> Iterator[AllocConf
     if options.get("expandable_segments") == "True" and "max_split_size_mb" in options:
         # pytorch/pytorch#120022; get_free_block of CUDACachingAllocator.cpp applies it to free blocks all the same.
         yield AllocConfFault(
-            "has expandable_segments:True and max_split_size_mb, which then only prevents reuse of larger free blocks",
+            "sets max_split_size_mb, which has no benefit with expandable_segments:True",
             value=",".join(f"{key}:{value}" for key, value in options.items() if key != "max_split_size_mb"),
             harmless=True,
             ignored=True,

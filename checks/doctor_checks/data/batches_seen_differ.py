@@ -318,14 +318,14 @@ def _finding(job: Job, readers: PeerLoaders, seen: _EpochBatches, odd: tuple[int
         effect="" if is_error else _effect(readers.is_one_job),
         fix=advice(
             job,
-            lightning=f"`Trainer({limit_argument(readers.stage)}={shortest})` ends all ranks together. Better: give "
+            lightning=f"Set `Trainer({limit_argument(readers.stage)}={shortest})`, or better, give "
             f"every rank the same number of samples in `{loader_hook(readers.stage)}`; Lightning does not shard "
             "iterable datasets.",
-            transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together. Better: shard the "
+            transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, shard the "
             "stream so that all shards have the same length.",
-            plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
-            "`with torch.distributed.algorithms.Join([model]):` lets longer ranks continue alone. Better: shard "
-            "the stream so that all shards have the same length.",
+            plain=f"Stop with `for batch in itertools.islice(loader, {shortest}):`, wrap the loop in "
+            "`with torch.distributed.algorithms.Join([model]):`, or better, shard the stream so that all shards "
+            "have the same length.",
         ),
         severity=Severity.ERROR if is_error else Severity.INFO,
         explains=("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN012") if is_error else (),

@@ -348,13 +348,12 @@ def _finding(job: Job, ends: _Ends) -> Finding:
     values = sorted({known[rank] for rank in odd})
     how = advice(
         job,
-        lightning=f"`Trainer({limit_argument(ends.stage)}={shortest})` ends all ranks together. Better: give every "
+        lightning=f"Set `Trainer({limit_argument(ends.stage)}={shortest})`, or better, give every "
         f"rank the same number of batches in `{loader_hook(ends.stage)}`",
-        transformers=f"`TrainingArguments(max_steps={shortest})` ends all ranks together. Better: keep "
+        transformers=f"Set `TrainingArguments(max_steps={shortest})`, or better, keep "
         "`accelerator_config={'even_batches': True}`",
-        plain=f"`for batch in itertools.islice(loader, {shortest}):` ends all ranks together, and "
-        "`with torch.distributed.algorithms.Join([model]):` lets longer ranks continue alone. Better: give every rank "
-        "the same number of batches",
+        plain=f"Stop with `for batch in itertools.islice(loader, {shortest}):`, wrap the loop in "
+        "`with torch.distributed.algorithms.Join([model]):`, or better, give every rank the same number of batches",
     )
     return Finding(
         f"The {ends.name} has {_listed(values)} batches on {ranks_in_words(odd)}, {others}",
@@ -414,14 +413,14 @@ def _has_collectives(job: Job, ends: _Ends) -> bool:
 def _even(members: tuple[RankLoader, ...]) -> str:
     loaders = [reader.loader for reader in members]
     if len({loader.batch_size for loader in loaders}) > 1:
-        return "the same batch size on all ranks"
+        return "set the same batch size on all ranks"
     if any(loader.kind == "iterable" for loader in loaders):
-        return "every rank's stream ends after the same number of samples and drops the rest"
+        return "end every rank's stream after the same number of samples"
     if any(loader.dynamic for loader in loaders):
-        return "the batch sampler drops or repeats batches until all ranks have the same number"
+        return "let the batch sampler drop or repeat batches until all ranks have the same number"
     if len({loader.dataset_length for loader in loaders}) > 1:
-        return "the datasets of all ranks are cut to the length of the shortest"
-    return "`DistributedSampler(dataset, drop_last=True)`, which drops the remaining samples"
+        return "cut the datasets of all ranks to the length of the shortest"
+    return "use `DistributedSampler(dataset, drop_last=True)`, which drops the remaining samples"
 
 
 _EVENS = re.compile(r"\bJoin\(|\.join\(\)|with \w+\.join\(|islice|\bmin\(|drop_last=True|//\s*world|%\s*world")

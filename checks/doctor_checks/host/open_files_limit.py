@@ -34,7 +34,7 @@ def open_files_limit(job: Job, *, least: float = 1024) -> Iterator[Verdict]:
     sharing strategy, file_descriptor, each tensor from a data worker is a file descriptor. The run fails with "Too
     many open files", often after hours.
     Fix: Run `ulimit -n "$(ulimit -Hn)"` before the start, or call
-    torch.multiprocessing.set_sharing_strategy("file_system").
+    `torch.multiprocessing.set_sharing_strategy("file_system")`.
     """
     # 1,024 is the default of the kernel and systemd (INR_OPEN_CUR in include/uapi/linux/fs.h); a lower limit was set on
     # purpose.

@@ -65,7 +65,7 @@ def containers_split(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL uses neither P2P nor shared memory between ranks in separate namespaces. Their traffic goes
     through the network card or a bridge, which is many times slower.
     Fix: Run all ranks of a machine in one container, or start each container with
-    --ipc=host --pid=host --network=host (Kubernetes: one pod with all GPUs of the node, or hostIPC, hostPID and
+    `--ipc=host --pid=host --network=host` (Kubernetes: one pod with all GPUs of the node, or hostIPC, hostPID and
     hostNetwork).
     """
     machines = [_spaces_of(local) for local in job.by_machine()]

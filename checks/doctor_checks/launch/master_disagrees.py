@@ -372,7 +372,7 @@ def master_disagrees_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the commands for the hosts of one job use the same master.
 
     Why it hurts: each host waits for the others at a different address until the store times out.
-    Fix: Use the address of the host with --node-rank=0 and the same port in all commands.
+    Fix: Use the address of the host with `--node-rank=0` and the same port in all commands.
     """
     yield from _told_themselves(file)
     masters: dict[tuple[str, ...], tuple[str, str, int]] = {}

@@ -327,7 +327,7 @@ def master_port_busy_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: the second run on a host ends with "address already in use", or its ranks join the store of the
     first.
-    Fix: Give each run its own port (--master-port=$((29500 + SLURM_ARRAY_TASK_ID))) or, on one host, use
+    Fix: Give each run its own port (`--master-port=$((29500 + SLURM_ARRAY_TASK_ID))`) or, on one host, use
     `torchrun --standalone`, which picks a free one.
     """
     if isinstance(file, ShellFile):

@@ -59,7 +59,7 @@ def notebook_launch(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the Trainer raises MisconfigurationException, because there is no script to rerun for each device,
     and a new interpreter does not have the code of the session.
-    Fix: Use Trainer(strategy="ddp_notebook") before anything initializes CUDA, use devices=1, or save the cells as
+    Fix: Use `Trainer(strategy="ddp_notebook")` before anything initializes CUDA, use devices=1, or save the cells as
     a script and run `python train.py`.
     """
     for process, trainer, identical in job.each(ProcessFacts, TrainerFacts, also=(LaunchFacts,)):

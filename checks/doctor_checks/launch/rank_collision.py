@@ -249,7 +249,7 @@ def rank_collision_in_files(file: LaunchFile) -> Iterator[Violation]:
     Why it hurts: the batch script expands $SLURM_PROCID before srun starts the tasks, so all tasks get 0. They use the
     same rank, and the other ranks never join.
     Fix: Let each task expand the variable in single quotes
-    (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID train.py'`), or use --rdzv-backend=c10d, which needs no
+    (`srun bash -c 'torchrun --node-rank=$SLURM_NODEID train.py'`), or use `--rdzv-backend=c10d`, which needs no
     node rank.
     """
     if isinstance(file, Manifest):
@@ -296,8 +296,8 @@ def _judge_pods(workload: Workload) -> Iterator[Violation]:
                 yield Violation(
                     next(told, launch.place),
                     f"all {role.replicas} pods of {workload.kind} {role.name} are given host number {number}",
-                    fix="`--node-rank=$(JOB_COMPLETION_INDEX)` in a Job with `completionMode: Indexed`, or "
-                    "`--rdzv-backend=c10d`, which needs no number",
+                    fix="Use `--node-rank=$(JOB_COMPLETION_INDEX)` in a Job with `completionMode: Indexed`, or "
+                    "`--rdzv-backend=c10d`, which needs no number.",
                     evidence=(("value", number), ("nodes", role.replicas)),
                 )
 

@@ -137,7 +137,7 @@ def rank_out_of_range_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the node rank of each host is below the number of hosts.
 
     Why it hurts: the launcher or PyTorch rejects the node rank, or the host waits for a job that it cannot join.
-    Fix: Number the hosts from 0; for two hosts, use --node-rank=0 and --node-rank=1.
+    Fix: Number the hosts from 0; for two hosts, use `--node-rank=0` and `--node-rank=1`.
     """
     for start in starts_of(file):
         hosts, number = hosts_of(start.launch), whole_number(rank_of_host(start.launch))

@@ -277,7 +277,7 @@ def rank_variables_incomplete_in_files(file: LaunchFile) -> Iterator[Violation]:
 
     Why it hurts: without --node-rank every host acts as host 0: two processes use the same rank, and the other ranks
     never join.
-    Fix: Use --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST0:29500, which needs no node rank, or
+    Fix: Use `--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST0:29500`, which needs no node rank, or
     pass a different --node-rank on each host, starting at 0.
     """
     for start in starts_of(file):

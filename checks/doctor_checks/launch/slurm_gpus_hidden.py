@@ -190,8 +190,8 @@ def slurm_gpus_hidden(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", and Lightning with "You
     requested gpu: [0, 1] But your machine only has: [0]"; GPUs in separate device cgroups cannot use P2P.
-    Fix: Request GPUs per node with --gpus-per-node=8 (or --gres=gpu:8) and --gpu-bind=none instead of
-    --gpus-per-task=1.
+    Fix: Request GPUs per node with `--gpus-per-node=8` (or `--gres=gpu:8`) and `--gpu-bind=none` instead of
+    `--gpus-per-task=1`.
     """
     inside = False
     faults: dict[HiddenGpus, list[tuple[LocalRankGpus, IdenticalRanks]]] = {}

@@ -79,7 +79,7 @@ def _by_index(job: Job) -> Iterator[Finding]:
             "SLURM started more tasks per host than the Trainer has devices",
             ranks=(),
             confidence=0.95,
-            fix="Set --ntasks-per-node and --gpus-per-node in the batch script to the number of Trainer(devices=...).",
+            fix="Set --ntasks-per-node and --gpus-per-node in the batch script to `devices` of the Trainer.",
         )
 
 
@@ -226,7 +226,7 @@ def slurm_tasks_disagree(job: Job) -> Iterator[Verdict]:
     """Ask whether SLURM starts as many tasks as the training needs.
 
     Why it hurts: ranks wait for tasks that SLURM never starts, or Lightning rejects the settings.
-    Fix: Request one task per GPU (--nodes=2 --ntasks-per-node=8) and start with `srun python train.py`; with
+    Fix: Request one task per GPU (`--nodes=2 --ntasks-per-node=8`) and start with `srun python train.py`; with
     torchrun, request one task per node (`srun --ntasks-per-node=1 torchrun --nproc-per-node=8 train.py`).
     """
     inside = False
@@ -467,7 +467,7 @@ def slurm_tasks_disagree_in_files(file: ShellFile) -> Iterator[Violation]:
     Why it hurts: ranks wait for tasks that SLURM never starts, each host trains separately, or Lightning rejects the
     settings.
     Fix: Request one task per GPU and start with `srun python train.py`; with torchrun, request one task per host and
-    pass --nnodes=$SLURM_NNODES.
+    pass `--nnodes=$SLURM_NNODES`.
     """
     for line, options in file.late_headers.items():
         asked = [f"--{name}" for name in options if name in _ASKED and file.allocation is not None]

@@ -45,7 +45,7 @@ def srun_missing(job: Job) -> Iterator[Verdict]:
     Why it hurts: Lightning reads SLURM_NTASKS, assumes that this process is task 0, starts no others, and waits at
     'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N' until the timeout.
     Fix: Start with `srun python train.py`, or with `torchrun --nproc-per-node=8 train.py` in a job with
-    --ntasks-per-node=1; for interactive work, use `salloc --job-name=interactive`.
+    `--ntasks-per-node=1`; for interactive work, use `salloc --job-name=interactive`.
     """
     for launch, identical in job.each(LaunchFacts):
         if not starts_tasks_unlaunched(job, launch):
@@ -117,7 +117,7 @@ def srun_missing_in_files(file: ShellFile) -> Iterator[Violation]:
 
     Why it hurts: a batch script runs once, on the first host. The other ranks are never started: Lightning waits at
     'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/N', torchrun at its rendezvous.
-    Fix: Put `srun` before the command; with torchrun, use --ntasks-per-node=1.
+    Fix: Put `srun` before the command; with torchrun, use `--ntasks-per-node=1`.
     """
     job = file.allocation
     programs = (one for launch in file.launches for one in launch.chain())

@@ -141,7 +141,7 @@ def debug_left_on(job: Job) -> Iterator[Verdict]:
 
 
 _COSTS = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous, and jobs with several communicators may deadlock",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch is synchronous; several communicators may deadlock",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor allocation calls the CUDA driver",
     "TORCH_NCCL_NAN_CHECK": "every collective first checks its input for NaN",
     "TORCH_NCCL_BLOCKING_WAIT": "wait() blocks the thread until the collective has ended, so nothing overlaps with it",
@@ -157,7 +157,7 @@ def _cost(stated: EffectiveSetting) -> str | None:
     if name == "NCCL_DEBUG" and value.upper() == "TRACE":
         return _TRACED
     if name in _BY_PRESENCE and value:
-        return f"{_COSTS[name]}; any value turns it on, 0 too" if value.strip().lower() in _OFF else _COSTS[name]
+        return f"{_COSTS[name]}; any value enables it, even 0" if value.strip().lower() in _OFF else _COSTS[name]
     return _COSTS.get(name) if value.strip().lower() not in _OFF else None
 
 

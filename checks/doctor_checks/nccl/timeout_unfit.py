@@ -45,8 +45,8 @@ def timeout_unfit(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the scheduler ends the job before the process group times out, so a hang looks like a job that took
     too long, and no dump shows where the ranks were blocked.
-    Fix: Pass a shorter timeout to init_process_group(timeout=timedelta(minutes=5)) or
-    DDPStrategy(timeout=timedelta(minutes=5)).
+    Fix: Pass a shorter timeout to `init_process_group(timeout=timedelta(minutes=5))` or
+    `DDPStrategy(timeout=timedelta(minutes=5))`.
     """
     key = group_by_value(
         job,

@@ -90,8 +90,8 @@ def _unused_parameters(job: Job, found: Diagnosis) -> NamedCause | None:
         f"{ranks_in_words(odd)} left {', '.join(names[:_SHOWN])}{more} out of {'their' if len(odd) > 1 else 'its'} "
         "loss, and find_unused_parameters is off: DDP waits for these gradients",
         odd,
-        f"{switch} lets DDP find out in each step which parameters a rank left out; without that cost, let every part "
-        "of the model take part in the loss of every rank with a factor of 0 (`loss + 0 * part(x).sum()`).",
+        f"Use {switch}, or add unused parts to the loss of every rank with a factor of 0 "
+        "(`loss + 0 * part(x).sum()`), which is faster.",
         {"without_gradient": {str(rank): one[:16] for rank, one in left_out.items()}},
     )
 

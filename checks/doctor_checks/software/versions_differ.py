@@ -167,7 +167,7 @@ _PARTS = (
 )
 
 
-_PATCH = _VersionedComponent("patch release of Python", lambda software: software.python)
+_PATCH = _VersionedComponent("Python patch release", lambda software: software.python)
 
 
 def _releases(worked: Job) -> Iterator[tuple[str, str | None]]:

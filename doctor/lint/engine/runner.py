@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from doctor.core.errors import UnusableError
-from doctor.core.finding import Source, Status
+from doctor.core.finding import Source, Status, capitalized
 from doctor.core.report_document import CheckResult, Ignored, Report, ReportFinding, ReportInput
 from doctor.core.settings import Settings
 from doctor.lint.engine.discovery import LintTarget, find_files
@@ -116,7 +116,7 @@ def _findings(verdicts: Iterable[FileResult], asked: LintRequest) -> dict[int, l
 def _finding(rule: Rule, found: LocatedViolation, target: LintTarget, ignored: Ignored | None) -> ReportFinding:
     violation = found.violation
     return ReportFinding(
-        summary=violation.summary,
+        summary=capitalized(violation.summary),
         severity=violation.severity or rule.severity,
         ignored=ignored,
         ranks=(),

@@ -36,8 +36,8 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the other ranks are in the middle of their step and never make the call. The error is shown only after
     the wait times out, if at all; what is seen is an NCCL timeout half an hour later, on every rank.
-    Fix: save on a schedule instead: ModelCheckpoint(every_n_train_steps=500, save_last=True), and let the error end the
-    job; the launcher stops the other ranks.
+    Fix: save on a schedule instead: `ModelCheckpoint(every_n_train_steps=500, save_last=True)`, and let the error end
+    the job; the launcher stops the other ranks.
     """
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):
         every = list(script.calls("lightning.pytorch.Trainer"))
@@ -47,8 +47,8 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
         if trainers:
             yield Violation(
                 call,
-                f"OnExceptionCheckpoint in a job of several ranks (Trainer at line {trainers[0].lineno}): the rank "
-                "that fails waits for the others in the save, and a timeout hides its error",
+                f"OnExceptionCheckpoint on several ranks (Trainer at line {trainers[0].lineno}): a failed rank blocks "
+                "in the save",
                 evidence=(("trainer_at_line", trainers[0].lineno),),
             )
     yield from _hooks(script)

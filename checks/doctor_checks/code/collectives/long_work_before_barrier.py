@@ -37,8 +37,9 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
     Why it hurts: the default timeout is 10 minutes with NCCL and 30 minutes with Gloo. With a larger dataset, or a
     slower disk or network, the waiting ranks end the job with a timeout that looks like a network fault.
     Fix: prepare the data before the run and load the result on all ranks, or raise the timeout:
-    init_process_group(timeout=timedelta(hours=2)), Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=...)])
-    or TrainingArguments(ddp_timeout=7200).
+    `init_process_group(timeout=timedelta(hours=2))`,
+    `Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))])` or
+    `TrainingArguments(ddp_timeout=7200)`.
     """
     started = _started(script)
     if started is None:
@@ -52,7 +53,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{script.text_of(call.func, 40)} at line {call.lineno} may take long; the other ranks wait {words} "
-                f"with the default timeout of {script.text_of(started.func)} (line {started.lineno})",
+                "with the default timeout",
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
             )

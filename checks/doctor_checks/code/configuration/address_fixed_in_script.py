@@ -56,7 +56,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
 
     Why it hurts: two jobs on a host use the same port ("Address already in use"), ranks on other hosts wait at an
     address that is wrong for them, and NCCL fails with "no socket interface found" on a host without that interface.
-    Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, use os.environ.setdefault(...) without torchrun, and set
+    Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, use `os.environ.setdefault(...)` without torchrun, and set
     NCCL_SOCKET_IFNAME in the environment of the cluster.
     """
     if is_test(script):
@@ -203,8 +203,8 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
         return Violation(
             write.at,
             f'{write.name}="{value}" is hard-coded: hosts whose {what} has another name cannot join',
-            fix=f"Set {write.name} in the environment of the cluster, or exclude what must not be used: "
-            f"{write.name}=^lo,docker0",
+            fix=f"Set {write.name} in the environment of the cluster, or exclude the others: "
+            f"`{write.name}=^lo,docker0`.",
             confidence=0.8,
         )
     if write.name == _PORT and write.value.isdigit() and write.value != "0":

@@ -39,8 +39,8 @@ from doctor.testing.script_cases import fails, passes
 def environment_written_late(script: Script) -> Iterator[Violation]:
     """Ask whether environment variables are set before the library that reads them starts.
 
-    Why it hurts: they are read once. A later value is ignored silently: the job continues with the interface, the GPUs
-    or the settings that were in effect before.
+    Why it hurts: the variable is read only once. A later value is silently ignored: the job continues with the
+    interface, the GPUs or the settings that were in effect before.
     Fix: set the variable at the top of the script, before torch.distributed and CUDA are used, or in the launcher.
     """
     for at, variable in _written(script):

@@ -74,7 +74,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
         yield Violation(
             worst[0].at,
             f"{' and '.join(dict.fromkeys(one.words for one in worst))}: {_claim(worst, release)}",
-            fix="; ".join(dict.fromkeys(f"{one.words} → {one.replacement}" for one in complaints)),
+            fix=" ".join(dict.fromkeys(f"Instead of `{one.words}`, use {one.replacement}." for one in complaints)),
             severity=severity,
             edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
             evidence=(("lightning", release),) if release is not None else (),

@@ -113,7 +113,7 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     yield Violation(
         call,
         f"{workers.of} gives {many} of a host one worker per CPU core (several ranks: line {shown.lineno})",
-        fix="Set num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1).",
+        fix="Set `num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1)`.",
         confidence=0.9,
     )
 

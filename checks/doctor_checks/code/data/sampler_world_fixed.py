@@ -74,8 +74,8 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
         yield Violation(
             call,
-            f"DistributedSampler uses the local rank ({script.text_of(rank)}) as the global rank of "
-            f"{script.text_of(replicas)}: every node reads the same shards, and the rest is never read",
+            f"DistributedSampler uses the local rank ({script.text_of(rank)}) of {script.text_of(replicas)} ranks: "
+            "every node reads the same shards",
             fix="Pass `rank=dist.get_rank()`, or neither `num_replicas` nor `rank`.",
             severity=None if _knows_hosts(script) else Severity.WARNING,
             confidence=0.8,

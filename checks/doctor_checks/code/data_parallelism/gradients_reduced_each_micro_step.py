@@ -126,7 +126,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             yield Violation(
                 backward,
-                f"Gradients are averaged across ranks in every backward pass, but used only in {step} "
+                f"Gradients are averaged in every backward pass, but used only in {step} "
                 f"({script.text_of(wrapper.func)}, line {wrapper.lineno})",
                 fix=_FIXES.get(script.name(wrapper.func), ""),
             )

@@ -50,7 +50,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
 
     Why it hurts: with reentrant checkpointing, DDP fails with "Expected to mark a variable ready only once"; if each
     backward pass reaches only some parameters, DDP fails without find_unused_parameters.
-    Fix: use checkpoint(..., use_reentrant=False), and find_unused_parameters=True only if parameters stay unused.
+    Fix: use `checkpoint(..., use_reentrant=False)`, and find_unused_parameters=True only if parameters stay unused.
     """
     reentrant = _reentrant(script)
     for call, word in _searches(script):
@@ -65,7 +65,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
             yield Violation(
                 call,
                 f"{word} with reentrant checkpointing (line {reentrant.lineno}): each parameter is marked ready twice",
-                fix="Use checkpoint(..., use_reentrant=False), or remove find_unused_parameters.",
+                fix="Use `checkpoint(..., use_reentrant=False)`, or remove find_unused_parameters.",
             )
     yield from _parts(script)
 

@@ -45,7 +45,7 @@ def cuda_before_fork(script: Script) -> Iterator[Violation]:
     Why it hurts: a CUDA context does not survive a fork. The child fails with "Cannot re-initialize CUDA in forked
     subprocess", or hangs.
     Fix: move tensors to the GPU in the main process, after the data loader; start ranks with torchrun or mp.spawn; if
-    workers need CUDA, use DataLoader(..., multiprocessing_context="spawn").
+    workers need CUDA, use `DataLoader(..., multiprocessing_context="spawn")`.
     """
     if start_method(script) in ("spawn", "forkserver"):
         return
@@ -66,8 +66,8 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
         if used is not None:
             yield Violation(
                 used,
-                f"`{script.text_of(used, 40)}` at line {used.lineno} runs in data workers ({what} of the DataLoader at "
-                f"line {loader.lineno}), which are forked: CUDA fails there if the main process uses it",
+                f"`{script.text_of(used, 40)}` at line {used.lineno} runs in forked data workers ({what} of the "
+                f"DataLoader at line {loader.lineno})",
                 evidence=(("loader_at_line", loader.lineno), ("workers", script.text_of(workers))),
                 confidence=0.9,
             )

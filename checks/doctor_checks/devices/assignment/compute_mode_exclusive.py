@@ -124,7 +124,7 @@ def _exposed(machine: LocalRanks, gpus: list[Gpu]) -> Iterator[Finding]:
             evidence={"compute_mode": gpus[0].compute_mode, "gpus": [gpu.index for gpu in gpus]},
             effect="A rank that uses the GPU of another rank, for example by cuda() before set_device() or a barrier "
             "without device_ids, ends with `all CUDA-capable devices are busy or unavailable`.",
-            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call torch.cuda.set_device(local_rank) first.",
+            fix="Set CUDA_VISIBLE_DEVICES to one GPU for each rank, or call `torch.cuda.set_device(local_rank)` first.",
             severity=Severity.INFO,
         )
 

@@ -144,7 +144,7 @@ def device_shared(job: Job) -> Iterator[Verdict]:
     Why it hurts: NCCL rejects two ranks on one GPU ("Duplicate GPU detected"). With another backend, the ranks share
     the speed and memory of the GPU.
     Fix: Start one process per GPU (`torchrun --nproc-per-node=gpu`), and call
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before any other CUDA call.
+    `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any other CUDA call.
     """
     devices = devices_of(job)
     unclear = [rank for rank, device in devices.items() if device is None and on_processor(rank) is None]

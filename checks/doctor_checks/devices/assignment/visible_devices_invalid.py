@@ -167,7 +167,7 @@ def _of_rocm(environment: EnvironmentFacts, identical: IdenticalRanks) -> Iterat
             f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: HIP uses the former",
             ranks=identical.ranks,
             evidence=evidence,
-            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, see other GPUs than HIP.",
+            effect="Programs that read CUDA_VISIBLE_DEVICES, such as Ray, see different GPUs than HIP.",
             fix=f"export CUDA_VISIBLE_DEVICES={hip}",
             severity=Severity.WARNING,
         )

@@ -132,7 +132,7 @@ def _finding(job: Job, idle: list[_Idle]) -> Finding:
     return Finding(
         f"{who} busy at most {worst.busy:.0f} % of the time, with {mebibytes(left)} of "
         f"{mebibytes(worst.memory.total)} free at the peak"
-        + (f"; a batch {worst.times} times as large would fit" if worst.times > 1 else ""),
+        + (f"; a batch {worst.times} times larger fits" if worst.times > 1 else ""),
         ranks=tuple(one.rank.number for one in idle),
         evidence={
             "busy_per_cent_by_rank": {str(one.rank.number): one.busy for one in idle[:16]},

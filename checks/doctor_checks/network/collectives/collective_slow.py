@@ -61,19 +61,19 @@ def _far(axis: str, group: tuple[int, ...], size: int, turn: int) -> float:
         Fails("small messages on NCCL", timed_on_mesh(_with_small(80e-6), backend="nccl"), ranks=tuple(range(16))),
         Fails(
             "one does not answer, the others wait for it",
-            breaking("no answer within 20 s", (5,), "rank 5 did not come"),
+            breaking("no answer within 20 s", (5,), "rank 5 did not join"),
             ranks=(5,),
             severity=Severity.ERROR,
         ),
         Fails(
             "two wait for one another, the rest for them",
-            breaking("Timed out waiting 8000ms for recv operation", (2, 3), "ranks 2-3 did not come", awaited=(2, 3)),
+            breaking("Timed out waiting 8000ms for recv operation", (2, 3), "ranks 2-3 did not join", awaited=(2, 3)),
             ranks=(2, 3),
             severity=Severity.ERROR,
         ),
         Fails(
             "one rank never joins",
-            healthy(2, 2).put(not_set_up("rank 3 did not come", (3,)), ranks=(0, 1, 2)),
+            healthy(2, 2).put(not_set_up("rank 3 did not join", (3,)), ranks=(0, 1, 2)),
             ranks=(3,),
             severity=Severity.ERROR,
         ),

@@ -74,7 +74,7 @@ def _logged_finding(job: Job, group: EventGroup, port: str | None) -> Finding:
     why = group.value("err") if group.value("errno") or group.kind in _OLD else None
     return finding_from_logs(
         group,
-        f"{f'{host}:{port}' if host and port else 'The master'} is unreachable: {why or 'timed out without an answer'}",
+        f"{f'{host}:{port}' if host and port else 'The master'} is unreachable: {why or 'connection timed out'}",
         evidence={"host": host, "port": port and int(port[:6]), "error": why},
         severity=Severity.WARNING if earlier else None,
         confidence=0.4 if earlier else _confidence(group),
@@ -205,7 +205,7 @@ def _finding(attempts: tuple[Reach, ...], ranks: tuple[int, ...]) -> Finding | N
     way = f" (over {worst.interface} from {worst.source_address})" if worst.interface else ""
     claim = {
         "refused": f"Nothing listens on the master port {worst.address}:{worst.port}",
-        "silent": f"No answer from the master port {worst.address}:{worst.port}: filtered, or the wrong network",
+        "silent": f"No response from the master port {worst.address}:{worst.port}: filtered, or the wrong network",
         "unroutable": f"No route to the master {worst.address}:{worst.port}",
     }
     evidence = {

@@ -346,7 +346,7 @@ _TWO = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8")
 def interface_unroutable_in_files(file: LaunchFile) -> Iterator[Violation]:
     """Ask whether the interface configured for a multi-host job connects the hosts.
 
-    Why it hurts: each host advertises an address that is local to it: connections are refused or never answered.
+    Why it hurts: each host advertises an address that is local to it: connections are refused or time out.
     Fix: Select the interface of the network between the hosts (`ip route get ADDRESS` shows it), or exclude the others:
     `export NCCL_SOCKET_IFNAME=^lo,docker0`.
     """

@@ -145,7 +145,7 @@ def _wide(address: str) -> str:
 def subnets_differ(job: Job) -> Iterator[Verdict]:
     """Ask whether the interfaces that the ranks would use can reach each other.
 
-    Why it hurts: connections between the subnets fail with `No route to host` or get no answer, and the job hangs at
+    Why it hurts: connections between the subnets fail with `No route to host` or time out, and the job hangs at
     startup.
     Fix: Select interfaces of one network on every host (`export NCCL_SOCKET_IFNAME='=eth0'`), or add the missing route
     (`sudo ip route add SUBNET via ROUTER dev INTERFACE`).

@@ -126,14 +126,14 @@ def _unanswered(job: Job) -> Iterator[Finding]:
         is_infiniband = (group.value("dev") or "").endswith("/IB")
         if group.value("msg2") and not is_infiniband and not has_worked(job, group.first):
             yield finding_from_logs(
-                group, "UCX got no answer over RDMA: with RoCE, usually the wrong GID", confidence=0.5
+                group, "UCX received no response over RDMA: with RoCE, usually the wrong GID", confidence=0.5
             )
     for group in event_groups(job, "nccl.ib_wc"):
         silent = "12" in (*group.values("status"), *group.values("status2"))
         if silent and not has_worked(job, group.first):
             yield finding_from_logs(
                 group,
-                "The first RDMA transfer got no answer (completion status 12): with RoCE, usually the wrong GID",
+                "The first RDMA transfer received no response (completion status 12): with RoCE, usually the wrong GID",
                 evidence={"peers": group.values("peer"), "gids": [*group.values("lgid"), *group.values("rgid")]},
                 confidence=0.75,
             )

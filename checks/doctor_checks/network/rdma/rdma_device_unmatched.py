@@ -292,7 +292,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
     wanted, fault = nccl_device_list(setting.value), list_fault(setting.value)
     names = [device.name for device in rdma.devices]
     if not fault and wanted.exclude and not any(map(wanted.names, names)):
-        fault = "it excludes none of this host's RDMA devices"
+        fault = "excludes no RDMA device of this host"
     if not fault and wanted.exclude and (slip := _misspelled(setting.value, names)):
         fault = f"it excludes {slip[0]}, which this host does not have; did you mean {slip[1]}?"
     if not fault and not wanted.exclude and (also := _also_selected(wanted, names)):

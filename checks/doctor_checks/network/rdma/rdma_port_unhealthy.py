@@ -107,7 +107,7 @@ def _from_logs(job: Job) -> Iterator[Finding]:
             # Earlier transfers succeeded, or the ports do not use addresses that can be wrong.
             yield finding_from_logs(
                 group,
-                "The RDMA port of a peer stopped answering (completion status 12): its process, a cable or a switch",
+                "The RDMA port of a peer stopped responding (completion status 12): its process, a cable or a switch",
                 evidence={"peers": group.values("peer")},
                 severity=Severity.ERROR,
                 confidence=0.6,
@@ -135,7 +135,7 @@ def _of_ucx(job: Job) -> Iterator[Finding]:
         if group.value("msg2") and device.endswith("/IB"):
             yield finding_from_logs(
                 group,
-                f"RDMA transfers of {device.removesuffix('/IB')} got no answer (transport retry count exceeded)",
+                f"RDMA transfers of {device.removesuffix('/IB')} received no response (transport retry count exceeded)",
                 evidence={"port": device},
                 severity=Severity.ERROR,
                 confidence=0.6,

@@ -124,7 +124,7 @@ def rdma_unused(job: Job) -> Iterator[Verdict]:
     Why it hurts: traffic between hosts uses TCP over the CPU, which is ten to fifty times slower; the log shows only
     `NCCL INFO Using network Socket`.
     Fix: Run `unset NCCL_IB_DISABLE NCCL_NET`, remove these settings from nccl.conf, install libibverbs (rdma-core) in
-    the image, and pass --device=/dev/infiniband to the container.
+    the image, and pass `--device=/dev/infiniband` to the container.
     """
     if not job.is_multi_host:
         yield Skip("one host")

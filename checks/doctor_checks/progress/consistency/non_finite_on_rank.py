@@ -124,8 +124,8 @@ def _claim(group: EventGroup) -> str:
     if function := group.value("function"):
         return f"The backward pass of {function} returned NaN"
     what, value = _named(group.first)
-    subject = "A value" if what == "floatingpointerror" else f"The {what}"
-    return f"{subject} is {value}, and the program ended because of it"
+    subject = "a value" if what == "floatingpointerror" else f"the {what}"
+    return f"The program ended because {subject} is {value}"
 
 
 @check(
@@ -286,8 +286,8 @@ def _finding(job: Job, first: list[_RankLosses], others: list[_RankLosses], step
             "still_finite": [seen.rank.number for seen in others if seen.first is None][:32],
         },
         fix=(
-            f"Inspect batch {int(step)} of rank {ranks[0]}: assert torch.isfinite(batch).all() before the forward pass "
+            f"Inspect batch {int(step)} of rank {ranks[0]}: `assert torch.isfinite(batch).all()` before forward "
             f"(empty or broken samples, a division by a count of 0); {anomaly} names the operation; if other batches "
-            "of this rank fail too, suspect its GPU (GPU009, GPU010)"
+            "of this rank fail too, suspect its GPU (GPU009, GPU010)."
         ),
     )

@@ -351,15 +351,15 @@ def _fix(job: Job, ranks: tuple[Rank, ...], *, began_apart: bool) -> str:
         seed = "lightning.seed_everything(seed)" if uses_lightning(job) else "torch.manual_seed(seed)"
         return (
             f"Call `{seed}` with the same seed on every rank before the model is created, or broadcast its parameters: "
-            "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`"
+            "`for p in model.parameters(): torch.distributed.broadcast(p.data, 0)`."
         )
     if uses_lightning(job):
         return (
             "With manual optimization, call `self.manual_backward(loss)` on every rank and batch; do not call "
             "`optimizer.step()` under a rank condition, change `p.data` in a hook, or use `no_sync()` without a later "
-            "reduction"
+            "reduction."
         )
     return (
         "Call the DDP module, not `model.module`, for the forward pass; do not call `optimizer.step()` under a rank "
-        "condition, use `no_sync()` around the last accumulated batch, or change `p.data` by hand"
+        "condition, use `no_sync()` around the last accumulated batch, or assign to `p.data`."
     )

@@ -51,7 +51,7 @@ def _unreachable(job: Job, kind: str) -> tuple[RasSuspect, ...]:
                 claim = f"{_names(gone)} {verb} dead: NCCL's RAS service can no longer reach {them}"
                 found.append(RasSuspect("dead", gone.ranks, claim, gone, DEAD))
             else:
-                claim = f"{_names(gone)} did not answer NCCL's RAS service in time"
+                claim = f"{_names(gone)} did not respond to NCCL's RAS service in time"
                 found.append(RasSuspect("silent", gone.ranks, claim, gone, SILENT))
     return tuple(found)
 

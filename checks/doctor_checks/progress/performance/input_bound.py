@@ -132,11 +132,11 @@ def _fix(workers: int | None) -> str:
     if workers == 0:
         return (
             "Use `DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)` with as many workers as "
-            "the rank has spare CPUs: with num_workers=0 the training process loads each batch itself"
+            "the rank has spare CPUs; with `num_workers=0`, the training process loads each batch itself."
         )
     if workers:
         return (
             f"Use more than {workers} workers if CPUs are free (`top` on its host); otherwise decode and resize the "
-            "samples beforehand, pack small files into large ones, and keep them on local storage"
+            "samples beforehand, pack small files into large ones, and keep them on local storage."
         )
     return ""

@@ -329,12 +329,12 @@ def _finding(job: Job, ranks: tuple[Rank, ...], part: str, members: Mapping[int,
     paused = next((rank.find(RankPausesFacts) for rank in ranks if rank.number == worst), None)
     quota = _throttled(paused) if paused is not None else ""
     if lag.waited >= NEAR * lag.excess:
-        waits = f"they wait for that in {PHASES[lag.wait]}: {milliseconds(lag.waited)} a step"
+        waits = f"peers wait {milliseconds(lag.waited)} in {PHASES[lag.wait]}"
     else:
-        waits = f"they wait for that in some steps: {milliseconds(lag.waited_in_all)} a step on average"
+        waits = f"peers wait {milliseconds(lag.waited_in_all)} on average"
     return Finding(
-        f"{who} {spend} {milliseconds(lag.own)} of a step of {milliseconds(lag.total)} on {PHASES[part]}, {their} "
-        f"peers {milliseconds(max(0.0, lag.own - lag.excess))}; {waits}{quota}",
+        f"{who} {spend} {milliseconds(lag.own)} of a {milliseconds(lag.total)} step on {PHASES[part]}, {their} peers "
+        f"{milliseconds(max(0.0, lag.own - lag.excess))}; {waits}{quota}",
         ranks=numbers,
         evidence={
             "part": part,
@@ -371,8 +371,8 @@ def _delayed(ranks: tuple[Rank, ...]) -> Iterator[Finding]:
         progress = next((rank.find(ProgressFacts) for rank in ranks if rank.number == number), None)
         pid = progress.pid if progress is not None and progress.pid else "PID"
         yield Finding(
-            f"rank {number} did not run at all {one.delays} times, {one.delayed_seconds:.0f} s of the last "
-            f"{one.seconds:.0f} s in all{quota}" + ("" if quota else ": its interpreter's lock (GIL) was held"),
+            f"rank {number} did not run {one.delays} times, for {one.delayed_seconds:.0f} s of the last "
+            f"{one.seconds:.0f} s{quota}" + ("" if quota else ": its interpreter lock (GIL) was held"),
             ranks=(number,),
             evidence={"pauses": one.delays, "seconds_paused": one.delayed_seconds, "seconds_watched": one.seconds},
             fix=_FIX_OF_QUOTA
@@ -433,8 +433,8 @@ def _rarely_slow(
             continue
         training = next((found for one in ranks if one.number == rank and (found := one.find(TrainingFacts))), None)
         yield Finding(
-            f"rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in all, in {PHASES[part]}; its peers "
-            f"wait for that in {PHASES[wait]}",
+            f"Rare long steps of rank {rank} cost {lost:.0f} s of {whole:.0f} s in {PHASES[part]}; peers wait in "
+            f"{PHASES[wait]}",
             ranks=(rank,),
             evidence={
                 "part": part,
@@ -477,17 +477,17 @@ def _fix(job: Job, part: str, units: tuple[int | None, float | None]) -> str:
     if part in ("forward", "backward") and own and usual and own > 1.1 * usual:
         return (
             f"Its batches are larger ({own:,} tokens or samples, its peers' {usual:,.0f}): sort sequences into buckets "
-            "before they are divided among ranks, or sample by tokens"
+            "before they are divided among ranks, or sample by tokens."
         )
     if part == "data":
         return (
-            "Compare on this rank how fast its files are read (time cat FILE > /dev/null), and num_workers with the "
-            "CPUs it can use (taskset -p PID); use more workers, persistent_workers=True and data on local storage"
+            "Compare on this rank how fast its files are read (`time cat FILE > /dev/null`), and num_workers with the "
+            "CPUs it can use (`taskset -p PID`); use more workers, `persistent_workers=True` and data on local storage."
         )
     if part in ("forward", "backward"):
         return (
             "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` on its host to look for thermal or power limits, and check for "
-            "other processes on its GPU; on a CPU, check for other processes on its cores (`top`) and OMP_NUM_THREADS"
+            "other processes on its GPU; on a CPU, check its cores (`top`) and OMP_NUM_THREADS."
         )
-    hooks = "callbacks, self.log(..., rank_zero_only=True), loggers" if uses_lightning(job) else "logging, evaluation"
-    return f"Look for work that only this rank does in each step: {hooks}, files written, tensors copied to the CPU"
+    hooks = "callbacks, `self.log(..., rank_zero_only=True)`, loggers" if uses_lightning(job) else "logging, evaluation"
+    return f"Look for work that only this rank does in each step: {hooks}, files written, tensors copied to the CPU."
