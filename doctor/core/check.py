@@ -185,12 +185,11 @@ def read_docstring(text: str) -> tuple[str, str, str]:
     """The question, the effect and the fix in a check's docstring; missing parts are empty."""
     parts = re.split(r"^(Why it hurts|Fix):\s*", text, flags=re.MULTILINE)
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
-    effect, fix = (_capitalized(_fold(named.get(name, ""))) for name in ("Why it hurts", "Fix"))
-    return _fold(parts[0]), effect, fix
+    return _fold(parts[0]), _capitalized(_fold(named.get("Why it hurts", ""))), _fold(named.get("Fix", ""))
 
 
 def _capitalized(sentence: str) -> str:
-    """The sentence, which follows a colon in the docstring, as one of its own; a literal in front is kept."""
+    """A sentence after a colon with a capital, unless it starts with a literal. Not for fixes, which may be commands."""
     return sentence[:1].upper() + sentence[1:] if _PLAIN_WORD.match(sentence) else sentence
 
 

@@ -151,7 +151,7 @@ def test_ranks_that_wait_in_backward_wait_for_the_rank_that_is_asleep() -> None:
     (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
     assert finding.ranks == (3,)
     assert finding.summary == (
-        "rank 3 is stuck at train.py:58 (step); ranks 0-2 have waited at least 3 s in all_reduce of backward, called "
+        "Rank 3 is stuck at train.py:58 (step); ranks 0-2 have waited at least 3 s in all_reduce of backward, called "
         "at train.py:44 (train)"
     )
 
@@ -160,7 +160,7 @@ def test_a_worker_without_progress_is_what_its_rank_stands_in() -> None:
     found = members(*others(3), process(3, LOADER), worker(3, WORKER), worker(3, IDLE_WORKER, pid=2103))
     (finding,) = judged(found).result("RUN010").findings  # type: ignore[union-attr]
     assert finding.ranks == (3,)
-    assert "rank 3 is loading data at data.py:12" in finding.summary
+    assert "Rank 3 is loading data at data.py:12" in finding.summary
     assert finding.evidence["children"] == ["2003 data worker at data.py:12 S", "2103 data worker S"]
 
 
@@ -212,7 +212,7 @@ def test_a_rank_that_is_blocked_in_the_driver_is_an_error_once_the_heartbeat_wou
     report = judged(members(*others(3), blocked))
     (finding,) = report.result("RUN016").findings  # type: ignore[union-attr]
     assert finding.summary.startswith(
-        "rank 3 is blocked in the GPU driver (uvm_va_block_lock) at train.py:40 (train); "
+        "Rank 3 is blocked in the GPU driver (uvm_va_block_lock) at train.py:40 (train); "
     )
     assert findings(members(*others(3), blocked)) == [("RUN016", (3,), Severity.INFO)]
     times = StandingTimes()
@@ -464,7 +464,7 @@ def test_ranks_that_wait_behind_the_loop_of_the_others_ended_it_earlier() -> Non
     (finding,) = judged(members(*others(3, stack=(*in_loop, MAIN)), behind)).result("RUN001").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
     assert finding.summary == (
-        "rank 3 has left the loop that ranks 0-2 are still in: rank 3 waits in barrier at train.py:48 (train); rank 0 "
+        "Rank 3 has left the loop that ranks 0-2 are still in: rank 3 waits in barrier at train.py:48 (train); rank 0 "
         "waits in all_reduce of backward, called at train.py:44 (train)"
     )
     before = process(3, inside("barrier", at(38)))
@@ -484,7 +484,7 @@ def test_ranks_whose_data_ended_are_named_by_the_loop_over_it() -> None:
     (finding,) = report.result("DATA010").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity, finding.source.line) == ((3,), Severity.ERROR, 44)  # type: ignore[union-attr]
     assert finding.summary == (
-        "rank 3 ended the loop over `loader` while ranks 0-2 are still in it: rank 3 waits in barrier at train.py:48 "
+        "Rank 3 ended the loop over `loader` while ranks 0-2 are still in it: rank 3 waits in barrier at train.py:48 "
         "(train); rank 0 waits in all_reduce of backward, called at train.py:44 (train)"
     )
     assert [result.id for result in report.results for _ in result.findings] == ["DATA010"]
@@ -517,7 +517,7 @@ def test_ranks_that_ended_lightnings_training_epoch() -> None:
     ended = (*ALL_REDUCE[:2], *fit(("fit_loop.py", "on_advance_end")), at(90, "main"))
     report = judged(members(*others(3, stack=step), process(3, ended)))
     (finding,) = report.result("DATA010").findings  # type: ignore[union-attr]
-    assert finding.summary.startswith("rank 3 ended the training epoch while ranks 0-2 are still in it")
+    assert finding.summary.startswith("Rank 3 ended the training epoch while ranks 0-2 are still in it")
     assert [result.id for result in report.results for _ in result.findings] == ["DATA010"]
 
 
@@ -527,7 +527,7 @@ def test_a_rank_that_torchrun_started_and_that_is_missing_ended_its_program() ->
     report = judged(members(*here, agent))
     (finding,) = report.result("RUN001").findings  # type: ignore[union-attr]
     assert (finding.ranks, finding.severity) == ((3,), Severity.ERROR)
-    assert finding.summary.startswith("rank 3 has ended the run; ranks 0-2 have waited")
+    assert finding.summary.startswith("Rank 3 has ended the run; ranks 0-2 have waited")
     by_srun = [msgspec.structs.replace(one, launcher="srun") for one in here]
     assert findings(members(*by_srun, agent)) == [("RUN004", (3,), Severity.ERROR)]
 
@@ -621,7 +621,7 @@ def test_each_call_site_of_the_waiting_ranks_is_named_if_there_are_few() -> None
     asleep = process(3, SLEEP)
     two = [process(0, ALL_REDUCE), process(1, inside("barrier", at(70, "validate"))), process(2, ALL_REDUCE)]
     assert _summary("RUN001", *two, asleep) == (
-        "rank 3 is stuck at train.py:58 (step); ranks 0, 2 have waited at least 3 s in all_reduce at train.py:41 "
+        "Rank 3 is stuck at train.py:58 (step); ranks 0, 2 have waited at least 3 s in all_reduce at train.py:41 "
         "(train), rank 1 in barrier at train.py:70 (validate)"
     )
     many = [process(rank, inside("barrier", at(70 + rank)), world=6) for rank in range(5)]
@@ -641,7 +641,7 @@ def test_how_processes_ended_is_said_in_a_sentence() -> None:
 def test_a_rank_that_left_its_program_waits_for_its_threads() -> None:
     left = process(3, (Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown"),))
     assert _summary("RUN001", *others(3), left).startswith(
-        "rank 3 is at the end of its program and waits for its threads"
+        "Rank 3 is at the end of its program and waits for its threads"
     )
 
 

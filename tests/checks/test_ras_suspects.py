@@ -57,4 +57,4 @@ def test_a_silent_process_of_an_unknown_rank():
     start, end = STALLED.index("DEAD"), STALLED.index("Warnings")
     (one,) = suspects(STALLED[:start] + STALLED[end:])
     assert (one.state, one.ranks) == ("silent", ())
-    assert one.claim == "process 487984 on 10.0.0.2 did not answer NCCL's RAS service in time"
+    assert one.claim == "process 487984 on 10.0.0.2 did not respond to NCCL's RAS service in time"

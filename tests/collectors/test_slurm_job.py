@@ -206,7 +206,7 @@ def test_scontrol_that_is_no_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("job_id", ["--help", "7; rm", "٣", "9" * 50, "x"])
 def test_only_numbers_are_asked_for(tmp_path: Path, job_id: str) -> None:
     environ = fake_scontrol(tmp_path, f"touch {tmp_path}/asked")
-    assert ask_scontrol(environ, job_id).reason == "SLURM_JOB_ID is no number"
+    assert ask_scontrol(environ, job_id).reason == "SLURM_JOB_ID is not a number"
     assert not (tmp_path / "asked").exists()
 
 

@@ -51,7 +51,7 @@ def unusable(folder):
     yield folder / "nothing.json", "nothing.json: No such file or directory"
     log = folder / "train.log"
     log.write_text("step 1\n")
-    yield log, "it is no capture"
+    yield log, "it is not a capture"
     report = folder / "report.json"
     report.write_text('{"schema": 1, "verdict": "pass"}')
     yield report, "a report is a verdict, not evidence"
@@ -60,7 +60,7 @@ def unusable(folder):
     yield newer, "has schema 2; this release reads schema 1"
     pipe = folder / "pipe"
     os.mkfifo(pipe)
-    yield pipe, "it is no capture"
+    yield pipe, "it is not a capture"
     half = folder / "half"
     half.mkdir()
     text = write(half / "rank-0.json", healthy()).read_text()

@@ -70,7 +70,7 @@ def test_the_command_that_a_report_names_explains_the_check(plugin, tmp_path):
         "# ACME001 old-python\n\nWhether every rank runs the Python that we support.\n\n"
         "severity: warning · family: acme · scope: rank · detected: before a run\n\n"
         "limits: `ACME001.most = 3.5`\n\n"
-        "## Impact\n\nour data pipeline needs 3.11.\n\n## Fix\n\nmodule load python/3.11\n\n## From\n\nour checks.py\n"
+        "## Impact\n\nOur data pipeline needs 3.11.\n\n## Fix\n\nmodule load python/3.11\n\n## From\n\nour checks.py\n"
     )
 
 

@@ -154,7 +154,7 @@ def test_one_bad_input_among_good_ones_is_listed(tmp_path):
     assert "schema 2" in why["old.json"][1]
     assert "nested too deeply" in why["deep.json"][1]
     assert why["report.json"] == ("report", "a report is a verdict, not evidence")
-    assert why["pipe"] == ("special", "it is no regular file")
+    assert why["pipe"] == ("special", "it is not a regular file")
 
 
 def test_records_of_the_newest_run_are_judged(tmp_path):

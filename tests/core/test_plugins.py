@@ -187,5 +187,5 @@ def test_metadata_out_of_form_are_refused_when_the_check_is_made(options):
 
 
 def test_a_check_is_named_after_a_function():
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a valid name"):
         check(id="ACME001", severity=Severity.ERROR, scope=Scope.RANK)(lambda job: None)

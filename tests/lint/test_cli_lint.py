@@ -175,7 +175,7 @@ def test_libcst_and_torch_are_not_loaded(faulty):
     [
         (["gone.py"], "gone.py: it can't be read: No such file or directory"),
         (["--select", "CODE99", "."], "no rule or family is called CODE99"),
-        (["--lightning", "two", "."], "two is no release of Lightning"),
+        (["--lightning", "two", "."], "two is not a release of Lightning"),
         (["--plugin", "gone.py", "."], "gone.py"),
         (["--fix", "--diff", "."], "exclude each other"),
         (["--cores", "0", "."], "--cores"),
@@ -191,7 +191,7 @@ def test_what_can_not_be_used_is_one_sentence(faulty, arguments, words):
 def test_one_bad_file_among_good_ones_is_listed(faulty):
     (faulty / "old.py").write_text("print 'rank torch.load DistributedSampler'\n")
     shown = lint(".", "gone.py", cwd=faulty, code=1).stdout
-    assert "Skipped old.py: it is no Python of this interpreter: line 1" in shown
+    assert "Skipped old.py: it is not valid Python for this interpreter: line 1" in shown
     assert "Skipped gone.py: it can't be read" in shown
 
 

@@ -98,7 +98,7 @@ def test_a_file_that_is_too_large_or_none_is_said(tmp_path):
         stream.truncate(5 << 20)
     pipe = tmp_path / "pipe.py"
     os.mkfifo(pipe)
-    for path, why in ((large, "larger than 4 MiB"), (pipe, "no file")):
+    for path, why in ((large, "larger than 4 MiB"), (pipe, "not a regular file")):
         (target,) = find_files([path])
         with pytest.raises(UnreadableFile, match=why):
             read_text(target)
@@ -121,8 +121,8 @@ def test_a_notebook_is_one_script_without_what_is_no_python():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "no JSON"),
-        ("[]", "no notebook"),
+        ("{", "not valid JSON"),
+        ("[]", "not a notebook"),
         (notebook("x <- 1", kernelspec={"language": "R"}), "its language is r"),
     ],
 )

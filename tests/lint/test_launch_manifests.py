@@ -139,7 +139,7 @@ def test_a_script_is_told_by_its_first_line_too():
     ("text", "why"),
     [
         (JOB.replace("replicas: 3", "replicas: {{ .Values.workers }}"), "template"),
-        (JOB + "  broken: [\n", "no YAML"),
+        (JOB + "  broken: [\n", "not valid YAML"),
         (JOB + "#" * MOST_BYTES, "larger"),
         (JOB + "deep: " + "[" * (DEPTH + 1), "deeper"),
         (JOB + "many: [" + "1," * MOST_NODES + "]\n", "more than"),

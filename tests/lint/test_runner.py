@@ -63,7 +63,7 @@ def test_findings_say_where_and_what(tmp_path):
     told = dict(finding.evidence)
     assert (told["column"], told["end_line"], told["end_column"]) == (10, 2, 5)
     assert (told["code"], told["foreshadows"], told["numbers"]) == ("é = 'ü'; bad(", ["MEM001"], (1, 2))
-    assert (finding.severity, finding.effect, finding.fix) == (Severity.WARNING, "it does.", "call good().")
+    assert (finding.severity, finding.effect, finding.fix) == (Severity.WARNING, "It does.", "call good().")
     assert (result.status, result.seen, result.expected) == (Status.FAIL, 2, 2)
     assert (report.job, report.verdict, report.exit_code, report.primary) == (None, "pass", 0, "TEST001")
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_python_makes_the_answer_unknown(tmp_path):
     report = run(tmp_path, a="bad = (\n", b="bad = 1\n")
     result = report.result("TEST001")
     assert (result.status, result.seen, result.expected) == (Status.UNKNOWN, 1, 2)
-    assert "a.py: it is no Python of this interpreter: line 1" in result.reason
+    assert "a.py: it is not valid Python for this interpreter: line 1" in result.reason
     assert [one.skipped is None for one in report.inputs] == [False, True]
     assert report.exit_code == 0
     assert run(tmp_path, asked(strict=True)).exit_code == 3
@@ -197,7 +197,7 @@ def test_rules_of_a_plug_in(tmp_path):
     (own,) = choose_rules(book, ["OWN001"]).rules
     assert own.origin == str(path)
     path.write_text(PLUGIN.format(id="CODE001"))
-    with pytest.raises(UnusableError, match="CODE001, which is taken"):
+    with pytest.raises(UnusableError, match="already taken: CODE001"):
         load_rules([path])
     path.write_text("x = 1 / 0\n")
     with pytest.raises(UnusableError, match="ZeroDivisionError"):
@@ -209,7 +209,7 @@ def test_patterns_and_releases_that_are_unknown():
         lint_request(Settings(select=("CODE99",)), typed=["CODE99"])
     with pytest.raises(UnusableError, match="unknown check or family 'NIX'"):
         lint_request(Settings(ignore=(IgnoreEntry("NIX", "why"),)))
-    with pytest.raises(UnusableError, match="no release"):
+    with pytest.raises(UnusableError, match="not a release"):
         lint_request(Settings(), lightning="two")
     assert (
         lint_request(Settings(ignore=(IgnoreEntry("NET026", "of a check"),)), lightning="2.1").releases["lightning"]

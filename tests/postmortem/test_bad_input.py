@@ -69,7 +69,7 @@ def test_what_is_bad_is_listed_and_what_is_good_is_judged(folder):
     assert "system" in why["hostile"][1]
     assert why["train.py"] == ("unknown", "it is source text, not a log")
     assert why["empty.log"] == ("empty", "it is empty")
-    assert why["pipe"] == ("special", "it is no regular file")
+    assert why["pipe"] == ("special", "it is not a regular file")
     assert {why[name][0] for name in ("junk.bin", "elf", "deep.json")} == {"unknown"}
     assert "symbolic links" in why["loop"][1]
     assert not (folder / "was-run").exists()

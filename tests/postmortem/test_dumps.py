@@ -165,7 +165,7 @@ def test_folders_with_the_same_ranks_are_runs_and_others_are_hosts(tmp_path):
     paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     dumps, skipped = read_dumps(paths)
     assert [len(one.facts.collectives) for one in dumps] == [4, 4]
-    assert {why for _, why in skipped} == {"it is of another run than the dumps in tuesday"}
+    assert {why for _, why in skipped} == {"it is from a different run than the dumps in tuesday"}
     assert len(read_dumps([paths[0], paths[3]])[0]) == 2
 
 
@@ -303,7 +303,7 @@ def test_files_that_can_not_be_read_are_listed_with_the_reason(tmp_path, monkeyp
     reasons = {path.name: why for path, why in skipped}
     assert reasons["rank_1"].startswith("it has 0 MiB, and no dump has more")
     assert reasons["rank_3"] == "it can't be read: No such file or directory"
-    assert reasons["trace"] == "its name does not tell the rank"
+    assert reasons["trace"] == "its name does not contain the rank"
 
 
 def test_workers_and_this_process_read_the_same(tmp_path, monkeypatch):

@@ -23,21 +23,21 @@ IDS = ("RUN001", "RUN002", "RUN004", "RUN006", "RUN010", "RUN015")
 CHECKS = CheckRegistry(tuple(check for check in builtin_checks() if check.id in IDS))
 
 EXPECTED = {
-    "skips_a_call": ("RUN006", (2,), "rank 2 skips all_gather at dumping.py"),
-    "other_order": ("RUN002", (1,), "rank 1: barrier at dumping.py"),
+    "skips_a_call": ("RUN006", (2,), "Rank 2 skips all_gather at dumping.py"),
+    "other_order": ("RUN002", (1,), "Rank 1: barrier at dumping.py"),
     "other_order_of_two": ("RUN002", (0, 1), "the sides are equally large"),
-    "other_size": ("RUN002", (1,), "rank 1: all_reduce of 12 elements of Float; ranks 0"),
+    "other_size": ("RUN002", (1,), "Rank 1: all_reduce of 12 elements of Float; ranks 0"),
     "other_type": ("RUN002", (3,), "all_reduce of 10 elements of Int"),
-    "sleeps": ("RUN001", (2,), "rank 2 has not reached all_reduce (number"),
-    "sleeps_after_other_history": ("RUN001", (2,), "rank 2 has not reached all_reduce (number"),
-    "receives_what_nobody_sends": ("RUN001", (1,), "rank 1 has not reached all_reduce (number"),
+    "sleeps": ("RUN001", (2,), "Rank 2 has not reached all_reduce (number"),
+    "sleeps_after_other_history": ("RUN001", (2,), "Rank 2 has not reached all_reduce (number"),
+    "receives_what_nobody_sends": ("RUN001", (1,), "Rank 1 has not reached all_reduce (number"),
     "crosses_groups": ("RUN015", (0,), "only rank 0 in all_reduce"),
-    "crosses_new_groups": ("RUN015", (0, 1), "ranks 0-1 wait for one another"),
+    "crosses_new_groups": ("RUN015", (0, 1), "Ranks 0-1 wait for each other"),
     "one_of_a_group": ("RUN006", (1,), "Only rank 1 calls all_reduce at dumping.py"),
-    "runs_out_of_time": ("RUN001", (0,), "rank 0 has not reached all_reduce"),
+    "runs_out_of_time": ("RUN001", (0,), "Rank 0 has not reached all_reduce"),
 }
 WARNINGS = {
-    "same_shape_otherwise": ("RUN002", (1,), "rank 1: all_reduce of 10 elements of Float as 2 x 5; ranks 0, 2-3: all_"),
+    "same_shape_otherwise": ("RUN002", (1,), "Rank 1: all_reduce of 10 elements of Float as 2 x 5; ranks 0, 2-3: all_"),
 }
 WELL = ("is_well",)
 

@@ -110,7 +110,7 @@ def batch_size_differs(job: Job, *, dynamic_ratio: float = 1.2) -> Iterator[Verd
 
     Why it hurts: DDP averages gradients over ranks regardless of their number of samples, so samples of smaller batches
     weigh more. Ranks with larger batches are slower, and the others wait for them.
-    Fix: set the same `batch_size` in the data loaders of all ranks.
+    Fix: Set the same `batch_size` in the data loaders of all ranks.
     """
     loaders = divided_loaders(job, (*TRAINING, *EVALUATION))
     if not loaders:

@@ -197,7 +197,7 @@ def batches_seen_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: ranks with more batches wait in a collective that the others never enter, or their collective is
     matched with one of the others' next epoch, and gradients of different steps are averaged from then on.
-    Fix: give every rank the same number of batches, or end all ranks after as many as the shortest stream has.
+    Fix: Give every rank the same number of batches, or end all ranks after as many as the shortest stream has.
     """
     if (found := diagnose_stall(job)) is not None and found.data_ended:
         yield _of_stacks(found)

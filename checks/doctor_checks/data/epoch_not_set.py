@@ -78,7 +78,7 @@ def epoch_not_set(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: every epoch has the same batches, and each rank always reads the same shard of the data. The model
     generalizes worse, and no error is reported.
-    Fix: call `sampler.set_epoch(epoch)` before each epoch.
+    Fix: Call `sampler.set_epoch(epoch)` before each epoch.
     """
     loaders = [readers for readers in peer_loaders(job, TRAINING) if any(map(_may_shuffle, readers.members))]
     if not loaders:

@@ -84,7 +84,7 @@ def iterable_unsharded(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: every rank or worker reads every sample. Ranks then compute the same gradient, an epoch takes several
     times as long, and evaluations count each sample several times.
-    Fix: shard the stream in `__iter__` by rank and by `get_worker_info()`.
+    Fix: Shard the stream in `__iter__` by rank and by `get_worker_info()`.
     """
     loaders = [
         readers for readers in peer_loaders(job, (*TRAINING, *EVALUATION)) if any(map(_streams_data, readers.members))

@@ -253,7 +253,7 @@ def loader_length_differs(job: Job) -> Iterator[Verdict]:
     Why it hurts: ranks with more batches wait in a collective that the others never enter. Either the run hangs until
     the timeout, or the collective is matched with one of the others' next epoch, and from then on gradients of
     different steps are averaged without an error.
-    Fix: give every rank the same number of batches, or stop all ranks after the smallest number of batches.
+    Fix: Give every rank the same number of batches, or stop all ranks after the smallest number of batches.
     """
     compared = 0
     for ends in _ends(job):
@@ -460,7 +460,7 @@ def loader_length_differs_in_scripts(script: Script) -> Iterator[Violation]:
 
     Why it hurts: of n samples some ranks get one more than others. Where that makes a batch more, these ranks wait in
     its backward pass for ranks that have left the loop.
-    Fix: cut the list to a multiple of the world size first: `usable = len(indices) // world_size * world_size`;
+    Fix: Cut the list to a multiple of the world size first: `usable = len(indices) // world_size * world_size`;
     `indices[:usable][rank::world_size]`; or use DistributedSampler, or `with model.join():`.
     """
     if next(script.calls(*WRAPPERS), None) is None or _EVENS.search(script.text):

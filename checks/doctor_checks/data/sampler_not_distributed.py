@@ -101,7 +101,7 @@ def sampler_not_distributed(job: Job) -> Iterator[Verdict]:
     Why it hurts: every rank reads the whole dataset, so an epoch takes as long as on one rank and covers every sample
     once per rank; learning rate schedules by epoch are wrong. Ranks that draw in the same order compute the same
     gradient.
-    Fix: use `DataLoader(dataset, sampler=DistributedSampler(dataset))`.
+    Fix: Use `DataLoader(dataset, sampler=DistributedSampler(dataset))`.
     """
     loaders = divided_loaders(job, TRAINING)
     if not loaders:

@@ -76,7 +76,7 @@ def sampler_world_mismatch(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: with too many replicas, part of the data is never read. With too few replicas or a wrong rank, several
     ranks read the same samples.
-    Fix: create the sampler after `init_process_group`, without `num_replicas` and `rank` or with the size and the rank
+    Fix: Create the sampler after `init_process_group`, without `num_replicas` and `rank` or with the size and the rank
     of the data-parallel group.
     """
     loaders = peer_loaders(job, (*TRAINING, *EVALUATION))

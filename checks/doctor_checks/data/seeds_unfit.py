@@ -119,7 +119,7 @@ def seeds_unfit(job: Job, *, overlap: float = 0.1) -> Iterator[Verdict]:
 
     Why it hurts: each rank selects its samples from a different order, so some samples are drawn by several ranks and
     others by none. Replicas that start with different parameters stay different, although gradients are averaged.
-    Fix: use the same seed for the samplers of all ranks.
+    Fix: Use the same seed for the samplers of all ranks.
     """
     loaders = divided_loaders(job, TRAINING)
     if not loaders:

@@ -106,7 +106,7 @@ def shards_overlap(job: Job, *, same_share: float = 0.5) -> Iterator[Verdict]:
 
     Why it hurts: these ranks compute the same gradient, so the effective batch size is smaller than configured. Some
     samples count twice, others are never read.
-    Fix: divide the samples among the data-parallel ranks, with each rank's own `rank` in its sampler.
+    Fix: Divide the samples among the data-parallel ranks, with each rank's own `rank` in its sampler.
     """
     loaders = [readers for readers in divided_loaders(job, TRAINING) if any(map(_can_tell, readers.members))]
     if not loaders:

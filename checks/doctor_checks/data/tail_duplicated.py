@@ -41,7 +41,7 @@ def tail_duplicated(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: DistributedSampler repeats the first samples until all ranks have the same number. Metrics count these
     samples twice and vary slightly with the number of ranks.
-    Fix: evaluate on one device, or with a sampler that neither repeats nor drops samples.
+    Fix: Evaluate on one device, or with a sampler that neither repeats nor drops samples.
     """
     loaders = [
         readers

@@ -52,7 +52,7 @@ def worker_died(job: Job) -> Iterator[Verdict]:
     """Ask whether a data worker was killed, crashed or raised an error.
 
     Why it hurts: the rank of the worker fails, and all other ranks wait for it until their collective times out.
-    Fix: iterate over the dataset of that rank with `num_workers=0`, so that the error shows where it occurs.
+    Fix: Iterate over the dataset of that rank with `num_workers=0`, so that the error shows where it occurs.
     """
     if is_logged(job, *_NAMED_ELSEWHERE):
         return

@@ -65,7 +65,7 @@ def workers_exceed_cpus(job: Job, *, workers_per_cpu: float = 1.0) -> Iterator[V
 
     Why it hurts: workers compete for CPUs with each other and with the training processes. Batches arrive later than
     with fewer workers, and all ranks wait for the slowest one.
-    Fix: set `num_workers` to the CPUs of the host divided by its ranks, minus one for each rank itself.
+    Fix: Set `num_workers` to the CPUs of the host divided by its ranks, minus one for each rank itself.
     """
     crews = {local.name: list(_crews(local)) for local in job.by_host()}
     if not any(crew.workers for host in crews.values() for crew in host):

@@ -49,7 +49,7 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
 
     Why it hurts: one rank makes the call and another does not. The ranks then wait for each other until a timeout ends
     the job, often hours into it, at the first bad batch.
-    Fix: make all ranks agree first, then branch on the result: `flag = torch.tensor(float(bad), device=device)`;
+    Fix: Make all ranks agree first, then branch on the result: `flag = torch.tensor(float(bad), device=device)`;
     `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`; `if flag.item(): ...`
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]

@@ -36,7 +36,7 @@ def exception_checkpoint_on_ranks(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the other ranks are in the middle of their step and never make the call. The error is shown only after
     the wait times out, if at all; what is seen is an NCCL timeout half an hour later, on every rank.
-    Fix: save on a schedule instead: `ModelCheckpoint(every_n_train_steps=500, save_last=True)`, and let the error end
+    Fix: Save on a schedule instead: `ModelCheckpoint(every_n_train_steps=500, save_last=True)`, and let the error end
     the job; the launcher stops the other ranks.
     """
     for call in script.calls(_NAME, "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint"):

@@ -43,7 +43,7 @@ def log_in_rank_condition(script: Script) -> Iterator[Violation]:
     Why it hurts: the metric is missing on the other ranks. A ModelCheckpoint or EarlyStopping that monitors it fails
     there or decides differently. At the end of the epoch, when metrics are reduced, these ranks do not join and the job
     hangs.
-    Fix: call self.log on all ranks (only rank 0 writes it), or pass rank_zero_only=True if only rank 0 has the value
+    Fix: Call self.log on all ranks (only rank 0 writes it), or pass rank_zero_only=True if only rank 0 has the value
     and nothing monitors it.
     """
     for call in script.method_calls("log", "log_dict"):

@@ -36,7 +36,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the default timeout is 10 minutes with NCCL and 30 minutes with Gloo. With a larger dataset, or a
     slower disk or network, the waiting ranks end the job with a timeout that looks like a network fault.
-    Fix: prepare the data before the run and load the result on all ranks, or raise the timeout:
+    Fix: Prepare the data before the run and load the result on all ranks, or raise the timeout:
     `init_process_group(timeout=timedelta(hours=2))`,
     `Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))])` or
     `TrainingArguments(ddp_timeout=7200)`.

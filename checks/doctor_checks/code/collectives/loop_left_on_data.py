@@ -62,7 +62,7 @@ def loop_left_on_data(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the other ranks are in the backward pass of that step, where gradients are reduced, and wait for a
     rank that has moved on. The job hangs at the first bad batch, or the gradients of different steps are paired.
-    Fix: contribute a loss of zero (loss * 0 does not remove NaN: use torch.nan_to_num or `sum(p.sum() for p in
+    Fix: Contribute a loss of zero (loss * 0 does not remove NaN: use torch.nan_to_num or `sum(p.sum() for p in
     model.parameters()) * 0`), or reduce a flag first so that all ranks skip together.
     """
     synchronizing = {one.call: one.word for one in collectives_of(script).all() if one.word not in _NOT_IN_STEPS}

@@ -130,7 +130,7 @@ def metric_not_synchronised(script: Script) -> Iterator[Violation]:
     Why it hurts: each rank evaluates a different shard of the data, and the value that is printed and compared is that
     of rank 0's shard. ModelCheckpoint and EarlyStopping use it; if each rank decides for itself, the ranks disagree and
     hang.
-    Fix: call `self.log(name, value, sync_dist=True)`, or log a torchmetrics object, which synchronizes itself.
+    Fix: Call `self.log(name, value, sync_dist=True)`, or log a torchmetrics object, which synchronizes itself.
     """
     yield from _not_gathered(script)
     yield from _scheduled_alone(script)

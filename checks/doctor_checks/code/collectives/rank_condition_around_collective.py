@@ -68,7 +68,7 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
 
     Why it hurts: ranks that take the branch block in the collective; the others skip it, or are already in their next
     collective. The job deadlocks until a timeout, or mismatched collectives are paired.
-    Fix: make the call on all ranks, and keep only the use of its result inside the branch.
+    Fix: Make the call on all ranks, and keep only the use of its result inside the branch.
     """
     exits: set[tuple[ast.AST, str]] = set()
     for one in collectives_and_forwards(script).all():

@@ -56,7 +56,7 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
 
     Why it hurts: two jobs on a host use the same port ("Address already in use"), ranks on other hosts wait at an
     address that is wrong for them, and NCCL fails with "no socket interface found" on a host without that interface.
-    Fix: leave MASTER_ADDR and MASTER_PORT to torchrun, use `os.environ.setdefault(...)` without torchrun, and set
+    Fix: Leave MASTER_ADDR and MASTER_PORT to torchrun, use `os.environ.setdefault(...)` without torchrun, and set
     NCCL_SOCKET_IFNAME in the environment of the cluster.
     """
     if is_test(script):

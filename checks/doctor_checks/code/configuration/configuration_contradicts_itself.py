@@ -203,7 +203,7 @@ def configuration_contradicts_itself(file: Manifest) -> Iterator[Violation]:
 
     Why it hurts: the program rejects them at its start, after the job has waited for its hosts; or it silently ignores
     one of them, nothing is sharded or offloaded, and memory runs out.
-    Fix: keep one of the two settings, and remove the other one or set it to "auto".
+    Fix: Keep one of the two settings, and remove the other one or set it to "auto".
     """
     for config in file.configs:
         for found in contradictions_in(config):

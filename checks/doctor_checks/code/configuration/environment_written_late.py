@@ -41,7 +41,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the variable is read only once. A later value is silently ignored: the job continues with the
     interface, the GPUs or the settings that were in effect before.
-    Fix: set the variable at the top of the script, before torch.distributed and CUDA are used, or in the launcher.
+    Fix: Set the variable at the top of the script, before torch.distributed and CUDA are used, or in the launcher.
     """
     for at, variable in _written(script):
         reader = _reader(variable)

@@ -57,7 +57,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
 
     Why it hurts: every rank fails with "Trainer.__init__() got an unexpected keyword argument", or a hook is never
     called.
-    Fix: use the API of that release, or pin Lightning to the release that the script was written for.
+    Fix: Use the API of that release, or pin Lightning to the release that the script was written for.
     """
     release = lightning_release(script)
     found: dict[int, list[_Complaint]] = {}

@@ -59,7 +59,7 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
     Why it hurts: otherwise batch sizes differ between ranks. `all_gather` of such batches hangs or fails, DDP averages
     gradients as if all batches had the same size, and an empty batch ends the rank or skips a step that others wait
     for.
-    Fix: remove bad samples from the dataset before it is sharded, or replace them: `good += random.choices(good,
+    Fix: Remove bad samples from the dataset before it is sharded, or replace them: `good += random.choices(good,
     k=len(batch) - len(good))`.
     """
     ranks = several_ranks(script)

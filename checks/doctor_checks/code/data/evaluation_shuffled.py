@@ -64,7 +64,7 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
     Why it hurts: on several ranks, the sampler repeats samples until all ranks have the same number. With shuffling,
     these samples differ each time: the metric of the same model varies, and gathered results do not match the order of
     the dataset.
-    Fix: pass `shuffle=False`, also to DistributedSampler, whose default is `shuffle=True`.
+    Fix: Pass `shuffle=False`, also to DistributedSampler, whose default is `shuffle=True`.
     """
     if several_ranks(script) is None or is_test(script):
         return

@@ -61,7 +61,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
 
     Why it hurts: `drop_last=True` drops up to a batch of samples on each rank. The metric then depends on the number of
     ranks and the batch size, and samples at the end, often of one class, are never counted.
-    Fix: do not set `drop_last` for evaluation; forward passes under DDP do not need equal batches.
+    Fix: Do not set `drop_last` for evaluation; forward passes under DDP do not need equal batches.
     """
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return

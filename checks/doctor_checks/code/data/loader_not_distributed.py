@@ -104,7 +104,7 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
 
     Why it hurts: every rank reads all data: an epoch takes as long as on one rank, one counted epoch is as many passes
     as there are ranks, and the learning rate schedule is wrong.
-    Fix: use `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and call
+    Fix: Use `DataLoader(dataset, sampler=DistributedSampler(dataset))` without `shuffle=True`, and call
     `loader.sampler.set_epoch(epoch)` before each epoch.
     """
     # The call that makes ranks train one model; DeepSpeed distributes data that it is given

@@ -37,7 +37,7 @@ def more_workers_than_cores(script: Script) -> Iterator[Violation]:
 
     Why it hurts: workers compete for cores with the threads that feed the GPUs: steps wait for data, and each worker
     holds a copy of the dataset.
-    Fix: set num_workers to at most the cores of the host divided by its ranks, minus one for the rank itself.
+    Fix: Set num_workers to at most the cores of the host divided by its ranks, minus one for the rank itself.
     """
     ranks = _ranks_of_host(script)
     for call in script.calls(LOADER):

@@ -66,7 +66,7 @@ def sampler_epoch_not_set(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the sampler shuffles by its seed and the epoch. Without `set_epoch`, every epoch uses the same order
     and the same shard of the data on each rank. Nothing fails, but the model generalizes worse.
-    Fix: call `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
+    Fix: Call `sampler.set_epoch(epoch)` as the first statement of the loop over epochs.
     """
     if shards_loaders_itself(script) or next(script.method_calls("set_epoch"), None) is not None:
         return

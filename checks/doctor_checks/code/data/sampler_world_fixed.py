@@ -54,7 +54,7 @@ def sampler_world_fixed(script: Script) -> Iterator[Violation]:
 
     Why it hurts: with more ranks than the hard-coded number, some ranks read the same data or fail on an invalid index;
     with fewer, part of the data is never read. A fixed rank gives every rank the same shard. Nothing else fails.
-    Fix: omit `num_replicas` and `rank`: DistributedSampler then takes them from torch.distributed.
+    Fix: Omit `num_replicas` and `rank`: DistributedSampler then takes them from torch.distributed.
     """
     if next(script.calls(*_SEVERAL), None) is None or is_test(script):
         return

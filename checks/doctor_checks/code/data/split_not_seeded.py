@@ -94,7 +94,7 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
 
     Why it hurts: a process without a fixed seed draws its own split. Samples that one rank validates on are trained on
     by others, so the validation metric is too optimistic; and DistributedSampler shards a different list on each rank.
-    Fix: use `random_split(dataset, lengths, generator=torch.Generator().manual_seed(42))`, `random_state=42`, or the
+    Fix: Use `random_split(dataset, lengths, generator=torch.Generator().manual_seed(42))`, `random_state=42`, or the
     same `torch.manual_seed(42)` on all ranks before the split.
     """
     ranks = several_ranks(script)

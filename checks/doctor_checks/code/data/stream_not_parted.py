@@ -71,7 +71,7 @@ def stream_not_parted(script: Script) -> Iterator[Violation]:
 
     Why it hurts: PyTorch gives every worker of every rank the same stream. Each of them yields all samples, so an epoch
     contains every sample once per reader.
-    Fix: in `__iter__`, use `info = torch.utils.data.get_worker_info()`, and `itertools.islice(samples, reader, None,
+    Fix: In `__iter__`, use `info = torch.utils.data.get_worker_info()`, and `itertools.islice(samples, reader, None,
     readers)` with `readers = world_size * (info.num_workers if info else 1)` and `reader = rank * (info.num_workers if
     info else 1) + (info.id if info else 0)`.
     """

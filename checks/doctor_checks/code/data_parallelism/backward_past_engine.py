@@ -61,7 +61,7 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
 
     Why it hurts: `engine.backward` scales the loss, reduces gradients across ranks and counts micro-batches. Without
     it, releases before 0.18.3 train a separate model on each rank, or step with gradients that ZeRO has not collected.
-    Fix: call `engine.backward(loss)` instead of `loss.backward()`, and `engine.step()` instead of `optimizer.step()`
+    Fix: Call `engine.backward(loss)` instead of `loss.backward()`, and `engine.step()` instead of `optimizer.step()`
     and `optimizer.zero_grad()`.
     """
     makes = list(script.calls(_MADE))

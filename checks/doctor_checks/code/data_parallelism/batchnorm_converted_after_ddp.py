@@ -40,7 +40,7 @@ def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
     Why it hurts: DDP registers the module as it is when it is wrapped; its documentation requires the conversion first.
     The state that DDP keeps for the old layers (buffers to broadcast, hooks, a compiled graph) does not apply to the
     new ones.
-    Fix: call `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model =
+    Fix: Call `model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` above `model =
     DistributedDataParallel(model)`.
     """
     for call in script.calls(_CONVERTS):

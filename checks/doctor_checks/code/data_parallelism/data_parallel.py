@@ -37,7 +37,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
 
     Why it hurts: DataParallel drives all GPUs from threads of one process and copies the model to each GPU in every
     step: two GPUs are often no faster than one, the first GPU uses more memory, and only one host is supported.
-    Fix: use `model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])`, started with
+    Fix: Use `model = DistributedDataParallel(model.to(local_rank), device_ids=[local_rank])`, started with
     `torchrun --nproc-per-node=4 train.py`.
     """
     trains = has_backward(script, script.tree) or any(has_backward(script, one) for one in script.functions)

@@ -104,7 +104,7 @@ def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the other ranks evaluate their initial copy. The metric then mixes one averaged model with many
     untrained ones, and early stopping or the choice of the best checkpoint follows it.
-    Fix: update it on all ranks (the weights are the same after each step, so the averages stay the same), or evaluate
+    Fix: Update it on all ranks (the weights are the same after each step, so the averages stay the same), or evaluate
     it only on rank 0.
     """
     if several_ranks(script) is None or is_test(script):

@@ -47,7 +47,7 @@ def forward_past_ddp(script: Script) -> Iterator[Violation]:
 
     Why it hurts: DDP prepares gradient reduction in its own forward pass. Without it, each rank silently trains a
     separate model: the replicas diverge, and the model of rank 0 is saved.
-    Fix: call the wrapper, as in `loss = criterion(ddp_model(x), y)`, and move the computation into the module's
+    Fix: Call the wrapper, as in `loss = criterion(ddp_model(x), y)`, and move the computation into the module's
     forward.
     """
     wraps = list(script.calls(DDP))

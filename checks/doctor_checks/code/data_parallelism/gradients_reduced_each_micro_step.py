@@ -113,7 +113,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
 
     Why it hurts: DDP averages the gradients in every backward pass. With four accumulation steps, three of the four
     all-reduces are unnecessary, and on slow links they take most of the time.
-    Fix: use `with model.no_sync():` around the forward and backward pass of all but the last step; with Accelerate use
+    Fix: Use `with model.no_sync():` around the forward and backward pass of all but the last step; with Accelerate use
     `accelerator.accumulate(model)`, with Fabric `fabric.no_backward_sync(model, enabled=not last)`.
     """
     fabrics = (call for call in script.calls(FABRIC) if trains_on_several(script, call))

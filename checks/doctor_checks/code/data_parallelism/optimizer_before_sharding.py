@@ -29,7 +29,7 @@ def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
 
     Why it hurts: FSDP replaces the parameters with shards. An optimizer created earlier keeps the old parameters: it
     updates tensors that are no longer used, keeps them in memory, and the loss does not decrease.
-    Fix: apply `model = FSDP(model)` or `fully_shard(model)` first, then create
+    Fix: Apply `model = FSDP(model)` or `fully_shard(model)` first, then create
     `optimizer = torch.optim.AdamW(model.parameters())`.
     """
     wraps = [call for call in script.calls(*FSDP) if call.args]

@@ -51,7 +51,7 @@ def unscaled_before_average(script: Script) -> Iterator[Violation]:
 
     Why it hurts: `unscale_` checks only the gradients of this rank for Inf and NaN. After averaging, these values are
     on all ranks, and ranks that found none step with them: their weights become NaN, or differ permanently.
-    Fix: average first, then call `scaler.unscale_(optimizer)`, then clip, then call `scaler.step(optimizer)`.
+    Fix: Average first, then call `scaler.unscale_(optimizer)`, then clip, then call `scaler.step(optimizer)`.
     """
     if "found_inf" in script.text or next(script.calls(*WRAPPERS), None) is not None:
         return

@@ -50,7 +50,7 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
 
     Why it hurts: with reentrant checkpointing, DDP fails with "Expected to mark a variable ready only once"; if each
     backward pass reaches only some parameters, DDP fails without find_unused_parameters.
-    Fix: use `checkpoint(..., use_reentrant=False)`, and find_unused_parameters=True only if parameters stay unused.
+    Fix: Use `checkpoint(..., use_reentrant=False)`, and find_unused_parameters=True only if parameters stay unused.
     """
     reentrant = _reentrant(script)
     for call, word in _searches(script):

@@ -46,7 +46,7 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
 
     Why it hurts: all ranks of a host use the same GPU: NCCL reports "Duplicate GPU detected" or hangs, the GPU runs out
     of memory, and the other GPUs are idle.
-    Fix: call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any CUDA call, and use
+    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before any CUDA call, and use
     `device = torch.device("cuda", local_rank)`.
     """
     shown = several_ranks(script)

@@ -50,7 +50,7 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
 
     Why it hurts: the current device of every process defaults to GPU 0. All ranks of a host put their tensors there:
     NCCL fails with "Duplicate GPU detected", or GPU 0 runs out of memory.
-    Fix: call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` right before init_process_group.
+    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` right before init_process_group.
     """
     if binds_device(script) or is_test(script):
         return

@@ -86,7 +86,7 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
 
     Why it hurts: `loss.backward()` adds to the gradients of all previous steps. Each update uses the sum over all
     batches so far and grows with every step, and the loss decreases for a while before it diverges.
-    Fix: call `optimizer.zero_grad()` before the backward pass, or after `optimizer.step()`.
+    Fix: Call `optimizer.zero_grad()` before the backward pass, or after `optimizer.step()`.
     """
     if is_test(script) or _ZEROES.search(script.text):
         return

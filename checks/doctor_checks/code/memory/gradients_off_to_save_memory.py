@@ -45,7 +45,7 @@ def gradients_off_to_save_memory(script: Script) -> Iterator[Violation]:
 
     Why it hurts: torch.no_grad saves memory because nothing under it is trained: the parameters do not change, and DDP
     waits for gradients that are never computed ("Expected to have finished reduction").
-    Fix: use `checkpoint(encoder, x, use_reentrant=False)` to save memory and still train; freeze other parameters with
+    Fix: Use `checkpoint(encoder, x, use_reentrant=False)` to save memory and still train; freeze other parameters with
     `requires_grad_(False)` and leave them out of the optimizer.
     """
     for call in script.method_calls("backward", "manual_backward"):

@@ -60,7 +60,7 @@ def losses_kept_with_graph(script: Script) -> Iterator[Violation]:
 
     Why it hurts: each stored loss keeps the graph of its step, and everything the graph references, in memory: memory
     use grows with every step until an out-of-memory error.
-    Fix: accumulate detached losses (running += loss.detach()), and call .item() only to print.
+    Fix: Accumulate detached losses (running += loss.detach()), and call .item() only to print.
     """
     every: tuple[ast.For | ast.While, ...] = (*script.all(ast.For), *script.all(ast.While))
     for loop in every:

@@ -44,7 +44,7 @@ def cuda_before_fork(script: Script) -> Iterator[Violation]:
 
     Why it hurts: a CUDA context does not survive a fork. The child fails with "Cannot re-initialize CUDA in forked
     subprocess", or hangs.
-    Fix: move tensors to the GPU in the main process, after the data loader; start ranks with torchrun or mp.spawn; if
+    Fix: Move tensors to the GPU in the main process, after the data loader; start ranks with torchrun or mp.spawn; if
     workers need CUDA, use `DataLoader(..., multiprocessing_context="spawn")`.
     """
     if start_method(script) in ("spawn", "forkserver"):

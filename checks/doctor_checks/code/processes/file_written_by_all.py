@@ -150,7 +150,7 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
 
     Why it hurts: ranks on the same file system overwrite each other's output. The file is truncated or mixed, which
     shows only when it is read; on a shared file system, all ranks also wait for the writes.
-    Fix: write under `if torch.distributed.get_rank() == 0:` (keep collectives outside it), or include the rank in the
+    Fix: Write under `if torch.distributed.get_rank() == 0:` (keep collectives outside it), or include the rank in the
     file name.
     """
     ranks = several_ranks(script)

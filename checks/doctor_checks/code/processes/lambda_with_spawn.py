@@ -36,7 +36,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
 
     Why it hurts: a spawned process receives its function and arguments as a pickle. A lambda or a nested function
     cannot be imported by name: "Can't pickle local object" at the start of the ranks or of the first epoch.
-    Fix: define the function at the top level of the module, and pass settings with functools.partial.
+    Fix: Define the function at the top level of the module, and pass settings with functools.partial.
     """
     default = start_method(script)
     for call in script.all(ast.Call):

@@ -51,7 +51,7 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
 
     Why it hurts: a job of 8 ranks appears as 8 runs, each with the curves of one rank's data; all of them count toward
     the rate limit, and all ranks wait for the network.
-    Fix: call `wandb.init(...)` and `wandb.log` only under `if rank == 0:`; for one run per rank on purpose, pass
+    Fix: Call `wandb.init(...)` and `wandb.log` only under `if rank == 0:`; for one run per rank on purpose, pass
     `group=`.
     """
     ranks = several_ranks(script)

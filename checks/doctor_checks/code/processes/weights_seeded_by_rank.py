@@ -67,7 +67,7 @@ def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
     Why it hurts: each rank starts with different weights and applies the same averaged gradient. The replicas stay
     different, the averaged gradient belongs to none of them, and the checkpoint of rank 0 is worse than that of a
     one-rank run.
-    Fix: use the same seed on all ranks until the model is built, and a rank-specific seed after it; or `dist.broadcast`
+    Fix: Use the same seed on all ranks until the model is built, and a rank-specific seed after it; or `dist.broadcast`
     each parameter and buffer from rank 0.
     """
     if is_test(script) or next(script.calls(*_EQUALIZES), None) is not None or "broadcast" in script.text:

@@ -147,7 +147,7 @@ def model_differs(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: DDP raises an error if it detects the difference ("appears not to match sizes of the same param").
     Otherwise gradients of different tensors are summed, or a collective hangs or aborts because sizes differ.
-    Fix: build the model from the same configuration on every rank, and compute sizes that depend on data (number of
+    Fix: Build the model from the same configuration on every rank, and compute sizes that depend on data (number of
     classes, vocabulary) once for all ranks, not on each rank from its shard.
     """
     replicas = replicas_in(job)

@@ -215,7 +215,7 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the next reduction spreads it to all ranks: every parameter becomes NaN, and the run continues without
     training anything.
-    Fix: inspect the batch of that rank; `torch.autograd.set_detect_anomaly(True)` names the operation; clip values out
+    Fix: Inspect the batch of that rank; `torch.autograd.set_detect_anomaly(True)` names the operation; clip values out
     of range, and reject samples that are not finite.
     """
     judged = [seen for rank in job.ranks if (seen := _seen(rank))]

@@ -52,7 +52,7 @@ def parameters_unused(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: DDP expects one gradient per parameter. If a parameter does not contribute to the loss, the reduction
     never completes, and the next step fails with `Expected to have finished reduction`.
-    Fix: remove the parameters from the model or freeze them (`requires_grad_(False)`); if they are unused on purpose,
+    Fix: Remove the parameters from the model or freeze them (`requires_grad_(False)`); if they are unused on purpose,
     set `DistributedDataParallel(model, find_unused_parameters=True)`, in Lightning
     `Trainer(strategy="ddp_find_unused_parameters_true")`.
     """

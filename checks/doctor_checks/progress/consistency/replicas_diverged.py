@@ -160,7 +160,7 @@ def replicas_diverged(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the ranks silently train different models: gradients of one model are applied to another, and a
     checkpoint contains only the model of rank 0.
-    Fix: start from the same weights (the same seed, or let DDP broadcast them), step every optimizer on every rank with
+    Fix: Start from the same weights (the same seed, or let DDP broadcast them), step every optimizer on every rank with
     reduced gradients, and change parameters only inside the wrapped forward and backward pass.
     """
     groups = list(_replicas(job))

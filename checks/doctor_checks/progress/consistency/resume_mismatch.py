@@ -83,7 +83,7 @@ def resume_mismatch(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: shards written with another world size do not load, or load incorrectly. Ranks at different steps call
     different collectives and hang.
-    Fix: resume with the same number of ranks and the same sharding, convert the checkpoint to full weights first
+    Fix: Resume with the same number of ranks and the same sharding, convert the checkpoint to full weights first
     (`zero_to_fp32.py`, a full state dict), or use `torch.distributed.checkpoint`, which reshards on load.
     """
     if job.evidence is None:

@@ -68,7 +68,7 @@ def training_settings_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: DDP averages gradients that were computed with different settings (dropout, precision, number of
     batches), the ranks apply different updates so that their models diverge, or one rank evaluates while others wait.
-    Fix: read settings from one configuration on all ranks, and call `model.train()` on all of them.
+    Fix: Read settings from one configuration on all ranks, and call `model.train()` on all of them.
     """
     if not replicas_in(job):
         yield Skip("no two ranks are known to train one model")

@@ -195,7 +195,7 @@ def collective_on_one_rank(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the ranks that make the call wait for the others, which wait for them in another collective: deadlock.
     Or the call is matched with another one, and all later collectives are mismatched.
-    Fix: call the collective on all ranks, and keep only the use of its result under the condition.
+    Fix: Call the collective on all ranks, and keep only the use of its result under the condition.
     """
     found = diagnose_stall(job)
     if found is not None and found.one_sided is not None:

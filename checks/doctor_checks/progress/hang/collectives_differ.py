@@ -348,7 +348,7 @@ def collectives_differ(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: collectives are matched only by their sequence number: ranks that make different calls hang until the
     timeout, abort, or exchange wrong values without an error.
-    Fix: call the same collectives in the same order on all ranks, with the same number of elements and the same type.
+    Fix: Call the same collectives in the same order on all ranks, with the same number of elements and the same type.
     """
     found = diagnose_stall(job)
     if found is None:

@@ -93,7 +93,7 @@ def groups_deadlocked(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks wait for each other in a cycle.
 
     Why it hurts: each rank waits in one call for a rank that waits in another: deadlock until the timeout.
-    Fix: call collectives of the groups in the same order on all ranks, and match every send with a receive.
+    Fix: Call collectives of the groups in the same order on all ranks, and match every send with a receive.
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "deadlock":

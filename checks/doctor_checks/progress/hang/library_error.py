@@ -43,7 +43,7 @@ def library_error(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the library returns an error to the process that called it, and the other ranks then block until
     their timeout.
-    Fix: search the documentation and the issues of the component for the message; include its release and the logs
+    Fix: Search the documentation and the issues of the component for the message; include its release and the logs
     of all ranks in a bug report.
     """
     reported = 0

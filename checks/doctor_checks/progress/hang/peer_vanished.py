@@ -72,7 +72,7 @@ def peer_vanished(job: Job) -> Iterator[Verdict]:
     """Ask whether ranks lost their connection to a peer, or to the store that rank 0 hosts.
 
     Why it hurts: these errors are the last and longest ones in a log, but the ranks that print them are not at fault.
-    Fix: find the rank that does not report them, and read its first error, the end of its log, `dmesg -T` on its host
+    Fix: Find the rank that does not report them, and read its first error, the end of its log, `dmesg -T` on its host
     and the exit code of its process; for the store that rank is 0.
     """
     if job.evidence is None:

@@ -114,7 +114,7 @@ def rank_busy_past_timeout(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the collective of the other ranks times out and ends the job with network errors, although the network
     is fine.
-    Fix: do that work before the run or on all ranks, shorten it, or give the process group a longer timeout.
+    Fix: Do that work before the run or on all ranks, shorten it, or give the process group a longer timeout.
     """
     found = diagnose_stall(job)
     if found is not None and found.work is not None and not found.driver:

@@ -347,7 +347,7 @@ def rank_died(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the other ranks report lost connections and timeouts, often minutes later and at greater length than
     the error that caused them.
-    Fix: fix the first error; the later errors of other ranks are consequences.
+    Fix: Fix the first error; the later errors of other ranks are consequences.
     """
     found = diagnose_stall(job)
     if found is not None and found.kind == "died" and found.ending and found.ending.nature != "mismatch":

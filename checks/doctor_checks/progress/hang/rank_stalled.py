@@ -331,7 +331,7 @@ def rank_stalled(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the waiting ranks block until the timeout (10 or 30 minutes) and then report errors that do not name
     the missing rank.
-    Fix: find what blocks the missing rank: its stack (`py-spy dump --pid PID`), the end of its log, `dmesg -T` on its
+    Fix: Find what blocks the missing rank: its stack (`py-spy dump --pid PID`), the end of its log, `dmesg -T` on its
     host.
     """
     found = diagnose_stall(job)

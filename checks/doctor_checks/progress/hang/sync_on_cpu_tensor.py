@@ -33,7 +33,7 @@ def sync_on_cpu_tensor(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: NCCL supports only GPU tensors, so the first such call raises an error on the rank, often at the end
     of an epoch, when metrics are averaged.
-    Fix: move the value to the device first (`value.to(self.device)`), omit `sync_dist=True` for torchmetrics metrics,
+    Fix: Move the value to the device first (`value.to(self.device)`), omit `sync_dist=True` for torchmetrics metrics,
     which synchronize themselves, or initialize both backends with `init_process_group("cpu:gloo,cuda:nccl")`, in
     Lightning `DDPStrategy(process_group_backend="cpu:gloo,cuda:nccl")`.
     """

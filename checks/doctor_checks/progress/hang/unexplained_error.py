@@ -57,7 +57,7 @@ def unexplained_error(job: Job) -> Iterator[Verdict]:
     """Ask whether logs contain errors that no check explains.
 
     Why it hurts: the run may have failed for a reason that rankdoctor does not know; nothing else was found.
-    Fix: search the documentation and the issues of the component that logged the first error, and collect the complete
+    Fix: Search the documentation and the issues of the component that logged the first error, and collect the complete
     logs of all ranks and the exit codes.
     """
     evidence = job.evidence

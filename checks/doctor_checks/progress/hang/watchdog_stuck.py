@@ -88,7 +88,7 @@ def watchdog_stuck(job: Job) -> Iterator[Verdict]:
 
     Why it hurts: the process is terminated without an error, and the other ranks report a lost peer. No collective
     timed out: a CUDA or NCCL call does not return, or native code holds the interpreter lock (GIL).
-    Fix: run `py-spy dump --native --pid PID` while the process hangs, and check `dmesg -T | grep -i xid`; if the work
+    Fix: Run `py-spy dump --native --pid PID` while the process hangs, and check `dmesg -T | grep -i xid`; if the work
     only takes that long, set `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`.
     """
     found = diagnose_stall(job)

@@ -61,7 +61,7 @@ def communication_bound(
     """Ask whether communication takes a large part of each step on all ranks.
 
     Why it hurts: adding GPUs then hardly makes the job faster.
-    Fix: accumulate gradients over several batches, use larger batches or bfloat16 gradients, and check with
+    Fix: Accumulate gradients over several batches, use larger batches or bfloat16 gradients, and check with
     NCCL_DEBUG=INFO that NCCL uses the fast network.
     """
     # At 30 %, doubling the batch (or accumulation) saves 15 % of the time per sample. The estimate attributes any

@@ -58,7 +58,7 @@ def input_bound(
     """Ask whether waiting for data takes a large part of the step.
 
     Why it hurts: the GPU is idle meanwhile, and in a synchronous job so are the GPUs of all other ranks.
-    Fix: use more `num_workers`, `persistent_workers=True`, a larger `prefetch_factor` and `pin_memory=True`; decode and
+    Fix: Use more `num_workers`, `persistent_workers=True`, a larger `prefetch_factor` and `pin_memory=True`; decode and
     pack the data beforehand, and keep it on local storage.
     """
     # torch's TensorBoard profiler warns from 5 % of the step; at a quarter, one GPU in four is idle. Less than 10 ms

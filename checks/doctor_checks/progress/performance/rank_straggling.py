@@ -208,7 +208,7 @@ def rank_straggling(
 
     Why it hurts: all ranks wait for the slowest one in each step, so one slow rank slows down the whole job; step times
     are the same on all ranks and do not show which rank is slow.
-    Fix: check the data loader and storage of that rank, the size of its batches, the clocks of its GPU, and work that
+    Fix: Check the data loader and storage of that rank, the size of its batches, the clocks of its GPU, and work that
     only this rank does.
     """
     # TraceML warns from a tenth of the step. Less than 5 ms, or less than 3 s of steps, may be other processes on a
