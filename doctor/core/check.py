@@ -189,7 +189,7 @@ def read_docstring(text: str) -> tuple[str, str, str]:
 
 
 def _capitalized(sentence: str) -> str:
-    """A sentence after a colon with a capital, unless it starts with a literal. Not for fixes, which may be commands."""
+    """A sentence after a colon, with a capital unless a literal is first. Not for fixes, which may be commands."""
     return sentence[:1].upper() + sentence[1:] if _PLAIN_WORD.match(sentence) else sentence
 
 
