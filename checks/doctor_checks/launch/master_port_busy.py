@@ -47,7 +47,7 @@ def _of_refusals(job: Job) -> Iterator[Finding]:
             evidence={"port": port},
             confidence=0.95 if port else 0.85,
             fix="Use another port on all ranks: `export MASTER_PORT=29600`, `torchrun --standalone` on one host, or "
-            "--main_process_port 0 with accelerate"
+            "`--main_process_port 0` with accelerate"
             + (f"; find the process that holds the port with `ss -tlnp sport = :{port}`." if port else "."),
             explains=("NET006", "ENV015", "ENV005"),
         )

@@ -72,7 +72,7 @@ def rendezvous_failed(job: Job) -> Iterator[Verdict]:
         endpoint = launch_setting(job, "rdzv_endpoint")
         yield finding_from_logs(
             EventGroup(early[0].kind, early),
-            f"No store answered at the rendezvous endpoint{f' {endpoint}' if endpoint else ''}: not served, or blocked",
+            f"No store responded at rendezvous endpoint{f' {endpoint}' if endpoint else ''}: not served, or blocked",
             ranks=(),
             evidence={"endpoint": endpoint},
             confidence=0.7,

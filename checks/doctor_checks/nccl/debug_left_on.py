@@ -309,4 +309,7 @@ def debug_left_on_in_files(file: EnvironmentSource) -> Iterator[Violation]:
         cost = _COSTS.get(setting.name) if value.lower() not in _OFF else None
         cost = cost or _LEVELS.get((setting.name, value.upper()))
         if cost:
-            yield Violation(setting.place, f"{setting.name}={value}: {cost}", evidence=((setting.name, value),))
+            fix = "Set NCCL_DEBUG=WARN." if setting.name == "NCCL_DEBUG" else f"Remove {setting.name}."
+            yield Violation(
+                setting.place, f"{setting.name}={value}: {cost}", fix=fix, evidence=((setting.name, value),)
+            )

@@ -36,7 +36,7 @@ def _finding(group: EventGroup, declared: LogFinding) -> Finding:
     values = {key: group.value(*names.split("|")) for key, names in declared.evidence.items()}
     return finding_from_logs(
         group,
-        _filled(declared.summary, group),
+        _filled(declared.summary, group).rstrip(" .:"),
         ranks=None if declared.names_ranks else (),
         evidence={key: value for key, value in values.items() if value is not None},
         fix=_filled(declared.fix, group),

@@ -50,7 +50,7 @@ def collective_depends_on_data(script: Script) -> Iterator[Violation]:
     Why it hurts: one rank makes the call and another does not. The ranks then wait for each other until a timeout ends
     the job, often hours into it, at the first bad batch.
     Fix: Make all ranks agree first, then branch on the result: `flag = torch.tensor(float(bad), device=device)`;
-    `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`; `if flag.item(): ...`
+    `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`; `if flag.item(): ...`.
     """
     calls = [(one.call, one.word) for one in collectives_of(script).all()]
     calls += [(call, "backward") for call in gradients_reduced(script)]
@@ -110,8 +110,8 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         how = "runs as long as"
     return Violation(
         call,
-        f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), which each rank evaluates "
-        f"on {whose}: deadlock if ranks differ",
+        f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), evaluated by each rank on "
+        f"{whose}",
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,
         flow=(

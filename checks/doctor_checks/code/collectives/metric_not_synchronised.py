@@ -253,7 +253,7 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
             yield Violation(
                 call,
                 f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value "
-                "covers only rank 0's shard of the data",
+                "covers only rank 0's shard",
                 fix=f"Log the metric object, which synchronizes itself: `self.log({name!r}, {metric})`."
                 if metric
                 else "",

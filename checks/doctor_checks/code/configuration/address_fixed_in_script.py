@@ -225,7 +225,7 @@ def _of_port(write: _Write, given: bool) -> Violation:
     return Violation(
         write.at,
         f"MASTER_PORT={write.value} is hard-coded: a second job on this host, or a leftover rank, may hold the port",
-        fix='Use os.environ.setdefault("MASTER_PORT", str(port)) with a port from a socket bound to port 0 before the '
+        fix='Use `os.environ.setdefault("MASTER_PORT", str(port))` with a port of a socket bound to port 0 before the '
         "ranks start.",
         severity=Severity.INFO,
     )

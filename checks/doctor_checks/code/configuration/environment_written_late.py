@@ -103,11 +103,11 @@ def _reader(variable: str) -> _VariableReader | None:
     if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
         return _VariableReader("the process group has already read it", joins)
     if variable.startswith("NCCL_"):
-        return _VariableReader("NCCL reads it once, for its first communicator", _communicating)
+        return _VariableReader("NCCL has already read it", _communicating)
     if variable in _READ_BY_CUDA:
-        return _VariableReader("CUDA reads it once, when it starts", _using_cuda)
+        return _VariableReader("CUDA has already read it", _using_cuda)
     if variable in _READ_BY_ALLOCATOR:
-        return _VariableReader("the allocator reads it once, for the first tensor on a GPU", _using_cuda)
+        return _VariableReader("the allocator has already read it", _using_cuda)
     return None
 
 

@@ -148,7 +148,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             yield Violation(
                 statement,
                 f"{words} keeps the autograd graph of {kept.id} from every step (line {line})",
-                fix=f"Use {kept.id}.detach() instead of {kept.id}.",
+                fix=f"Use `{kept.id}.detach()` instead of `{kept.id}`.",
                 edits=(ReplaceExpression(location_of(kept), f"{kept.id}.detach()"),)
                 if "loss" in kept.id.lower()
                 else (),

@@ -110,7 +110,7 @@ def _logged_finding(job: Job, group: EventGroup, fix: str | None = None) -> Find
     confidence = 0.85 if silent and target else 0.7 if silent else 0.6
     return finding_from_logs(
         group,
-        f"Cannot connect to {target or 'a peer'}: {error}",
+        f"Cannot connect to {target or 'a peer'}" + (f": {error}" if error else ""),
         evidence={"peer": target, "error": error},
         severity=_severity(group, earlier, silent),
         confidence=0.4 if earlier else confidence,

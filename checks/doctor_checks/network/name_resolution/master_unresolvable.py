@@ -90,8 +90,8 @@ def _unknown(group: EventGroup, name: str | None, confidence: float, error: str 
 def master_unresolvable(job: Job) -> Iterator[Verdict]:
     """Ask whether MASTER_ADDR resolves on every rank.
 
-    Why it hurts: these ranks never connect to the store; they repeat `gai error: -2 - Name or service not known`, and
-    the other ranks wait for them until the timeout.
+    Why it hurts: ranks that cannot resolve the name never connect to the store and repeat `gai error: -2 - Name or
+    service not known`. The other ranks wait for them until the timeout.
     Fix: Set MASTER_ADDR (torchrun: --rdzv-endpoint or --local-addr) to the IP address of rank 0's host, or add the name
     to /etc/hosts or DNS, and verify with `getent ahosts "$MASTER_ADDR"`.
     """

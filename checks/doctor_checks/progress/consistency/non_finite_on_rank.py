@@ -240,7 +240,7 @@ def non_finite_on_rank(job: Job) -> Iterator[Verdict]:
             effect="Harmless if the loop skips such a step, as a gradient scaler does. If the optimizer applies it, "
             "the parameters become NaN.",
             fix=f"If it persists, use a smaller learning rate or a longer warm-up, {anomaly}, or bfloat16 instead of "
-            "float16",
+            "float16.",
             severity=Severity.INFO,
         )
 

@@ -48,7 +48,7 @@ class _Refusal(NamedTuple):
     first: tuple[str, Test]
     second: tuple[str, Test]
     why: str
-    fix: str = "Remove one of them."
+    fix: str = ""
 
 
 def _not_under_zero3(key: str, test: Test, why: str, fix: str) -> _Refusal:
@@ -120,7 +120,7 @@ def _judge(root: YamlNode, refusal: _Refusal) -> Iterator[Contradiction]:
     yield Contradiction(
         reduce(later, filter(None, nodes)),
         f"{' with '.join(_shown(root, key) for key, _ in sides)}: {refusal.why}",
-        refusal.fix,
+        refusal.fix or f"Remove {refusal.first[0]} or {refusal.second[0]}.",
         confidence=_BY_NAME if refusal.second[1] is _zero3 and root.word("deepspeed") else 1.0,
     )
 
