@@ -102,7 +102,7 @@ def collective_failed(job: Job) -> Iterator[Verdict]:
 
 
 _LAST_ERROR = 3
-"""Lines from the result to the text of the last error: "Last error:" is a line of its own."""
+"""Lines from the result to the text of the last error: "Last error:" is a separate line."""
 _GONE = ("nccl.peer_closed", "nccl.peer_closed.old", "nccl.recv_fail", "torch.store.recv0", "torch.store.op_failed")
 """Messages about a peer that exited; other checks report that exit."""
 
