@@ -302,7 +302,7 @@ def _malformed(setting: Setting, rdma: RdmaFacts, identical: IdenticalRanks) -> 
             f"{setting_text(setting)}: {fault}",
             ranks=identical.ranks,
             evidence={"value": setting.value, "devices": names},
-            effect="NCCL uses other ports than the setting intends.",
+            effect="NCCL uses ports that the setting does not intend.",
             fix=f"Select RDMA devices of this host: {', '.join(names[:8])}; '=' before the list makes names exact.",
             severity=Severity.WARNING if fault and list_fault(setting.value) else Severity.INFO,
             source=source_of(setting),
