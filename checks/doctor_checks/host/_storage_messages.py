@@ -84,8 +84,8 @@ def _fix(kind: str, path: str | None) -> str:
 def _fix_of_rename(path: str, target: str) -> str:
     """Where ranks share the file system, the first that renames the folder takes it from the others."""
     return (
-        "Let one rank alone rename it (update the framework if it does it itself), and resume from the newest complete "
-        f"checkpoint:\nls -ld {shlex.quote(path)} {shlex.quote(target)}"
+        "Let only one rank rename it (update the framework if it does the renaming), and resume from the newest "
+        f"complete checkpoint:\nls -ld {shlex.quote(path)} {shlex.quote(target)}"
     )
 
 

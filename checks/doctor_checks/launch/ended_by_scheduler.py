@@ -151,7 +151,7 @@ def _by_signal(job: Job) -> Iterator[Finding]:
         if interrupted
         else None,
         confidence=0.65,
-        fix="If somebody stopped it because it hung, run `doctor attach` on its hosts before the next interrupt."
+        fix="If it was stopped because it hung, run `doctor attach` on its hosts before the next interrupt."
         if interrupted
         else "Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
         "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Check the "

@@ -263,7 +263,7 @@ print(kernels.time_matmul(4096))
 
 
 def _is_one_process(file: EnvironmentSource) -> bool:
-    """Whether the file runs one process on one GPU, or is a script without a word of ranks or of training."""
+    """Whether the file runs one process on one GPU, or is a script that mentions neither ranks nor training."""
     if isinstance(file, Script):
         return _RANKS.search(file.text) is None
     starts = list(starts_of(file)) if isinstance(file, LaunchFile) else []

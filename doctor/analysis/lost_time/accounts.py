@@ -21,8 +21,8 @@ CAUSE_OF: Mapping[str, LossCause] = {"checkpoint": "checkpoints", "evaluation": 
 """The cause of waiting for a rank by the part that it was in, if not ``stragglers``."""
 NO_COLLECTIVES = "on GPUs the host does not see how long collectives take: time lost in them is not counted"
 NO_BACKWARD = (
-    "the backward pass is not marked in this loop, so that work within a step cannot be told from waiting for a rank "
-    "that is slow there"
+    "the backward pass is not marked in this loop, so that work within a step cannot be distinguished from waiting "
+    "for a rank that is slow there"
 )
 
 

@@ -44,7 +44,7 @@ def loss_words(job: Job, cause: LossCause, ranks: tuple[int, ...], because: str)
     if cause == "checkpoints":
         return LossWords(
             f"{who} wrote {'checkpoints' if plural else 'checkpoints, or had others wait for them'}",
-            "Write them less often, to faster storage, or beside the training with "
+            "Write them less often, to faster storage, or asynchronously with "
             "`torch.distributed.checkpoint.async_save`.",
         )
     if cause == "evaluation":

@@ -134,7 +134,7 @@ _STEPS = re.compile(r"step|iter", re.IGNORECASE)
 
 
 def _draws_by_rank(script: Script) -> bool:
-    """Whether each rank has an order of its own, and trains for a number of steps: there are no epochs to share."""
+    """Whether each rank has its own order, and trains for a number of steps: there are no epochs to share."""
     seeds = (script.argument(call, "seed", 0) for call in script.calls(*_SEEDS))
     if not any(seed is not None and mentions_ranks(words_behind(script, seed)) for seed in seeds):
         return False
@@ -143,7 +143,7 @@ def _draws_by_rank(script: Script) -> bool:
 
 
 def _may_part(script: Script, loader: LoaderCall) -> bool:
-    """Whether a module of the project makes the data set, and reads the rank: it may divide the data itself."""
+    """Whether a module of the project creates the dataset and reads the rank: it may divide the data itself."""
     data = script.argument(loader.call, "dataset", 0)
     for one in script.values_of(data) if data is not None else ():
         made = imported_function(script, one.func, whole=True) if isinstance(one, ast.Call) else None
