@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -424,3 +425,112 @@ def test_an_iterator_that_is_asked_by_hand(loop: LoopWatch) -> None:
     loop.end()
     assert run().said("loader_end") == [("loader_end", "train", 0, True)]
     assert run().telemetry.progress.step == 2
+
+
+class DeepSpeedEngine(torch.nn.Module):
+    """As deepspeed/runtime/engine.py calls itself: steps after two batches, with an optimizer for each parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(1, 1)
+        self.optimizers = [torch.optim.SGD([one], 0.1) for one in self.module.parameters()]
+        self.micro_steps = self.global_steps = 0
+
+    def train(self, mode: bool = True) -> DeepSpeedEngine:
+        self.module.train(mode)
+        return self
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        return self.module(batch)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.micro_steps += 1
+        if self.micro_steps % 2 == 0:
+            self._take_model_step()
+
+    def _take_model_step(self) -> None:
+        for one in self.optimizers:
+            one.step()
+            one.zero_grad()
+        self.global_steps += 1
+
+    def save_checkpoint(self, file: Any) -> None:
+        for name in ("a", "b"):
+            torch.serialization.save(self.module.state_dict(), f"{file}-{name}")
+
+    def zero_optimization_stage(self) -> int:
+        return 2
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    kind = type("DeepSpeedEngine", (DeepSpeedEngine,), {})
+    torch_modules.watch_deepspeed(SimpleNamespace(DeepSpeedEngine=kind))
+    monkeypatch.setattr(torch.serialization, "save", torch_modules._as_checkpoint(torch.serialization.save))
+    return kind()
+
+
+def test_an_engine_steps_where_it_has_accumulated_enough(engine: Any, loop: LoopWatch, tmp_path: Any) -> None:
+    for one in rows(6):
+        loss = engine(one).mean()
+        engine.backward(loss)
+        engine.step()
+    engine.save_checkpoint(tmp_path / "file")
+    loop.end()
+    assert run().telemetry.progress.step == 3
+    run().telemetry.replica.finish()
+    assert run().telemetry.replica.facts().losses == 6
+    assert [entry[1] for entry in run().said("mark")] == [
+        *["backward", "backward", "optimizer", "batch-end"] * 3, "checkpoint", "batch-end",
+    ]  # fmt: skip
+    training = run().telemetry.training
+    assert training.strategy == "deepspeed_stage_2"
+    assert run().telemetry.replica.model().replicated is True
+
+
+def test_an_engine_without_loader_has_a_batch_for_each_step(engine: Any, loop: LoopWatch) -> None:
+    for _ in range(6):
+        engine.backward(engine(torch.ones(1, 1)).mean())
+        engine.step()
+    loop.end()
+    assert run().telemetry.progress.step == 3
+    assert len(run().said("batch_start")) == 3
+
+
+def test_batches_of_an_engine_that_evaluates_do_not_train(engine: Any, loop: LoopWatch) -> None:
+    for one in rows(2):
+        engine.backward(engine(one).mean())
+        engine.step()
+    engine.eval()
+    for _ in rows(3):
+        pass
+    loop.end()
+    assert len(run().said("batch_start")) == 2
+    assert run().said("stage_start") == [("stage_start", "train"), ("stage_start", "validate")]
+
+
+def test_an_engine_that_fails_in_its_step_is_listened_to_afterwards(engine: Any, loop: LoopWatch) -> None:
+    step, engine.optimizers[0].step = engine.optimizers[0].step, lambda: 1 / 0
+    for number, one in enumerate(rows(6)):
+        engine.backward(engine(one).mean())
+        if number == 2:
+            engine.optimizers[0].step = step
+        with contextlib.suppress(ZeroDivisionError):
+            engine.step()
+    loop.end()
+    assert run().telemetry.progress.step == 2
+
+
+def test_an_engine_that_its_program_watches_counts_its_own_steps(engine: Any, loop: LoopWatch) -> None:
+    with doctor.watch() as w:
+        w.model(engine)
+        for one in w.loader(rows(6)):
+            loss = engine(one).mean()
+            engine.backward(loss)
+            engine.step()
+            w.step(loss=loss)
+    assert run().telemetry.progress.step == 3
+    assert run().telemetry.replica.facts().losses == 6

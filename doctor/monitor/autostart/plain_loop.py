@@ -27,6 +27,7 @@ from doctor.core.random_state import random_state_kept
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.integrations.adapter import Adapter, guarded
+from doctor.monitor.integrations.deepspeed_engine import is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.plain import LoaderSlot, PlainRun, plain_facts
 from doctor.monitor.integrations.torch_state import distributed, torch_rank, unwrapped
@@ -97,6 +98,7 @@ class LoopRun(PlainRun):
         self._kinds: set[tuple[Any, ...]] = set()  # of the passes that optimizers stepped in
         self._in_batch = False
         self._has_stepped = False
+        self._observed_loss: object = None
         self._is_confirmed = False
         self._optimizer: Callable[[], Any] = lambda: None
         self._without_loader = 0
@@ -107,7 +109,7 @@ class LoopRun(PlainRun):
         """Record the model, and a parameter that shows steps of optimizers that torch compiled."""
         super().use_model(module)
         first = next((one for one in module.parameters() if one.requires_grad), None)
-        if first is not None:
+        if first is not None and not is_engine(module):  # which replaces the data of its parameters
             parameter = weakref.ref(first)
             self._version = lambda: getattr(parameter(), "_version", 0)
             self._seen_version = self._version()
@@ -165,6 +167,11 @@ class LoopRun(PlainRun):
         if not self._is_confirmed:
             self._confirm()
 
+    def use_loss(self, loss: object) -> None:
+        """Record the loss of this batch, of which the backward pass begins. (step path)"""
+        self._observed_loss = loss
+        self.telemetry.mark("backward")
+
     def mark_checkpoint(self, *, begins: bool) -> None:
         """Record the start or the end of writing a file."""
         self.telemetry.mark("checkpoint" if begins else "batch-end")
@@ -201,10 +208,12 @@ class LoopRun(PlainRun):
             self._has_stepped = True  # a compiled optimizer calls no hooks
             self._confirm()
         self._seen_version = version
+        loss, self._observed_loss = self._observed_loss, None
         if self._has_stepped:
             self._has_stepped = False
-            self.step(None)
-        self.telemetry.batch_end("train", step=self.steps)
+            self.steps += 1
+            self.telemetry.optimizer_step()
+        self.telemetry.batch_end("train", step=self.steps, loss=loss)
 
     def _end_pass(self, *, ended: bool) -> None:
         one, self._primary = self._primary, None
@@ -270,7 +279,8 @@ class LoopWatch(Adapter[LoopRun]):
         self._models: list[weakref.ref[Any]] = []
         self._passes: weakref.WeakKeyDictionary[Any, ObservedPass] = weakref.WeakKeyDictionary()
         self._thread = 0
-        self._within = False  # a loader that Accelerate prepared, which iterates over others
+        self._within = False  # a loader that Accelerate prepared, or a step of DeepSpeed's engine: both use others
+        self._saves = False
 
     def wrapped(self, model: Any) -> None:
         """Take note of a model that was wrapped in this thread."""
@@ -363,16 +373,44 @@ class LoopWatch(Adapter[LoopRun]):
         run.optimizer_ended()
 
     @harmless
+    def engine_begins(self, engine: Any) -> bool:
+        """Called before an engine steps, whose optimizers are part of it; returns whether its end is to be told."""
+        if not self.is_watching():
+            return False
+        self._optimizer_begins(engine)
+        self._within = True
+        return True
+
+    @harmless
+    def engine_ended(self, *, stepped: bool) -> None:
+        """Called after the step of an engine; ``stepped``: without an exception."""
+        self._within = False
+        if stepped:
+            self._optimizer_ended()
+
+    @harmless
+    def backward_begins(self, loss: Any) -> None:
+        """Called before the backward pass of an engine. (step path)"""
+        if self._listens():
+            self._use_loss(loss.detach())
+
+    @guarded
+    def _use_loss(self, run: LoopRun, loss: object) -> None:
+        run.use_loss(loss)
+
+    @harmless
     def checkpoint_begins(self) -> bool:
         """Called before a file is written; returns whether its end is to be told."""
-        if self._run is None or not self._listens():
+        if self._run is None or self._saves or not self._listens():
             return False
+        self._saves = True
         self._checkpoint(begins=True)
         return True
 
     @harmless
     def checkpoint_ended(self) -> None:
         """Called when the file is written."""
+        self._saves = False
         self._checkpoint(begins=False)
 
     @guarded

@@ -1,8 +1,8 @@
-"""Installers for torch and Accelerate: what a loop without a framework does is passed on to ``plain_loop.py``.
+"""Installers for torch, DeepSpeed and Accelerate: what a loop of a program does is passed on to ``plain_loop.py``.
 
-A process that never wraps a model (DistributedDataParallel, FSDP, ``fully_shard``) pays for one more frame in each of
-these rare calls, and nothing else is changed in it: loaders and optimizers are observed from the first wrapped model
-on.
+A process that never wraps a model (DistributedDataParallel, FSDP, ``fully_shard``, DeepSpeed) pays for one more frame
+in each of these rare calls, and nothing else is changed in it: loaders and optimizers are observed from the first
+wrapped model on.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def watch_process_groups(module: Any) -> None:
 
 def watch_checkpoints(module: Any) -> None:
     """Have the time of ``torch.save`` recorded as that of a checkpoint."""
-    write = module.save
+    module.save = _as_checkpoint(module.save)
 
+
+def _as_checkpoint(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def save(*args: Any, **kwargs: Any) -> Any:
         loop = _loop()
@@ -72,7 +74,50 @@ def watch_checkpoints(module: Any) -> None:
         finally:
             loop.checkpoint_ended()
 
-    module.save = save
+    return save
+
+
+def watch_deepspeed(module: Any) -> None:
+    """Have every engine of DeepSpeed observed, with its losses, and its steps where it has accumulated enough."""
+    kind = module.DeepSpeedEngine
+    _after_construction(kind)
+    for name, observed in (
+        ("backward", _with_loss),
+        ("_take_model_step", _as_one),
+        ("save_checkpoint", _as_checkpoint),
+    ):
+        method = getattr(kind, name, None)
+        if method is not None:
+            setattr(kind, name, observed(method))
+
+
+def _with_loss(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def observed(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        if (loop := _loop()) is not None:
+            loop.backward_begins(loss)
+        return backward(self, loss, *args, **kwargs)
+
+    return observed
+
+
+def _as_one(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an engine's step, whose optimizer may step several times."""
+
+    @functools.wraps(step)
+    def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = _loop()
+        if loop is None or not loop.engine_begins(self):
+            return step(self, *args, **kwargs)
+        try:
+            result = step(self, *args, **kwargs)
+        except BaseException:
+            loop.engine_ended(stepped=False)
+            raise
+        loop.engine_ended(stepped=True)
+        return result
+
+    return stepped
 
 
 def watch_spawned_processes(module: Any) -> None:

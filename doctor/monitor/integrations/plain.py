@@ -22,6 +22,7 @@ import msgspec
 from doctor.core.facts import TORCH_SEED, Frame, Sampler, TrainingFacts, Variable
 from doctor.monitor.integrations.adapter import Adapter, AdapterRun, guarded
 from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
+from doctor.monitor.integrations.deepspeed_engine import engine_steps, is_engine, with_engine_facts
 from doctor.monitor.integrations.first_step import FirstStepObserver
 from doctor.monitor.integrations.hook_guard import value_or_default
 from doctor.monitor.integrations.torch_state import (
@@ -82,6 +83,7 @@ class PlainRun(AdapterRun):
         self._steps_before = 0
         self._first_step = FirstStepObserver()
         self._seed: str | None = None
+        self._engine_steps: int | None = None
 
     @property
     def wrapper(self) -> Any:
@@ -99,6 +101,9 @@ class PlainRun(AdapterRun):
         telemetry.replica.attach(unwrapped(module), replicated=replicated, broadcast=broadcast)
         telemetry.replica.settings.last_loss = lambda: self.loss
         self._seed = value_or_default(lambda: str(sys.modules["torch"].initial_seed()), None)
+        if is_engine(module):
+            self._engine_steps = engine_steps(module)
+            telemetry.replica.settings.use_optimizers(value_or_default(lambda: [module.basic_optimizer], []))
         if self.observes_first_step:
             value_or_default(lambda: self._first_step.start(module), None)
         self._refresh_facts()
@@ -140,7 +145,7 @@ class PlainRun(AdapterRun):
         seed = (Variable(TORCH_SEED, self._seed),) if self._seed is not None else ()
         self.telemetry.training = msgspec.structs.replace(
             facts,
-            precision=self._first_step.precision,
+            precision=facts.precision or self._first_step.precision,
             arguments=(*facts.arguments, *seed, *self._first_step.settings),
         )
 
@@ -149,16 +154,24 @@ class PlainRun(AdapterRun):
         observer = self._first_step
         if observer.optimizers or self.steps > 1:
             observer.finish()
-            self.telemetry.replica.settings.use_optimizers(observer.optimizers)
+            if self._engine_steps is None:
+                self.telemetry.replica.settings.use_optimizers(observer.optimizers)
             self._refresh_facts()
 
     def step(self, loss: object) -> None:
         """Record an optimizer step. (step path)"""
-        self.steps += 1
         self.loss = loss
+        if self._engine_steps is not None and not self._has_engine_stepped():
+            return
+        self.steps += 1
         self.telemetry.optimizer_step()
         if self._first_step.is_active:
             self._after_first_step()
+
+    def _has_engine_stepped(self) -> bool:
+        """Return whether DeepSpeed's engine took a step: its ``step()`` is called after every accumulated batch."""
+        known, self._engine_steps = self._engine_steps, engine_steps(self.wrapper)
+        return known != self._engine_steps
 
     def batch_start(self, loader: LoaderInSlot, number: int, batch: object) -> None:
         """Record a batch. (step path)"""
@@ -275,6 +288,7 @@ class Watch(Adapter[PlainRun]):
     def step(self, run: PlainRun, loss: object = None) -> None:
         """Record an optimizer step; call it on every rank after ``optimizer.step()``.
 
+        Of DeepSpeed's engine, after each ``engine.step()``, of which those count that end an accumulation.
         Replicas are compared at equal steps. ``loss``: a tensor, which stays on its device.
         """
         run.step(loss)
@@ -332,7 +346,7 @@ def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFac
     """Return the known facts of process group, wrapper (``module``) and samplers."""
     process, device = torch_rank(os.environ), device_of(module)
     placement = infer_data_parallel_rank(module, samplers, process)
-    return TrainingFacts(
+    facts = TrainingFacts(
         framework="plain",
         release=value_or_default(lambda: str(sys.modules["torch"].__version__), None),
         strategy=None if module is None else type(module).__name__,
@@ -346,6 +360,7 @@ def plain_facts(module: object, samplers: Iterable[Sampler] = ()) -> TrainingFac
         joins=joins_uneven_inputs(module),
         arguments=ddp_arguments(module),
     )
+    return with_engine_facts(facts, module) if is_engine(module) else facts
 
 
 watch = Watch

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from doctor.collectors.launch.rank_variables import claim_from
 from doctor.core.facts import Variable
 from doctor.knowledge.launchers import ENVIRONMENT
+from doctor.monitor.integrations.deepspeed_engine import holds_equal_parameters, is_engine
 from doctor.monitor.integrations.hook_guard import value_or_default
 
-SHARDING = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+SHARDING = ("FullyShardedDataParallel", "FSDPModule")
 """Wrappers whose ranks may each hold a shard of the parameters."""
 
 
@@ -60,8 +61,8 @@ def device_of(module: Any) -> Any | None:
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the module inside DistributedDataParallel, else the module itself."""
-    return module.module if type(module).__name__ == "DistributedDataParallel" else module
+    """Return the module inside DistributedDataParallel or DeepSpeed's engine, else the module itself."""
+    return module.module if type(module).__name__ == "DistributedDataParallel" or is_engine(module) else module
 
 
 def ddp_arguments(module: object) -> tuple[Variable, ...]:
@@ -83,4 +84,7 @@ def replication(module: object) -> tuple[bool | None, bool | None]:
     names = {kind.__name__ for kind in type(module).__mro__}
     if names & set(SHARDING):
         return False, False
+    if is_engine(module):
+        whole = holds_equal_parameters(module)
+        return whole, whole
     return (True, True) if "DistributedDataParallel" in names else (None, None)

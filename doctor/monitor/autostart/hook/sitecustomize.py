@@ -22,6 +22,7 @@ INSTALLERS = {
     "lightning.pytorch.trainer.trainer": TRAINERS + "watch_lightning",
     "pytorch_lightning.trainer.trainer": TRAINERS + "watch_lightning",
     "transformers.trainer": TRAINERS + "watch_transformers",
+    "deepspeed.runtime.engine": TORCH + "watch_deepspeed",
     "accelerate.data_loader": TORCH + "watch_accelerate_loaders",
     "torch.nn.parallel.distributed": TORCH + "watch_ddp",
     "torch.distributed.fsdp.fully_sharded_data_parallel": TORCH + "watch_fsdp",
