@@ -5,6 +5,7 @@ import pytest
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
 from doctor.analysis.hang.rank_state import JobState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
+from doctor.core.facts import Frame
 from doctor.core.job import Member, build_job
 from doctor.facts import Collective, ProcessGroup, ProgressFacts, RecorderFacts
 
@@ -104,6 +105,37 @@ def test_peers_are_counted_in_their_group():
     ranks = [recorder(groups=groups) for _ in range(4)]
     ranks[1] = recorder(transfer("send", 1), groups=groups)
     assert roots(job_of(ranks)) == [(3,)]
+
+
+def in_call(name, file="torch/distributed/distributed_c10d.py"):
+    own = Frame("train.py", 30, "train", user=True)
+    return ProgressFacts(
+        state="stalled",
+        stage="train",
+        point="step",
+        idle=20.0,
+        stack=(Frame(file, 2500, name), own) if name else (own,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("", [(0,)]),  # rank 0 is in no call: the receive of rank 1 may be from it
+        ("barrier", [(1,)]),  # every rank is in a call, and none of them is a send
+    ],
+)
+def test_a_receive_that_no_recorder_shows_may_be_from_a_rank_that_is_in_no_call(own, expected):
+    """Two pipelines of two stages over Gloo, each stage with a data-parallel group."""
+    groups = (("even", (0, 2)), ("odd", (1, 3)))
+    reduced = Collective("odd", 5, "all_reduce", "gloo", at=1.0)
+    shown = [recorder(groups=groups)] * 3 + [recorder(reduced, groups=groups)]
+    progress = [in_call(own), in_call("recv"), in_call("recv"), in_call("all_reduce")]
+    job = build_job(
+        [Member(rank, {"progress": progress[rank], "flight-recorder": one}) for rank, one in enumerate(shown)],
+        world_size=4,
+    )
+    assert roots(job) == expected
 
 
 def test_counters_tell_of_calls_that_were_overwritten():

@@ -31,6 +31,8 @@ NEEDS = {
     "zero3": "deepspeed",
     "zero_edited": "deepspeed",
     "ray": "ray",
+    "torchtitan": "torchtitan",
+    "megatron": "megatron",
 }
 """The package that each framework needs besides torch."""
 EXPECTED: dict[Fault, tuple[str, ...]] = {

@@ -423,11 +423,36 @@ def ray_worker(given):
     dist.barrier()
 
 
+def torchtitan(trace):
+    """The Trainer of torchtitan, with its model for debugging."""
+    from torchtitan.models.llama3 import config_registry
+
+    start(trace)
+    trainer = config_registry.llama3_debugmodel().build()
+    trainer.train()
+    end(trace, trainer.model_parts[0])
+
+
+def megatron(trace):
+    """The wrapper of Megatron-LM, and its optimizer; the package of megatron-core has no more of its loop."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    start(trace)
+    parallel_state.initialize_model_parallel()
+    config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1, use_cpu_initialization=True)
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(), trace.watch(net()))
+    loop(model, get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.01), [model]), loader_of(trace))
+    end(trace, model)
+
+
 FRAMEWORKS = {
     one.__name__: one
     for one in (
         ddp, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, trl_sft, trl_dpo, zero1, zero2, zero3,
-        zero_edited, ray,
+        zero_edited, ray, torchtitan, megatron,
     )
 }  # fmt: skip
 

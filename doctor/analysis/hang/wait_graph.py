@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from doctor.analysis.call_sites import POINT_TO_POINT
 from doctor.analysis.hang.rank_state import JobState, RankState
 from doctor.core.facts import Collective
 
@@ -63,9 +64,12 @@ def sinks_of(graph: Graph) -> list[WaitSink]:
 
 def wait_graph(states: JobState) -> Graph:
     """The graph with edges from a rank to the collectives that it waits in, from these to the members that have not
-    entered them, and from a rank to the peer of a send or receive."""
+    entered them, and from a rank to the peer of a send or receive.
+
+    The peer of a transfer that no recorder shows, as over Gloo, may be any rank that is not in a call."""
     graph: dict[Node, list[Node]] = {rank: [] for rank in (*states.ranks, *states.unseen)}
     late: dict[CollectiveNode, list[int]] = {}
+    elsewhere = [rank for rank, one in states.ranks.items() if one.is_elsewhere] if states.has_recorder else []
     for rank, rank_state in states.ranks.items():
         if not rank_state.waits:
             continue
@@ -75,6 +79,8 @@ def wait_graph(states: JobState) -> Graph:
                 late[call] = missing_from(states, call)
             if late[call]:
                 graph[rank].append(call)
+        if rank_state.stack_wait in POINT_TO_POINT and rank_state.wait is None:
+            graph[rank] += elsewhere
         graph[rank] += unmatched_peers(states, rank, rank_state.transfers, lambda theirs: theirs.transfers)
     for call, ranks in late.items():
         if ranks:

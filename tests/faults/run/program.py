@@ -293,6 +293,18 @@ STOPS = (
         does="hangs",
         becomes="fails",
     ),
+    RunScene(
+        "rank 3 of a mesh asleep, tensor parallel", "RUN001", run("meshes.tensor_parallel", (3,), 4), does="hangs"
+    ),
+    RunScene(
+        "rank 0 of a mesh asleep, tensor parallel", "RUN001", run("meshes.tensor_parallel", (0,), 4), does="hangs"
+    ),
+    RunScene(
+        "rank 2 of a mesh asleep, expert parallel", "RUN001", run("meshes.expert_parallel", (2,), 4), does="hangs"
+    ),
+    RunScene("rank 1 of a mesh asleep, DTensor and FSDP", "RUN001", run("meshes.of_dtensors", (1,), 4), does="hangs"),
+    RunScene("rank 3 of a mesh asleep, pipelines", "RUN001", run("meshes.pipeline", (3,), 4), does="hangs"),
+    RunScene("rank 0 of a mesh asleep, pipelines", "RUN001", run("meshes.pipeline", (0,), 4), does="hangs"),
     RunScene("rank 1 stopped", "RUN001", run("progress.stopped", (1,), 3), does="hangs"),
     RunScene("rank 0 stopped", "RUN001", run("progress.stopped", (0,), 3), does="hangs"),
     RunScene("rank 0 stopped, by torchrun", "RUN001", run("progress.stopped", (0,), by="torchrun"), does="hangs"),

@@ -27,6 +27,8 @@ SAMPLE = (
     "an all_gather only on rank 0",
     "rank 0 stopped",
     "a row that never completes on rank 1",
+    "rank 3 of a mesh asleep, tensor parallel",
+    "rank 0 of a mesh asleep, pipelines",
     "rank 1 killed, by torchrun",
     "the loss of rank 1 turns NaN",
     *(("the GIL held on rank 1", "an exception on rank 1") if ALL else ()),
