@@ -7,9 +7,9 @@
 
 Small real programs of two ranks over Gloo on the CPU (``tests/frameworks/program.py``), none of which was edited. Each
 runs without the doctor and below ``doctor run``: outputs of every forward pass, states of random numbers and parameters
-are compared bit by bit. Then rank 1 stops in a forward pass, raises an exception there, and has one more batch than rank
-0. Seconds: from the fault to the report that names it. A framework that can't be run here is kept with the reason. The
-exit code is 1 if numbers differ, a healthy run is reported as faulty, or a fault is not found on rank 1.
+are compared bit by bit. Then rank 1 stops in a forward pass, raises an exception there, and has one more batch than
+rank 0. Seconds: from the fault to the report that names it. A framework that can't be run here is kept with the reason.
+The exit code is 1 if numbers differ, a healthy run is reported as faulty, or a fault is not found on rank 1.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def keep(framework: str, row: Row) -> None:
 def markdown() -> str:
     """All kept results as a table."""
     lines = [
-        "| framework | releases | watched as | same numbers | healthy run without finding | rank 1 hangs | rank 1 raises |"
-        " rank 1 has one more batch | run on |",
+        "| framework | releases | watched as | same numbers | no finding in a healthy run | rank 1 hangs |"
+        " rank 1 raises | rank 1 has one more batch | run on |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join([*lines, *(_line(NAMES[name], row) for name, row in kept().items())])

@@ -534,3 +534,16 @@ def test_an_engine_that_its_program_watches_counts_its_own_steps(engine: Any, lo
             w.step(loss=loss)
     assert run().telemetry.progress.step == 3
     assert run().telemetry.replica.facts().losses == 6
+
+
+def test_an_exception_that_ray_train_takes_to_its_driver_ends_the_run(loop: LoopWatch) -> None:
+    thread_runner = SimpleNamespace(construct_user_exception_with_traceback=lambda error, exclude_frames: str(error))
+    torch_modules.watch_ray_workers(thread_runner)
+    training = Training(loop)
+    for one in rows(1):
+        training.step(one)
+    assert (
+        thread_runner.construct_user_exception_with_traceback(ValueError("of rank 1"), exclude_frames=3) == "of rank 1"
+    )
+    assert run().calls[-1] == ("fail", "ValueError")
+    torch_modules.watch_ray_workers(SimpleNamespace())  # another release

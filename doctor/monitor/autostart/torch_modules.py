@@ -1,4 +1,4 @@
-"""Installers for torch, DeepSpeed and Accelerate: what a loop of a program does is passed on to ``plain_loop.py``.
+"""Installers for torch, DeepSpeed, Ray Train and Accelerate: what a program does is passed on to ``plain_loop.py``.
 
 A process that never wraps a model (DistributedDataParallel, FSDP, ``fully_shard``, DeepSpeed) pays for one more frame
 in each of these rare calls, and nothing else is changed in it: loaders and optimizers are observed from the first
@@ -15,6 +15,7 @@ from typing import Any
 from doctor.monitor.autostart.hook.sitecustomize import is_disabled, tell
 
 PLAIN_LOOP = "doctor.monitor.autostart.plain_loop"
+PACKS = "construct_user_exception_with_traceback"
 _failures: list[Exception] = []
 
 
@@ -138,6 +139,25 @@ def _reporting(function: Callable[..., Any], *args: Any) -> Any:
         if (loop := _loop()) is not None:
             loop.end(error)
         raise
+
+
+def watch_ray_workers(module: Any) -> None:
+    """Have exceptions of functions that workers of Ray Train run reported: its thread passes them to the driver.
+
+    The function that packs an exception (ray/train/v2/_internal/execution/worker_group/thread_runner.py) is changed,
+    because a frame of ours around the user's function would be in the traceback that Ray prints.
+    """
+    pack = getattr(module, PACKS, None)
+    if pack is None:
+        return
+
+    @functools.wraps(pack)
+    def packed(error: BaseException, *args: Any, **kwargs: Any) -> Any:
+        if (loop := _loop()) is not None:
+            loop.end(error)
+        return pack(error, *args, **kwargs)
+
+    setattr(module, PACKS, packed)
 
 
 def watch_accelerate_loaders(module: Any) -> None:

@@ -30,6 +30,7 @@ INSTALLERS = {
     "torch.distributed._composable.fsdp.fully_shard": TORCH + "watch_fully_shard",  # torch 2.4 and 2.5
     "torch.distributed.distributed_c10d": TORCH + "watch_process_groups",
     "torch.multiprocessing.spawn": TORCH + "watch_spawned_processes",
+    "ray.train.v2._internal.execution.worker_group.thread_runner": TORCH + "watch_ray_workers",
     "torch.serialization": TORCH + "watch_checkpoints",
 }
 """The function that is called with each module when it has been imported."""
