@@ -67,8 +67,8 @@ def run_framework(framework: str, folder: Path) -> Row:
     row["versions"] = {name: metadata.version(name) for name in sorted(names)}
     bare = run_job(folder / "bare", framework, watched=False)
     if bare.code:
-        errors = _ERROR.findall(bare.output)
-        return row | {"skipped": f"does not run without a GPU: {errors[-1] if errors else bare.output[-200:]}"[:300]}
+        error = (_ERROR.findall(bare.output) or [bare.output[-200:]])[-1]
+        return row | {"skipped": f"fails on the CPU, without the doctor too: {error}"[:300]}
     healthy = run_job(folder / "healthy", framework)
     row["watched_as"] = _watched_as(healthy.folder)
     row["identical"] = healthy.code == 0 and bare.traces() == healthy.traces()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -85,6 +86,9 @@ def run_job(
     """Run a job of two ranks in ``folder``; it is ended soon after its fault is reported, or after ``seconds``."""
     folder.mkdir(parents=True, exist_ok=True)
     python = str(Path(python).absolute())
+    compiled = Path(python).parent.parent / "extensions"
+    if compiled.exists():  # a copy, because a job that is killed leaves its lock there
+        shutil.copytree(compiled, folder / "extensions", ignore=shutil.ignore_patterns("lock"))
     environ = clean_environ(folder) | {
         "PATH": f"{Path(python).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'checks'}",
@@ -92,7 +96,7 @@ def run_job(
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "DS_BUILD_OPS": "0",
-        "TORCH_EXTENSIONS_DIR": str(Path(python).parent.parent / "extensions"),
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
     }
     doctor = [python, "-m", "doctor", "run", "--every-n-steps", "3", "--folder", str(folder / "doctor"), "--"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -111,6 +115,8 @@ def run_job(
             seen = _await(process, folder, fault, patience(seconds))
         finally:
             _end(process)
+    if process.returncode == 0 and (folder / "extensions").exists() and not compiled.exists():
+        shutil.copytree(folder / "extensions", compiled)
     stopped = folder / "stopped"
     waited = seen - float(stopped.read_text()) if seen is not None and stopped.exists() else None
     return JobOutcome(folder, process.returncode, (folder / "output").read_text(), report_in(folder), waited)

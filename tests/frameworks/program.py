@@ -60,14 +60,15 @@ class Trace:
 
     def write(self, model):
         """Write the trace of this rank, with the parameters that it holds."""
-        parameters = [part(one).detach().cpu().contiguous().view(torch.uint8) for one in model.parameters()]
+        parameters = [part(one, self.rank).detach().cpu().contiguous().view(torch.uint8) for one in model.parameters()]
         self.values.append(digest(b"".join(one.numpy().tobytes() for one in parameters)))
         (self.folder / f"trace-{self.rank}.json").write_text(json.dumps(self.values))
 
 
-def part(parameter):
-    """What this rank holds of a parameter."""
-    return getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter)).reshape(-1)
+def part(parameter, rank):
+    """What this rank holds of a parameter, without the padding of DeepSpeed's parts, which is never written."""
+    held = getattr(parameter, "ds_tensor", getattr(parameter, "_local_tensor", parameter)).reshape(-1)
+    return held[: max(0, parameter.ds_numel - rank * len(held))] if hasattr(parameter, "ds_tensor") else held
 
 
 def digest(content):
