@@ -343,7 +343,7 @@ def test_another_user_steps_aside() -> None:
     if not done.stderr and not done.stdout.startswith("True"):
         pytest.skip("this folder is not readable for other users")
     assert (done.stdout, done.returncode) == ("False ['']\n", 0)
-    assert "it runs as another user than doctor run did" in done.stderr
+    assert "it runs as a different user than doctor run" in done.stderr
 
 
 def test_a_failure_of_the_hook_costs_one_line(tmp_path: Path) -> None:

@@ -66,21 +66,21 @@ def _loud(chart, report):
 
 def test_a_consequence_of_a_known_cause_is_not_loud():
     chart = FindingHistory()
-    assert _loud(chart, _planted(901)) == ["the cause"]
+    assert _loud(chart, _planted(901)) == ["The cause"]
     (news,) = chart.note(_planted(901, 902))
-    assert (news.finding.summary, news.is_loud) == ("the consequence", False)
+    assert (news.finding.summary, news.is_loud) == ("The consequence", False)
     assert chart.report.result("DATA902").findings[0].severity is Severity.ERROR
 
 
 def test_progress_findings_are_loud_whatever_their_cause():
     chart = FindingHistory()
     chart.note(_planted(901, family="RUN"))
-    assert _loud(chart, _planted(901, 902, family="RUN")) == ["the consequence"]
+    assert _loud(chart, _planted(901, 902, family="RUN")) == ["The consequence"]
 
 
 def test_a_consequence_is_loud_if_its_cause_was_not_reported():
-    assert _loud(FindingHistory(), _planted(902)) == ["the consequence"]
-    assert _loud(FindingHistory(), _planted(901, 902)) == ["the cause", "the consequence"]
+    assert _loud(FindingHistory(), _planted(902)) == ["The consequence"]
+    assert _loud(FindingHistory(), _planted(901, 902)) == ["The cause", "The consequence"]
 
 
 def test_what_was_found_stays_when_it_is_not_seen_any_more():

@@ -93,7 +93,7 @@ def _counted_alternatives(
     left = (1 - measured_confidence(check, finding.confidence)) / (sum(weights.values()) or 1)
     ordered = sorted(weights.items(), key=lambda weight: (-weight[1], weight[0]))
     for name, weight in ordered[:missing]:
-        if left * weight >= LEAST:
+        if left * weight >= LEAST / 2:  # which rounds to it
             cases = (own if own.get(name) else of_all).get(name, 0)
             logs = f"{cases} public {'log' if cases == 1 else 'logs'}"
             first = f"{check} was reported" if own.get(name) else "another finding was reported"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from doctor.core.background import start_daemon
+from doctor.core.decoding import prepared
 from doctor.monitor.sinks.otlp_messages import TelemetryEvent, TelemetryMessage, TelemetrySample
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def main(endpoint: str) -> None:
     recorder: TelemetryRecorder | None = None
     try:
         for line in sys.stdin.buffer:
-            message = msgspec.json.decode(line, type=TelemetryMessage)
+            message = msgspec.json.decode(line, type=prepared(TelemetryMessage))
             recorder = recorder or otlp_recorder(endpoint, message.run)
             recorder.record(message)
             recorder.flush()
