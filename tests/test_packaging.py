@@ -47,6 +47,7 @@ def test_what_development_needs_is_not_published(declared):
         "prometheus",
         "fix",
         "attach",
+        "otel",
     }
     groups = declared["dependency-groups"]
     assert {"include-group": "release"} in groups["dev"]

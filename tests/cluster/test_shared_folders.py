@@ -203,7 +203,7 @@ def test_an_owner_whom_the_user_namespace_does_not_map(commands, share):
 def test_a_group_that_the_user_namespace_does_not_map(commands, share):
     """It stands for all others."""
     command = start(commands, 0, share, "--share-group", "65534", before=unshared("--map-root-user"))
-    refused(command, "gid 65534 stands for every group that this user namespace does not map")
+    refused(command, "gid 65534 represents every group that this user namespace does not map")
 
 
 def test_ranks_in_user_namespaces_meet(commands, share):

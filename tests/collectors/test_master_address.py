@@ -62,7 +62,7 @@ def test_addresses_of_this_host() -> None:
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("", "empty"), ("  ", "empty"), ("a\0b", "no name"), ("a" * 70, "label"), ("x" * 10_000, ""), ("..", "")],
+    [("", "empty"), ("  ", "empty"), ("a\0b", "not a valid name"), ("a" * 70, "label"), ("x" * 10_000, ""), ("..", "")],
 )
 def test_names_that_are_none(address: str, words: str) -> None:
     facts = master(address)

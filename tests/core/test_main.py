@@ -248,6 +248,7 @@ def test_list(tmp_path):
         "scope": "job",
         "when": "PM",
         "needs": ["software"],
+        "state": "stable",
         "origin": "built-in",
         "limits": {},
     }

@@ -227,6 +227,7 @@ def test_list_and_explain_know_rules(tmp_path):
         "severity": "warning",
         "reads": "script",
         "foreshadows": ["MEM001"],
+        "state": "stable",
         "origin": "built-in",
     }
     page = subprocess.run([sys.executable, "-m", "doctor", "explain", "ignore-in-vain"], capture_output=True, text=True)

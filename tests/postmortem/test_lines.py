@@ -94,7 +94,7 @@ def test_a_damaged_archive_says_so(tmp_path: Path, pack) -> None:
 def test_other_bytes_after_an_archive_are_not_read(tmp_path: Path) -> None:
     events, file = read(tmp_path, gzip.compress(TEXT.encode()) + b"something else\n" + OOM.encode())
     assert raised(events) == [(3, 2)]
-    assert file.cut == "bytes that are no gzip follow its archive"
+    assert file.cut == "bytes that are not gzip data follow its archive"
 
 
 def test_without_a_package_for_zstd_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

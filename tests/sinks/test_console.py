@@ -132,7 +132,7 @@ def test_the_end_of_a_failed_run_names_who_failed_first_and_not_the_consequences
     text = ended(report_of(result_of("RUN004", "rank-died", DIED), result_of("RUN012", "peer-vanished", VANISHED)))
     assert text == (
         "\nrankdoctor: 2 errors on 4 ranks\n"
-        "  start with RUN004 rank-died: rank 2 failed first: ValueError: bad sample (rank 2 (node1))\n"
+        "  start with RUN004 rank-died: Rank 2 failed first: ValueError: bad sample (rank 2 (node1))\n"
         f"  report: {REPORT}\n"
     )
 

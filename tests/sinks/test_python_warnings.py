@@ -18,7 +18,7 @@ def test_a_finding_is_one_warning_of_a_category_of_its_own():
     (one,) = warned(report_of(result_of("RUN004", "rank-died", DIED)))
     assert one.category is DoctorWarning
     assert issubclass(DoctorWarning, UserWarning)
-    assert str(one.message) == ("RUN004 rank-died: rank 2 failed first: ValueError: bad sample (rank 2 (node1))")
+    assert str(one.message) == ("RUN004 rank-died: Rank 2 failed first: ValueError: bad sample (rank 2 (node1))")
 
 
 def test_each_is_warned_of_by_the_usual_filter():
