@@ -404,7 +404,7 @@ COMPONENTS = (
         file="torch_nccl",
         checkout=str(DOCUMENTED / "torch_nccl"),
         source="https://github.com/pytorch/pytorch (ProcessGroupNCCL and nccl2 of 2025 and 2026, a list by hand)",
-        paths=r"logged\.txt$",
+        paths=r"errors\.txt$",
         tags="",
         cues=(
             "ProcessGroupNCCL.cpp:",
@@ -422,11 +422,11 @@ COMPONENTS = (
         "torch_nccl_exceptions",
         "https://github.com/pytorch/pytorch (ProcessGroupNCCL and nccl2 of 2025 and 2026, a list by hand)",
         name="torch.distributed",
-        paths=r"raised\.txt$",
+        paths=r"errors\.txt$",
         tags="",
         error="torch.distributed.DistBackendError",
         read=str.splitlines,
-        checkout=str(DOCUMENTED / "torch_nccl"),
+        checkout=str(DOCUMENTED / "torch_nccl_exceptions"),
         packages=("torch",),
     )._replace(rules="torch_exceptions", besides="torch_exceptions"),
     SourceComponent(

@@ -20,7 +20,7 @@ def result_of(check_id, name, *findings, severity=Severity.ERROR):
 
 
 DIED = Finding(
-    "rank 2 failed first: ValueError: bad sample",
+    "Rank 2 failed first: ValueError: bad sample",
     ranks=(2,),
     evidence={"error": "ValueError: bad sample"},
     effect="The others wait for it.",

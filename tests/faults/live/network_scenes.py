@@ -185,7 +185,7 @@ MASTER_PORT = (
         THREE,
         ranks=(2,),
         hosts=("node2",),
-        says=("No answer", str(PORT)),
+        says=("No response", str(PORT)),
     ),
     LiveScene(
         "the master's port rejected for one host",
