@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from doctor.cli.estimate import command
+from doctor.cli.main import app
 from doctor.core.errors import UnusableError
 from doctor.estimate import tracer_client
 from doctor.estimate.data_model import LoaderUse, MemoryBreakdown, TracedStep
@@ -53,7 +53,7 @@ def estimate(tmp_path, monkeypatch):
     (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: fp8\n")
 
     def run(*arguments):
-        done = CliRunner().invoke(command, [*arguments, "--isolated", "--format", "json"])
+        done = CliRunner().invoke(app, ["estimate", *arguments, "--isolated", "--format", "json"])
         return done if done.exit_code else json.loads(done.stdout)["estimate"]
 
     return run
