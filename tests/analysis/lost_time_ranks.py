@@ -7,7 +7,6 @@ its first batch to its end.
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import doctor
+from tests.lab.forked_ranks import play_ranks
+from tests.lab.ports import free_port
 
 BATCHES, WORK, DELAY, LONG = 64, 0.015, 0.03, 0.6
 """Steps of a run; seconds of work in each, of what makes each slower, and of what is done now and then."""
@@ -168,24 +169,8 @@ def be(rank, folder, names, port):
 
 def main(folder, names):
     """Fork the ranks, and wait for them; the status says whether all did well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                be(rank, folder, names, port)
-                status = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+    port = free_port()
+    return 0 if play_ranks(2, lambda rank: be(rank, folder, names, port)) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 for what each of them knows of its place."""
 
 import json
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from doctor.monitor.integrations.data_parallel import infer_data_parallel_rank
 from doctor.monitor.integrations.torch_state import torch_rank
+from tests.lab.forked_ranks import play_ranks
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -67,19 +67,7 @@ def be(rank, folder):
 def main(folder):
     """Fork the ranks, and wait for them; the status says whether all did well."""
     torch.set_num_threads(1)
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                be(rank, folder)
-                status = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+    return 0 if play_ranks(WORLD, lambda rank: be(rank, folder)) else 1
 
 
 if __name__ == "__main__":

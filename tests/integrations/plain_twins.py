@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import random
-import socket
 import sys
 import threading
 from datetime import timedelta
@@ -20,6 +19,9 @@ import torch._dynamo  # by optimizers: once, and not in every child
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+
+from tests.lab.forked_ranks import play_ranks
+from tests.lab.ports import free_port
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -150,25 +152,8 @@ def be(kind, watched, rank, port, folder):
 
 def pair(kind, watched, folder):
     """Two ranks; whether both did well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                be(kind, watched, rank, port, folder)
-                status = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    return not any(statuses)
+    port = free_port()
+    return play_ranks(2, lambda rank: be(kind, watched, rank, port, folder))
 
 
 if __name__ == "__main__":

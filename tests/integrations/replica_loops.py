@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import random
-import socket
 import sys
 import threading
 import time
@@ -22,6 +21,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import doctor
+from tests.lab.forked_ranks import play_ranks
+from tests.lab.ports import free_port
 
 EVERY, STEPS = 5, 30
 
@@ -199,24 +200,8 @@ def be(rank, folder, names, port):
 
 def main(folder, names):
     """Fork the ranks, and wait for them; the status says whether all did well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                be(rank, folder, names, port)
-                status = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+    port = free_port()
+    return 0 if play_ranks(2, lambda rank: be(rank, folder, names, port)) else 1
 
 
 if __name__ == "__main__":

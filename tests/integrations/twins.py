@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, Dataset
 
+from tests.lab.forked_ranks import play_ranks
 from tests.lab.ports import free_port
 
 ROWS, BATCH = 24, 2
@@ -190,33 +190,19 @@ KINDS: dict[str, Callable[[Path, bool], dict[str, Any]]] = {
 }
 
 
-def _rank(kind: str, watched: bool, rank: int, port: int, folder: Path) -> int:
-    """A forked process: its exit code."""
+def _rank(kind: str, watched: bool, rank: int, port: int, folder: Path) -> None:
+    """What a forked process does."""
     os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_PORT": f"{port}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    try:
-        traces = KINDS[kind](folder / kind, watched)
-        (folder / f"{kind}-{watched}-{rank}.json").write_text(json.dumps(traces))
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+    traces = KINDS[kind](folder / kind, watched)
+    (folder / f"{kind}-{watched}-{rank}.json").write_text(json.dumps(traces))
 
 
 def _pair(kind: str, watched: bool, folder: Path) -> None:
     """Two ranks. The folder that they share is moved away afterwards: its name must be the same for both twins."""
     port = free_port()
-    pids = []
-    for rank in range(2):
-        pid = os.fork()
-        if pid == 0:
-            code = _rank(kind, watched, rank, port, folder)
-            sys.stderr.flush()
-            os._exit(code)
-        pids.append(pid)
-    failed = [pid for pid in pids if os.waitpid(pid, 0)[1]]
-    if failed:
-        raise SystemExit(f"{kind}, watched: {watched}: {len(failed)} ranks failed")
+    if not play_ranks(2, lambda rank: _rank(kind, watched, rank, port, folder)):
+        raise SystemExit(f"{kind}, watched: {watched}: a rank failed")
     (folder / kind).rename(folder / f"{kind}-{watched}")
 
 
