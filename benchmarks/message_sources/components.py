@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from message_sources import native_calls, python_calls, torch_calls
 from message_sources.c_calls import calls, printf_text, table_texts
@@ -165,6 +165,21 @@ def python_exceptions(
     )
 
 
+def listed(
+    file: str, source: str, read: Callable[[str], Iterable[str]] = str.splitlines, **more: Any
+) -> SourceComponent:
+    """A component whose messages are lines of ``documented/<file>/errors.txt``. ``more``: other fields."""
+    return SourceComponent(
+        file=file,
+        source=source,
+        checkout=str(DOCUMENTED / file),
+        paths=r"errors\.txt$",
+        tags="",
+        read=read,
+        **more,
+    )
+
+
 COMPONENTS = (
     SourceComponent(
         name="NCCL",
@@ -283,62 +298,42 @@ COMPONENTS = (
         line="2026:01:02-03:04:05:( 4242) |CCL_ERROR| atl_ofi.cpp:512 ep_poll: {message}",
         read=beginnings(native_calls.oneccl),
     ),
-    SourceComponent(
+    listed(
+        "cuda",
+        "cudaGetErrorString of libcudart 13.0",
         name="CUDA runtime",
-        file="cuda",
-        checkout=str(DOCUMENTED / "cuda"),
-        source="cudaGetErrorString of libcudart 13.0",
-        paths=r"errors\.txt$",
-        tags="",
         cues=("CUDA error: ", "CUDA runtime error: "),
         line="RuntimeError: CUDA error: {message}",
-        read=str.splitlines,
     ),
-    SourceComponent(
+    listed(
+        "hip",
+        "hipGetErrorString, https://github.com/ROCm/clr/blob/0bf2a983/hipamd/src/hip_error.cpp",
         name="HIP runtime",
-        file="hip",
-        checkout=str(DOCUMENTED / "hip"),
-        source="hipGetErrorString, https://github.com/ROCm/clr/blob/0bf2a983/hipamd/src/hip_error.cpp",
-        paths=r"errors\.txt$",
-        tags="",
         cues=("HIP error: ", "HIP failure '"),
         line="RuntimeError: HIP error: {message}",
-        read=str.splitlines,
         rules="cuda",
     ),
-    SourceComponent(
+    listed(
+        "amdgpu",
+        "drivers/gpu/drm/amd of https://github.com/torvalds/linux (18 files, a list by hand)",
         name="amdgpu",
-        file="amdgpu",
-        checkout=str(DOCUMENTED / "amdgpu"),
-        source="drivers/gpu/drm/amd of https://github.com/torvalds/linux (18 files, a list by hand)",
-        paths=r"errors\.txt$",
-        tags="",
         cues=("amdgpu ",),
         line="kernel: amdgpu 0000:c3:00.0: amdgpu: {message}",
-        read=beginnings(str.splitlines),
     ),
-    SourceComponent(
+    listed(
+        "gaudi",
+        "https://github.com/HabanaAI/gaudi-pytorch-bridge (a list by hand)",
         name="Intel Gaudi",
-        file="gaudi",
-        checkout=str(DOCUMENTED / "gaudi"),
-        source="https://github.com/HabanaAI/gaudi-pytorch-bridge (a list by hand)",
-        paths=r"errors\.txt$",
-        tags="",
         cues=(),
         line="RuntimeError: [Rank:0] {message}",
-        read=str.splitlines,
         is_bare=True,
     ),
-    SourceComponent(
+    listed(
+        "hccl",
+        "hcomm_g_msg of hcomm, a part of CANN (errors EI0001 to EI0020 and EJ0001 to EJ0004)",
         name="HCCL",
-        file="hccl",
-        checkout=str(DOCUMENTED / "hccl"),
-        source="hcomm_g_msg of hcomm, a part of CANN (errors EI0001 to EI0020 and EJ0001 to EJ0004)",
-        paths=r"errors\.txt$",
-        tags="",
         cues=("EI00", "EJ00"),
         line="EI0006: [PID: 176930] 2025-07-01-00:40:04.135.732 {message}",
-        read=str.splitlines,
     ),
     SourceComponent(
         name="torch.distributed",
@@ -399,13 +394,11 @@ COMPONENTS = (
         checkout="torch",
         packages=("torch",),
     ),
-    SourceComponent(
+    listed(
+        "torch_nccl",
+        "https://github.com/pytorch/pytorch (ProcessGroupNCCL and nccl2 of 2025 and 2026, a list by hand)",
+        beginnings(str.splitlines),
         name="torch.distributed",
-        file="torch_nccl",
-        checkout=str(DOCUMENTED / "torch_nccl"),
-        source="https://github.com/pytorch/pytorch (ProcessGroupNCCL and nccl2 of 2025 and 2026, a list by hand)",
-        paths=r"errors\.txt$",
-        tags="",
         cues=(
             "ProcessGroupNCCL.cpp:",
             "NCCLUtils.cpp:",
@@ -414,7 +407,6 @@ COMPONENTS = (
             "ReconfigureNCCL.cpp:",
         ),
         line="[rank1]:[E1123 10:00:00.123456789 ProcessGroupNCCL.cpp:683] [Rank 1] {message}",
-        read=beginnings(str.splitlines),
         rules="torch",
         besides="torch",
     ),
