@@ -30,7 +30,6 @@ from doctor.report.lost_time import COLUMNS, TITLE, cause_rows, largest_lines, l
 from doctor.report.narrative import (
     CheckFinding,
     Narrative,
-    candidates_heading,
     commands,
     confidence,
     evidence_overview_of,
@@ -61,7 +60,7 @@ def render_markdown(report: Report, job: Job | None = None) -> str:
     """Return a page for an issue, a merge request or a ticket. ``job``: the facts, for the table of ranks."""
     report = printable(report)
     story = narrative_of(report)
-    text = "\n".join([*_verdict(report, story), *_candidates(report), ""])
+    text = "\n".join([*_verdict(report, story), *_candidates(report, story), ""])
     for title, lines in _folds(report, story, job):
         text += _folded(title, lines, MOST - len(text))
     return text
@@ -91,11 +90,11 @@ def _verdict(report: Report, story: Narrative) -> Iterator[str]:
     yield from _overview(report)
 
 
-def _candidates(report: Report) -> Iterator[str]:
-    candidates = shown_candidates(report)
-    if candidates:
-        yield f"\n**{candidates_heading(report)}:**"
-    for one in candidates:
+def _candidates(report: Report, story: Narrative) -> Iterator[str]:
+    heading, causes = shown_candidates(report, story)
+    if causes:
+        yield f"\n**{heading}:**"
+    for one in causes:
         yield f"\n- **{one.confidence:.2f}** {line_of(one.title)} ({line_of(one.id)})"
         for label, reasons in (("for", one.supports), ("against", one.against)):
             if reasons:

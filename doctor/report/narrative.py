@@ -27,9 +27,8 @@ _MANY_AND = re.compile(r", | and ")
 _CONFIDENCE = ((0.9, "very high"), (0.75, "high"), (0.5, "moderate"), (0.0, "low"))
 """Least confidence of each word; that of a primary finding from logs is the share of public failure texts in which such
 a finding was right (:mod:`doctor.analysis.differential.measured_confidence`)."""
-_ALTERNATIVES = "Less likely alternatives"
 LEAST_SHOWN = 0.05
-"""Least confidence of an alternative that a text shows; the document has all."""
+"""Least confidence of an alternative that is shown; the document has all."""
 _ROUNDED = 0.02
 """What rounded confidences may sum to beyond 1."""
 _MOST_HOSTS = 4
@@ -40,19 +39,22 @@ MOST_FRAMES = 5
 _QUOTED = re.compile(r"(?P<place>.+?:[0-9]+):(?: (?P<who>rank [0-9]+):)? (?P<text>.*)", re.DOTALL)
 
 
-def candidates_heading(report: Report) -> str:
-    """The heading of the candidate causes. Confidences that sum to at most 1 are those of alternatives to the
-    verdict; else the verdict is a symptom, and the candidates are its causes."""
-    primary = narrative_of(report).primary
+class ShownCandidates(NamedTuple):
+    """The candidate causes that a report shows, and their heading."""
+
+    heading: str
+    causes: tuple[CandidateCause, ...]
+
+
+def shown_candidates(report: Report, story: Narrative) -> ShownCandidates:
+    """Confidences that sum to at most 1 are those of alternatives to the verdict, of which those of
+    :data:`LEAST_SHOWN` or more are shown; else the verdict is a symptom, and the candidates are its causes."""
+    primary = story.primary
     stated = primary.finding.confidence if primary is not None and primary.id != UNEXPLAINED else 1.0
-    is_verdict = stated + sum(one.confidence for one in report.candidates) <= 1 + _ROUNDED
-    return _ALTERNATIVES if is_verdict else "Possible causes, most likely first"
-
-
-def shown_candidates(report: Report) -> tuple[CandidateCause, ...]:
-    """The candidates that a text shows: of alternatives to a verdict only those of :data:`LEAST_SHOWN` or more."""
-    least = LEAST_SHOWN if candidates_heading(report) == _ALTERNATIVES else 0.0
-    return tuple(one for one in report.candidates if one.confidence >= least)
+    if stated + sum(one.confidence for one in report.candidates) > 1 + _ROUNDED:
+        return ShownCandidates("Possible causes, most likely first", report.candidates)
+    shown = tuple(one for one in report.candidates if one.confidence >= LEAST_SHOWN)
+    return ShownCandidates("Less likely alternatives", shown)
 
 
 class CheckFinding(NamedTuple):

@@ -36,7 +36,6 @@ from doctor.report.lost_time import TITLE, cause_rows, largest_lines, lost_headl
 from doctor.report.narrative import (
     EvidenceOverview,
     LogQuote,
-    candidates_heading,
     confidence,
     evidence_overview_of,
     headline,
@@ -287,11 +286,11 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
 
 def _candidates(report: Report) -> Iterable[_Line]:
     """Return the candidate causes: confidence and title, the evidence for and against it, and the command."""
-    candidates = shown_candidates(report)
-    if not candidates:
+    heading, causes = shown_candidates(report, narrative_of(report))
+    if not causes:
         return
-    yield Text(f"\n{candidates_heading(report)}:", style="bold")
-    for one in candidates:
+    yield Text(f"\n{heading}:", style="bold")
+    for one in causes:
         yield Text.assemble((f"  {one.confidence:.2f} ", "bold"), f"{one.title} ({one.id})", overflow="fold")
         for label, reasons in (("for", one.supports), ("against", one.against)):
             if reasons:

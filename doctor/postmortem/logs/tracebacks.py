@@ -55,7 +55,7 @@ CUES = (
 """Every line that begins, continues or ends a traceback contains at least one of these."""
 
 
-_ONE_LINE = re.compile(r"\(most recent call last\):\s+File \"")
+_ONE_LINE = re.compile(r"Traceback \(most recent call last\):\s+File \"")
 _PARTS = (
     (re.compile(r"\s*(Traceback \(most recent call last\):)\s*"), r"\n\1\n"),
     (
@@ -72,7 +72,7 @@ _PARTS = (
 def lines_of_collapsed(text: str) -> list[str] | None:
     """The lines of a traceback that is printed in one, as reasons of failed jobs in the cloud and copied texts are;
     ``None`` if it is not."""
-    if _HEADER not in text or not _ONE_LINE.search(text):
+    if not _ONE_LINE.search(text):
         return None
     for part, lines in _PARTS:
         text = part.sub(lines, text)

@@ -46,7 +46,6 @@ from doctor.report.lost_time import (
 )
 from doctor.report.narrative import (
     LogQuote,
-    candidates_heading,
     commands,
     confidence,
     evidence_overview_of,
@@ -54,6 +53,7 @@ from doctor.report.narrative import (
     lines_of_ranks,
     narrative_of,
     quotes,
+    shown_candidates,
     to_collect,
 )
 from doctor.report.rank_table import rank_rows, used_columns
@@ -90,7 +90,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
         report=report,
         story=story,
         headline=headline(report),
-        candidates_title=candidates_heading(report),
+        candidates=shown_candidates(report, story),
         job_line=" · ".join(job_words(report)),
         started=started,
         heard=heard,
