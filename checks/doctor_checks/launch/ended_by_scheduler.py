@@ -137,28 +137,33 @@ def _by_signal(job: Job) -> Iterator[Finding]:
     if stalled or failed_before(job, first) or failed_in_another_log(job, first):
         return
     name = _signal_of(first)
-    interrupted = name == "SIGINT"
+    if name == "SIGINT":
+        (said, fix), severity = _INTERRUPTED, Severity.WARNING
+    else:
+        said, fix = f"torchrun received {name} from outside the job and stopped its ranks", _FIX_OF_SIGNAL
+        severity = None
     yield finding_from_logs(
         EventGroup(first.kind, tuple(signals)),
-        "torchrun was interrupted (SIGINT, as by Ctrl-C in its terminal) and stopped its ranks"
-        if interrupted
-        else f"torchrun received {name} from outside the job and stopped its ranks",
+        said,
         ranks=(),
         evidence={"signal": name},
-        severity=Severity.INFO
-        if has_continued(job.evidence, signals[-1])
-        else Severity.WARNING
-        if interrupted
-        else None,
+        severity=Severity.INFO if has_continued(job.evidence, signals[-1]) else severity,
         confidence=0.65,
-        fix="If it was stopped because it hung, run `doctor attach` on its hosts before the next interrupt."
-        if interrupted
-        else "Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
-        "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Check the "
-        "torchrun logs of the other hosts, whose workers may have failed first, then resume from the last checkpoint.",
+        fix=fix,
         explains=("RUN004", "RUN012", "NCCL013"),
         symptoms=False,
     )
+
+
+_INTERRUPTED = (
+    "torchrun was interrupted (SIGINT, as by Ctrl-C in its terminal) and stopped its ranks",
+    "If it was stopped because it hung, run `doctor attach` on its hosts before the next interrupt.",
+)
+_FIX_OF_SIGNAL = (
+    "Find what sent the signal: the scheduler (`sacct -j JOB --format=JobID,State,ExitCode,Reason` or "
+    "`kubectl describe pod POD`), the script or controller that started torchrun, or an operator. Check the torchrun "
+    "logs of the other hosts, whose workers may have failed first, then resume from the last checkpoint."
+)
 
 
 def _signal_of(event: Event) -> str:
