@@ -46,7 +46,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("ranks that meet by a URL, which is an option", _BY_OPTION),
         fails("an option that leaves it to the variables", _BY_OPTION_OF_VARIABLES),
         passes("a script without a process group", _NO_GROUP),
-        passes("a context of another module joins, with a port of its own", _JOINED_ELSEWHERE),
+        passes("a context of another module joins, with its own port", _JOINED_ELSEWHERE),
         passes("one GPU is visible, so there is one rank", _ONE_GPU),
         passes("a unit test", _OWN_PORT + "\ndef test_sum(): pass\n", name="tests/test_sum.py"),
     ),
@@ -77,8 +77,8 @@ def address_fixed_in_script(script: Script) -> Iterator[Violation]:
 
 
 def _are_unread(script: Script) -> bool:
-    """Whether nothing here reads address and port: there is no process group, or each one meets by a file, a store or a
-    URL, or the ranks of the job have one GPU, and are one."""
+    """Whether nothing here reads address and port: there is no process group, or each one is initialized by a file, a
+    store or a URL, or the ranks of the job have one GPU, and are one."""
     groups = list(script.calls("torch.distributed.init_process_group"))
     if not groups:
         return not _starts_ranks(script)

@@ -90,7 +90,7 @@ _SHARED_INPUT = ("torch.distributed.tensor.parallel.parallelize_module", "torch.
             "a subset by rank",
             _script("DataLoader(Subset(train_set, range(rank, len(train_set), world_size)), shuffle=True)"),
         ),
-        passes("each rank draws at random with a seed of its own, for a number of steps", _OWN_SEED),
+        passes("each rank draws at random with its own seed, for a number of steps", _OWN_SEED),
         fails(
             "the same seed on all ranks",
             _OWN_SEED.replace("seed + rank", "seed").replace("batch_size=8)", "batch_size=8)  # !"),

@@ -42,7 +42,7 @@ from doctor.testing.script_cases import fails, passes
         passes("a helper of the project sets it", _HELPER),
         passes("a unit test", _TORCHRUN + "\ndef test_it(): main()\n", name="tests/test_sum.py"),
         passes("a file of helpers, for scripts that set it", _LIBRARY),
-        passes("a helper that joins if nobody has", _JOINS_ONCE),
+        passes("a helper that joins unless the process has joined", _JOINS_ONCE),
     ),
 )
 def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
