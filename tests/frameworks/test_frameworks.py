@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.frameworks.jobs import NEEDS, run_job
+from tests.lab.ray_nodes import ONE_AT_A_TIME
 
+RAY = pytest.param("ray", marks=ONE_AT_A_TIME)
 OWN_ENVIRONMENT = "; benchmarks/frameworks/environment makes an environment with it"
 
 
@@ -25,7 +27,7 @@ def need(framework: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "framework", ["fsdp1", "fabric", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray"]
+    "framework", ["fsdp1", "fabric", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", RAY]
 )
 def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: Path) -> None:
     need(framework)
@@ -41,7 +43,7 @@ def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: P
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("framework", ["zero2", "zero3", "zero_edited", "trl_sft", "ray"])
+@pytest.mark.parametrize("framework", ["zero2", "zero3", "zero_edited", "trl_sft", RAY])
 def test_a_crash_of_rank_1_is_named(framework: str, tmp_path: Path) -> None:
     need(framework)
     done = run_job(tmp_path, framework, "crash", watched=framework != "zero_edited")

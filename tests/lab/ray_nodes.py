@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.lab.hosts import Command, LabHost, hosts, together
 from tests.lab.needs import require_tools
@@ -19,8 +20,11 @@ PORT = 6379
 READY_WITHIN = patience(60.0)
 """Seconds in which the head is up, and then in which the other nodes are."""
 ATTEMPTS = 3
-"""``ray start`` fails where its node does not register within 30 s, which no option of Ray changes (Node.__init__ in
-ray/_private/node.py): on a busy machine that happens now and then."""
+"""``ray start`` fails where its node is not registered after its first question that took more than 30 s (Node.__init__
+in ray/_private/node.py): on a busy machine that happens now and then."""
+ONE_AT_A_TIME = pytest.mark.xdist_group("ray")
+"""For tests that start Ray: a node is about a dozen processes, and of two clusters that start at once on two processors
+neither may be ready in time."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Little more than the least that Ray takes."""
 
@@ -43,6 +47,8 @@ class RayCluster:
             "RAY_ADDRESS": f"{self.hosts[0].address}:{PORT}",
             "RAY_TMPDIR": str(self.hosts[0].switch.folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # How long that first question waits for the node to register; Ray's message on a timeout names it.
+            "RAY_raylet_start_wait_time_s": str(round(READY_WITHIN)),
         }
 
     def run(
