@@ -93,14 +93,9 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what runs in a step of its own, before ``-m`` selects by marks.
-
-    Its modules stay whole under ``--dist loadgroup``, for their jobs and clusters are fixtures of the module."""
-    module = item.path.relative_to(TESTS).as_posix()
-    if module.startswith(SLOW):
+    """Mark what runs in a step of its own, before ``-m`` selects by marks."""
+    if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
         item.add_marker(pytest.mark.slow)
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(module))
 
 
 @pytest.hookimpl(trylast=True)

@@ -21,7 +21,7 @@ from tests.attach.places import ON_HOSTS, TRAINS_WITH_RAY
 from tests.lab.hosts import LabHost, together
 from tests.lab.needs import CannotPlay
 from tests.lab.openmpi import mpirun
-from tests.lab.ray_nodes import ONE_AT_A_TIME, ray_nodes
+from tests.lab.ray_nodes import ray_nodes
 from tests.lab.slurm import SlurmCluster
 from tests.lab.speed import patience
 
@@ -160,7 +160,6 @@ ray.get([one.train.remote(rank, 2, "tcp://node0:29511", sys.argv[1]) for rank, o
 """
 
 
-@ONE_AT_A_TIME
 def test_ray_train_trains_in_a_thread_of_its_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     with contextlib.ExitStack() as stack:
@@ -182,7 +181,6 @@ def test_ray_train_trains_in_a_thread_of_its_workers(tmp_path: Path) -> None:
         assert done.returncode == 1
 
 
-@ONE_AT_A_TIME
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_ray_reads_the_trainers_of_all_nodes(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:

@@ -18,10 +18,10 @@ from doctor.cluster.ray.node_task import given_environ
 from doctor.cluster.ray.ray_cluster import RayNode
 from doctor.core.errors import UnusableError
 from tests.lab.needs import CannotPlay, clean_environ
-from tests.lab.ray_nodes import ONE_AT_A_TIME, PORT, kill_ray, ray_nodes, start_again
+from tests.lab.ray_nodes import PORT, kill_ray, ray_nodes, start_again
 from tests.lab.speed import patience
 
-pytestmark = [pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"), ONE_AT_A_TIME]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 DOCTOR = [sys.executable, "-m", "doctor"]
 CHECK = [*DOCTOR, "check", "--format", "json", "--ray"]

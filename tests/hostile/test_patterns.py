@@ -38,22 +38,23 @@ _METHODS = _ANCHORED | {"search", "sub", "subn", "finditer", "findall", "split"}
 Search = Callable[[Any], object]
 
 
-def seconds(search: Search, line: str | bytes) -> float:
-    """CPU seconds that a search takes; the best of few."""
+def seconds(search: Search, line: str | bytes, little: float = 1e-3) -> float:
+    """CPU seconds that a search takes; the best of few, unless one is ``little`` already or far too much."""
     best = float("inf")
     for _ in range(4):
         started = time.thread_time()
         search(line)
         best = min(best, time.thread_time() - started)
-        if best < 1e-3 or best > PLAIN:
+        if best < little or best > PLAIN:
             break
     return best
 
 
 def references(search: Search, line: str | bytes) -> float:
     """Times that a search takes of the reference's work, which is measured anew where it matters."""
-    taken = seconds(search, line)
-    if taken < 1e-3:
+    little = _reference() * LIMIT / 4
+    taken = seconds(search, line, little)
+    if taken < little:
         return taken / _reference()
     return taken / seconds(_BACKTRACKING.search, REFERENCE)
 

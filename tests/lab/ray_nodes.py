@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -10,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.lab.hosts import Command, LabHost, hosts, together
-from tests.lab.needs import require_tools
+from tests.lab.needs import CannotPlay, require_tools
 from tests.lab.speed import patience
 
 PORT = 6379
 READY_WITHIN = patience(60.0)
 """Seconds in which the head is up, and then in which the other nodes are."""
 ATTEMPTS = 3
-"""``ray start`` fails where its node is not registered after its first question that took more than 30 s (Node.__init__
-in ray/_private/node.py): on a busy machine that happens now and then."""
-ONE_AT_A_TIME = pytest.mark.xdist_group("ray")
-"""For tests that start Ray: a node is about a dozen processes, and of two clusters that start at once on two processors
-neither may be ready in time."""
+OVERDUE = "The current node timed out during startup"
+"""What Ray says where a node was not ready within 30 s, which no option changes: its raylet waits so long for the file
+with the port of its agent (WaitForDashboardAgentPorts in raylet/node_manager.cc), whose imports take long on a busy
+machine, and Node.__init__ (ray/_private/node.py) as long for the raylet."""
+SPARED = ("--no-monitor", "--include-dashboard=false", "--include-log-monitor=false")
+"""Processes of the head that nothing here needs: the fewer start, the sooner the agent is there."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Little more than the least that Ray takes."""
 
@@ -47,8 +49,6 @@ class RayCluster:
             "RAY_ADDRESS": f"{self.hosts[0].address}:{PORT}",
             "RAY_TMPDIR": str(self.hosts[0].switch.folder),
             "RAY_USAGE_STATS_ENABLED": "0",
-            # How long that first question waits for the node to register; Ray's message on a timeout names it.
-            "RAY_raylet_start_wait_time_s": str(round(READY_WITHIN)),
         }
 
     def run(
@@ -63,7 +63,7 @@ def ray_nodes(count: int, *, cpus: int = 2, names: str = "node{}") -> Iterator[R
     """A cluster of ``count`` nodes that offer so many ``cpus`` each. Its processes end with their hosts.
 
     Raises:
-        CannotPlay: a tool or a right is missing.
+        CannotPlay: a tool or a right is missing, or the machine is too busy for Ray's own deadlines.
     """
     require_tools("ray")
     with hosts(count, names=names) as lab:
@@ -101,7 +101,7 @@ def _start_cluster(cluster: RayCluster, cpus: int) -> None:
     head, *others = cluster.hosts
 
     def start() -> None:
-        _start([_node(head, cluster, cpus, "--head", f"--port={PORT}", "--include-dashboard=false")])
+        _start([_node(head, cluster, cpus, "--head", f"--port={PORT}", *SPARED)])
         _start([_node(host, cluster, cpus, f"--address={cluster.environ['RAY_ADDRESS']}") for host in others])
 
     def clean() -> None:
@@ -113,13 +113,20 @@ def _start_cluster(cluster: RayCluster, cpus: int) -> None:
 
 
 def _attempt(start: Callable[[], None], clean: Callable[[], None]) -> None:
-    """Start up to :data:`ATTEMPTS` times, and clean up in between."""
-    for _ in range(ATTEMPTS - 1):
-        with suppress(NotStarted):
+    """Start up to :data:`ATTEMPTS` times, and clean up in between. One cluster starts at a time on this machine."""
+    with Path(tempfile.gettempdir(), "rankdoctor-lab-ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for _ in range(ATTEMPTS - 1):
+            with suppress(NotStarted):
+                start()
+                return
+            clean()
+        try:
             start()
-            return
-        clean()
-    start()
+        except NotStarted as why:
+            if OVERDUE in str(why):
+                raise CannotPlay(f"Ray was not ready within its own 30 s in {ATTEMPTS} attempts") from why
+            raise
 
 
 def _node(host: LabHost, cluster: RayCluster, cpus: int, *options: str) -> Command:
