@@ -161,3 +161,68 @@ def test_hostile_projects_end_soon(tmp_path):
     began = time.perf_counter()
     assert places(tmp_path, files) == []
     assert time.perf_counter() - began < 20
+
+
+CONVERTER = """\
+import torch
+from {imported}
+
+torch.distributed.init_process_group("nccl", world_size=args.world_size, rank=args.rank)
+model = build(args).cuda()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "several"),
+    [
+        ("Namespace(layers=2, world_size=1, rank=0)", False),
+        ("Namespace(layers=2, world_size=8, rank=0)", True),
+        ("Namespace(layers=2)", True),
+        ("ArgumentParser().parse_args()", True),
+    ],
+)
+def test_a_group_whose_size_another_module_knows(tmp_path, made, several):
+    files = {
+        "settings/small.py": f"from argparse import ArgumentParser, Namespace\n\nargs = {made}\n",
+        "convert.py": CONVERTER.format(imported="settings.small import args"),
+    }
+    assert places(tmp_path, files) == ([("CODE003", "convert.py", 4)] if several else [])
+
+
+def test_a_group_of_one_rank_by_a_name_that_is_not_known(tmp_path):
+    files = {"convert.py": CONVERTER.format(imported="elsewhere import args")}
+    assert places(tmp_path, files) == [("CODE003", "convert.py", 4)]
+
+
+TESTED = """\
+import torch
+import torch.distributed as dist
+
+def check(x):
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+
+{}
+"""
+STARTS = 'dist.init_process_group("nccl")\nx = torch.ones(1).cuda()\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("tests/helpers.py", ["CODE005"]),
+        ("package/test_utils/scripts/launch.py", ["CODE005"]),
+        ("unittests/test_it.py", ["CODE005"]),
+        ("test/conftest.py", ["CODE005"]),
+        ("test/infer.py", ["CODE003", "CODE005"]),
+        ("contests/train.py", ["CODE003", "CODE005"]),
+        ("train.py", ["CODE003", "CODE005"]),
+    ],
+)
+def test_in_unit_tests_only_what_stops_them_is_reported(tmp_path, name, rules):
+    assert sorted(rule for rule, *_ in findings(tmp_path, {name: TESTED.format(STARTS)})) == rules
+
+
+def test_a_unit_test_that_is_named_is_read_like_any_file(tmp_path):
+    name = "tests/helpers.py"
+    assert len(findings(tmp_path, {name: TESTED.format(STARTS)}, only=name)) == 2

@@ -65,3 +65,24 @@ def test_a_given_release_wins_over_a_required_one_and_that_over_an_installed_one
     assert given["lightning"] == "2.6.6"
     assert Releases({})["pytest"] == pytest.__version__
     assert "no-such-distribution" not in required
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("README.md", {"pytorch-lightning": "1.6.0", "torch": "1.9.0"}),
+        ("Dockerfile.gpu", {"pytorch-lightning": "1.6.0", "torch": "1.9.0"}),
+        ("CHANGES.md", {}),
+    ],
+)
+def test_commands_that_a_page_gives_to_install_a_project(tmp_path, page, expected):
+    (tmp_path / page).write_text(
+        "Works with lightning==2.1.\n\n```\npip install torch==1.9.0 'pytorch_lightning==1.6.0' tensorboard\n```\n"
+    )
+    assert required_releases(tmp_path / "train.py", tmp_path) == expected
+
+
+def test_requirement_files_come_before_pages(tmp_path):
+    (tmp_path / "README.md").write_text("pip install lightning==1.6.0 torch==1.9.0\n")
+    (tmp_path / "requirements.txt").write_text("lightning==2.1.0\n")
+    assert required_releases(tmp_path / "train.py", tmp_path) == {"lightning": "2.1.0", "torch": "1.9.0"}

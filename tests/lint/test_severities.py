@@ -37,6 +37,43 @@ dist.init_process_group("nccl")
 world_size, local_rank = dist.get_world_size(), int(os.environ["LOCAL_RANK"])
 sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank){hosts}
 """
+_GATHERED = """\
+scores = accelerator.gather(scores)
+with open("scores.json", "w") as file:
+    json.dump(scores, file)
+"""
+_ACCUMULATED = """\
+def train(net, loader, optimizer):
+    accumulation = {steps}
+    if too_large(loader):
+        accumulation = 8
+    model = DDP(net)
+    for step, batch in enumerate(loader):
+        (model(batch).sum() / accumulation).backward()
+        if step % accumulation == 0:
+            optimizer.step()
+"""
+_ONE_RANK = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+
+def main(net, x):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        {call}
+"""
+_PREPARED = """\
+from datasets import load_dataset
+from huggingface_hub import snapshot_download
+
+dist.init_process_group("nccl")
+data = load_dataset(args.name)
+if dist.get_rank() == 0:
+    {work}
+dist.barrier()
+"""
 _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
 
 
@@ -45,9 +82,18 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
     [
         ("CODE016", _STEP.format(handler='print("CUDA out of memory")'), Severity.ERROR),
         ("CODE016", _STEP.format(handler="print(error)"), Severity.WARNING),
-        ("CODE029", _RANKS.format(write='torch.save(model, "last.pt")'), Severity.ERROR),
+        ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
+        ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
+        ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),
         ("CODE029", _RANKS.format(write='json.dump(scores, open("scores.json", "w"))'), Severity.WARNING),
         ("CODE029", _RANKS.format(write='yaml.dump(settings, open("used.yaml", "w"))'), Severity.INFO),
+        ("CODE032", _ACCUMULATED.format(steps=2), Severity.WARNING),
+        ("CODE032", _ACCUMULATED.format(steps=1), Severity.INFO),
+        ("CODE005", _ONE_RANK.format(call="print(accelerator.get_state_dict(net))"), Severity.INFO),
+        ("CODE005", _ONE_RANK.format(call="print(model(x))"), Severity.WARNING),
+        ("CODE005", _ONE_RANK.format(call="with torch.no_grad():\n            print(model(x))"), Severity.INFO),
+        ("CODE030", _PREPARED.format(work="data.map(tokenize)"), Severity.INFO),
+        ("CODE030", _PREPARED.format(work="snapshot_download(args.name)"), Severity.WARNING),
         ("CODE012", _SAMPLER.format(hosts="  # torchrun --nnodes 2"), Severity.ERROR),
         ("CODE012", _SAMPLER.format(hosts=""), Severity.WARNING),
         ("ENV007", _PORT + 'dist.init_process_group("nccl")\n', Severity.ERROR),
@@ -61,3 +107,9 @@ def test_what_depends_on_more_than_ranks_is_no_error(id_, text, severity):
     )
     found = [one.severity or rule.severity for one in rule.violations(Script("train.py", imports + text))]
     assert found == [severity]
+
+
+def test_the_cells_of_a_notebook_share_one_gpu():
+    rule = next(one for one in builtin_rules() if one.id == "CODE003")
+    text = 'import torch\n\ntorch.distributed.init_process_group("nccl")\nmodel = torch.nn.Linear(8, 8).cuda()\n'
+    assert [len(list(rule.violations(Script(name, text)))) for name in ("train.py", "train.ipynb")] == [1, 0]

@@ -301,3 +301,25 @@ def test_the_cells_of_a_notebook_are_one_process():
     assert run_by_all(Script("a.ipynb", text)) == frozenset()
     launched = Script("a.ipynb", f"from accelerate import notebook_launcher\n{text}notebook_launcher(train)\n")
     assert {one.name for one in run_by_all(launched)} == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("line", "several"),
+    [
+        ("dist.init_process_group('gloo', rank=0, world_size=1)", False),
+        ("dist.init_process_group('gloo', None, None, 1, 0)", False),
+        ("args = Namespace(world_size=1)\ndist.init_process_group('gloo', world_size=args.world_size)", False),
+        ("args = Namespace(world_size=1)\nDDP(net)", True),
+        ("args = Namespace(size=1)\ndist.init_process_group('gloo', world_size=args.world_size)", True),
+        (
+            "args = Namespace(world_size=1)\nif many:\n    args = parse()\n"
+            "dist.init_process_group('gloo', world_size=args.world_size)",
+            True,
+        ),
+        ("dist.init_process_group('gloo', rank=0, world_size=size)", True),
+    ],
+)
+def test_groups_of_one_rank(line, several):
+    head = "import torch.distributed as dist\nfrom argparse import Namespace\n"
+    text = f"{head}from torch.nn.parallel import DistributedDataParallel as DDP\n{line}\n"
+    assert (several_ranks(Script("train.py", text)) is not None) is several

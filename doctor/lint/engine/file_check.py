@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -44,6 +45,14 @@ LONGEST_LINE = 240
 """Characters of a line that are shown."""
 _SETS_ENVIRONMENT = ("environ", "putenv")
 """Every script that sets variables has one of these words."""
+
+
+_TESTS = re.compile(
+    r"(?:^|/)(?:tests|unit_?tests?|test_?utils?|testing)/|(?:^|/)tests?/(?:.*/)?(?:test_\w+|conftest)\.py$"
+)
+_IN_TESTS = frozenset({"CODE005", "CODE022"})
+"""Rules about calls that stop a unit test too: ranks that wait, and an API that does not exist. What the others ask for
+(data, speed, memory, ports, files of several ranks) is made on purpose in tests, or does not matter."""
 
 
 class FileTimeout(BaseException):
@@ -166,7 +175,7 @@ class FileChecker:
             )
 
         try:
-            self._apply(script, Script, page, verdict)
+            self._apply(script, Script, page, verdict, is_test=_is_of_tests(target))
             # A file that no rule has any use for is still one that rules could parse.
             if not script.cache_info().currsize:
                 _parsed(lambda: parsed(source), "it can't be parsed as Python")
@@ -175,13 +184,18 @@ class FileChecker:
             verdict.decisive = any(word in source for word in frameworks)
             raise
 
-    def _apply(self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult) -> None:
+    def _apply(
+        self, source: Callable[[], Any], kind: type, page: _LintedText, verdict: FileResult, *, is_test: bool = False
+    ) -> None:
         """Apply all rules; the source is parsed for the first rule that needs it."""
         ignores = Suppressions(page.comments)
         for number, rule in self._rules:
             if not issubclass(kind, rule.reads) or rule is UNUSED_SUPPRESSION:
                 continue
             mentions = _SETS_ENVIRONMENT if kind is Script and rule.reads is EnvironmentSource else rule.mentions
+            if is_test and rule.id.startswith("CODE") and rule.id not in _IN_TESTS:
+                verdict.judged.add(number)
+                continue
             if mentions and not any(word in page.text for word in mentions):
                 verdict.judged.add(number)
                 continue
@@ -204,6 +218,12 @@ class FileChecker:
             verdict.found += [page.found(self._vain, violation, None) for violation in unused]
             verdict.judged.add(self._vain)
         verdict.found.sort(key=lambda one: (one.place, one.rule))
+
+
+def _is_of_tests(target: LintTarget) -> bool:
+    """Whether a file is a unit test or a helper of them, by its place below the folder that is linted."""
+    inner = target.path.relative_to(target.root) if target.path.is_relative_to(target.root) else target.path
+    return not target.is_named and _TESTS.search(inner.as_posix()) is not None
 
 
 def _parsed(parse: Callable[[], T], complaint: str) -> T:

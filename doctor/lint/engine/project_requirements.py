@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,9 @@ _PIN = re.compile(
     r"|[ \t]*(?P<bare>[=<>~!][^;#\"'\n\]]{1,80}))"
 )
 """A requirement of Poetry or Pipenv (``name = "^1.9"``), or of pip, conda or setuptools (``name<2``)."""
+_INSTALLS = re.compile(r"\b(?:pip3?|conda|mamba|uv)[ \t]+(?:install|add)\b(?P<given>[^\n#;&|`]*)")
+"""A command of a page or a script that installs distributions."""
+_PAGES = re.compile(r"^(?:readme|install(?:ation)?)(?:\.(?:md|rst|txt))?$|^dockerfile|^(?:install|setup)\w*\.sh$")
 _BOUND = re.compile(r"[ \t]*(?P<sign>={1,3}|~=|<=|<|\^|)[ \t]*(?P<release>\d[\d.]{0,20})")
 
 
@@ -52,17 +55,30 @@ def _folders(folder: Path, root: Path) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=256)
 def _bounds_in(folder: Path) -> Mapping[str, str]:
-    """The lowest upper bound of each distribution in the requirement files of one folder."""
+    """The lowest upper bound of each distribution in the requirement files of one folder, or, without one there, in
+    the commands that its pages and Dockerfiles give."""
+    stated, shown = map(_lowest, (_requirement_files(folder), _pages(folder)))
+    return MappingProxyType({**shown, **stated})
+
+
+def _lowest(files: Iterable[Path]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in _requirement_files(folder):
+    for file in files:
         try:
             text = read_text(LintTarget(file, str(file), "config", file)).text
         except UnreadableFile:
             continue
+        if _PAGES.match(file.name.lower()):
+            words = (word for one in _INSTALLS.finditer(text) for word in one["given"].split())
+            text = "\n".join(word.strip("\"'") for word in words)
         for name, bound in bounds(text):
             if name not in found or release(bound) < release(found[name]):
                 found[name] = bound
-    return MappingProxyType(found)
+    return found
+
+
+def _pages(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(_names(folder)) if _PAGES.match(name.lower())]
 
 
 def _requirement_files(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from doctor.lint.python.gpu_use import runs_alone
 from doctor.lint.python.script import UNKNOWN, Script, last_name
-from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
+from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
 JOINS = "torch.distributed.init_process_group"
 _BINDS = re.compile(
@@ -30,7 +30,7 @@ and ``memory_allocated`` return at once in a process that has not (torch/cuda/me
 def joins(script: Script) -> Iterator[ast.Call]:
     """Calls of ``init_process_group`` except for jobs of one rank."""
     for call in script.calls(JOINS):
-        if script.value(script.argument(call, "world_size")) != 1:
+        if not has_one_rank(script, call):
             yield call
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 
 from doctor.lint.python.script import Script, last_name
-from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER
+from doctor.lint.python.training import ACCELERATOR, FABRIC, TRAINER, has_one_rank
 
 _ASKS_FOR_RANKS = re.compile(r"distributed|\bddp\b|multi_?gpu|world_?size|n_?gpus?|num_gpus|device_count|nprocs")
 _OFF = frozenset({"off", "no", "none", "false", "single", ""})
@@ -24,8 +24,7 @@ def uses_gpus(script: Script) -> bool:
 def simulates_ranks(script: Script) -> bool:
     """Whether the process group has one rank, or is a fake one that simulates ranks."""
     return any(
-        script.value(script.argument(call, "world_size")) == 1
-        or script.value(script.argument(call, "backend", 0)) == "fake"
+        has_one_rank(script, call) or script.value(script.argument(call, "backend", 0)) == "fake"
         for call in script.calls("torch.distributed.init_process_group")
     )
 

@@ -213,15 +213,47 @@ def _is_joined_around(script: Script, collective: CollectiveCall) -> bool:
 
 
 def _asks_again(script: Script, collective: CollectiveCall, condition: RankCondition) -> bool:
-    """``if alone and rank != 0: return`` above, and the call under ``if not alone``: nobody has left there."""
+    """``if alone and rank != 0: return`` above, and the call where ``alone`` does not hold: nobody has left there."""
     where = condition.where
     if not isinstance(where, ast.If) or where in script.around(collective.call):
         return False
-    if not isinstance(where.test, ast.BoolOp) or not isinstance(where.test.op, ast.And):
-        return False
-    asked = {f"not {ast.unparse(one)}" for one in where.test.values}
-    branches = (one for one in script.around(collective.call) if isinstance(one, ast.If))
-    return any(ast.unparse(one.test) in asked for one in branches)
+    left = set(_facts(where.test, holds=True))
+    for outer, inner in _branches_around(script, where):
+        if outer not in script.around(collective.call):
+            left.update(_facts(outer.test, holds=inner in outer.body))
+    for outer, inner in _branches_around(script, collective.call):
+        if inner is not outer.test:
+            here = _facts(outer.test, holds=inner in outer.body)
+            if any((text, not holds) in left for text, holds in here):
+                return True
+    return False
+
+
+def _branches_around(script: Script, node: ast.AST) -> Iterator[tuple[ast.If, ast.AST]]:
+    """The branches around a node in its function, each with its part that holds the node."""
+    inner = node
+    for outer in script.around(node):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        if isinstance(outer, ast.If):
+            yield outer, inner
+        inner = outer
+
+
+def _facts(test: ast.expr, *, holds: bool) -> Iterator[tuple[str, bool]]:
+    """The parts of a test that are known where it holds, or does not: their text without a negation, and whether that
+    is true."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _facts(test.operand, holds=not holds)
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if holds else ast.Or):
+        for one in test.values:
+            yield from _facts(one, holds=holds)
+    elif isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.NotEq, ast.IsNot, ast.NotIn)):
+        positive = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In}[type(test.ops[0])]()
+        same = ast.Compare(test.left, [positive, *test.ops[1:]], test.comparators)
+        yield ast.unparse(same), not holds
+    else:
+        yield ast.unparse(test), holds
 
 
 def _parts_work(script: Script, condition: RankCondition) -> bool:

@@ -23,8 +23,9 @@ DATA_MODULE = "lightning.pytorch.LightningDataModule"
 CALLBACK = "lightning.pytorch.Callback"
 ACCELERATOR = "accelerate.Accelerator"
 
+GROUP = "torch.distributed.init_process_group"
 _BY_ITSELF = (
-    "torch.distributed.init_process_group",
+    GROUP,
     "torch.distributed.init_device_mesh",
     "torch.distributed.device_mesh.init_device_mesh",
     *WRAPPERS,
@@ -62,10 +63,55 @@ _SCALERS = re.compile(r"(?:loss|amp|grad|native)_?scaler$", re.IGNORECASE)
 
 def several_ranks(script: Script) -> ast.Call | None:
     """The first call that shows that a script is made for several ranks; ``None`` if there is none."""
+    if groups_have_one_rank(script):
+        return None
     first = next(script.calls(*_BY_ITSELF), None)
     trainers = (call for call in script.calls(TRAINER, FABRIC) if trains_on_several(script, call))
     found = [call for call in (first, next(trainers, None)) if call is not None]
     return min(found, key=lambda call: call.lineno, default=None)
+
+
+@per_script
+def groups_have_one_rank(script: Script) -> bool:
+    """Whether each process group that the file makes has one rank: a script that converts or tries something out."""
+    groups = list(script.calls(GROUP))
+    return bool(groups) and all(has_one_rank(script, one) for one in groups)
+
+
+def has_one_rank(script: Script, call: ast.Call) -> bool:
+    """Whether a call of ``init_process_group`` says that the job has one rank: ``world_size=1``, or an attribute of a
+    namespace that was made with it, here or in a module of the project."""
+    size = script.argument(call, "world_size", 3)
+    if size is None or script.value(size) == 1:
+        return size is not None
+    if not isinstance(size, ast.Attribute) or size.attr != "world_size" or not isinstance(size.value, ast.Name):
+        return False
+    scope = script.scope_of(size, size.value.id)
+    bound = scope.names[size.value.id] if scope is not None else ()
+    return bool(bound) and all(_is_namespace_of_one(script, one) for one in bound)
+
+
+def _is_namespace_of_one(script: Script, bound: ast.AST | str) -> bool:
+    if isinstance(bound, ast.Call):
+        given = next((one.value for one in bound.keywords if one.arg == "world_size"), None)
+        return last_name(bound.func).endswith("Namespace") and script.value(given) == 1
+    if not isinstance(bound, str) or script.modules is None:
+        return False
+    module, _, name = bound.rpartition(".")
+    if not module or not script.modules.has(script.location, module):
+        return False
+    summary = script.modules.find(script.location, module, whole=True)
+    return summary is not None and name in summary.of_one_rank
+
+
+def namespaces_of_one_rank(script: Script) -> frozenset[str]:
+    """The names of a module for namespaces with ``world_size=1``."""
+    bound = script.bindings.of_the_module.names.items()
+    return frozenset(
+        name
+        for name, found in bound
+        if found and all(isinstance(one, ast.Call) and _is_namespace_of_one(script, one) for one in found)
+    )
 
 
 def trains_on_several(script: Script, trainer: ast.Call) -> bool:
@@ -153,6 +199,18 @@ def has_backward(script: Script, node: ast.AST, depth: int = 2) -> bool:
             return True
         function = script.definition(call.func) if depth > 0 else None
         if function is not None and _steps_back(script, function, depth - 1):
+            return True
+    return False
+
+
+def is_without_gradients(script: Script, node: ast.AST) -> bool:
+    """Whether a node runs under ``torch.no_grad()`` or ``inference_mode()``, by a block or a decorator around it."""
+    for outer in script.around(node):
+        contexts = [item.context_expr for item in outer.items] if isinstance(outer, ast.With) else []
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            contexts = outer.decorator_list
+        called = [one.func if isinstance(one, ast.Call) else one for one in contexts]
+        if any(last_name(one) in ("no_grad", "inference_mode") for one in called):
             return True
     return False
 

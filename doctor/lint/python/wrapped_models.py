@@ -110,8 +110,57 @@ def _is_apart(script: Script, model: ast.expr) -> bool:
     return any(
         script.value(script.argument(call, "broadcast_buffers")) is False
         or script.argument(call, "process_group") is not None
+        or (script.name(call.func) == DDP and bool(call.args) and _has_no_buffers(script, call.args[0]))
         for call in made
     )
+
+
+_WITHOUT_BUFFERS = re.compile(
+    r"^torch\.nn\.(?:\w+\.)*(?:(?:Lazy)?Linear|Bilinear|Conv(?:Transpose)?\dd|(?:Alpha)?Dropout\d?d?|Embedding(?:Bag)?|"
+    r"LayerNorm|RMSNorm|GroupNorm|(?:P|Leaky)?ReLU6?|[A-Z]?ELU|SiLU|Mish|Tanh|Sigmoid|Softplus|(?:Log)?Softmax|Flatten|"
+    r"Unflatten|Identity|(?:Adaptive)?(?:Max|Avg)Pool\dd|Upsample|PixelShuffle|LSTM|GRU|RNN|LSTMCell|GRUCell|Sequential|"
+    r"ModuleList|ModuleDict|Parameter|MultiheadAttention|Transformer\w*)$"
+)
+"""Layers of torch that register no buffers, if the layers that they are given have none."""
+_SAME_MODEL = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "double", "requires_grad_"})
+
+
+def _has_no_buffers(script: Script, model: ast.expr, depth: int = 6) -> bool:
+    """Whether the code shows that a model has no buffers, so that DDP broadcasts nothing in its forward pass
+    (``DistributedDataParallel.will_sync_module_buffers``)."""
+    if depth == 0:
+        return False
+    if isinstance(model, ast.Name):
+        scope = script.scope_of(model, model.id)
+        bound = [one for one in script.values_of(model) if not _is_wrapping(script, one)] if scope is not None else []
+        return bool(bound) and all(one is not model and _has_no_buffers(script, one, depth - 1) for one in bound)
+    if not isinstance(model, ast.Call):
+        return False
+    if isinstance(model.func, ast.Attribute) and model.func.attr in _SAME_MODEL:
+        return _has_no_buffers(script, model.func.value, depth - 1)
+    if _WITHOUT_BUFFERS.match(script.name(model.func)):
+        parts = [one.value if isinstance(one, ast.Starred) else one for one in model.args]
+        inner = [one for part in parts for one in (part.elts if isinstance(part, ast.List) else [part])]
+        return all(_has_no_buffers(script, one, depth - 1) for one in inner if isinstance(one, ast.Call))
+    owner = script.class_definition(model.func)
+    return owner is not None and _makes_no_buffers(script, owner, depth - 1)
+
+
+def _makes_no_buffers(script: Script, owner: ast.ClassDef, depth: int) -> bool:
+    """Whether ``__init__`` of a model calls nothing but layers without buffers and plain functions of Python."""
+    start = script.bindings.methods.get((owner.name, "__init__"))
+    if start is None or not script.derives(owner, "torch.nn.Module") or "uffer(" in ast.unparse(owner):
+        return False
+    for call in script.inside(start, ast.Call):
+        is_base = last_name(call.func) in ("super", "__init__")
+        is_plain = isinstance(call.func, ast.Name) and call.func.id in ("range", "len", "int", "float", "zip", "list")
+        if not is_base and not is_plain and not _has_no_buffers(script, call, depth):
+            return False
+    return True
+
+
+def _is_wrapping(script: Script, value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and script.name(value.func) in _KINDS
 
 
 @per_script

@@ -9,8 +9,8 @@ from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.collectives import CollectiveCall, collectives_and_forwards
 from doctor.lint.python.matching_collectives import flow_of, unmatched_condition
 from doctor.lint.python.rank_branches import RankCondition, main_first, rank_condition
-from doctor.lint.python.training import trains_on_several
-from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later
+from doctor.lint.python.training import is_without_gradients, trains_on_several
+from doctor.lint.python.wrapped_models import FORWARD_OF_DDP, is_wrapped_later, parameter_names
 from doctor.testing.script_cases import fails, passes
 
 
@@ -52,6 +52,17 @@ from doctor.testing.script_cases import fails, passes
         fails("a context that rank 0 enters alone", _ENTERED_ALONE),
         passes("the ranks of a group reduce in it", _GROUP),
         passes("rank 0 signals, and the others wait in the function around", _SIGNALED),
+        passes("who has left, left because of the opposite", _OPPOSITE),
+        passes("who has left, left in a branch of the opposite", _OPPOSITE_AROUND),
+        fails(
+            "who has left, left for another reason",
+            _OPPOSITE.replace("self.together:", "self.other:").replace("reduce(value)", "reduce(value)  # !"),
+        ),
+        passes("the forward pass of a model without buffers, which broadcasts nothing", _NO_BUFFERS),
+        fails(
+            "the forward pass of a model with batch norm",
+            _NO_BUFFERS.replace("nn.Dropout(0.1)", "nn.BatchNorm1d(8)").replace("loader))", "loader))  # !"),
+        ),
         passes("who has left, left for a reason that is asked again", _ASKED_AGAIN),
         passes("every rank evaluates items of its own", _PARTED),
         passes("a rank that tries the next name makes the call in the next round", _RETRY),
@@ -100,11 +111,30 @@ def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) 
         one.call,
         f"{at} runs {where}: {effect}",
         fix=_fix(script, one),
-        severity=None if is_certain else Severity.WARNING,
+        severity=None if is_certain else Severity.INFO if _is_advice(script, one) else Severity.WARNING,
         evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
         confidence=(0.95 if one.through is None else 0.9) if is_certain else 0.7,
         flow=flow_of(script, one, condition),
     )
+
+
+def _is_advice(script: Script, one: CollectiveCall) -> bool:
+    """What is harmless in most jobs: a state that only sharding gathers, which the file does not ask for, and a forward
+    pass without gradients, whose broadcast DDP leaves out of the next step instead."""
+    if one.word == "get_state_dict":
+        return True
+    return one.word == FORWARD_OF_DDP and any(
+        is_without_gradients(script, node) for node in (one.call, *_body_of(script, one))
+    )
+
+
+def _body_of(script: Script, one: CollectiveCall) -> Iterator[ast.AST]:
+    """The forward passes of the function that is called."""
+    function = script.definition(one.call.func)
+    names = parameter_names(function) if function is not None else ()
+    for call in script.inside(function, ast.Call) if function is not None else ():
+        if isinstance(call.func, ast.Name) and call.func.id in names:
+            yield call
 
 
 def _may_be_alone(script: Script, one: CollectiveCall) -> bool:
@@ -210,6 +240,49 @@ def _fix(script: Script, one: CollectiveCall) -> str:
     return _FIXES.get(one.word, "")
 
 
+_OPPOSITE = """\
+class Meter:
+    def flush(self, value):
+        if not self.together and dist.get_rank() != 0:
+            return
+        if self.together:
+            dist.all_reduce(value)
+        print(value)
+"""
+_OPPOSITE_AROUND = """\
+def finish(mode, value):
+    if mode != "all":
+        if dist.get_rank() != 0:
+            return
+    if mode == "all" and value is not None:
+        dist.all_reduce(value)
+    print(value)
+"""
+_NO_BUFFERS = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+def test(net, loader):
+    net.eval()
+    with torch.no_grad():
+        return [net(x) for x in loader]
+
+def main(loader, rank):
+    dist.init_process_group("nccl")
+    net = Net().cuda()
+    model = DDP(net)
+    for epoch in range(10):
+        if rank == 0:
+            print(test(model, loader))
+"""
 _REDUCED = """\
 def train(model, loader, optimizer, rank):
     for step, (x, y) in enumerate(loader):

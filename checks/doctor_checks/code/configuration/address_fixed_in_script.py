@@ -48,6 +48,7 @@ _STARTS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes
         passes("a script without a process group", _NO_GROUP),
         passes("a context of another module joins, with its own port", _JOINED_ELSEWHERE),
         passes("one GPU is visible, so there is one rank", _ONE_GPU),
+        passes("no valid port, which another rule reports", _OWN_PORT.replace("12355", "80000").replace("  # !", "")),
         passes("a unit test", _OWN_PORT + "\ndef test_sum(): pass\n", name="tests/test_sum.py"),
     ),
 )
@@ -207,7 +208,7 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
             f"`{write.name}=^lo,docker0`.",
             confidence=0.8,
         )
-    if write.name == _PORT and write.value.isdigit() and write.value != "0":
+    if write.name == _PORT and write.value.isdigit() and 0 < int(write.value) < 65536:  # else ENV007
         return _of_port(write, given and not starts)
     if write.name == _ADDRESS and write.value and given and not starts:
         return Violation(

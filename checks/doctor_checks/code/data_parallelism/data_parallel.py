@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import Script, Severity, Violation, rule
@@ -29,6 +30,9 @@ _DP = "torch.nn.DataParallel"
         passes("for one process, in a script that another kind of ranks may run", _ONE_PROCESS),
         passes("to read a checkpoint, with one device, or to ask for the type", _FROM_CHECKPOINT),
         passes("one device alone", _ONE_DEVICE),
+        passes("a tutorial of it", _MANY_RANKS, name="data_parallel/train.py"),
+        passes("a script that is compared with another", _MANY_RANKS, name="train_dp.py"),
+        passes("asked again in the evaluation", _ASKED_AGAIN),
         passes("a unit test of it", _MANY_RANKS + "\ndef test_it(): pass\n", name="test_dp.py"),
     ),
 )
@@ -41,7 +45,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
     `torchrun --nproc-per-node=4 train.py`.
     """
     trains = has_backward(script, script.tree) or any(has_backward(script, one) for one in script.functions)
-    if not trains or is_test(script):
+    if not trains or is_test(script) or _NAMED.search(script.path):
         return
     shown = several_ranks(script)
     offered = "DistributedDataParallel" in script.text
@@ -49,7 +53,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
         devices = script.value(script.argument(call, "device_ids", 1))
         if devices is not UNKNOWN and isinstance(devices, tuple) and len(devices) < 2:
             continue
-        if _names_one(script, call) or runs_alone(script, call):
+        if _names_one(script, call) or runs_alone(script, call) or _is_wrapped_before(script, call):
             continue
         if shown is None:
             certain = not offered
@@ -58,6 +62,22 @@ def data_parallel(script: Script) -> Iterator[Violation]:
             certain = together and script.nearest(call, ast.If, ast.IfExp) is None
         if certain:
             yield _hit(script, call, shown)
+
+
+_NAMED = re.compile(
+    r"(?:^|[\\/])(?:\w+[_-])?(?:data[_-]?parallel|dp)(?:[_-]\w+)?(?:[\\/][^\\/]*)?\.(?:py|ipynb)$", re.IGNORECASE
+)
+"""Files, and files of folders, that are named after DataParallel: they show it, or compare it with the alternatives."""
+
+
+def _is_wrapped_before(script: Script, call: ast.Call) -> bool:
+    """Whether another call wraps the model, and this one only asks again: ``if not isinstance(net, DataParallel)``."""
+    branch = script.nearest(call, ast.If)
+    first = next(script.calls(_DP), None)
+    asks = (
+        branch is not None and "isinstance" in ast.unparse(branch.test) and "DataParallel" in ast.unparse(branch.test)
+    )
+    return asks and call is not first and not has_backward(script, script.function_of(call) or script.tree)
 
 
 def _names_one(script: Script, call: ast.Call) -> bool:
@@ -106,6 +126,23 @@ model = torch.nn.DataParallel(Net().cuda())  # !
 for x, y in loader:
     criterion(model(x), y).backward()
     optimizer.step()
+"""
+_ASKED_AGAIN = """\
+import torch.nn as nn
+
+def train(net, loader):
+    if len(devices) == 1:
+        return
+    for x, y in loader:
+        criterion(net(x), y).backward()
+
+def read(net):
+    return nn.DataParallel(net, device_ids=[0])
+
+def evaluate(net, loader):
+    if not isinstance(net, nn.DataParallel):
+        net = nn.DataParallel(net)
+    return [net(x) for x, _ in loader]
 """
 _DDP = """\
 import torch.nn as nn

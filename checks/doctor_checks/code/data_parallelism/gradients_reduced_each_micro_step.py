@@ -128,6 +128,7 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
                 backward,
                 f"Gradients are averaged in every backward pass, but used only in {step} "
                 f"({script.text_of(wrapper.func)}, line {wrapper.lineno})",
+                severity=Severity.INFO if _is_off_by_default(script, loop) else None,
                 fix=_FIXES.get(script.name(wrapper.func), ""),
             )
 
@@ -136,6 +137,28 @@ _FIXES = {
     ACCELERATOR: "Use `Accelerator(gradient_accumulation_steps=n)` and `with accelerator.accumulate(model):`.",
     FABRIC: "Use `with fabric.no_backward_sync(model, enabled=not last):` around the forward and backward pass.",
 }
+
+
+def _is_off_by_default(script: Script, loop: Loop) -> bool:
+    """Whether the number of accumulation steps is 1 unless something else asks for more: then nothing is reduced in
+    vain by default."""
+    for part in script.inside(loop.node, ast.BinOp):
+        if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute)):
+            values = [script.value(one) for one in script.values_of(part.right)]
+            if "accum" in last_name(part.right).lower() and (
+                1 in values or _default(script, last_name(part.right)) == 1
+            ):
+                return True
+    return False
+
+
+def _default(script: Script, option: str) -> object:
+    """The default of ``parser.add_argument("--option", default=…)``."""
+    for call in script.method_calls("add_argument"):
+        names = [name.lstrip("-").replace("-", "_") for one in call.args if isinstance(name := script.value(one), str)]
+        if option in names:
+            return script.value(script.argument(call, "default"))
+    return None
 
 
 def _shards(script: Script, wrapper: ast.Call) -> bool:

@@ -40,6 +40,7 @@ from doctor.testing.script_cases import fails, passes
         passes("gloo", _TORCHRUN.replace("nccl", "gloo")),
         passes("one process sees one GPU", _MASKED),
         passes("a helper of the project sets it", _HELPER),
+        passes("a group of one rank, as a namespace says", _CONVERTER),
         passes("a unit test", _TORCHRUN + "\ndef test_it(): main()\n", name="tests/test_sum.py"),
         passes("a file of helpers, for scripts that set it", _LIBRARY),
         passes("a helper that joins unless the process has joined", _JOINS_ONCE),
@@ -61,6 +62,8 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
     used = on_current_device(script) or next(script.calls(*_OBJECTS_TRAVEL), None)
     if used is None or not shows_whole_process(script, calls[0], used):
         return
+    if script.path.endswith(".ipynb") and script.function_of(calls[0]) not in run_by_all(script):
+        return  # the cells of a notebook run in one process
     if may_be_started_before(script, calls[0]) and script.function_of(calls[0]) not in run_by_all(script):
         return  # a helper for other modules, which may set the device before they call it
     yield Violation(
@@ -119,6 +122,14 @@ def main():
     model = DDP(torch.nn.Linear(8, 8).cuda())
     for x in batches():
         model(x.cuda(non_blocking=True)).sum().backward()
+"""
+_CONVERTER = """\
+import argparse
+
+args = argparse.Namespace(layers=12, world_size=1, rank=0)
+torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:16666", world_size=args.world_size, rank=0)
+model = convert(args).cuda()
+torch.save(model.state_dict(), "converted.pt")
 """
 _SET_DEVICE = "    torch.cuda.set_device(local_rank)\n"
 _SPAWNED = """\

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.script import last_name
 from doctor.lint.python.training import is_test
-from doctor.lint.python.value_flow import handed_in, origins
+from doctor.lint.python.value_flow import computed_from, handed_in, origins
 from doctor.testing.script_cases import fails, passes
 
 _ZEROES = re.compile(r"zero_?grad|reset_?grad|clear_?grad|grad\s*=|\.grad\b|set_to_none|optimizer_zero|functional_call")
@@ -79,6 +79,11 @@ _SET_UP = re.compile(r"^lightning\.fabric\.Fabric\(\)\.setup_optimizers\(\)$")
             ),
         ),
         passes("an engine does it", _ENGINE),
+        passes("a demonstration on random numbers, whose output is its own loss", _SHOWN),
+        fails(
+            "random numbers with a target",
+            _SHOWN.replace("model(x).sum()", "loss(model(x), y)").replace("step()", "step()  # !"),
+        ),
     ),
 )
 def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
@@ -97,6 +102,8 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
         optimizer = _optimizer(script, call)
         if optimizer is None or not isinstance(loop, (ast.For, ast.While)) or _is_short(script, loop):
             continue
+        if _is_on_random_numbers(script, loop):
+            continue
         back = next((one for one in script.inside(loop, ast.Call) if last_name(one.func) == "backward"), None)
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
             yield Violation(
@@ -104,6 +111,32 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
                 f"Gradients of {script.text_of(optimizer)} are never zeroed: each step adds to those of all previous "
                 f"steps (loop at line {loop.lineno})",
             )
+
+
+_DRAWN = re.compile(r"^torch\.(?:rand|randn|randint|randperm|ones|zeros|full|empty)(?:_like)?$")
+
+
+def _is_on_random_numbers(script: Script, loop: ast.For | ast.While) -> bool:
+    """Whether a loop over numbers trains on tensors that it draws, with the output itself as the loss: it learns
+    nothing, and shows how something is called, or how fast it is."""
+    if isinstance(loop, ast.For) and last_name(loop.iter) not in ("range", "trange"):
+        return False
+    losses = [
+        call.func.value
+        for call in script.inside(loop, ast.Call)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not call.args
+    ]
+    return bool(losses) and all(
+        any(isinstance(one, ast.Call) and _DRAWN.match(script.name(one.func)) for one in computed_from(script, loss))
+        and last_name(_whole(script, loss)) in ("sum", "mean")
+        for loss in losses
+    )
+
+
+def _whole(script: Script, loss: ast.expr) -> ast.expr:
+    """The expression of a loss, also of one that has a name."""
+    made = script.values_of(loss)
+    return made[0] if isinstance(loss, ast.Name) and len(made) == 1 else loss
 
 
 def _optimizer(script: Script, call: ast.Call) -> ast.expr | None:
@@ -197,6 +230,14 @@ def train(loader):
         fabric.backward(criterion(model(x), y))
         fabric.clip_gradients(model, optimizer, max_norm=1.0)
         optimizer.step()  # !
+"""
+_SHOWN = """\
+model = parallelize_module(Net(), mesh, plan)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for step in range(20):
+    x = torch.rand(16, 10, device="cuda")
+    model(x).sum().backward()
+    optimizer.step()
 """
 _ENGINE = """\
 import deepspeed

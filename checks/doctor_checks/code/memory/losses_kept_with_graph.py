@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from doctor.api import ReplaceExpression, Script, Severity, Violation, location_of, rule
@@ -19,7 +20,7 @@ _FEW_STEPS = 20
 
 @rule(
     id="CODE020",
-    severity=Severity.WARNING,
+    severity=Severity.INFO,
     reads=Script,
     mentions=("backward", "training_step"),
     foreshadows=("MEM004",),
@@ -52,6 +53,7 @@ _FEW_STEPS = 20
         passes("a sum that is what the backward pass goes through", _SUM),
         passes("detached before it is kept, and without gradients", _DETACHED),
         passes("made anew in every step, and meters that keep numbers", _MADE_AGAIN),
+        passes("the losses of one batch, by head", _PER_BATCH),
         passes("a few steps, and a queue of micro-batches", _FEW),
     ),
 )
@@ -143,6 +145,7 @@ def _kept(script: Script, body: ast.AST, losses: frozenset[str], line: int) -> I
             )
             and not _goes_back(script, keeper)
             and not _is_emptied(script, keeper, body)
+            and not _is_made_per_batch(script, keeper, body)
         ):
             words = script.text_of(keeper, 40)
             yield Violation(
@@ -160,6 +163,19 @@ def _is_emptied(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
     own = ast.unparse(keeper)
     taken = (call.func for call in script.inside(body, ast.Call) if isinstance(call.func, ast.Attribute))
     return any(one.attr in _TAKES_OUT and ast.unparse(one.value) == own for one in taken)
+
+
+_BATCHES = re.compile(r"loader|batch|log_every|(?:^|_)dl$", re.IGNORECASE)
+
+
+def _is_made_per_batch(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
+    """Whether a loop over batches around this one makes the container anew: it keeps the losses of one batch."""
+    made = set(script.values_of(keeper)) if isinstance(keeper, ast.Name) else set()
+    around = (one for one in script.around(body) if isinstance(one, ast.For))
+    return any(
+        _BATCHES.search(ast.unparse(one.iter)) and any(part in made for part in script.inside(one, ast.expr))
+        for one in around
+    )
 
 
 def _keeps(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
@@ -318,6 +334,16 @@ for x, y in loader:
 for x, y in val_loader:
     loss = criterion(model(x), y)
     losses.append(loss)
+"""
+_PER_BATCH = """\
+for x, y in train_loader:
+    losses = []
+    for head, optimizer in zip(heads, optimizers):
+        loss = criterion(head(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    print(sum(one.item() for one in losses))
 """
 _FEW = """\
 losses = []

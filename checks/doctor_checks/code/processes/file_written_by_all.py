@@ -138,6 +138,7 @@ _LOADER = re.compile(r"loader|(?:^|_)dl$", re.IGNORECASE)
         passes("saved by accelerate", _ACCELERATE),
         passes("a marker with the same constant from all ranks", _script(_MARKER)),
         fails("a marker that holds the epoch", _script(_MARKER_OF_EPOCH)),
+        passes("a group of one rank", _OF_ONE),
         passes("in a function that refuses jobs of several ranks", _REFUSES),
         fails("settings that all ranks read from one file", _SETTINGS),
         fails("settings with the options of the rank", _SETTINGS_OF_RANK),
@@ -160,7 +161,8 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
     if ranks is None:
         return
     yield from _downloaded(script)
-    infers = only_infers(script, ranks)  # such scripts are often started as one process
+    # Scripts that train nothing are often started as one process.
+    infers = only_infers(script, ranks) or not _OPTIMIZES.search(script.text)
     for call, where in _written(script):
         function = script.function_of(call)
         # ``if os.path.exists(path): continue`` in its loop: ranks share work by existing files.
@@ -255,7 +257,22 @@ def _severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | 
     """Checkpoints and arrays are errors, short texts warnings, and copies of one file say the same from all ranks."""
     if script.name(call.func) in _WRITERS and not infers:
         return None
-    return Severity.INFO if _is_copy(script, call) else Severity.WARNING
+    return Severity.INFO if _is_copy(script, call) or _is_gathered(script, call) else Severity.WARNING
+
+
+_OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(", re.IGNORECASE)
+_GATHERS = ("gather", "gather_for_metrics", "all_gather", "all_gather_object", "all_reduce", "reduce")
+
+
+def _is_gathered(script: Script, call: ast.Call) -> bool:
+    """A text that is the same on all ranks: YAML, which holds settings, and what is written once, not in a loop, by a
+    script that gathers its numbers."""
+    around = script.parent(script.parent(call) or call)
+    body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
+    if any(script.name(one.func).startswith("yaml.") for part in body for one in script.inside(part, ast.Call)):
+        return True
+    in_loop = script.nearest(call, ast.For, ast.While) is not None
+    return not in_loop and any(True for _ in script.method_calls(*_GATHERS))
 
 
 def _is_copy(script: Script, call: ast.Call) -> bool:
@@ -429,6 +446,14 @@ def snapshot(model, path):
 
 import torch
 main()
+"""
+_OF_ONE = """\
+import argparse
+import torch
+
+args = argparse.Namespace(world_size=1, rank=0)
+torch.distributed.init_process_group("nccl", world_size=args.world_size, rank=args.rank)
+torch.save(optimizer.state_dict(), "last.pt")
 """
 _SPAWNED = """\
 import numpy as np

@@ -36,13 +36,15 @@ class FunctionSummary(NamedTuple):
 
 class ModuleSummary(NamedTuple):
     """A module: its ``location`` (the absolute path), its ``functions`` by name (``Class().method``), what it
-    ``imports``, whether it ties processes to their GPUs, and whether it reads the rank of the process."""
+    ``imports``, whether it ties processes to their GPUs, whether it reads the rank of the process, and its namespaces
+    ``of_one_rank`` (``world_size=1``)."""
 
     location: str
     functions: Mapping[str, FunctionSummary]
     imports: Mapping[str, str]
     binds_device: bool
     reads_rank: bool
+    of_one_rank: frozenset[str]
 
 
 class ImportedFunction(NamedTuple):

@@ -11,6 +11,7 @@ from doctor.lint.python.project.imported_functions import FunctionSummary, Modul
 from doctor.lint.python.rank_branches import is_rank_test, rank_condition
 from doctor.lint.python.reachable_functions import is_certain
 from doctor.lint.python.script import FunctionNode, ProjectModules, Script, step_at
+from doctor.lint.python.training import namespaces_of_one_rank
 from doctor.lint.python.wrapped_models import gathering_parameters, parameter_names
 
 _READS_RANK = re.compile(r"get_rank\(|process_index|split_by_node|environ\W{1,10}(?:get\W{1,5})?RANK")
@@ -30,6 +31,7 @@ def summary_of(script: Script, modules: ProjectModules) -> ModuleSummary:
         imports={name: found[0] for name, found in bound if len(found) == 1 and isinstance(found[0], str)},
         binds_device=binds_device(script),
         reads_rank=_READS_RANK.search(script.text) is not None,
+        of_one_rank=namespaces_of_one_rank(script),
     )
 
 
