@@ -85,6 +85,12 @@ _PORT = 'os.environ["MASTER_PORT"] = "80000"\n'
         ("CODE029", _RANKS.format(write='train(model)\ntorch.save(model, "last.pt")'), Severity.ERROR),
         ("CODE029", _RANKS.format(write='torch.save(features(model), "features.pt")'), Severity.WARNING),
         ("CODE029", _RANKS.format(write=_GATHERED), Severity.INFO),
+        ("CODE029", _RANKS.format(write='json.dump(vars(args), open("args.json", "w"))'), Severity.INFO),
+        (
+            "CODE029",
+            _RANKS.format(write='json.dump({**vars(args), "loss": loss}, open("a.json", "w"))'),
+            Severity.WARNING,
+        ),
         ("CODE029", _RANKS.format(write='json.dump(scores, open("scores.json", "w"))'), Severity.WARNING),
         ("CODE029", _RANKS.format(write='yaml.dump(settings, open("used.yaml", "w"))'), Severity.INFO),
         ("CODE032", _ACCUMULATED.format(steps=2), Severity.WARNING),

@@ -257,19 +257,30 @@ def _severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | 
     """Checkpoints and arrays are errors, short texts warnings, and copies of one file say the same from all ranks."""
     if script.name(call.func) in _WRITERS and not infers:
         return None
-    return Severity.INFO if _is_copy(script, call) or _is_gathered(script, call) else Severity.WARNING
+    return Severity.INFO if _is_copy(script, call) or _is_same(script, call) else Severity.WARNING
 
 
 _OPTIMIZES = re.compile(r"optim|[Tt]rainer|train_one_epoch|\.train\(|\btrain\(", re.IGNORECASE)
 _GATHERS = ("gather", "gather_for_metrics", "all_gather", "all_gather_object", "all_reduce", "reduce")
 
 
-def _is_gathered(script: Script, call: ast.Call) -> bool:
-    """A text that is the same on all ranks: YAML, which holds settings, and what is written once, not in a loop, by a
-    script that gathers its numbers."""
+_SETTINGS_NAME = re.compile(
+    r"^(?:\w+_)?(?:args?|arguments|opts?|options|cfg|config|conf|hps|hparams|params|settings|flags|variant)$",
+    re.IGNORECASE,
+)
+_OF_PYTHON = frozenset({"json", "yaml", "str", "repr", "vars", "dict", "sorted", "asdict", "pprint", "OmegaConf"})
+
+
+def _is_same(script: Script, call: ast.Call) -> bool:
+    """A text that is the same on all ranks: settings, by their name or because YAML holds them, and what is written
+    once, not in a loop, by a script that gathers its numbers."""
     around = script.parent(script.parent(call) or call)
     body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
-    if any(script.name(one.func).startswith("yaml.") for part in body for one in script.inside(part, ast.Call)):
+    dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
+    if any(script.name(one.func).startswith("yaml.") for one in dumps):
+        return True
+    names = [{part.id for part in ast.walk(one.args[0]) if isinstance(part, ast.Name)} for one in dumps if one.args]
+    if names and all(given - _OF_PYTHON and all(map(_SETTINGS_NAME.match, given - _OF_PYTHON)) for given in names):
         return True
     in_loop = script.nearest(call, ast.For, ast.While) is not None
     return not in_loop and any(True for _ in script.method_calls(*_GATHERS))
