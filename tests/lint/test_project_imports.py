@@ -213,7 +213,6 @@ STARTS = 'dist.init_process_group("nccl")\nx = torch.ones(1).cuda()\n'
         ("tests/helpers.py", ["CODE005"]),
         ("package/test_utils/scripts/launch.py", ["CODE005"]),
         ("unittests/test_it.py", ["CODE005"]),
-        ("test/conftest.py", ["CODE005"]),
         ("test/infer.py", ["CODE003", "CODE005"]),
         ("contests/train.py", ["CODE003", "CODE005"]),
         ("train.py", ["CODE003", "CODE005"]),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from doctor.api import Script, Severity, Violation, rule
 from doctor.lint.python.loader_calls import evaluates, is_endless, loaders, target_name
 from doctor.lint.python.rank_branches import rank_condition
+from doctor.lint.python.reachable_functions import run_by_all
 from doctor.lint.python.training import SAMPLER, is_test, several_ranks
 from doctor.testing.script_cases import fails, passes
 
@@ -37,6 +38,7 @@ _WHOLE_BATCHES = re.compile(r"fp8|float8|torch_xla|transformer_engine|static_sha
             "the training, where the tail can go",
             _script("DataLoader(test_set)", "train_loader = DataLoader(train_set, drop_last=True)"),
         ),
+        passes("a module that is tried out in one process", _TRIED_OUT),
         passes("kept", _script("DataLoader(test_set, drop_last=False)")),
         passes(
             "prompts without end",
@@ -66,7 +68,12 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
     if several_ranks(script) is None or _WHOLE_BATCHES.search(script.text) or is_test(script):
         return
     for loader in loaders(script):
-        if not loader.evaluates or _is_whole(script, loader.call) or is_endless(script, loader.call, loader.name):
+        if (
+            not loader.evaluates
+            or _is_tried_out(script, loader.call)
+            or _is_whole(script, loader.call)
+            or is_endless(script, loader.call, loader.name)
+        ):
             continue
         if script.value(script.argument(loader.call, "drop_last", 8)) is True:
             size = script.value(script.argument(loader.call, "batch_size", 1))
@@ -93,6 +100,16 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             )
 
 
+def _is_tried_out(script: Script, call: ast.Call) -> bool:
+    """Whether it is in the part of a module for ``__main__``, which tries it out in one process: none of the calls that
+    show several ranks are reached from there."""
+    tests = (one.test for one in script.around(call) if isinstance(one, ast.If))
+    if script.function_of(call) is not None or not any("__main__" in ast.unparse(one) for one in tests):
+        return False
+    shown = several_ranks(script)
+    return shown is not None and script.function_of(shown) not in run_by_all(script)
+
+
 def _is_whole(script: Script, loader: ast.Call) -> bool:
     """Batches of one sample, which leave no remainder, or a loader of one rank."""
     size = script.argument(loader, "batch_size", 1)
@@ -116,6 +133,17 @@ test_loader = {loader}
 """
 
 
+_TRIED_OUT = """\
+from torch.utils.data import DataLoader, DistributedSampler
+
+def make(data):
+    return DataLoader(data, sampler=DistributedSampler(data, shuffle=True))
+
+if __name__ == "__main__":
+    val_loader = DataLoader(Scans("data"), batch_size=4, drop_last=True)
+    for x in val_loader:
+        print(x.shape)
+"""
 _DATA_MODULE = """\
 import pytorch_lightning as pl
 

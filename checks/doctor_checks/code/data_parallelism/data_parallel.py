@@ -32,7 +32,7 @@ _DP = "torch.nn.DataParallel"
         passes("one device alone", _ONE_DEVICE),
         passes("a tutorial of it", _MANY_RANKS, name="data_parallel/train.py"),
         passes("a script that is compared with another", _MANY_RANKS, name="train_dp.py"),
-        passes("asked again in the evaluation", _ASKED_AGAIN),
+        passes("a helper with one device by default", _ONE_BY_DEFAULT),
         passes("a unit test of it", _MANY_RANKS + "\ndef test_it(): pass\n", name="test_dp.py"),
     ),
 )
@@ -53,7 +53,7 @@ def data_parallel(script: Script) -> Iterator[Violation]:
         devices = script.value(script.argument(call, "device_ids", 1))
         if devices is not UNKNOWN and isinstance(devices, tuple) and len(devices) < 2:
             continue
-        if _names_one(script, call) or runs_alone(script, call) or _is_wrapped_before(script, call):
+        if _names_one(script, call) or runs_alone(script, call):
             continue
         if shown is None:
             certain = not offered
@@ -70,19 +70,22 @@ _NAMED = re.compile(
 """Files, and files of folders, that are named after DataParallel: they show it, or compare it with the alternatives."""
 
 
-def _is_wrapped_before(script: Script, call: ast.Call) -> bool:
-    """Whether another call wraps the model, and this one only asks again: ``if not isinstance(net, DataParallel)``."""
-    branch = script.nearest(call, ast.If)
-    first = next(script.calls(_DP), None)
-    asks = (
-        branch is not None and "isinstance" in ast.unparse(branch.test) and "DataParallel" in ast.unparse(branch.test)
-    )
-    return asks and call is not first and not has_backward(script, script.function_of(call) or script.tree)
-
-
 def _names_one(script: Script, call: ast.Call) -> bool:
     devices = script.argument(call, "device_ids", 1)
-    return isinstance(devices, ast.List) and len(devices.elts) == 1 and not isinstance(devices.elts[0], ast.Starred)
+    lists = [devices, _default_of(script, devices)]
+    return any(
+        isinstance(one, ast.List) and len(one.elts) == 1 and not isinstance(one.elts[0], ast.Starred) for one in lists
+    )
+
+
+def _default_of(script: Script, name: ast.expr | None) -> ast.expr | None:
+    """The default of the parameter that a name reads."""
+    function = script.function_of(name) if isinstance(name, ast.Name) else None
+    if function is None or not isinstance(name, ast.Name):
+        return None
+    names, defaults = [one.arg for one in function.args.args], function.args.defaults
+    given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    return given.get(name.id)
 
 
 def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
@@ -127,22 +130,15 @@ for x, y in loader:
     criterion(model(x), y).backward()
     optimizer.step()
 """
-_ASKED_AGAIN = """\
-import torch.nn as nn
+_ONE_BY_DEFAULT = """\
+import torch
 
-def train(net, loader):
-    if len(devices) == 1:
-        return
-    for x, y in loader:
-        criterion(net(x), y).backward()
+def prepare(net, use_gpu=True, gpu_ids=[0]):
+    net.to(gpu_ids[0])
+    return torch.nn.DataParallel(net, device_ids=gpu_ids)
 
-def read(net):
-    return nn.DataParallel(net, device_ids=[0])
-
-def evaluate(net, loader):
-    if not isinstance(net, nn.DataParallel):
-        net = nn.DataParallel(net)
-    return [net(x) for x, _ in loader]
+def step(net, x):
+    net(x).sum().backward()
 """
 _DDP = """\
 import torch.nn as nn

@@ -255,8 +255,8 @@ _DUMPS = frozenset({"dump", "dumps", "safe_dump", "save", "write"})
 
 def _severity_of(script: Script, call: ast.Call, *, infers: bool) -> Severity | None:
     """Checkpoints and arrays are errors, short texts warnings, and copies of one file say the same from all ranks."""
-    if script.name(call.func) in _WRITERS and not infers:
-        return None
+    if script.name(call.func) in _WRITERS:
+        return Severity.WARNING if infers else None
     return Severity.INFO if _is_copy(script, call) or _is_same(script, call) else Severity.WARNING
 
 
@@ -265,7 +265,7 @@ _GATHERS = ("gather", "gather_for_metrics", "all_gather", "all_gather_object", "
 
 
 _SETTINGS_NAME = re.compile(
-    r"^(?:\w+_)?(?:args?|arguments|opts?|options|cfg|config|conf|hps|hparams|params|settings|flags|variant)$",
+    r"^(?:\w+_)?(?:args?|arguments|opts?|options|cfg|config|conf|hps|hparams|params|settings|flags|variant)(?:_(?:text|str|json))?$",
     re.IGNORECASE,
 )
 _OF_PYTHON = frozenset({"json", "yaml", "str", "repr", "vars", "dict", "sorted", "asdict", "pprint", "OmegaConf"})
@@ -277,7 +277,8 @@ def _is_same(script: Script, call: ast.Call) -> bool:
     around = script.parent(script.parent(call) or call)
     body = around.body if isinstance(around, ast.With) else [script.statement_of(call)]
     dumps = [one for part in body for one in script.inside(part, ast.Call) if last_name(one.func) in _DUMPS]
-    if any(script.name(one.func).startswith("yaml.") for one in dumps):
+    made = (part for one in dumps for given in (one, *one.args) for part in computed_from(script, given))
+    if any(isinstance(one, ast.Call) and script.name(one.func).startswith("yaml.") for one in made):
         return True
     names = [{part.id for part in ast.walk(one.args[0]) if isinstance(part, ast.Name)} for one in dumps if one.args]
     if names and all(given - _OF_PYTHON and all(map(_SETTINGS_NAME.match, given - _OF_PYTHON)) for given in names):
