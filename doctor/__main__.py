@@ -4,6 +4,7 @@ Until the working directory is off the import path, it imports only modules that
 which ``__future__`` is not.
 """
 
+import codecs
 import errno
 import io
 import os
@@ -152,11 +153,11 @@ def _command() -> int:
     if sys.argv[1:2] == ["run"]:  # without the other commands, for the same reason
         from doctor.cli.run import command
 
-        app, name, arguments = command, "doctor run", sys.argv[2:]
+        app, name, arguments = command, f"{_called()} run", sys.argv[2:]
     else:
         from doctor.cli.main import app as commands
 
-        app, name, arguments = commands, "doctor", sys.argv[1:]
+        app, name, arguments = commands, _called(), sys.argv[1:]
     try:
         return app.main(arguments, prog_name=name, standalone_mode=False) or 0
     except click.Abort:
@@ -166,6 +167,11 @@ def _command() -> int:
     except UnusableError as error:
         _say(str(error))
     return UNUSABLE
+
+
+def _called() -> str:
+    """Return the name of the script that was started: ``doctor`` has ``rankdoctor`` as a second name."""
+    return "rankdoctor" if os.path.basename(sys.argv[0]) == "rankdoctor" else "doctor"  # noqa: PTH119 - no import
 
 
 def _show_usage(error: "click.ClickException") -> None:
@@ -188,9 +194,24 @@ def _ready_streams() -> None:
             # Closed by the caller: the next file that is opened would get its descriptor.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if descriptor else "r"))
     for stream in (sys.stdout, sys.stderr):
-        # A character that the encoding lacks becomes a question mark, not a UnicodeEncodeError.
+        # A character that the encoding lacks is replaced, and raises no UnicodeEncodeError.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="doctor.spell")
+
+
+_SPELLINGS = {"✓": "+", "✗": "x", "·": "-", "─": "-", "━": "=", "–": "-", "…": "...", "→": "->", "×": "x", "≥": ">="}
+"""Characters of our own output in ASCII, for streams of the C locale."""
+
+
+def _spell(error: UnicodeError) -> "tuple[str | bytes, int]":
+    """Replace each character that an encoding lacks by its spelling, or by a question mark: an error handler."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_SPELLINGS.get(character, "?") for character in lacking), error.end
+
+
+codecs.register_error("doctor.spell", _spell)
 
 
 if __name__ == "__main__":

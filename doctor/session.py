@@ -254,5 +254,6 @@ def with_command_line(
         timeout=timeout if timeout is not None else settings.timeout,
         plugins=settings.plugins + tuple(plugins),
         typed=frozenset((*select, *ignore)),
+        replaced=settings.select if select else (),
         commands=commands,
     )

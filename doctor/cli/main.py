@@ -54,7 +54,7 @@ _HELP = """Diagnose distributed PyTorch training: find the rank, host, device or
 Exit codes: 0 no problem found, 1 a finding at or above --fail-on, 2 usage error
 or unusable input, 3 inconclusive (ranks missing, or a check failed to run).
 
-Example: torchrun --nproc-per-node 8 -m doctor check
+Example: torchrun --nproc-per-node=8 --no-python doctor check
 """
 
 
@@ -83,7 +83,7 @@ class _LazyCommands(click.Group):
 @click.group(
     cls=_LazyCommands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(__version__, prog_name="rankdoctor", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name="rankdoctor", message="%(prog)s %(version)s")
 def app() -> None:
     """Hold the commands together."""
 
@@ -158,7 +158,8 @@ def check(
             report = judge(job, registry, settings, strict=options.strict, started=started, ignore=ignored)
         _print_breakages(job)
         if exclude_list is not None:
-            write(as_hostlist(hosts_to_exclude(report), job.launcher) + "\n", exclude_list)
+            hosts = hosts_to_exclude(report)  # none: an empty file, for which `test -s` is false
+            write(as_hostlist(hosts, job.launcher) + "\n" if hosts else "", exclude_list)
         _finish(session, report.exit_code, options.output, partial(write_report, report, job, options))
     raise SystemExit(report.exit_code)
 
@@ -425,6 +426,8 @@ def _gathered(
     except NoRendezvous as none:
         print_notice(str(none))
         raise SystemExit(3) from None
+    if session is None and wanted.share is not None:
+        print_notice("--share is ignored: no launcher is in use, and this is a single process")
     try:
         with session or contextlib.nullcontext(_SingleProcess(settings, request)) as opened:
             yield opened

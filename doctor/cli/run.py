@@ -27,7 +27,7 @@ doctor run.
 """
 
 
-@click.command("run", help=_HELP, context_settings=_SETTINGS)
+@click.command("run", help=_HELP, short_help="Run a training command and watch its ranks.", context_settings=_SETTINGS)
 @click.option(
     "--folder",
     "dirpath",

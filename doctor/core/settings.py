@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args
 
 import msgspec
 from msgspec import Meta
@@ -110,7 +110,8 @@ class Settings(msgspec.Struct, frozen=True):
     """The settings in effect. ``select`` empty: all checks. ``directories``: pairs of role and path. ``withheld``:
     plugins that the file names but is not trusted to load. ``notes``: sentences for stderr about files and plugins
     that are ignored. ``typed``: patterns from the command line or the callback. ``commands``: show the arguments of
-    other users' processes."""
+    other users' processes. ``replaced``: patterns of the file that the command line overrides; a typing error in them
+    is reported, too."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[IgnoreEntry, ...] = ()
@@ -123,11 +124,12 @@ class Settings(msgspec.Struct, frozen=True):
     withheld: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
+    replaced: tuple[str, ...] = ()
 
     def to_be_known(self) -> list[str]:
         """The patterns of ``select`` and ``ignore`` that must match something. Those of a file whose plugins are not
         loaded may refer to these plugins."""
-        patterns = [*self.select, *(entry.id for entry in self.ignore)]
+        patterns = [*self.select, *self.replaced, *(entry.id for entry in self.ignore)]
         return [one for one in patterns if one in self.typed] if self.withheld else patterns
 
     def ignored(self, check: Check, _finding: Finding, hosts: tuple[str, ...]) -> Ignored | None:
@@ -167,9 +169,8 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
     path = file.path
     try:
         known = msgspec.convert(file.table, prepared(SettingsTable))
-    except msgspec.ValidationError as error:  # without the notation of msgspec: ``$.ignore[0]`` becomes ``ignore[0]``
-        words = str(error).replace("`$.", "`").replace("Object ", "the table ").replace(" - at `$`", "")
-        raise UnusableError(f"{path}: {words}") from None
+    except msgspec.ValidationError as error:
+        raise UnusableError(f"{path}: {_plain(str(error))}") from None
     if known.plugins and not file.may_name_code:
         notes = [*notes, _why_withheld(file, known.plugins)]
     return Settings(
@@ -183,6 +184,27 @@ def _settings_in(file: UserSettingsFile, notes: list[str]) -> Settings:
         withheld=() if file.may_name_code else tuple(known.plugins),
         notes=tuple(notes),
     )
+
+
+_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(?P<key>.*)`")
+_INVALID_VALUE = re.compile(r"Invalid enum value '(?P<value>.*)'")
+
+
+def _plain(message: str) -> str:
+    """Return a message of msgspec in the terms of a settings file, with what was expected: ``$.ignore[0]`` becomes
+    ``ignore[0]``."""
+    what, _, where = message.partition(" - at `$")
+    where = where.removeprefix(".").removesuffix("`")
+    kind = IgnoreEntry if where.startswith("ignore[") else SettingsTable
+    if found := _UNKNOWN_KEY.match(what):
+        keys = [field.encode_name for field in msgspec.structs.fields(kind) if field.name != "by"]
+        near = suggestion(found["key"], keys) or f"; known are {', '.join(keys)}"
+        return f"unknown key {found['key']!r}{f' in {where}' if where else ''}{near}"
+    if found := _INVALID_VALUE.match(what):
+        return f"{where}: {found['value']!r} is not one of {', '.join(get_args(FailOn))}"
+    if what.startswith("Invalid RFC3339"):
+        return f"{where}: not a date such as 2026-12-31"
+    return f"{what}{f' - at `{where}`' if where else ''}".replace("Object ", "the table ")
 
 
 def _plugins(names: Iterable[str], path: Path) -> Iterable[Path]:
@@ -296,7 +318,8 @@ def require_known_patterns(catalog: CheckRegistry, patterns: Iterable[str]) -> N
         known = pattern.upper() == "ALL" or any(matches(c.id, c.family, pattern) for c in catalog.checks)
         if not known and not is_built_in(pattern) and not catalog.broken:
             names = [*catalog.ids(), *{c.family for c in catalog.checks}]
-            raise UnusableError(f"unknown check or family {pattern!r}{suggestion(pattern, names)}")
+            near = suggestion(pattern, names) or ". Run 'doctor list' to see all checks"
+            raise UnusableError(f"unknown check or family {pattern!r}{near}")
 
 
 def is_built_in(pattern: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -59,8 +60,6 @@ class WatchOptions:
             raise ValueError(f"hang_after is {self.hang_after!r}; expected at least {LEAST_HANG:g} s, or None")
         if not isinstance(self.every_n_steps, int) or self.every_n_steps < 1:
             raise ValueError(f"every_n_steps is {self.every_n_steps!r}; expected an integer of at least 1")
-        if self.prometheus_port is not None and not 0 < self.prometheus_port < 1 << 16:
-            raise ValueError(f"prometheus_port is {self.prometheus_port!r}; expected a port number or None")
         self._require_valid_outputs()
         for name in ("select", "ignore"):
             if isinstance(getattr(self, name), str):
@@ -70,6 +69,10 @@ class WatchOptions:
             self._group(self.share_group)
 
     def _require_valid_outputs(self) -> None:
+        if self.prometheus_port is not None and not 0 < self.prometheus_port < 1 << 16:
+            raise ValueError(f"prometheus_port is {self.prometheus_port!r}; expected a port number or None")
+        if self.prometheus_port is not None and importlib.util.find_spec("prometheus_client") is None:
+            raise ValueError("prometheus_port needs prometheus-client: pip install prometheus-client")
         if not isinstance(self.html_report, bool):
             raise ValueError(f"html_report is {self.html_report!r}; expected True or False")
         if not isinstance(self.otlp, bool) and not re.fullmatch(r"https?://\S+", str(self.otlp)):

@@ -28,7 +28,7 @@ MOST_CONTROLS = 0.02
 
 NO_EVIDENCE = {
     "report": "a report is a verdict, not evidence",
-    "json": "it is JSON of another kind",
+    "json": "it is not a rankdoctor capture, report or flight-recorder dump",
     "source": "it is source text, not a log",
     "empty": "it is empty",
     "pickle": "it is a pickle of another kind; nothing in it was run",

@@ -55,6 +55,7 @@ def _described(one: Check | Rule) -> dict[str, Any]:
     else:
         own = {"reads": _reads(one), "foreshadows": list(one.foreshadows)}
     head = {"id": one.id, "name": one.name, "family": one.family, "severity": one.severity.value}
+    head["title"] = title_of(one)
     head["state"] = one.state
     return {**head, **own, "origin": one.origin}
 

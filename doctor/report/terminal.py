@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from doctor.core.finding import Severity, Status
@@ -181,8 +182,11 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
     lines += _candidates(report)
     if report.stacks is not None and not verbose:
         style = style._replace(quiet=True)  # most checks are about what attaching does not read
-    for family, results in families(report).items():
-        lines += _family(family, results, style)
+    if style.quiet:  # without headings of families: what to fix first is first
+        lines += _family("", sorted(report.results, key=partial(_urgency, report)), style)
+    else:
+        for family, results in families(report).items():
+            lines += _family(family, results, style)
     if report.lost_time is not None and not quiet:
         lines += _lost_time(report.lost_time)
     return _drawn(console, [*lines, _summary(report)])
@@ -330,6 +334,14 @@ def _family(family: str, results: list[CheckResult], style: _TerminalStyle) -> I
         yield _row("pass" if folded[Status.PASS] else "skip", Text(", ".join(counts), style="dim"))
 
 
+def _urgency(report: Report, result: CheckResult) -> tuple[bool, bool, int]:
+    """The order of findings: the primary one, then root causes by severity, then consequences."""
+    standing = [finding for finding in result.findings if finding.stands]
+    weight = max((finding.severity.weight for finding in standing), default=-1)
+    is_consequence = bool(standing) and all(finding.explained_by for finding in standing)
+    return result.id != report.primary, is_consequence, -weight
+
+
 def _is_quiet(result: CheckResult) -> bool:
     return result.status in (Status.PASS, Status.SKIP) and not result.findings
 
@@ -367,11 +379,14 @@ def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle)
     grid = Table.grid()  # without padding: rich before 14.3 adds it to the width
     grid.add_column(no_wrap=True, width=_LABEL, style="dim")
     grid.add_column(overflow="fold")
+    is_short = finding.severity is Severity.INFO or bool(finding.explained_by)
     for label, text in _parts(finding, style):
-        if style.verbose or finding.severity is not Severity.INFO or label not in ("evidence", "impact"):
+        if style.verbose or not is_short or label not in ("evidence", "impact"):
             grid.add_row(label, text)
     yield Padding(Group(summary, grid), (0, 0, 0, style.indent))
     if finding.ignored is not None:
+        return
+    if finding.explained_by and not style.verbose:  # fixed by the fix of its cause
         return
     yield from _fix(finding.fix, f"{' ' * style.indent}{'fix':{_LABEL}}", style.indent + _LABEL, style.width)
     if finding.severity is not Severity.INFO:

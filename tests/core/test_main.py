@@ -42,6 +42,41 @@ def test_version(tmp_path):
     assert doctor("--version", cwd=tmp_path, code=0).stdout.startswith("rankdoctor ")
 
 
+def test_the_second_name_of_the_command_is_the_one_that_help_shows(tmp_path):
+    script = "import sys\nfrom doctor.__main__ import main\nmain()"
+    path = tmp_path / "rankdoctor"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, path, "-h"], cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
+    assert done.stdout.startswith("Usage: rankdoctor ")
+    assert doctor("-V", cwd=tmp_path, code=0).stdout == doctor("--version", cwd=tmp_path, code=0).stdout
+
+
+def test_a_stream_in_ascii_gets_ascii(tmp_path):
+    done = doctor("check", "--select", "HOST", cwd=tmp_path, code=0, PYTHONIOENCODING="ascii")
+    assert "?" not in done.stdout
+    assert done.stdout.splitlines()[0].startswith("rankdoctor ")
+    assert "\n------" in done.stdout
+    assert "+ pass" in done.stdout
+
+
+def test_patterns_of_the_settings_are_checked_although_an_option_replaces_them(tmp_path):
+    (tmp_path / "doctor.toml").write_text('select = ["NOPE"]\n')
+    done = doctor("check", "--select", "HOST", cwd=tmp_path, code=2)
+    assert done.stderr == "doctor: unknown check or family 'NOPE'. Run 'doctor list' to see all checks\n"
+
+
+def test_a_process_of_its_own_names_the_option_that_has_no_effect(tmp_path):
+    done = doctor("check", "--select", "HOST", "--share", "x", "--exclude-list", "bad", cwd=tmp_path, code=0)
+    assert done.stderr == "doctor: --share is ignored: no launcher is in use, and this is a single process\n"
+    assert (tmp_path / "bad").read_text() == ""
+
+
+def test_every_summary_of_a_command_is_whole(tmp_path):
+    usage, _, rest = doctor("--help", cwd=tmp_path, code=0).stdout.partition("\n")
+    assert usage.endswith("[ARGS]...")
+    assert "..." not in rest
+
+
 def test_usage_errors_end_with_2(tmp_path):
     done = doctor("check", "--no-such-option", cwd=tmp_path, code=2)
     assert done.stdout == ""
@@ -245,6 +280,7 @@ def test_list(tmp_path):
         "name": "version-differs",
         "family": "nccl",
         "severity": "error",
+        "title": "Whether all ranks load the same NCCL release.",
         "scope": "job",
         "when": "PM",
         "needs": ["software"],

@@ -49,8 +49,14 @@ def test_directories_become_pairs(tmp_path):
     ("text", "words"),
     [
         ("select = [", "is not valid TOML"),
-        ("selct = []", "selct"),
-        ('fail-on = "fatal"', "fatal"),
+        ("selct = []", "doctor.toml: unknown key 'selct'; did you mean select?"),
+        (
+            "colour = 1",
+            "unknown key 'colour'; known are select, ignore, fail-on, timeout, plugins, limits",
+        ),
+        ('[[ignore]]\nid = "A"\nreasn = "x"\n', "unknown key 'reasn' in ignore[0]; did you mean reason?"),
+        ('fail-on = "fatal"', "fail-on: 'fatal' is not one of error, warning, never"),
+        ('[[ignore]]\nid = "A"\nreason = "x"\nuntil = "1 May"\n', "ignore[0].until: not a date such as 2026-12-31"),
         ('ignore = ["NET002"]', "ignore"),
         ('[[ignore]]\nid = "NET002"\n', "reason"),
         ('[limits]\n"MEM003.used_share" = "much"\n', "not a finite number"),

@@ -226,17 +226,20 @@ def test_list_and_explain_know_rules(tmp_path):
         "family": "code",
         "severity": "warning",
         "reads": "script",
+        "title": rules["CODE001"]["title"],
         "foreshadows": ["MEM001"],
         "state": "stable",
         "origin": "built-in",
     }
+    assert rules["CODE001"]["title"].startswith("Whether ")
     page = subprocess.run([sys.executable, "-m", "doctor", "explain", "ignore-in-vain"], capture_output=True, text=True)
     assert page.stdout.startswith("# CODE000 ignore-in-vain")
 
 
 def test_the_hook_of_pre_commit(faulty):
-    (hook,) = yaml.safe_load((Path(__file__).parent.parent.parent / ".pre-commit-hooks.yaml").read_text())
-    assert hook["id"] == "doctor-lint"
+    hook, fixing = yaml.safe_load((Path(__file__).parent.parent.parent / ".pre-commit-hooks.yaml").read_text())
+    assert (hook["id"], fixing["id"]) == ("doctor-lint", "doctor-lint-fix")
+    assert fixing["entry"] == f"{hook['entry']} --fix"
     program, *arguments = shlex.split(hook["entry"])
     assert program == "doctor"
     command = [sys.executable, "-m", "doctor", *arguments, "train.py"]

@@ -100,6 +100,26 @@ def test_what_is_fine_is_folded_unless_asked_for():
     assert "NET902 quiet-thing: one host" in text_of(report, verbose=True)
 
 
+def test_quiet_begins_with_what_to_fix_first():
+    info = finds(Finding("a note"), check_id="NET904", severity=Severity.INFO)
+    warning = finds(Finding("a risk"), check_id="NET905", severity=Severity.WARNING)
+    text = text_of(report_of(info, warning, finds(BAD)), quiet=True)
+    assert re.findall("eth9 is not there|A risk|A note", text) == ["eth9 is not there", "A risk", "A note"]
+
+
+def test_a_consequence_is_short_unless_all_is_asked_for():
+    report = report_of(finds(BAD))
+    (result,) = report.results
+    followed = msgspec.structs.replace(result.findings[0], explained_by="NCCL001")
+    report = msgspec.structs.replace(report, results=(msgspec.structs.replace(result, findings=(followed,)),))
+    text = text_of(report)
+    assert "caused by NCCL001" in text
+    assert "64 MiB" not in text
+    assert "export NCCL" not in text
+    assert "64 MiB" in text_of(report, verbose=True)
+    assert "export NCCL" in text_of(report, verbose=True)
+
+
 def test_quiet_shows_findings_and_the_verdict_alone():
     text = text_of(report_of(finds(BAD), skips("one host")), quiet=True)
     assert text.startswith("✗ error   NET901")

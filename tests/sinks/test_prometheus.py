@@ -10,6 +10,7 @@ from doctor.api import Finding, Severity
 from doctor.facts import ProgressFacts
 from doctor.monitor.sinks.prometheus import GAUGES, PrometheusSink
 from doctor.monitor.sinks.report_metrics import FINDINGS
+from doctor.monitor.watch_options import WatchOptions
 from doctor.testing import running
 from doctor.testing.cases import GIB
 from tests.sinks.reports import DIED, SLOW, all_news, report_of, result_of
@@ -162,6 +163,12 @@ def test_without_prometheus_client_the_reason_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match="prometheus_port needs prometheus-client: pip install prometheus-client"):
         PrometheusSink(0, rank=0, host="node0", write_line=print)
+
+
+def test_the_option_is_refused_where_it_stands(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ValueError, match="prometheus_port needs prometheus-client: pip install prometheus-client"):
+        WatchOptions(prometheus_port=9500)
 
 
 def test_the_sentences_of_the_metrics_end():
