@@ -1,6 +1,5 @@
 """Reports of findings: text, an HTML page with charts, Markdown, JSON, JUnit and GitHub annotations.
 
-The templates of the page are in ``html/page/``. ``bash doctor/report/html/page/charts/build.sh`` rebuilds the chart
-library (it needs npm and the network); ``python -m tests.report.picture report.html OUT.png`` renders a page as a
-picture.
+The templates of the page are in ``html/page/``, and ``html/charts/svg.py`` draws its charts. ``python -m
+tests.report.picture report.html OUT.png`` renders a page as a picture.
 """

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import all_suffixes
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,40 @@ NO_FINDING = "no finding"
 """The counts of a report without findings."""
 LONGEST = 240
 """Characters of a line of evidence in a terminal."""
+
+
+CODE_EVIDENCE = ("code", "column", "end_column", "end_line", "line_in_cell", "cell", "fixable", "flow")
+"""Names of evidence by which rules of ``doctor lint`` locate a line; reports show the line instead."""
+
+
+class CodeExcerpt(NamedTuple):
+    """A source line with its number (``margin``), and below it the mark of the part that is at fault."""
+
+    margin: str
+    code: str
+    blank: str
+    lead: str
+    mark: str
+
+
+def code_excerpt(finding: ReportFinding) -> CodeExcerpt | None:
+    """Return the source line that a finding of ``doctor lint`` is about, if it has one."""
+
+    def number(name: str) -> int:
+        value = finding.evidence.get(name)
+        return value if isinstance(value, int) else 0
+
+    code = str(finding.evidence.get("code", ""))
+    line = finding.source.line if finding.source is not None else None
+    if not code.strip() or not line:
+        return None
+    margin = f"{number('line_in_cell') or line:>6} | "
+    column = number("column") - 1
+    end = min(number("end_column") - 1 if number("end_line") == line else len(code), len(code))
+    if not 0 <= column < len(code):
+        return CodeExcerpt(margin, code, "", "", "")
+    lead = "".join(sign if sign == "\t" else " " for sign in code[:column])
+    return CodeExcerpt(margin, code, " " * (len(margin) - 2) + "| ", lead, "^" * max(end - column, 1))
 
 
 def spelt_out(text: str) -> str:

@@ -1,8 +1,8 @@
 import base64
 import hashlib
+import html
 import html.parser
 import itertools
-import json
 import re
 
 import msgspec
@@ -16,6 +16,7 @@ from doctor.facts import HostFacts, SoftwareFacts
 from doctor.report.html.document import render_html
 from doctor.session import examine, judge
 from doctor.testing import healthy, running
+from tests.lab.command import run_doctor
 from tests.report.pages import HOSTILE, logged_job, stalled_job
 
 VOID = {"meta", "link", "input", "br", "img", "hr", "meter"}
@@ -74,7 +75,8 @@ def stalled_page():
 def test_a_page_is_well_formed_and_its_parts_are_named(stalled_page):
     page = Page(stalled_page)
     assert page.open == []
-    assert [len(page.all(tag)) for tag in ("main", "header", "footer", "h1", "title")] == [1, 1, 1, 1, 1]
+    assert [len(page.all(tag)) for tag in ("main", "header", "footer", "h1")] == [1, 1, 1, 1]
+    assert stalled_page.partition("<body>")[0].count("<title>") == 1  # those below are of shapes
     ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     pointed = [attrs[name] for _, attrs in page.elements for name in ("aria-labelledby", "for") if name in attrs]
@@ -86,7 +88,7 @@ def test_a_page_is_well_formed_and_its_parts_are_named(stalled_page):
 
 
 def test_the_verdict_stands_first(stalled_page):
-    words = shown(stalled_page)
+    words = shown(stalled_page).partition("<main>")[2]
     order = (
         "Rank 2 on node0 (training, epoch 1, batch 40)",
         "Fix",
@@ -109,8 +111,9 @@ def test_headings_leave_out_no_level(stalled_page):
 def test_every_chart_has_a_table_that_says_the_same(stalled_page):
     words = shown(stalled_page)
     for chart in ("timeline", "memory", "pairs"):
-        assert f'id="{chart}-chart" role="img" aria-label=' in words
         section = re.search(rf'<section id="{chart}".*?</section>', words, flags=re.DOTALL)[0]
+        assert 'role="img" aria-label=' in section
+        assert "<svg" in section
         assert "<table" in section
     assert "stalled for 12 s: training, step" in words
 
@@ -130,11 +133,44 @@ def test_the_page_may_run_its_own_scripts_and_reach_nothing(stalled_page):
     assert not [attrs for _, attrs in page.elements if any(name.startswith("on") for name in attrs)]
 
 
-def test_a_page_without_charts_does_not_carry_the_library():
+def test_a_healthy_page_says_what_was_checked():
     page = page_of(healthy(2, 2).job())
-    assert "echarts" not in page
-    assert len(page) < 200_000
+    assert len(page) < 100_000
     assert re.search(r"No problems found \(\d+ of \d+ checks applied\)\.", page)
+
+
+def test_the_navigation_has_every_section(stalled_page):
+    nav = re.search(r'<nav class="sections".*?</nav>', stalled_page, flags=re.DOTALL)[0]
+    linked = re.findall(r'href="#([\w-]+)">([^<]+)<', nav)
+    sections = re.findall(r'<section id="([\w-]+)"', stalled_page)
+    assert [target for target, _ in linked] == sections
+    assert ("timeline", "Timeline") in linked
+    assert all(title.strip() for _, title in linked)
+
+
+def test_a_page_on_code_shows_the_line_and_marks_the_part(tmp_path):
+    script = "import torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
+    (tmp_path / "train.py").write_text(f"{script}if dist.get_rank() == 0:\n    dist.barrier()  # <b>&amp;\n")
+    done = run_doctor("lint", "train.py", "--select", "CODE005", "--format", "html", cwd=tmp_path)
+    assert done.returncode == 1
+    excerpt = re.search(r'<pre class="excerpt"[^>]*>(.*?)</pre>', done.stdout, flags=re.DOTALL)[1]
+    code, marked = html.unescape(re.sub(r"</?(?:span|strong)\b[^>]*>", "", excerpt)).splitlines()
+    assert code == "     5 |     dist.barrier()  # <b>&amp;"
+    assert code[marked.index("^") : marked.rindex("^") + 1] == "dist.barrier()"
+    assert "end column" not in done.stdout
+
+
+def test_a_notebook_shows_a_report_without_scripts_of_its_own():
+    nasty = Finding(HOSTILE, hosts=(HOSTILE,), evidence={"said": [HOSTILE]}, effect=HOSTILE, fix=HOSTILE)
+    text = report_of(nasty)._repr_html_()
+    frame = Page(text)
+    assert [tag for tag, _ in frame.elements] == ["iframe"]
+    (attributes,) = frame.all("iframe")
+    assert attributes["sandbox"] == "allow-scripts"
+    inner = Page(attributes["srcdoc"])
+    assert inner.open == []
+    assert inner.all("img") == []
+    assert "Content-Security-Policy" in attributes["srcdoc"]
 
 
 def test_a_report_alone_is_told_as_far_as_it_goes():
@@ -167,17 +203,19 @@ def test_findings_of_a_plugin_are_text():
     assert page.all("b") == []
 
 
-def test_data_of_charts_end_no_script():
-    job = stalled_job(1, 2)
+def test_names_of_hosts_in_charts_are_text():
+    job = stalled_job(2, 2)
     job.ranks[0].host.name = HOSTILE
-    text = page_of(job)
-    (block,) = re.findall(r'<script type="application/json" id="chart-data">(.*?)</script>', text, flags=re.DOTALL)
-    assert "<" not in block
-    assert "<script>" in json.loads(block)["timeline"]["lanes"][0][0]
+    page = Page(page_of(job))
+    assert page.open == []
+    assert page.all("img") == []
+    assert len(page.all("script")) == 1
 
 
-def test_a_report_of_64_ranks_stays_below_2_mb():
-    assert len(page_of(stalled_job(8, 8)).encode()) < 2_000_000
+def test_a_report_with_charts_is_small(stalled_page):
+    assert "<svg" in stalled_page
+    assert len(stalled_page.encode()) < 200_000
+    assert len(page_of(stalled_job(8, 8)).encode()) < 400_000
 
 
 def test_inputs_are_listed_those_passed_over_first():

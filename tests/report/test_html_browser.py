@@ -39,12 +39,12 @@ def ranks_shown(page):
 
 def test_ranks_are_filtered(stalled):
     page = stalled.page
-    page.get_by_label("Filter").fill("node1")
+    page.get_by_label("Filter", exact=True).fill("node1")
     assert ranks_shown(page) == [4, 5, 6, 7]
-    assert page.get_by_role("status").inner_text() == "4 of 8 ranks"
-    page.get_by_label("Filter").fill("2-4 backward")
+    assert page.locator("#rank-count").inner_text() == "4 of 8 ranks"
+    page.get_by_label("Filter", exact=True).fill("2-4 backward")
     assert ranks_shown(page) == [3, 4]
-    page.get_by_label("Filter").fill("")
+    page.get_by_label("Filter", exact=True).fill("")
     page.get_by_label("only ranks named in a finding").check()
     assert ranks_shown(page) == [2]
 
@@ -77,7 +77,7 @@ def test_evidence_and_playbook_open(stalled):
 def test_the_theme_changes_and_the_charts_with_it(stalled):
     page = stalled.page
     sheet = "getComputedStyle(document.querySelector('#verdict')).backgroundColor"
-    chart = "document.querySelector('#timeline-chart').innerHTML"
+    chart = "getComputedStyle(document.querySelector('#timeline-chart .s-work')).fill"
     assert page.evaluate(sheet) == "rgb(255, 255, 255)"
     before = page.evaluate(chart)
     page.get_by_role("button", name="Change to dark colours").click()
@@ -87,27 +87,81 @@ def test_the_theme_changes_and_the_charts_with_it(stalled):
     assert page.get_by_role("button", name="Change to light colours").is_visible()
 
 
+def shown_of(page):
+    """The share of the timeline that its frame shows: where it begins and ends."""
+    return page.evaluate(
+        "(() => { const plot = document.getElementById('timeline-chart');"
+        " return [plot.scrollLeft / plot.scrollWidth, (plot.scrollLeft + plot.clientWidth) / plot.scrollWidth] })()"
+    )
+
+
 def test_charts_are_drawn_and_moved_by_buttons(stalled):
     page = stalled.page
-    chart = page.locator("#timeline-chart")
-    assert chart.locator("svg path").count() > 8 * 20
-    assert "rank 2 · node0" in chart.inner_text()
-    before = chart.inner_html()
-    page.get_by_role("button", name="Zoom in").click()
-    assert chart.inner_html() != before
+    assert page.locator("#timeline-chart svg rect").count() > 8 * 20
+    assert "rank 2 · node0" in page.locator("#timeline .names").inner_text()
+    begin, end = shown_of(page)
+    assert (begin > 0.1, end) == (True, pytest.approx(1, abs=0.01))
+    assert page.locator(".ticks[data-view=all]").evaluate("one => getComputedStyle(one).display") == "none"
     page.get_by_role("button", name="Whole run").click()
+    assert shown_of(page) == [0, 1]
+    page.get_by_role("button", name="Zoom in").click()
+    begin, end = shown_of(page)
+    assert end - begin == pytest.approx(0.5, abs=0.02)
     page.get_by_label("Quantity").first.select_option(label="host, this process")
-    assert "GiB" in page.locator("#memory-chart").inner_text()
-    assert page.locator("#pairs-chart svg path").count() > 2
+    assert page.locator("#memory-chart figure:visible").count() == 1
+    assert "GiB" in page.locator("#memory-chart figure:visible").inner_text()
+    assert page.locator("#pairs-chart figure:visible rect").count() == 2
 
 
-def test_a_tooltip_is_text(stalled):
+def test_a_shape_has_its_text(stalled):
+    titles = stalled.page.locator("#timeline-chart rect.s-still title").all_text_contents()
+    assert len(titles) == 8
+    assert all("stalled for 12 s" in title for title in titles)
+
+
+def test_checks_are_filtered(stalled):
     page = stalled.page
-    page.locator("#timeline-chart").scroll_into_view_if_needed()
-    box = page.locator("#timeline-chart").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 40)
-    page.locator("#timeline-chart .tip").wait_for()
-    assert "stalled for 12 s" in page.locator("#timeline-chart .tip").inner_text()
+    page.get_by_text("All checks:").click()
+    rows = page.locator("#check-table tbody tr:visible")
+    every = rows.count()
+    page.get_by_label("Family").select_option("nccl")
+    family = rows.count()
+    assert 0 < family < every
+    page.get_by_label("Status", exact=True).select_option("info")
+    assert [row.split()[0] for row in rows.all_inner_texts()] == ["NCCL011"]
+    assert page.locator("#check-count").inner_text() == f"1 of {every} checks"
+    page.get_by_label("Family").select_option("")
+    page.get_by_label("Status", exact=True).select_option("")
+    page.get_by_label("Filter checks").fill("RUN001 stalled")
+    assert [row.split()[0] for row in rows.all_inner_texts()] == ["RUN001"]
+
+
+def test_the_navigation_leads_to_each_section_and_stays(stalled):
+    page = stalled.page
+    links = page.get_by_role("navigation", name="Sections of the report").get_by_role("link")
+    top = "document.querySelector(location.hash).getBoundingClientRect().top"
+    for name in ("Timeline", "Checks", "Verdict"):
+        links.get_by_text(name, exact=True).click()
+        page.wait_for_function(f"() => 30 < {top} && {top} < innerHeight - 100")
+        assert links.first.is_visible()
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_a_fix_is_copied_by_one_click_also_from_a_file(browser, paths, has_clipboard):
+    watched = Watched(browser, paths["stalled"], permissions=["clipboard-read", "clipboard-write"])
+    page = watched.page
+    if not has_clipboard:
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    button = page.get_by_role("button", name="Copy py-spy dump --pid 10002")
+    button.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.locator("#copied").inner_text() == "Copied"
+    page.get_by_label("Filter", exact=True).focus()
+    page.keyboard.press("Control+V")
+    assert page.get_by_label("Filter", exact=True).input_value() == "py-spy dump --pid 10002"
+    assert watched.is_quiet(), (watched.complaints, watched.requests)
+    watched.context.close()
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280, 2400])
@@ -125,7 +179,7 @@ def test_paper_shows_what_was_folded(browser, paths):
     watched.page.emulate_media(media="print")
     assert watched.page.locator("details:not([open])").count() == 0
     assert watched.page.locator("#playbook-RUN001 h4").first.is_visible()
-    assert not watched.page.get_by_label("Filter").is_visible()
+    assert not watched.page.get_by_label("Filter", exact=True).is_visible()
     watched.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert watched.page.locator("details[open]").count() == 0
     assert watched.page.pdf()[:5] == b"%PDF-"
@@ -137,7 +191,9 @@ def test_the_page_can_be_read_without_scripts(browser, paths):
     watched = Watched(browser, paths["stalled"], java_script_enabled=False)
     assert watched.page.get_by_role("heading", level=1).is_visible()
     assert watched.page.locator("#rank-table tbody tr").count() == 8
-    assert not watched.page.locator("#timeline-chart").is_visible()
+    assert watched.page.locator("#timeline-chart svg").first.is_visible()
+    assert watched.page.locator("#memory-chart figure:visible").count() == 3
+    assert watched.page.get_by_role("button").count() == 0
     watched.context.close()
 
 

@@ -1,5 +1,5 @@
 import itertools
-import json
+import xml.etree.ElementTree as ET
 
 import msgspec
 import pytest
@@ -19,9 +19,9 @@ from doctor.facts import (
     TransferFacts,
 )
 from doctor.report.html.charts import memory_and_pairs
-from doctor.report.html.charts.chart_data import chart_data
 from doctor.report.html.charts.memory_and_pairs import ALL_POINTS, memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MOST_LANES, MOST_MESSAGES, timeline_of
+from doctor.report.html.charts.svg import memory_svg, pairs_svg, period_of, timeline_svg
 from doctor.report.narrative import Narrative, narrative_of
 from doctor.report.rank_table import rank_rows, used_columns
 from doctor.session import examine
@@ -30,7 +30,7 @@ from doctor.testing.collective_timings import exchanged
 from doctor.testing.host_transfers import across, between, touching, transferred
 from doctor.testing.stalled_run import with_failure
 from doctor.testing.training_run import NOON
-from tests.report.pages import IDLE, logged_job, stalled_job
+from tests.report.pages import HOSTILE, IDLE, logged_job, stalled_job
 
 NOBODY = Narrative(None, (), (), ())
 
@@ -124,7 +124,7 @@ def test_times_that_are_no_numbers_are_left_out():
     job = stalled(1, 2).alter(ProgressFacts, ranks=(0,), at=float("nan")).alter(ProgressFacts, ranks=(1,), at=1e300)
     found = timeline(job.job())
     assert [span.kind for span in found.lanes[0].spans if span.kind in ("work", "still")] == []
-    assert json.dumps(chart_data(found, (), None), allow_nan=False)
+    assert "nan" not in timeline_svg(found)
 
 
 def test_many_messages_are_thinned_and_those_of_findings_are_kept():
@@ -145,19 +145,60 @@ def test_of_many_ranks_those_to_blame_are_drawn():
     assert [lane.rank for lane in found.lanes] == sorted(lane.rank for lane in found.lanes)
 
 
-def test_data_of_the_chart_names_every_text_once():
-    data = chart_data(timeline(stalled_job()), (), None)["timeline"]
-    assert len(data["texts"]) == len(set(data["texts"])) < 80
-    spans = [(lane, begin, end) for lane, begin, end, _, _ in data["spans"]]
-    assert min(begin for _, begin, _ in spans) == 0
-    assert max(end for _, _, end in spans) == data["end"]
-    assert {data["kinds"][span[3]] for span in data["spans"]} == {"work", "data", "call", "open", "still"}
+def shapes_of(drawing):
+    """The shapes of a drawing: tag, class, attributes and title of each. A drawing that is not well formed raises."""
+    root = ET.fromstring(drawing)
+    return [(one.tag, one.get("class", ""), one.attrib, one.findtext("title", "")) for one in root.iter()]
+
+
+def percent(text):
+    return float(text.removesuffix("%"))
+
+
+def test_the_drawing_has_each_span_where_it_was():
+    found = timeline(stalled_job())
+    shapes = shapes_of(timeline_svg(found))
+    spans = [(css, attributes, title) for tag, css, attributes, title in shapes if tag == "rect"]
+    assert len(spans) == sum(len(lane.spans) for lane in found.lanes)
+    assert {css for css, _, _ in spans} == {"s-work", "s-data", "s-call", "s-open", "s-still"}
+    assert min(percent(attributes["x"]) for _, attributes, _ in spans) == pytest.approx(1, abs=1)
+    ends = [percent(attributes["x"]) + percent(attributes["width"]) for _, attributes, _ in spans]
+    assert max(ends) == pytest.approx(99, abs=1)
+    assert sum("no progress: stalled for 12 s" in title for _, _, title in spans) == 8
+
+
+def test_the_part_that_is_shown_first_begins_at_the_fault():
+    found = timeline(stalled_job())
+    period = period_of(found)
+    assert period.share(found.end - found.begin) == pytest.approx(99, abs=1)
+    assert 1 < period.zoom < 3
+    assert period.begin < period.focus < found.end - found.begin
+    grids = [attributes["data-view"] for tag, _, attributes, _ in shapes_of(timeline_svg(found)) if tag == "g"]
+    assert grids == ["all", "focus"]
+
+
+def test_a_drawing_of_many_lanes_has_a_path_for_each_kind():
+    shapes = shapes_of(timeline_svg(timeline(stalled_job(4, 8))))
+    assert {css for tag, css, _, _ in shapes if tag == "rect"} == {"s-open", "s-still"}
+    paths = {css: attributes["d"] for tag, css, attributes, _ in shapes if tag == "path" and css != "grid"}
+    assert set(paths) == {"s-work", "s-data", "s-call"}
+    assert paths["s-work"].count("M") > 32
+
+
+def test_texts_of_a_drawing_are_escaped():
+    job = with_events(said(1.0, 0, kind="python.exception", text=HOSTILE))
+    drawing = timeline_svg(timeline(job))
+    assert "&lt;script&gt;" in drawing
+    assert {tag for tag, _, _, _ in shapes_of(drawing)} <= {"svg", "g", "line", "text", "path", "rect", "title"}
 
 
 def test_memory_is_drawn_for_each_measure_and_thinned_at_its_peaks():
     samples = tuple(MemorySample(step, reserved=(7 if step == 1234 else 1) << 30) for step in range(5000))
     job = running(1, 4).alter(RunMemoryFacts, samples=samples).job()
     (chart,) = memory_of(story(job), job)
+    lines = [(attributes, title) for tag, _, attributes, title in shapes_of(memory_svg(chart)) if tag == "polyline"]
+    assert [title for _, title in lines] == [f"rank {n}: highest 7 GiB at step 1234, last 1 GiB" for n in range(4)]
+    assert all(len(attributes["points"].split()) == 2 * len(chart.lines[0].points) for attributes, _ in lines)
     assert (chart.field, chart.limit) == ("reserved", 80 << 30)
     assert all(line.highest == (1234, 7 << 30) for line in chart.lines)
     assert sum(len(line.points) for line in chart.lines) <= ALL_POINTS
@@ -254,7 +295,8 @@ def test_of_many_hosts_as_many_are_drawn_as_fit(monkeypatch):
         sketch = sketch.put(PathFacts(samples=paths), hosts=(f"node{host}",))
     found = pairs_of(NOBODY, sketch.job())
     assert (found.hosts, found.left_out, len(found.charts[0].pairs)) == (("node0", "node1", "node2"), 2, 6)
-    assert len(chart_data(None, (), found)["pairs"]["charts"][0]["cells"]) == 6
+    cells = [css for tag, css, _, _ in shapes_of(pairs_svg(found.charts[0], found.hosts)) if tag == "rect"]
+    assert len(cells) == 6
 
 
 def test_rows_say_where_a_rank_was_and_what_ended_it():

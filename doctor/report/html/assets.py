@@ -1,11 +1,10 @@
-"""Parts of an HTML page: its own files, its content security policy, JSON for scripts, and pages of the playbook."""
+"""Parts of an HTML page: its own files, its content security policy, and pages of the playbook."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ def as_markup(text: str) -> Markup:
     """Mark text of this package as safe markup."""
     from markupsafe import Markup
 
-    return Markup(text)  # noqa: S704 - the package's own files, JSON without brackets, pages of the playbook
+    return Markup(text)  # noqa: S704 - the package's own files and templates, pages of the playbook
 
 
 def policy(scripts: Iterable[str]) -> str:
@@ -40,14 +39,6 @@ def policy(scripts: Iterable[str]) -> str:
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     sources = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
     return f"{sources}; base-uri 'none'; form-action 'none'"
-
-
-_IN_SCRIPT = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
-
-
-def as_json(data: Mapping[str, Any]) -> Markup:
-    """Encode JSON without characters that are special in HTML."""
-    return as_markup(json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_IN_SCRIPT))
 
 
 def prose(text: str) -> Markup:

@@ -1,13 +1,14 @@
 """Renders the report as one HTML page: offline, accessible to screen readers, printable, with charts.
 
-Text of a job never becomes markup: templates escape it and its control characters, chart data are in a block that no
-browser runs, and the page's content security policy allows only its own scripts.
+Text of a job never becomes markup: templates and charts escape it and its control characters, and the page's content
+security policy allows only its own scripts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from doctor.core.job import Job
 from doctor.core.report_document import Report, ReportFinding
 from doctor.core.text import byte_size
 from doctor.report.formatting import (
+    CODE_EVIDENCE,
+    code_excerpt,
     counts_line,
     coverage_line,
     evidence_lines,
@@ -30,10 +33,18 @@ from doctor.report.formatting import (
     state_of,
     states_of,
 )
-from doctor.report.html.assets import PAGE, as_json, asset, playbook, policy, prose
-from doctor.report.html.charts.chart_data import chart_data
+from doctor.report.html.assets import PAGE, asset, playbook, policy, prose
 from doctor.report.html.charts.memory_and_pairs import memory_of, pairs_of
 from doctor.report.html.charts.rank_timeline import MARKS, SPANS, timeline_of
+from doctor.report.html.charts.svg import (
+    lane_height,
+    legend_of,
+    memory_legend,
+    memory_svg,
+    pairs_svg,
+    period_of,
+    timeline_svg,
+)
 from doctor.report.lost_time import (
     COLUMNS,
     MOST_RANKS,
@@ -61,12 +72,10 @@ from doctor.report.stacks import MOST_INDENT, call_rows, group_text, skipped_tex
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 MOST_RANK_LINES = 4
 """Ranks whose log events are quoted."""
-WITHOUT_CHARTS = ("page.js",)
-WITH_CHARTS = ("charts/echarts.min.js", "page.js", "charts.js", "shapes.js", "timeline.js", "memory.js", "pairs.js")
-"""Scripts of a page, without or with the library for charts."""
 
 
 def render_html(report: Report, job: Job | None = None) -> str:
@@ -74,9 +83,8 @@ def render_html(report: Report, job: Job | None = None) -> str:
     report = printable(report)
     story = narrative_of(report)
     timeline, memory, pairs = timeline_of(story, job), memory_of(story, job), pairs_of(story, job)
-    data = chart_data(timeline, memory, pairs)
     rows = rank_rows(report, job)
-    scripts = [asset(name) for name in (WITH_CHARTS if data else WITHOUT_CHARTS)]
+    scripts = [asset("page.js")]
     evidence = job.evidence if job is not None and job.evidence is not None else LogEvidence()
     heard: list[LogQuote] = []
     if story.primary is not None and not quotes(story.primary.finding):
@@ -105,6 +113,7 @@ def render_html(report: Report, job: Job | None = None) -> str:
         if report.stacks
         else [],
         timeline=timeline,
+        period=period_of(timeline) if timeline is not None else None,
         memory=memory,
         pairs=pairs,
         pages={name: page for name, page in pages.items() if page is not None},
@@ -113,7 +122,6 @@ def render_html(report: Report, job: Job | None = None) -> str:
         policy=policy(scripts),
         style=asset("page.css"),
         scripts=scripts,
-        data=as_json(data) if data else None,
     )
 
 
@@ -138,13 +146,24 @@ def _moment(at: float) -> datetime.datetime | None:
         return None
 
 
+_SECTION = re.compile(r'<section id="([\w-]+)"[^>]*>\s*<h2[^>]*>(.*?)(?:<span class="count">.*?)?</h2>', re.DOTALL)
+
+
+def sections_of(body: Markup) -> list[tuple[str, str]]:
+    """Return the id and the heading of each section of a page."""
+    from doctor.report.html.assets import as_markup
+
+    return [(found[1], as_markup(found[2]).striptags()) for found in _SECTION.finditer(body)]
+
+
 @cache
 def environment() -> Environment:
     """Return the environment of the page's templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     def without_log_lines(finding: ReportFinding) -> list[str]:
-        return evidence_lines({name: value for name, value in finding.evidence.items() if name != "said"})
+        shown_elsewhere = {"said", *(CODE_EVIDENCE if code_excerpt(finding) is not None else ())}
+        return evidence_lines({name: value for name, value in finding.evidence.items() if name not in shown_elsewhere})
 
     environment = Environment(
         loader=FileSystemLoader(PAGE),
@@ -156,6 +175,14 @@ def environment() -> Environment:
     )
     environment.filters.update(
         bytes=byte_size,
+        code_excerpt=code_excerpt,
+        lane_height=lane_height,
+        legend_of=legend_of,
+        memory_legend=memory_legend,
+        memory_svg=memory_svg,
+        pairs_svg=pairs_svg,
+        sections=sections_of,
+        timeline_svg=timeline_svg,
         clock=clock,
         confidence=confidence,
         evidence=without_log_lines,

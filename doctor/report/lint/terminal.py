@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.report_document import CheckResult, Report, ReportFinding
-from doctor.report.formatting import crash_of, evidence_lines, explaining, printable, some
+from doctor.report.formatting import code_excerpt, crash_of, evidence_lines, explaining, printable, some
 from doctor.report.rich_names import Console, Padding, Text
 from doctor.report.terminal import STATE_STYLES, verdict_text
 
@@ -101,19 +101,12 @@ def _draw_flow(hit: _FileFinding, console: Console) -> None:
 
 
 def _excerpt(hit: _FileFinding) -> Iterator[Text]:
-    code = str(hit.finding.evidence.get("code", ""))
-    if not code.strip():
+    excerpt = code_excerpt(hit.finding)
+    if excerpt is None:
         return
-    line = hit.number("line_in_cell") or hit.where[1]
-    margin = f"{line:>6} | "
-    yield Text.assemble((margin, "dim"), code)
-    column = hit.number("column") - 1
-    whole = hit.number("end_line") == hit.where[1]
-    end = min(hit.number("end_column") - 1 if whole else len(code), len(code))
-    if 0 <= column < len(code):
-        lead = "".join(sign if sign == "\t" else " " for sign in code[:column])
-        mark = "^" * max(end - column, 1)
-        yield Text.assemble((" " * (len(margin) - 2) + "| ", "dim"), lead, (mark, "red"))
+    yield Text.assemble((excerpt.margin, "dim"), excerpt.code)
+    if excerpt.mark:
+        yield Text.assemble((excerpt.blank, "dim"), excerpt.lead, (excerpt.mark, "red"))
 
 
 def _parts(hit: _FileFinding, shown: set[tuple[str, str]], *, verbose: bool) -> Iterator[tuple[str, str]]:

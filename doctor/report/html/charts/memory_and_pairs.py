@@ -16,7 +16,7 @@ MOST_LINES = 128
 """Ranks whose memory is drawn: those that findings name, then those with the highest peak."""
 MOST_POINTS = 200
 """Points of one line; of more, the highest of each interval."""
-ALL_POINTS = 12_000
+ALL_POINTS = 4_000
 """Points of all lines, so that the report on a large job stays small."""
 MOST_HOSTS = 64
 """Hosts whose pairs are drawn."""

@@ -17,7 +17,7 @@ MOST_CALLS = 40
 """Newest collectives of a rank that are drawn."""
 MOST_MESSAGES = 40
 """Messages of a rank that are drawn, besides the evidence of findings."""
-ALL_DRAWN = 2_500
+ALL_DRAWN = 1_000
 """Collectives, and messages, of all ranks, so that the report on a large job stays small."""
 _LEAST_DRAWN = 6
 _LONGEST = 200

@@ -4,7 +4,6 @@
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const byId = (id) => document.getElementById(id);
-  const repaint = () => document.dispatchEvent(new Event("repaint"));
 
   const remember = (theme) => {
     try {
@@ -27,7 +26,6 @@
   const nameTheme = () => {
     themeButton.textContent = isDark() ? "Light" : "Dark";
     themeButton.setAttribute("aria-label", `Change to ${isDark() ? "light" : "dark"} colours`);
-    repaint();
   };
   const known = remembered();
   if (known === "dark" || known === "light") root.dataset.theme = known;
@@ -40,26 +38,72 @@
   preference.addEventListener("change", nameTheme);
   nameTheme();
 
-  const copyBySelection = (element) => {
+  // navigator.clipboard does not exist on pages of some browsers that were opened from a file.
+  const select = (element) => {
     const range = document.createRange();
     range.selectNodeContents(element);
     const selection = getSelection();
     selection.removeAllRanges();
     selection.addRange(range);
-    return document.execCommand("copy");
+  };
+  const copy = async (element) => {
+    try {
+      await navigator.clipboard.writeText(element.textContent);
+      return "Copied";
+    } catch {
+      select(element);
+      return document.execCommand("copy") ? "Copied" : "Press Ctrl+C";
+    }
   };
   for (const button of all(".copy")) {
+    const name = button.getAttribute("aria-label");
     button.hidden = false;
     button.addEventListener("click", async () => {
-      const code = button.parentElement.querySelector("code");
-      try {
-        await navigator.clipboard.writeText(code.textContent);
-      } catch {
-        copyBySelection(code);
-      }
-      button.textContent = "Copied";
-      setTimeout(() => (button.textContent = "Copy"), 2000);
+      const result = await copy(button.parentElement.querySelector(".to-copy"));
+      button.textContent = result;
+      button.setAttribute("aria-label", result);
+      byId("copied").textContent = result;
+      setTimeout(() => {
+        button.textContent = "Copy";
+        button.setAttribute("aria-label", name);
+        byId("copied").textContent = "";
+      }, 2000);
     });
+  }
+
+  // Charts are complete without scripts. Here one view, or one quantity, is shown at a time.
+  const plot = byId("timeline-chart");
+  const drawing = plot?.querySelector(".stretch");
+  const fromFocus = Number(drawing?.dataset.zoom ?? 1);
+  let zoom = 1;
+  // Positions in the drawing are shares of its width: a wider drawing is a closer look, and its frame scrolls.
+  const stretch = (times, share) => {
+    zoom = Math.min(Math.max(times, 1), Math.max(64, 4 * fromFocus));
+    drawing.style.width = `${100 * zoom}%`;
+    plot.scrollLeft = share * plot.scrollWidth - plot.clientWidth / 2;
+  };
+  const view = (name) => {
+    for (const button of all("button[data-view]")) {
+      button.setAttribute("aria-pressed", String(button.dataset.view === name));
+    }
+    for (const ticks of all(".ticks")) ticks.classList.toggle("unused", ticks.dataset.view !== name);
+    stretch(name === "focus" ? fromFocus : 1, 1);
+  };
+  if (plot) {
+    byId("timeline").querySelector(".views").hidden = false;
+    for (const button of all("button[data-view]")) button.addEventListener("click", () => view(button.dataset.view));
+    for (const button of all("[data-by]")) {
+      const middle = () => (plot.scrollLeft + plot.clientWidth / 2) / plot.scrollWidth;
+      button.addEventListener("click", () => stretch(zoom * Number(button.dataset.by), middle()));
+    }
+    if (fromFocus > 1) view("focus");
+  }
+  for (const chooser of all(".chooser")) {
+    const charts = [...byId(chooser.dataset.of).children];
+    const show = () => charts.forEach((chart, index) => (chart.hidden = index !== chooser.selectedIndex));
+    chooser.parentElement.hidden = charts.length < 2;
+    chooser.addEventListener("change", show);
+    show();
   }
 
   const openTarget = () => {
@@ -74,15 +118,38 @@
 
   let folded = [];
   addEventListener("beforeprint", () => {
+    if (fromFocus > 1) view("all");
     folded = all("details:not([open])");
     for (const details of folded) details.open = true;
-    document.dispatchEvent(new Event("paper"));
   });
   addEventListener("afterprint", () => {
     for (const details of folded) details.open = false;
     folded = [];
-    document.dispatchEvent(new Event("screen"));
   });
+
+  const checks = byId("check-table");
+  const checkFilter = byId("check-filter");
+  const checkRows = [...checks.tBodies[0].rows].map((row) => ({
+    row,
+    text: row.textContent.toLowerCase(),
+    family: row.cells[1].textContent,
+    state: row.cells[2].textContent,
+  }));
+  const isChosen = (id, value) => byId(id).value === "" || byId(id).value === value;
+  const narrowChecks = () => {
+    const words = checkFilter.value.toLowerCase().split(/[\s,]+/);
+    let shown = 0;
+    for (const { row, text, family, state } of checkRows) {
+      const fits = isChosen("check-family", family) && isChosen("check-state", state);
+      row.hidden = !(fits && words.every((word) => text.includes(word)));
+      shown += !row.hidden;
+    }
+    const count = shown === checkRows.length ? shown : `${shown} of ${checkRows.length}`;
+    byId("check-count").textContent = `${count} ${checkRows.length === 1 ? "check" : "checks"}`;
+  };
+  checkFilter.closest(".tools").hidden = false;
+  checkFilter.addEventListener("input", narrowChecks);
+  for (const id of ["check-family", "check-state"]) byId(id).addEventListener("change", narrowChecks);
 
   const table = byId("rank-table");
   if (!table) return;
