@@ -140,8 +140,8 @@ _FIXES = {
 
 
 def _is_off_by_default(script: Script, loop: Loop) -> bool:
-    """Whether the number of accumulation steps is 1 unless something else asks for more: then nothing is reduced in
-    vain by default."""
+    """Whether the number of accumulation steps is 1 unless something else asks for more: then no reduction is
+    unnecessary by default."""
     for part in script.inside(loop.node, ast.BinOp):
         if isinstance(part.op, ast.Mod) and isinstance(part.right, (ast.Name, ast.Attribute)):
             values = [script.value(one) for one in script.values_of(part.right)]

@@ -169,7 +169,7 @@ _BATCHES = re.compile(r"loader|batch|log_every|(?:^|_)dl$", re.IGNORECASE)
 
 
 def _is_made_per_batch(script: Script, keeper: ast.expr, body: ast.AST) -> bool:
-    """Whether a loop over batches around this one makes the container anew: it keeps the losses of one batch."""
+    """Whether a loop over batches around this one makes the container again: it keeps the losses of one batch."""
     made = set(script.values_of(keeper)) if isinstance(keeper, ast.Name) else set()
     around = (one for one in script.around(body) if isinstance(one, ast.For))
     return any(
