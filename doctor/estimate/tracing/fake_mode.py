@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -24,6 +24,7 @@ from doctor.estimate.tracing.fake_ops import FakeOps
 from doctor.estimate.tracing.storage_recorder import StorageRecorder
 
 GPU = torch.device("cuda", 0)
+TensorT = TypeVar("TensorT", bound=torch.Tensor)
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """``c10::impl::device_guard_impl_registry`` (c10/core/impl/DeviceGuardImplInterface.h), an exported array of
 pointers."""
@@ -93,6 +94,7 @@ class FakeDeviceMode:
 
         patches: tuple[tuple[Any, str, object], ...] = (
             (torch.Tensor, "_make_subclass", staticmethod(_shown_as_meta(torch.Tensor._make_subclass))),
+            (torch.Tensor, "__deepcopy__", _copying(torch.Tensor.__deepcopy__)),
             (Module, "_apply", _apply_anew),
             # autocast disables itself without a GPU
             (common, "amp_definitely_not_available", lambda: False),
@@ -136,6 +138,24 @@ def _shown_as_meta(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(cls, data, requires_grad, **kwargs)
 
     return make_subclass
+
+
+def _copying(copy: Callable[[torch.Tensor, dict[int, Any]], Any]) -> Callable[[torch.Tensor, dict[int, Any]], Any]:
+    """``Tensor.__deepcopy__`` that clones a fake tensor: torch copies the storage, which is on another device for C++.
+
+    Lightning's ``save_hyperparameters`` and averages of weights copy modules, and so their buffers."""
+
+    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if not is_fake(self) or not self.is_leaf:
+            return copy(self, memo)
+        if id(self) not in memo:
+            new = self.detach().clone()
+            is_parameter = isinstance(self, Parameter)
+            new = Parameter(new, self.requires_grad) if is_parameter else new.requires_grad_(self.requires_grad)
+            memo[id(self)] = with_attributes(new, self)
+        return memo[id(self)]
+
+    return deepcopy
 
 
 def _place_guard() -> None:
@@ -204,7 +224,7 @@ def _once(parameter: Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> P
     return new  # type: ignore[no-any-return]
 
 
-def with_attributes(new: Parameter, parameter: torch.Tensor) -> Parameter:
+def with_attributes(new: TensorT, parameter: torch.Tensor) -> TensorT:
     """Return ``new`` with the attributes that code of a model has set on ``parameter``."""
     for name, value in vars(parameter).items():
         if not name.startswith("_") and name not in vars(new):

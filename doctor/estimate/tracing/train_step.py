@@ -19,7 +19,7 @@ from doctor.estimate.tracing.fake_mode import FakeDeviceMode
 from doctor.estimate.tracing.loss import is_lightning, result_of
 from doctor.estimate.tracing.pytree import map_tensors, resized, samples_in, tensors_in
 from doctor.estimate.tracing.storage_recorder import StorageRecorder
-from doctor.estimate.tracing.trainer_stub import attached, give_optimizers
+from doctor.estimate.tracing.trainer_stub import attached, give_optimizers, without_metrics
 
 STEPS = 2
 """From the second step on, the optimizer has its states."""
@@ -53,6 +53,8 @@ class TracedTraining(AbstractContextManager["TracedTraining"]):
             self._module.train()
             self._recorder.mark(self._module.parameters(), "parameters")
             self._recorder.mark(self._module.buffers(), "buffers")
+            if self._stack.enter_context(without_metrics(self._module)):
+                self.notes = (*self.notes, "the metrics of torchmetrics are not run")
             if is_lightning(self._module):
                 ranks = self.plan.world_size
                 self._stack.enter_context(attached(self._module, self._made.trainer, ranks, self._backward))

@@ -44,8 +44,9 @@ class NullObject:
 class TrainerStub:
     """A Trainer with the attributes of a run that has just started."""
 
-    def __init__(self, real: Any, world_size: int) -> None:
+    def __init__(self, module: Module, real: Any, world_size: int) -> None:
         self._real, self.world_size = real, world_size
+        self.model = self.lightning_module = module  # ``configure_optimizers`` may ask for its parameters
         self.is_global_zero = self.training = True
         self.sanity_checking = self.validating = self.testing = self.predicting = False
         self.logger = NullObject()
@@ -72,13 +73,37 @@ def attached(module: Module, trainer: Any, world_size: int, backward: Callable[[
     before = vars(module).get("_trainer")
     for name, act in quiet.items():
         object.__setattr__(module, name, act)
-    object.__setattr__(module, "_trainer", TrainerStub(trainer, world_size))
+    object.__setattr__(module, "_trainer", TrainerStub(module, trainer, world_size))
     try:
         yield
     finally:
         object.__setattr__(module, "_trainer", before)
         for name in (*quiet, "optimizers"):
             vars(module).pop(name, None)
+
+
+@contextmanager
+def without_metrics(module: Module) -> Iterator[int]:
+    """Let the metrics of torchmetrics in the module return 0, because they decide on values; yield their number."""
+    found = [each for each in module.modules() if _is_metric(each)]
+    before = [dict(vars(each)) for each in found]
+    for metric in found:
+        for name in ("forward", "update", "compute"):
+            object.__setattr__(metric, name, lambda *_, **__: torch.zeros(()))
+    try:
+        yield len(found)
+    finally:
+        for metric, state in zip(found, before, strict=True):
+            for name in ("forward", "update", "compute"):
+                vars(metric).pop(name, None)
+                vars(metric).update({name: state[name]} if name in state else {})
+
+
+def _is_metric(module: Module) -> bool:
+    """Match by name, without an import of torchmetrics."""
+    return any(
+        kind.__name__ == "Metric" and kind.__module__.startswith("torchmetrics.") for kind in type(module).__mro__
+    )
 
 
 def give_optimizers(module: Module, optimizers: list[Optimizer]) -> None:
