@@ -105,6 +105,17 @@ def test_quantized_weights_are_packed_with_their_scales(step, kind, double, scal
     assert traced.parts.buffers == pytest.approx(scales, abs=50_000)
 
 
+@pytest.mark.parametrize(
+    ("version", "notes"), [("4.57.6", 0), ("5.0.0", 1), ("5.3.0.dev0", 1), ("5.4.0", 0), ("6.0", 0)]
+)
+def test_a_release_that_loads_in_threads_is_named(version, notes):
+    from doctor.estimate.tracing.configured_model import _loading
+
+    found = list(_loading(version, 3 << 30))
+    assert len(found) == notes
+    assert all(f"Transformers {version} loads weights in threads" in note and "3 GiB" in note for note in found)
+
+
 def test_sharded_quantized_weights_are_outside(step, load):
     plan = TrainingPlan(strategy="fsdp2", devices=2)
     recipe = {"quantization": "4bit", "lora": LORA, "dtype": "bfloat16", "upcasts": False}

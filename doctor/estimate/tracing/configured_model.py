@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from doctor.core.errors import UnusableError
+from doctor.core.text import byte_size
 from doctor.estimate.data_model import ModelRecipe
 from doctor.estimate.tracing.factory import FactoryOutput, in_words
 from doctor.estimate.tracing.lora_adapters import add_adapters
@@ -18,6 +19,9 @@ TOKENS = 2048
 """Tokens of a sample by default, if the model takes as many."""
 _REMOVED = ("auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "transformers_version")
 """Keys that would name code, kernels to download, or a dtype; ``ModelRecipe`` has the dtype."""
+THREADED_FROM, THREADED_UNTIL = (5, 0), (5, 4)
+"""Releases of Transformers that load weights in threads while they are quantized: those before load and quantize one
+weight after the other, as those after do if ``has_on_the_fly_quantization``."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -38,6 +42,7 @@ class ConfiguredModel:
                 f"{recipe.name}: reading a configuration needs Transformers: pip install 'rankdoctor[transformers]'"
             ) from None
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        self._version = str(transformers.__version__)
         self._config = self._configuration(transformers)
         self._task, self._auto = self._task_of(transformers)
 
@@ -96,7 +101,9 @@ class ConfiguredModel:
         recipe = self._recipe
         if recipe.quantization is not None:
             dtype, compute = _DTYPES[recipe.dtype], _DTYPES[recipe.compute_dtype]
+            whole = sum(each.nbytes for each in model.parameters())
             yield from quantize(model, recipe.quantization, dtype, compute, double=recipe.double_quantization)
+            yield from _loading(self._version, whole)
             if recipe.upcasts:
                 model.float()
                 yield "weights that are not quantized are cast to float32 (prepare_model_for_kbit_training)"
@@ -127,6 +134,19 @@ class ConfiguredModel:
             if self._longest is not None and self._tokens > self._longest:
                 notes.append(f"{self._tokens} tokens are more than the model's {self._longest} positions")
         return [*notes, *([self._task.note] if self._task.note else [])]
+
+
+def _loading(version: str, whole: int) -> Iterator[str]:
+    """Say what a release of Transformers keeps in addition that loads weights in threads while it quantizes them.
+
+    ``convert_and_load_state_dict_in_model`` (``core_model_loading.py``) did so from 5.0 to 5.3; how far the threads are
+    ahead depends on the machine. ``whole``: bytes of all weights before they are quantized."""
+    release = tuple(int(each) for each in version.split(".")[:2] if each.isdecimal())
+    if THREADED_FROM <= release < THREADED_UNTIL:
+        yield (
+            f"Transformers {version} loads weights in threads while it quantizes them: torch may keep up to "
+            f"{byte_size(whole)} more reserved than estimated; HF_DEACTIVATE_ASYNC_LOAD=1 or release 5.4 avoid this"
+        )
 
 
 def without_code(given: dict[str, Any]) -> dict[str, Any]:
