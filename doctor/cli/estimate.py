@@ -48,7 +48,29 @@ BEGINNING = 0.8
 """Share of that time in which a further trace may begin; the last one ends in the rest."""
 
 
-@click.command("estimate", short_help="Estimate the peak memory per rank before a run.")
+class _EstimateCommand(click.Command):
+    """Answers the command line of a training with what to name instead of its script."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; the errors are Click's, but for scripts."""
+        script = next((each for each in args if re.fullmatch(r"[^-].*\.(py|sh)", each)), None)
+        try:
+            return super().parse_args(context, args)
+        except click.UsageError:
+            if script is None:
+                raise
+            raise _no_function(script) from None
+
+
+def _no_function(script: str) -> click.UsageError:
+    example = f"{script}:make" if script.endswith(".py") else "train.py:make"
+    return click.UsageError(
+        f"{script} is a script, which estimate does not run: name a function without arguments that returns the module "
+        f"and a batch ({example}), or a configuration of the model (config.json, hf:ORG/NAME)."
+    )
+
+
+@click.command("estimate", cls=_EstimateCommand, short_help="Estimate the peak memory per rank before a run.")
 @click.argument("model", metavar="MODULE:FACTORY|CONFIG|FOLDER|hf:ORG/NAME")
 @click.option("--devices", type=COUNT, metavar="N", help="Devices per node (default: from the Trainer, else 1).")
 @click.option("--nodes", type=COUNT, metavar="N", help="Nodes (default: from the Trainer, else 1).")
@@ -198,6 +220,8 @@ def _job_source(model: str, training: Path | None, options: dict[str, Any]) -> J
 
     is_known = model.startswith(HUB) or model.endswith((".json", ".yaml", ".yml")) or (here() / model).is_dir()
     if not is_known and not re.fullmatch(r"[^:]+:\w+", model):
+        if model.endswith((".py", ".sh")):
+            raise _no_function(model)
         raise click.BadParameter(
             "expected MODULE:FACTORY (for example train.py:make), config.json, FOLDER or hf:ORG/NAME.",
             param_hint="MODULE:FACTORY",

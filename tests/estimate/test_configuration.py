@@ -124,6 +124,7 @@ def test_what_is_no_file_is_not_waited_for(here):
         ("\n".join(["a: &a {x: 1}", *(f"b{i}: {{<<: [*a, *a]}}" for i in range(20))]), "aliases"),
         ("x: 1\n" * MOST_YAML, "larger than"),
         ("a: 1", "not a configuration of"),
+        ("train: {micro_batch_size: 4}", "is a configuration of litgpt, which is not read"),
         ("- 1", "does not contain a mapping"),
     ],
 )

@@ -15,6 +15,7 @@ from tests.lab.needs import clean_environ
 
 MODULE = """
     import time
+    from copy import deepcopy
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -52,6 +53,20 @@ MODULE = """
     def nothing(): return None
     def no_batch(): return Net()
     def wrong(): return Net(), torch.randn(8, 63)
+    def needs(config): return Net(), data()
+    def copied():
+        net = nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10))
+        copy = deepcopy([net, net])
+        assert copy[0] is copy[1] is not net
+        assert copy[0][1].running_mean is not net[1].running_mean
+        return copy[0], data()
+    def positions():
+        class Positioned(Net):
+            def forward(self, data, positions=None):
+                if positions is not None:
+                    raise TypeError("call set_cache() first")
+                return super().forward(data)
+        return Positioned(), data()
     def frozen(): return Net().requires_grad_(False), torch.randn(8, 64)
     def detached():
         class Detached(Net):
@@ -64,6 +79,7 @@ LIGHTNING = """
     import torch
     from torch.nn import functional as F
     from lightning import pytorch as pl
+    from torchmetrics.classification import MulticlassAccuracy
     from plain import Net, data
 
     class Module(pl.LightningModule):
@@ -93,7 +109,24 @@ LIGHTNING = """
             self.manual_backward(F.cross_entropy(self.model(batch[0]), batch[1]))
             optimizer.step()
 
+    class Template(Module):
+        def __init__(self, net, optimizer):
+            super().__init__()
+            self.save_hyperparameters(logger=False)
+            self.net, self.accuracy = net, MulticlassAccuracy(num_classes=10)
+
+        def training_step(self, batch, number):
+            out = self.net(batch[0])
+            self.log("accuracy", self.accuracy(out.argmax(dim=1), batch[1]))
+            return F.cross_entropy(out, batch[1])
+
+        def configure_optimizers(self):
+            return self.hparams.optimizer(params=self.trainer.model.parameters())
+
     def module(): return Module(), data()
+    def template():
+        net = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+        return Template(net, torch.optim.Adam), data()
     def manual(): return Manual(), data()
     def trainer():
         made = pl.Trainer(
@@ -192,6 +225,20 @@ def test_shards_of_a_lightning_module_are_gathered_though_nobody_calls_its_forwa
     assert step("of_lightning:module", plan).parts.gathered == step("plain:pair", plan).parts.gathered > 0
 
 
+def test_a_module_may_be_copied_with_its_buffers(step):
+    traced = step("plain:copied")
+    assert not isinstance(traced, str), traced
+    assert traced.parts.buffers > 0
+
+
+def test_a_module_as_templates_of_lightning_have_it(step):
+    pytest.importorskip("lightning")
+    traced = step("of_lightning:template")
+    assert not traced.bound
+    assert "the metrics of torchmetrics are not run" in traced.notes
+    assert traced.parts.optimizer == pytest.approx(2 * 4 * (64 * 10 + 10 + 20), abs=8 * 512)
+
+
 def test_a_trainer_for_gpus_is_made_without_one(begin):
     pytest.importorskip("lightning")
     asked = begin("of_lightning:trainer").loading.asked
@@ -210,6 +257,10 @@ def test_a_trainer_for_gpus_is_made_without_one(begin):
         ("plain:not_callable", "plain has no function 'not_callable'"),
         ("broken:make", "importing broken failed: SyntaxError"),
         ("lacking:make", "no module named 'no_such_package'"),
+        ("lacking:make", "run this in the environment of the training"),
+        ("no_such:make", "run this in the folder where its imports start"),
+        ("plain:needs", "it cannot be called without arguments (config): name a function without any"),
+        ("plain:Net", "the factory returned Net, which contains no batch with a tensor"),
         ("plain:raises", "the factory raised FileNotFoundError: no such directory: /data (plain.py:"),
         ("plain:leaves", "the factory raised SystemExit"),
         ("plain:number", "the factory returned int"),
@@ -228,6 +279,10 @@ def test_a_factory_that_can_not_be_used(factory, said, begin):
     ("factory", "said"),
     [
         ("plain:wrong", "a training step raised RuntimeError"),
+        (
+            "plain:positions",
+            "the batch went to data, positions: if the module does not take targets, return a dictionary",
+        ),
         ("plain:frozen", "nothing to train"),
         ("plain:detached", "no loss with a gradient"),
     ],

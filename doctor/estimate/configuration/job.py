@@ -71,6 +71,9 @@ def job_source(
     outside = (_outside(found),) if found.outside else ()
     asked = {name: value for name, value in plan.items() if value is not None}
     if is_factory:
+        file = named.rpartition(":")[0]
+        if file.endswith(".py") and not (directory / file).is_file():
+            raise UnusableError(f"{named}: {directory / file}: no such file")
         if not options.is_empty:
             raise UnusableError("--seq-len, --lora, --lora-targets and --quantize apply to a model's configuration")
         return JobSource(named, {**found.plan, **asked}, outside)

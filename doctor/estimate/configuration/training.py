@@ -339,6 +339,14 @@ def _lightning_strategy(trainer: _Settings) -> tuple[Strategy | None, list[str]]
     return ("ddp" if "ddp" in name else None), offloads
 
 
+def _litgpt(given: _Settings) -> TrainingConfiguration:
+    """Refuse a configuration of litgpt, whose models Transformers does not build."""
+    raise UnusableError(
+        f"{given.path} is a configuration of litgpt, which is not read: name a function that returns "
+        "GPT(Config.from_name(NAME)) and {'idx': …, 'targets': …} (make.py:make), or the same model's config.json"
+    )
+
+
 def _adapters(given: _Settings, name: str, default: int, targets: tuple[str, ...]) -> LoraAdapters:
     return LoraAdapters(rank=given.count(name) or default, targets=targets, dropout=given.number("lora_dropout"))
 
@@ -376,5 +384,6 @@ _FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[_Settings],
     (lambda values: "model_name_or_path" in values, _trl),
     (lambda values: "distributed_type" in values or "compute_environment" in values, _accelerate),
     (lambda values: isinstance(values.get("trainer"), dict) and "model" in values, _lightning),
+    (lambda values: isinstance(values.get("train"), dict) and "micro_batch_size" in values["train"], _litgpt),
 )
 """How each format is recognized."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch.nn import Module
 from doctor.core.errors import UnusableError
 from doctor.estimate.tracing.pytree import resized, tensors_in
 from doctor.version import PACKAGE
+
+_PAIR = "the module and a batch (return model, batch)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,24 @@ def find_factory(factory: str, directory: Path) -> Callable[[], object]:
     sys.path[:] = [str(directory), *(entry for entry in sys.path if entry not in ("", str(directory)))]
     try:
         module = _from_file(directory / where) if where.endswith(".py") else importlib.import_module(where)
+    except UnusableError as error:
+        raise UnusableError(f"{factory}: {error}") from None
     except ModuleNotFoundError as error:
-        raise UnusableError(f"{factory}: no module named {error.name!r} from {directory}") from None
+        raise UnusableError(f"{factory}: {_missing(error, where, directory)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's module raises
         raise UnusableError(f"{factory}: importing {where} failed: {in_words(error)}") from None
     made = getattr(module, name, None)
     if not callable(made):
         raise UnusableError(f"{factory}: {where} has no function {name!r}")
     return made  # type: ignore[no-any-return]
+
+
+def _missing(error: ModuleNotFoundError, where: str, directory: Path) -> str:
+    """Describe the module that was not found, and what to do about it."""
+    words = f"no module named {error.name!r} from {directory}"
+    if where == error.name or where.startswith(f"{error.name}."):
+        return f"{words}: run this in the folder where its imports start, or name a file (train.py:make)"
+    return f"{words}: run this in the environment of the training, or name a configuration of the model (config.json)"
 
 
 def _from_file(path: Path) -> object:
@@ -81,6 +94,12 @@ def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
     Raises:
         UnusableError: it raised, or it returned something else.
     """
+    needed = _required(factory)
+    if needed:
+        raise UnusableError(
+            f"{name}: it cannot be called without arguments ({', '.join(needed)}): name a function without any that "
+            f"returns {_PAIR}"
+        )
     try:
         returned = factory()
         return returned if isinstance(returned, FactoryOutput) else unpack_output(returned, name)
@@ -88,6 +107,16 @@ def call_factory(factory: Callable[[], object], name: str) -> FactoryOutput:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's factory raises
         raise UnusableError(f"{name}: the factory raised {in_words(error)}") from None
+
+
+def _required(factory: Callable[[], object]) -> list[str]:
+    """Return the names of parameters that have no default."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some callables of C have none
+        return []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
 
 
 def unpack_output(returned: object, name: str) -> FactoryOutput:
@@ -98,7 +127,10 @@ def unpack_output(returned: object, name: str) -> FactoryOutput:
     if module is None:  # not `or`: a compiled module has no truth value
         module = _module_of(trainer)
     if module is None:
-        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, which contains no torch.nn.Module")
+        raise UnusableError(
+            f"{name}: the factory returned {_kinds(returned)}, which contains no torch.nn.Module: it has to return "
+            f"{_PAIR}"
+        )
     loader = _take(parts, _is_loader)
     if loader is None and not parts:
         loader = _loader_of(trainer, module)
@@ -109,7 +141,10 @@ def unpack_output(returned: object, name: str) -> FactoryOutput:
     if isinstance(size, int):
         batch = resized(batch, size)  # its loader's batches are for all GPUs of a process
     if not any(True for _ in tensors_in(batch)):
-        raise UnusableError(f"{name}: the factory returned {_kinds(returned)}, which contains no batch with a tensor")
+        raise UnusableError(
+            f"{name}: the factory returned {_kinds(returned)}, which contains no batch with a tensor: it has to return "
+            f"{_PAIR}"
+        )
     return FactoryOutput(module, batch, trainer, loader)
 
 

@@ -37,6 +37,23 @@ def result_of(module: Module, batch: Any, number: int) -> StepResult:
     return StepResult(found if found is not None else _made_up(result, rest), result)
 
 
+def hint_for(module: Module, batch: Any) -> str:
+    """Return what to do if a step failed because optional inputs of the module took targets; else nothing."""
+    if is_lightning(module) or not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        return ""
+    if not _fits(module, tuple(batch), {}):
+        return ""
+    names = list(_signature(module).parameters.values())[: len(batch)]
+    taken = [each.name for each in names[1:] if each.default is not each.empty]
+    if len(taken) != len(batch) - 1:
+        return ""
+    rest = ", ".join(f"'targets{place or ''}': …" for place in range(len(taken)))
+    return (
+        f"; the batch went to {', '.join(each.name for each in names)}: if the module does not take targets, return a "
+        f"dictionary, {{'{names[0].name}': …, {rest}}}"
+    )
+
+
 def is_lightning(module: Module) -> bool:
     """Whether the module has a ``training_step``, as a LightningModule has."""
     return callable(getattr(module, "training_step", None)) and hasattr(module, "configure_optimizers")

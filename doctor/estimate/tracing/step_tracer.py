@@ -24,6 +24,7 @@ from doctor.estimate.tracing.fake_ops import FakeOps
 from doctor.estimate.tracing.kernel_choice import KernelSelection
 from doctor.estimate.tracing.kernel_choice import install as install_kernels
 from doctor.estimate.tracing.loader_memory import loading_of
+from doctor.estimate.tracing.loss import hint_for
 from doctor.estimate.tracing.materialization import materialized
 from doctor.estimate.tracing.pytree import resized, samples_in, tensors_in
 from doctor.estimate.tracing.quantized_layers import QuantizedLinear, element_count
@@ -120,7 +121,8 @@ class StepTracer:
             if substitutes.asked_truth and not truth:
                 raise _OtherBranch from None
             if not is_of_fakes(error) or not recorder.ledger.everything:
-                raise UnusableError(f"{self._name}: a training step raised {in_words(error)}") from None
+                hint = hint_for(self._made.module, self._made.batch)
+                raise UnusableError(f"{self._name}: a training step raised {in_words(error)}{hint}") from None
             parts, words = bounded(plan, self._made, recorder.ledger, coverage, in_words(error))
             return self._traced(
                 plan, parts=parts, moment="backward", reserved=parts.total, bound=words, notes=self._notes
