@@ -61,10 +61,8 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         import importlib
 
-        from doctor.core.random_state import random_state_kept
-
-        with random_state_kept():
-            return getattr(importlib.import_module(_HOMES[name]), name)
+        # Nothing of ours draws from random while it is imported; a framework may, as where the program imports it.
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from doctor.core.random_state import random_state_kept
 
 with random_state_kept():
-    from rich.cells import cell_len
     from rich.console import Console, Group, RenderableType
     from rich.padding import Padding
     from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Console", "Group", "Padding", "RenderableType", "Rule", "Table", "Text", "cell_len"]
+__all__ = ["Console", "Group", "Padding", "RenderableType", "Rule", "Table", "Text"]
 
 
 def from_markdown(text: str) -> RenderableType:

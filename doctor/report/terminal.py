@@ -10,26 +10,20 @@ from collections.abc import Iterable
 from functools import partial
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from doctor.core.finding import Severity, Status
-from doctor.core.report_document import CheckResult, LostTime, RankStacks, Report, ReportFinding
+from doctor.core.finding import Status
+from doctor.core.report_document import CheckResult, LostTime, RankStacks, Report
+from doctor.report.finding_lines import FindingStyle, fix_lines, prose_spans, result_lines, state_row
 from doctor.report.formatting import (
-    INLINE_CODE,
     NO_FINDING,
     UNEXPLAINED,
     counts_line,
     coverage_line,
-    evidence_lines,
-    explaining,
     families,
-    fix_parts,
     job_words,
-    place,
     printable,
-    ranges,
     shortened,
     some,
     spelt_out,
-    state_of,
     unclear_outcome,
     why_inconclusive,
 )
@@ -45,7 +39,7 @@ from doctor.report.narrative import (
     shown_candidates,
     to_collect,
 )
-from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text, cell_len
+from doctor.report.rich_names import Console, Group, Padding, RenderableType, Rule, Table, Text
 from doctor.report.stacks import (
     MOST_INDENT,
     MOST_ROWS,
@@ -56,21 +50,10 @@ from doctor.report.stacks import (
     ranks_text,
     skipped_text,
 )
+from doctor.report.styled_text import StyledLine, TerminalLook, columns_of, is_piped
 
 if TYPE_CHECKING:
     from doctor.report.multi_run import JudgedRuns
-
-PIPED_WIDTH = 120
-"""Columns if the output is not a terminal and COLUMNS is not set: log viewers scroll."""
-
-NARROW = 72
-"""Columns below which findings have a smaller indent."""
-
-LEAST_WIDTH, MOST_WIDTH = 20, 1000
-"""Limits of COLUMNS."""
-
-MOST_IDENTICAL = 3
-"""Findings of one check that are shown in full; the others are counted, except with ``verbose``."""
 
 _TRAILING = re.compile(r"(?<! )[ ]+(?=(\x1b\[0?m)?$)", re.MULTILINE)
 
@@ -78,38 +61,14 @@ _EMPTY = re.compile(r"\n{3,}")
 
 _VERDICTS = {"pass": "Passed", "fail": "Failed", "inconclusive": "Inconclusive"}
 VERDICT_COLORS = {"pass": "green", "fail": "red", "inconclusive": "magenta"}
-_STATES = {
-    "error": ("✗", "bold red"),
-    "warning": ("!", "yellow"),
-    "info": ("i", "cyan"),
-    "pass": ("✓", "green"),
-    "unknown": ("?", "magenta"),
-    "skip": ("-", "dim"),
-    "crashed": ("✗", "bold magenta"),
-    "ignored": ("-", "dim"),
-}
-STATE_STYLES = {state: style for state, (_, style) in _STATES.items()}
-_LABEL = 9
-"""Columns of the labels of a finding, with the blank after them."""
-_BLANK, _BEGIN, _END = "\ue000", "\ue001", "\ue002"
-"""Private-use characters for a blank within code, and for the start and end of code, while lines are wrapped."""
 
 
 def make_console(stream: IO[str], *, width: int | None = None) -> Console:
-    """Return a console for ``stream``, without color if it is not a terminal or NO_COLOR is set.
-
-    Open MPI gives its ranks a terminal whatever mpirun's own output is (``orte_iof``): theirs counts as a pipe.
-    """
-    piped = not stream.isatty() or "OMPI_COMM_WORLD_RANK" in os.environ
-    if width is None:
-        columns = os.environ.get("COLUMNS", "")
-        if re.fullmatch("[0-9]{1,9}", columns):
-            width = min(max(int(columns), LEAST_WIDTH), MOST_WIDTH)
-        else:
-            width = PIPED_WIDTH if piped else None
+    """Return a console for ``stream``, without color if it is not a terminal or NO_COLOR is set."""
+    piped = is_piped(stream)
     return Console(
         file=_DiscardingStream(stream),
-        width=width,
+        width=width or columns_of(stream),
         highlight=False,
         emoji=False,
         markup=False,
@@ -118,6 +77,12 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
         # rich reads COLUMNS and LINES without limits.
         _environ={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},
     )
+
+
+def look_of_console(console: Console) -> TerminalLook:
+    """Return how findings look beside what ``console`` shows."""
+    styled = console.color_system is not None
+    return TerminalLook(console.width, styled, styled and not console.no_color)
 
 
 class _DiscardingStream(io.StringIO):
@@ -137,13 +102,16 @@ class _DiscardingStream(io.StringIO):
 
 
 class _TerminalStyle(NamedTuple):
-    """What is drawn, and how. ``indent``: columns before the text of a finding."""
+    """What is drawn, and how."""
 
     report: Report
     verbose: bool
     quiet: bool
-    indent: int
     width: int
+
+    @property
+    def findings(self) -> FindingStyle:
+        return FindingStyle(self.report, self.verbose, self.width)
 
 
 class _Unwrapped(NamedTuple):
@@ -171,7 +139,7 @@ def draw_report(report: Report, console: Console, *, verbose: bool = False, quie
 
     ``verbose``: every check on its own line; ``quiet``: only findings and the verdict."""
     report = printable(report)
-    style = _TerminalStyle(report, verbose, quiet, indent=_indent(console), width=console.width)
+    style = _TerminalStyle(report, verbose, quiet, width=console.width)
     lines: list[_Line] = []
     if not quiet:
         lines.append(Text(" · ".join([f"rankdoctor {report.tool.version}", *job_words(report)]), style="bold"))
@@ -201,13 +169,6 @@ def draw_several(judged: JudgedRuns, console: Console, *, verbose: bool = False,
         parts.append(_drawn(console, (Text(), rule)))
         parts.append(draw_report(run.report, console, verbose=verbose, quiet=quiet or not verbose))
     return "".join(parts)
-
-
-def draw_findings(report: Report, console: Console) -> str:
-    """Return only the findings of ``report``, in full, as :func:`draw_report` shows them."""
-    report = printable(report)
-    style = _TerminalStyle(report, verbose=True, quiet=True, indent=_indent(console), width=console.width)
-    return _drawn(console, (line for result in report.results if result.findings for line in _check(result, style)))
 
 
 def _stacks(stacks: RankStacks, style: _TerminalStyle) -> Iterable[_Line]:
@@ -261,10 +222,6 @@ def _call_row(row: CallRow) -> Text:
     )
 
 
-def _indent(console: Console) -> int:
-    return 10 if console.width >= NARROW else 2
-
-
 def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
     story = narrative_of(report)
     sentence = Text(f"\n{headline(report)}", style=f"bold {VERDICT_COLORS[report.verdict]}")
@@ -285,7 +242,7 @@ def _verdict(report: Report, style: _TerminalStyle) -> Iterable[_Line]:
         *(_quoted(quote) for quote in quotes(finding)[: 2 if reading is None else None]),
         *(_read(reading) if reading is not None else ()),
     )
-    yield from _fix(finding.fix, "fix: ", 5, style.width)
+    yield from _laid_out(fix_lines(finding.fix, "fix: ", 5, style.width))
 
 
 def _candidates(report: Report) -> Iterable[_Line]:
@@ -328,10 +285,19 @@ def _family(family: str, results: list[CheckResult], style: _TerminalStyle) -> I
         yield Text()
         yield Rule(Text(family, style="bold"), align="left", style="dim", characters="─")
     for result in shown:
-        yield from _check(result, style)
+        yield from _laid_out(result_lines(result, style.findings))
     if folded and not style.verbose and not style.quiet:
         counts = [f"{folded[status]} {status.value}" for status in (Status.PASS, Status.SKIP) if folded[status]]
-        yield _row("pass" if folded[Status.PASS] else "skip", Text(", ".join(counts), style="dim"))
+        state = "pass" if folded[Status.PASS] else "skip"
+        yield from _laid_out(state_row(state, [(", ".join(counts), "dim")], style.width))
+
+
+def _laid_out(lines: Iterable[StyledLine]) -> Iterable[_Unwrapped]:
+    return (_Unwrapped(Text.assemble(*line)) for line in lines)
+
+
+def _prose(text: str) -> Text:
+    return Text.assemble(*prose_spans(text))
 
 
 def _urgency(report: Report, result: CheckResult) -> tuple[bool, bool, int]:
@@ -344,114 +310,6 @@ def _urgency(report: Report, result: CheckResult) -> tuple[bool, bool, int]:
 
 def _is_quiet(result: CheckResult) -> bool:
     return result.status in (Status.PASS, Status.SKIP) and not result.findings
-
-
-def _row(state: str, text: RenderableType) -> RenderableType:
-    table = Table.grid()
-    table.add_column(no_wrap=True, width=10)
-    table.add_column(overflow="fold")
-    mark, style = _STATES[state]
-    table.add_row(Text(f"{mark} {state}", style=style), text)
-    return table
-
-
-def _check(result: CheckResult, style: _TerminalStyle) -> Iterable[_Line]:
-    line = Text.assemble((result.id, "bold"), f" {result.name}")
-    if result.reason and not result.findings:
-        line.append(f": {result.reason}", style="dim")
-    yield _row(state_of(result), line)
-    shown = result.findings if style.verbose else result.findings[:MOST_IDENTICAL]
-    for finding in shown:
-        yield from _finding(result, finding, style)
-        yield Text()
-    if rest := result.findings[len(shown) :]:
-        ranks = ranges(rank for finding in rest for rank in finding.ranks)
-        more = f"and {len(rest)} more findings of this check{ranks and ', ranks '}{ranks} (--verbose shows all)"
-        yield Padding(Text(more, style="dim"), (0, 0, 1, style.indent))
-    if result.crash is not None:
-        yield _row(
-            "crashed", Text.assemble((result.id, "bold"), f" {result.name}: then it failed to run: {result.crash}")
-        )
-
-
-def _finding(result: CheckResult, finding: ReportFinding, style: _TerminalStyle) -> Iterable[_Line]:
-    summary = Text(finding.summary, style=STATE_STYLES[finding.severity.value if finding.stands else "ignored"])
-    grid = Table.grid()  # without padding: rich before 14.3 adds it to the width
-    grid.add_column(no_wrap=True, width=_LABEL, style="dim")
-    grid.add_column(overflow="fold")
-    is_short = finding.severity is Severity.INFO or bool(finding.explained_by)
-    for label, text in _parts(finding, style):
-        if style.verbose or not is_short or label not in ("evidence", "impact"):
-            grid.add_row(label, text)
-    yield Padding(Group(summary, grid), (0, 0, 0, style.indent))
-    if finding.ignored is not None:
-        return
-    if finding.explained_by and not style.verbose:  # fixed by the fix of its cause
-        return
-    yield from _fix(finding.fix, f"{' ' * style.indent}{'fix':{_LABEL}}", style.indent + _LABEL, style.width)
-    if finding.severity is not Severity.INFO:
-        yield Text(f"{' ' * style.indent}{'more':{_LABEL}}{explaining(result)}", style="dim")
-
-
-def _fix(fix: str, label: str, indent: int, width: int) -> Iterable[_Unwrapped]:
-    """Return the prose of a fix, wrapped between words and never within a command, and its commands, one per line."""
-    if not fix:  # of a plugin's check without a docstring
-        return
-    prose, below = fix_parts(fix)
-    lines = [*_wrapped(prose, max(width - indent, 1)), *(Text(command, style="bold") for command in below)]
-    for number, line in enumerate(lines):
-        yield _Unwrapped(Text.assemble((" " * indent if number else label, "dim"), line))
-
-
-def _wrapped(prose: str, width: int) -> list[Text]:
-    plain = re.sub(f"[{_BLANK}-{_END}]", "\ufffd", prose)
-    marked = INLINE_CODE.sub(lambda match: f"{_BEGIN}{match[1].replace(' ', _BLANK)}{_END}", plain)
-    lines: list[str] = []
-    for word in marked.split():
-        if lines and _columns(lines[-1]) + 1 + _columns(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return [_styled(line) for line in lines]
-
-
-def _columns(marked: str) -> int:
-    return cell_len(marked.replace(_BEGIN, "").replace(_END, "").replace(_BLANK, " "))
-
-
-def _styled(marked: str) -> Text:
-    """Return a line with its commands in bold, without backticks, which a shell would interpret."""
-    line = Text()
-    for part in marked.replace(_BLANK, " ").split(_BEGIN):
-        code, end, rest = part.partition(_END)
-        line.append(code, style="bold" if end else "")
-        line.append(rest)
-    return line
-
-
-def _parts(finding: ReportFinding, style: _TerminalStyle) -> Iterable[tuple[str, Text]]:
-    yield "where", Text(place(finding, style.report))
-    if finding.source is not None:
-        line = f":{finding.source.line}" if finding.source.line else ""
-        yield "source", Text(f"{finding.source.file}{line}")
-    if finding.evidence:
-        lines = evidence_lines(finding.evidence)
-        yield "evidence", Text("\n".join(lines if style.verbose else map(shortened, lines)))
-    if finding.ignored is not None:
-        yield "ignored", Text(f"{finding.ignored.reason} ({finding.ignored.by})")
-        return
-    if finding.explained_by:
-        yield "cause", Text(f"caused by {finding.explained_by}")
-    if finding.effect:
-        yield "impact", _prose(finding.effect)
-
-
-def _prose(text: str) -> Text:
-    """Return a sentence with its commands in bold, without backticks, which a shell would interpret."""
-    prose = Text()
-    for position, part in enumerate(INLINE_CODE.split(text)):
-        prose.append(part, style="bold" if position % 2 else "")
-    return prose
 
 
 def _summary(report: Report) -> RenderableType:

@@ -58,6 +58,11 @@ class JobOutcome(NamedTuple):
         """What both ranks computed."""
         return [(self.folder / f"trace-{rank}.json").read_text() for rank in range(2)]
 
+    def modules(self) -> set[str]:
+        """What either rank had imported."""
+        written = [(self.folder / f"modules-{rank}.json").read_text() for rank in range(2)]
+        return {name for names in written for name in json.loads(names)}
+
     def findings(self) -> dict[str, dict[str, Any]]:
         """All findings that are not only information, by the id of their check."""
         results = self.report["results"] if self.report else []

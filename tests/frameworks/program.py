@@ -1,10 +1,12 @@
 """Small trainings of two ranks with each framework: ``python program.py FOLDER FRAMEWORK [FAULT]``.
 
 Every rank leaves ``trace-RANK.json``: the output of the model and the state of all sources of random numbers in each
-forward pass, and a digest of the parameters at the end. ``FAULT``, on rank 1: ``hang`` or ``crash`` in a forward pass
+forward pass, and a digest of the parameters at the end; and ``modules-RANK.json``, the modules that it had imported at
+its end. ``FAULT``, on rank 1: ``hang`` or ``crash`` in a forward pass
 of training, whose time is noted in ``stopped``, or ``uneven``, a loader with one more batch.
 """
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -63,6 +65,12 @@ class Trace:
         parameters = [part(one, self.rank).detach().cpu().contiguous().view(torch.uint8) for one in model.parameters()]
         self.values.append(digest(b"".join(one.numpy().tobytes() for one in parameters)))
         (self.folder / f"trace-{self.rank}.json").write_text(json.dumps(self.values))
+        self.write_modules()
+
+    def write_modules(self):
+        """Write what this rank has imported; once more at its end, because the doctor is at work until then."""
+        if self.values:  # the driver of Ray has none
+            (self.folder / f"modules-{self.rank}.json").write_text(json.dumps(sorted(sys.modules)))
 
 
 def part(parameter, rank):
@@ -119,7 +127,7 @@ def loader_of(trace, rows=None, collate=None):
     )
 
 
-def loop(model, optimizer, loader, backward=None, step=None):
+def loop(model, optimizer, loader, backward=None):
     """Two epochs."""
     for epoch in range(2):
         if hasattr(loader.sampler, "set_epoch"):
@@ -149,6 +157,16 @@ def ddp(trace):
     """DistributedDataParallel."""
     start(trace)
     model = torch.nn.parallel.DistributedDataParallel(trace.watch(net()))
+    loop(model, adam(model), loader_of(trace))
+    end(trace, model)
+
+
+def late_rich(trace):
+    """DistributedDataParallel in a program that imports rich, which draws from ``random``, after its seeds."""
+    start(trace)
+    model = torch.nn.parallel.DistributedDataParallel(trace.watch(net()))
+    import rich.progress  # noqa: F401 - for what its import does
+
     loop(model, adam(model), loader_of(trace))
     end(trace, model)
 
@@ -452,10 +470,12 @@ def megatron(trace):
 FRAMEWORKS = {
     one.__name__: one
     for one in (
-        ddp, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, trl_sft, trl_dpo, zero1, zero2, zero3,
-        zero_edited, ray, torchtitan, megatron,
+        ddp, late_rich, fsdp1, fsdp2, accelerate, fabric, lightning, transformers, trl_sft, trl_dpo, zero1, zero2,
+        zero3, zero_edited, ray, torchtitan, megatron,
     )
 }  # fmt: skip
 
 if __name__ == "__main__":
-    FRAMEWORKS[sys.argv[2]](Trace(Path(sys.argv[1]), (sys.argv[3:] or [""])[0]))
+    traced = Trace(Path(sys.argv[1]), (sys.argv[3:] or [""])[0])
+    atexit.register(traced.write_modules)
+    FRAMEWORKS[sys.argv[2]](traced)

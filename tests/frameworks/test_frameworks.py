@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,42 @@ from tests.frameworks.jobs import NEEDS, JobOutcome, run_job
 from tests.lab.ray_nodes import OVERDUE
 
 OWN_ENVIRONMENT = "; benchmarks/frameworks/environment makes an environment with it"
+
+
+IMPORTED_BY_THE_DOCTOR_ONLY = {
+    "msgspec": "its documents and messages",
+    "packaging": "releases and requirements",
+    "psutil": "child processes, interfaces and memory",
+    "pynvml": "NVIDIA GPUs",
+    "jinja2": "the report as a page, on rank 0",
+    "markupsafe": "of jinja2",
+    "markdown_it": "the report as a page, on rank 0",
+    "mdurl": "of markdown_it",
+}
+"""Packages of others that the doctor may bring into a job, with the reason. None draws while it is imported."""
+IMPORT_EACH = """
+import importlib, json, random, sys
+import numpy, torch
+def states():
+    return random.getstate(), numpy.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+before = states()
+for name in json.load(sys.stdin):
+    importlib.import_module(name)
+    if states() != before:
+        print(name)
+        before = states()
+"""
+
+
+def assert_nothing_of_others(new: set[str]) -> None:
+    """Of the modules that only the job below ``doctor run`` imports, none is of the frameworks, and none draws."""
+    own = {name for name in new if name.partition(".")[0] in ("doctor", "doctor_checks")}
+    others = {name for name in new - own if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert {name.partition(".")[0] for name in others} <= set(IMPORTED_BY_THE_DOCTOR_ONLY)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH], input=json.dumps(sorted(new)), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def need(framework: str) -> None:
@@ -35,7 +74,11 @@ def started_job(*arguments: Any, **options: Any) -> JobOutcome:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "framework", ["fsdp1", "fabric", "transformers", "zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray"]
+    "framework",
+    [
+        *("late_rich", "fsdp1", "fsdp2", "accelerate", "fabric", "lightning", "transformers"),
+        *("zero1", "zero2", "zero3", "trl_sft", "trl_dpo", "ray"),
+    ],
 )
 def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: Path) -> None:
     need(framework)
@@ -48,6 +91,7 @@ def test_the_numbers_are_those_of_the_job_without_it(framework: str, tmp_path: P
     assert watched.report is not None
     assert watched.report["coverage"]["ranks_seen"] == 2
     assert watched.findings() == {}
+    assert_nothing_of_others(watched.modules() - bare.modules())
 
 
 @pytest.mark.timeout(600)

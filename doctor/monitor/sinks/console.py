@@ -17,9 +17,10 @@ from doctor.core.masking import mask_text
 from doctor.core.report_document import CheckResult, Report
 from doctor.monitor.sinks.finding_sink import FindingEvent, FindingSink
 from doctor.monitor.sinks.rate_limit import REGAIN, RateLimit
+from doctor.report.finding_lines import draw_findings
 from doctor.report.formatting import counts_line, place, some, spelt_out, why_inconclusive
 from doctor.report.lost_time import lost_headline
-from doctor.report.terminal import draw_findings, make_console
+from doctor.report.styled_text import look_of
 
 MOST_LINES = 100
 """Maximum lines of one block: a few findings with stacks and tables. The rest is in the report file."""
@@ -127,7 +128,7 @@ class ConsoleSink(FindingSink):
 def _block(events: Sequence[FindingEvent], report: Report, stream: IO[str]) -> str:
     """Render findings as in the terminal report, under a line with program name and time."""
     shown = msgspec.structs.replace(report, results=tuple(_results(events)))
-    lines = draw_findings(shown, make_console(stream)).rstrip("\n").splitlines()
+    lines = draw_findings(shown, look_of(stream)).rstrip("\n").splitlines()
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"… {len(lines) - MOST_LINES} more lines in the report"]
     return "\n".join(("", f"rankdoctor {time.strftime('%H:%M:%S')}: {counts_line(shown)}", *lines, ""))

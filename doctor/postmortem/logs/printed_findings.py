@@ -1,4 +1,4 @@
-"""Parser of findings printed into a log by :func:`doctor.report.terminal.draw_findings`.
+"""Parser of findings printed into a log by :func:`doctor.report.finding_lines.draw_findings`.
 
 The lines of such a block are not messages themselves. A block can only add a finding: no line of a log can make a
 report healthier.

@@ -20,9 +20,10 @@ from doctor.report.estimate.wording import (
     unknown_checks,
     when_words,
 )
+from doctor.report.finding_lines import NARROW, draw_findings
 from doctor.report.formatting import spelt_out
 from doctor.report.rich_names import Console, Group, Padding, RenderableType, Table, Text
-from doctor.report.terminal import NARROW, VERDICT_COLORS, draw_findings, verdict_text
+from doctor.report.terminal import VERDICT_COLORS, look_of_console, verdict_text
 
 
 def draw_estimate(
@@ -38,7 +39,7 @@ def draw_estimate(
     ``quiet``: only the first sentences and the findings; ``verbose``: the status of every check."""
     with console.capture() as answer:
         console.print(Group(*_answer(report, estimate, console.width, quiet=quiet)))
-    findings = draw_findings(report, console)
+    findings = draw_findings(report, look_of_console(console))
     with console.capture() as summary:
         console.print(Group(*_summary(report, estimate, verbose=verbose, quiet=quiet)))
     found = f"\n{findings.rstrip()}\n" if findings.strip() else ""

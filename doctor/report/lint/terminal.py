@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from doctor.core.report_document import CheckResult, Report, ReportFinding
+from doctor.report.finding_lines import STATE_STYLES
 from doctor.report.formatting import code_excerpt, crash_of, evidence_lines, explaining, printable, some
 from doctor.report.rich_names import Console, Padding, Text
-from doctor.report.terminal import STATE_STYLES, verdict_text
+from doctor.report.terminal import verdict_text
 
 _SHOWN_ELSEWHERE = ("code", "column", "end_column", "end_line", "line_in_cell", "foreshadows", "fixable", "flow")
 """Evidence that is not listed, because it is shown in another form."""
