@@ -1,13 +1,15 @@
 """What the callback costs a run: CPU time a step, wall time of a 10 ms step, memory over 100,000 steps.
 
-    python benchmarks/callback_cost.py [steps] [ten] [growth] [where] [--world 1 2] [--write]
+    python benchmarks/callback_cost.py [steps] [ten] [growth] [first] [where] [--world 1 2] [--write]
 
 ``steps``: within one fit, blocks of steps run by turns without any callback, without one again (what noise looks like),
 with an empty callback, with the doctor's, and with Lightning's DeviceStatsMonitor and ThroughputMonitor; which comes
 when is drawn anew each round. Process CPU time of all threads, on one process and on rank 0 of two over Gloo, which
 judges. What the doctor does beside the steps, reading of what its hooks noted among it, goes on in all blocks alike, so
 it is measured by itself and added. ``ten``: the same with steps of 10 ms, by wall clock. ``growth``: two fits of
-100,000 steps. ``where``: what each hook takes. Needs torch and Lightning. Ends with 1 where a limit is not kept.
+100,000 steps. ``first``: what the callback adds to a whole fit of eight batches, from its import to the report: to the
+first fit of a process and to the second one, in processes of their own. ``where``: what each hook takes. Needs torch
+and Lightning. Ends with 1 where a limit is not kept.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from evidence_pages import word_of, write_between  # noqa: E402 - the path comes
 
 BLOCK = 100
 """Steps of a block: what all of them do every 50 (a log line, a look at memory) falls into each block twice."""
-ROUNDS, ROUNDS_OF_TWO, TEN_ROUNDS = 240, 80, 60
+ROUNDS, ROUNDS_OF_TWO, TEN_ROUNDS, FIRST_ROUNDS = 240, 80, 60, 15
 TEN_BLOCK, TEN = 20, 0.010
 STEPS, WARM = 100_000, 20_000
 MOST = 50.0
@@ -187,13 +189,16 @@ def callbacks(*names: str) -> dict[str, Any]:
     from lightning.pytorch import Callback
     from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 
-    from doctor.monitor.integrations.lightning.callback import DoctorCallback
+    def doctors() -> Any:
+        from doctor import DoctorCallback
+
+        return DoctorCallback()
 
     makers: dict[str, Callable[[], Any]] = {
         BARE: lambda: None,
         AGAIN: lambda: None,
         EMPTY: Callback,
-        DOCTOR: DoctorCallback,
+        DOCTOR: doctors,
         DEVICE: DeviceStatsMonitor,
         THROUGHPUT: lambda: ThroughputMonitor(batch_size_fn=len),
     }
@@ -315,6 +320,20 @@ def _held() -> dict[str, int]:
     return {str(line.traceback): line.size for line in own.statistics("lineno")}
 
 
+def measure_first(folder: Path) -> dict[str, Any]:
+    """Seconds of one process, after a fit without callbacks that warms up: of a bare fit, and with the callback, which
+    is imported for the first one."""
+    _whole_fit(folder, BARE)
+    bare = _whole_fit(folder, BARE)
+    return {"bare": bare, "first": _whole_fit(folder, DOCTOR), "second": _whole_fit(folder, DOCTOR)}
+
+
+def _whole_fit(folder: Path, name: str) -> Stamp:
+    began = now()
+    fit(Turns(callbacks(name), 0, 8), folder, logs=False)
+    return now().less(began)
+
+
 def measure_where(folder: Path) -> dict[str, Any]:
     """Calls a step and quartiles of microseconds a call: of the doctor's hooks, and in a second fit of what they tell
     the monitor, where what is called within another counts in both and each call costs the clock's own time more.
@@ -366,7 +385,13 @@ def _timed(function: Callable[..., Any], spent: list[int]) -> Callable[..., Any]
     return timed
 
 
-MEASURES = {"steps": measure_steps, "ten": measure_ten, "growth": measure_growth, "where": measure_where}
+MEASURES = {
+    "steps": measure_steps,
+    "ten": measure_ten,
+    "growth": measure_growth,
+    "first": measure_first,
+    "where": measure_where,
+}
 
 
 def child(name: str, out: Path) -> None:
@@ -486,6 +511,18 @@ def tell_growth(table: Table) -> None:
         print(f"{size / 1024:+8.1f} KiB {where}")
 
 
+def tell_first(table: Table) -> None:
+    """The rows of ``first``."""
+    found = [measured("first", 1) for _ in range(FIRST_ROUNDS)]
+    bare = [Stamp(*one["bare"]) for one in found]
+    table.row("a whole bare fit of 8 batches, 1 process: wall clock", f"{spread([one.wall for one in bare], 3)} s")
+    for name in ("first", "second"):
+        added = [Stamp(*one[name]).less(base) for one, base in zip(found, bare, strict=True)]
+        wall, cpu = (spread([getattr(one, clock) for one in added], 3) for clock in ("wall", "process"))
+        table.row(f"added by {DOCTOR} to the {name} one: wall clock", f"{wall} s")
+        table.row(f"added by {DOCTOR} to the {name} one: CPU time", f"{cpu} s")
+
+
 def tell_where(world: int) -> None:
     """What each hook takes, printed."""
     for what, rows in measured("where", world).items():
@@ -505,7 +542,7 @@ def _with_ratio(values: Sequence[float], bare: float) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Measure what is asked for (all but ``where`` by default) and print it; 1 where a limit is not kept."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("what", nargs="*", choices=[*MEASURES, []], help="default: steps, ten, growth")
+    parser.add_argument("what", nargs="*", choices=[*MEASURES, []], help="default: steps, ten, growth, first")
     parser.add_argument("--world", type=int, nargs="+", default=[1, 2], help="processes (default: 1 2)")
     parser.add_argument("--write", action="store_true", help="write the table into docs/evidence")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FILE"), help=argparse.SUPPRESS)
@@ -513,7 +550,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.child:
         child(options.child[0], Path(options.child[1]))
         return 0
-    what, table = options.what or ["ten", "steps", "growth"], Table()
+    what, table = options.what or ["ten", "steps", "growth", "first"], Table()
     for world in options.world:
         beside = tell_ten(table, world) if {"ten", "steps"} & {*what} else 0.0
         if "steps" in what:
@@ -522,6 +559,8 @@ def main(arguments: Sequence[str]) -> int:
             tell_where(world)
     if "growth" in what:
         tell_growth(table)
+    if "first" in what:
+        tell_first(table)
     if {*what} - {"where"}:
         print("\n".join(table.lines))
     if options.write:

@@ -198,6 +198,5 @@ def _fold(text: str) -> str:
 
 
 def _read_limits(function: Callable[..., object]) -> dict[str, float]:
-    parameters = inspect.signature(function).parameters.values()
-    named = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
-    return {name: default for name, default in named.items() if isinstance(default, (int, float))}
+    defaults = getattr(function, "__kwdefaults__", None) or {}
+    return {name: default for name, default in defaults.items() if isinstance(default, (int, float))}

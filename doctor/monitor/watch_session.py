@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from doctor.cluster.transport.secret_file import secret_from_environ
 from doctor.cluster.transport.signing import Secret
@@ -19,12 +19,9 @@ from doctor.monitor.evaluator import RunEvaluator, run_settings
 from doctor.monitor.findings_error import Findings
 from doctor.monitor.sinks.console import ConsoleSink, print_status
 from doctor.monitor.sinks.finding_sink import FindingSink
-from doctor.monitor.sinks.otlp import OtlpSink, why_not_otlp
-from doctor.monitor.sinks.prometheus import PrometheusSink
 from doctor.monitor.sinks.python_warnings import WarningSink
 from doctor.monitor.sinks.report_file import ReportFileSink
 from doctor.monitor.sinks.report_page import ReportPageSink
-from doctor.monitor.startup_probe import probe_hosts
 from doctor.monitor.static_facts import StaticFacts
 from doctor.monitor.telemetry.flight_recorder import take_dumps
 from doctor.monitor.telemetry.progress import Stall
@@ -32,6 +29,9 @@ from doctor.monitor.telemetry.rank_telemetry import RankTelemetry, Sections
 from doctor.monitor.watch_options import WatchOptions, absolute
 from doctor.monitor.watchdog.local_peers.worker_stacks import with_worker_stacks
 from doctor.monitor.watchdog.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from doctor.monitor.sinks.prometheus import PrometheusSink
 
 STARTUP_TIMEOUT = 20.0
 """Seconds that the first batch may be delayed by the startup check; usually it takes a fraction of one."""
@@ -117,6 +117,8 @@ class WatchSession:
         if self._watchdog is None or self._static_facts is None:
             return
         if self._options.probe == "light" and self._world_size > 1 and not self._probe_sections:
+            from doctor.monitor.startup_probe import probe_hosts  # takes long to import, and one process needs none
+
             self._probe_sections = probe_hosts(
                 self._static_facts,
                 rank=self.rank,
@@ -225,6 +227,8 @@ class WatchSession:
             sinks += self._otlp_sinks(self._options.otlp)
         port = self._options.prometheus_port
         if port is not None and self._static_facts is not None and self._static_facts.leads_host:
+            from doctor.monitor.sinks.prometheus import PrometheusSink
+
             try:
                 self._prometheus = PrometheusSink(
                     port, rank=self.rank, host=socket.gethostname(), write_line=print_status
@@ -235,6 +239,8 @@ class WatchSession:
         return sinks
 
     def _otlp_sinks(self, otlp: bool | str) -> list[FindingSink]:
+        from doctor.monitor.sinks.otlp import OtlpSink, why_not_otlp
+
         if (reason := why_not_otlp()) is None:
             return [OtlpSink(otlp if isinstance(otlp, str) else None, print_status)]
         if self.rank == 0:

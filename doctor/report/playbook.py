@@ -27,6 +27,7 @@ _HEAD = re.compile(
     r"# (?P<id>[A-Z]+\d{3}) (?P<name>[a-z0-9-]+)\n{1,9}(?P<title>[^\n]+)\n{1,9}.*?severity: (?P<severity>\w+)",
     re.DOTALL,
 )
+_ID = re.compile(r"[A-Z]+\d{3}")
 _PREVIEW = "state: preview"
 _LIMIT = re.compile(r"`(?P<name>[A-Z]+\d{3}\.\w+) = (?P<value>[^`]+)`")
 
@@ -49,6 +50,9 @@ def find_page(word: str, more: Iterable[PlaybookPage] = ()) -> PlaybookPage:
     """Return the page of an id or a name, in the playbook or among ``more``; ``UnusableError`` names similar ones."""
     from doctor.core.settings import suggestion
 
+    named = playbook_directory() / f"{word.upper()}.md"
+    if _ID.fullmatch(word.upper()) and named.is_file():  # reading all pages takes long
+        return _read(named)
     pages = [*all_pages(), *more]
     for page in pages:
         if word.upper() == page.id or word.lower() == page.name:

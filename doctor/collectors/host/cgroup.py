@@ -5,7 +5,7 @@ Sources: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of the kernel; pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +40,10 @@ class CgroupLimits:
 
 def read_cgroup(machine: Machine) -> CgroupLimits:
     """Return the limits of this process; limits of groups that are not mounted here are in ``hidden``."""
-    cpu, cpu_folder = _tightest(machine, "cpu")
-    memory, memory_folder = _tightest(machine, "memory")
-    pids, pids_folder = _tightest(machine, "pids")
+    groups, mounts = list(_own_groups(machine)), read_mounts(machine)
+    cpu, cpu_folder = _tightest(_folders(machine, "cpu", groups, mounts), "cpu")
+    memory, memory_folder = _tightest(_folders(machine, "memory", groups, mounts), "memory")
+    pids, pids_folder = _tightest(_folders(machine, "pids", groups, mounts), "pids")
     counts = _table(cpu_folder / "cpu.stat") if cpu_folder else {}
     folders = {"cpu_quota": cpu_folder, "memory_limit": memory_folder, "pids_limit": pids_folder}
     return CgroupLimits(
@@ -62,17 +63,17 @@ def read_cgroup(machine: Machine) -> CgroupLimits:
     )
 
 
-def _tightest(machine: Machine, controller: str) -> tuple[float | None, Path | None]:
+def _tightest(found: tuple[int, list[Path]], controller: str) -> tuple[float | None, Path | None]:
     """Return the lowest limit of ``controller`` and its folder; without a limit, the folder of the process."""
-    version, folders = _folders(machine, controller)
+    version, folders = found
     limits = [(limit, folder) for folder in folders if (limit := _limit(folder, controller, version)) is not None]
     return min(limits, key=lambda entry: entry[0], default=(None, next(iter(folders), None)))
 
 
-def _folders(machine: Machine, controller: str) -> tuple[int, list[Path]]:
+def _folders(
+    machine: Machine, controller: str, groups: Sequence[tuple[list[str], str]], mounts: Sequence[Mount]
+) -> tuple[int, list[Path]]:
     """Return the version that has ``controller``, and the folders from the own group up to the mounted root."""
-    groups = list(_own_groups(machine))
-    mounts = read_mounts(machine)
     for version, kind, name in ((1, "cgroup", controller), (2, "cgroup2", "")):
         path = next((path for controllers, path in groups if name in controllers), None)
         fitting = (one for one in mounts if one.kind == kind and (not name or name in one.options.split(",")))
