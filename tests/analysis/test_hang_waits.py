@@ -3,11 +3,11 @@
 import pytest
 
 from doctor.analysis.hang.diagnosis_rules import diagnose_stall
-from doctor.analysis.hang.rank_state import JobState
+from doctor.analysis.hang.rank_state import LONG_STILL, JobState, RankState
 from doctor.analysis.hang.wait_graph import CollectiveNode, missing_from, roots_of, strong_components, wait_graph
 from doctor.core.facts import Frame
 from doctor.core.job import Member, build_job
-from doctor.facts import Collective, ProcessGroup, ProgressFacts, RecorderFacts
+from doctor.facts import ChildProcess, Collective, ProcessGroup, ProgressFacts, RecorderFacts
 
 
 def job_of(recorders, world=None, **progress):
@@ -189,3 +189,27 @@ def test_components_of_a_graph_deeper_than_the_stack():
 def test_components_in_the_order_in_which_they_lead_to_one_another():
     graph = {"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": ["e"], "e": [], "f": ["e"]}
     assert [set(component) for component in strong_components(graph)] == [{"e"}, {"d"}, {"a", "b", "c"}, {"f"}]
+
+
+LOCK = "a lock of its own process (threading.Lock, or a lock in native code)"
+OWN, LIBRARY = Frame("/job/train.py", 5, "main", user=True), Frame("/env/site-packages/wandb/init.py", 7, "init")
+BEFORE_TRAINING = [
+    ("a lock in the code of the user", {"blocked": LOCK}, True),
+    ("a lock for a moment", {"blocked": LOCK, "still": 4.0}, False),
+    ("a lock in a library", {"blocked": LOCK, "stack": (LIBRARY, OWN)}, False),
+    ("a lock while a child works", {"blocked": LOCK, "children": (ChildProcess(7, "S", "aws"),)}, False),
+    ("an event that another thread sets", {"blocked": "an event or a condition (threading)"}, False),
+    ("a lock on a file", {"blocked": "a lock on /data/x.lock", "still": 100.0}, False),
+    ("a sleep, which may be short", {}, False),
+    ("a sleep that is long", {"still": LONG_STILL}, True),
+    ("a sleep of which nothing is known", {"still": None}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [case[1:] for case in BEFORE_TRAINING], ids=[c[0] for c in BEFORE_TRAINING]
+)
+def test_what_is_certain_before_the_first_batch(known, expected):
+    progress = ProgressFacts(state="running", **{"still": 8.0, "stack": (OWN,), **known})
+    assert progress.stage == "setup"
+    assert RankState(0, progress, None).stands is expected

@@ -78,6 +78,28 @@ def test_a_hang_of_one_rank_is_named(tmp_path: Path) -> None:
     assert "RUN001" in done.stderr
 
 
+def test_a_deadlock_before_the_first_batch_is_named(tmp_path: Path) -> None:
+    done = loop(tmp_path, "deadlocks", options=("--folder", "out", "--on-hang", "abort", "--"))
+    assert done.returncode == 1  # torchrun's
+    found = findings(report_in(tmp_path / "out"))["RUN001"]
+    assert found["ranks"] == [1]
+    assert "loop.py" in found["summary"]
+    assert "waits for a lock of its own process" in found["summary"]
+
+
+def test_work_before_the_first_batch_is_not_a_hang(tmp_path: Path) -> None:
+    """Of one rank, for longer than it takes to name one; and nothing is drawn when the run begins beside it."""
+    traces = []
+    for name, options in (("bare", None), ("watched", ("--folder", "out", "--on-hang", "abort", "--"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = loop(folder, "prepares", options=options)
+        assert done.returncode == 0, done.stderr[-3000:]
+        traces.append([(folder / f"trace-{rank}.json").read_text() for rank in range(2)])
+    assert traces[0] == traces[1]
+    assert findings(report_in(tmp_path / "watched/out")) == {}
+
+
 def test_a_program_that_watches_itself_is_watched_once(tmp_path: Path) -> None:
     done = loop(tmp_path, "edited")
     assert done.returncode == 0, done.stderr[-3000:]

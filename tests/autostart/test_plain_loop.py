@@ -33,6 +33,7 @@ def loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[LoopWatch]:
     """The watch of this process, as if it were one of two ranks; torch is restored."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("doctor.monitor.integrations.adapter.WatchSession", RecordedSession)
+    monkeypatch.setattr(plain_loop, "START_AFTER", 10_000.0)
     monkeypatch.setattr(plain_loop, "distributed", lambda: True)
     monkeypatch.setattr(plain_loop, "torch_rank", lambda environ: TorchRank(0, 2))
     monkeypatch.setattr(plain_loop.os, "register_at_fork", lambda **functions: None)
@@ -285,6 +286,66 @@ def test_threads_that_did_not_wrap_a_model_are_not_watched(loop: LoopWatch) -> N
     thread.start()
     thread.join()
     assert RecordedSession.made == []
+
+
+def begun_beside(loop: LoopWatch) -> int:
+    """How many runs have begun once a thread that does not train has waited long enough."""
+    thread = threading.Thread(target=loop.begin_early)
+    thread.start()
+    thread.join()
+    return len(RecordedSession.made)
+
+
+def test_a_rank_that_does_not_train_yet_is_watched_beside_its_thread(loop: LoopWatch) -> None:
+    training = Training(loop)
+    assert begun_beside(loop) == 1
+    progress = run().telemetry.progress
+    assert (progress.stage, progress.training_thread) == ("setup", threading.get_ident())
+    assert progress.native_id == threading.get_native_id()
+    assert loop._run is not None
+    assert loop._run.wrapper is None
+    for one in rows(2):
+        training.step(one)
+    assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
+
+
+def test_a_run_that_began_early_waits_for_the_model_that_trains(loop: LoopWatch) -> None:
+    teacher = Training(loop)
+    assert begun_beside(loop) == 1
+    del teacher
+    gc.collect()
+    for one in rows(1):
+        assert one is not None
+    training = Training(loop)
+    for one in rows(2):
+        training.step(one)
+    assert without_check(run().calls)[: len(epoch(0))] == epoch(0)
+
+
+@pytest.mark.parametrize("reason", ["evaluates", "transformers", "claimed", "trains"])
+def test_no_run_begins_early_if(reason: str, loop: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(loop)
+    if reason == "evaluates":
+        training.model.eval()
+    elif reason == "transformers":
+        monkeypatch.setitem(plain_loop.sys.modules, plain_loop.TRAINER_MODULE, SimpleNamespace())
+    elif reason == "claimed":
+        monkeypatch.setattr(Adapter, "claimed", True)
+    else:
+        for one in rows(2):
+            training.step(one)
+    assert begun_beside(loop) == (reason == "trains")
+
+
+def test_a_run_that_began_early_makes_way(loop: LoopWatch) -> None:
+    training = Training(loop)
+    assert begun_beside(loop) == 1
+    with doctor.watch() as w:
+        for one in w.loader(rows(2)):
+            training.step(one)
+    first, second = RecordedSession.made
+    assert first.calls == [("open",), ("close",)]
+    assert second.said("mark") == []
 
 
 @pytest.mark.parametrize("missing", ["model", "group", "ranks"])

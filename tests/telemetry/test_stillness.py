@@ -12,13 +12,37 @@ def test_a_thread_in_a_lock_is_still():
     thread = threading.Thread(target=lock.acquire, daemon=True)
     thread.start()
     time.sleep(0.05)
-    stillness = Stillness(thread.ident)
-    first = stillness.look()
+    stillness = Stillness(thread.ident, thread.native_id)
+    first, in_one_call = stillness.look(), Stillness(thread.ident, thread.native_id)
+    in_one_call.look(in_one_call=True)
     time.sleep(0.3)
     assert first < 0.05
     assert stillness.look() >= 0.3
+    assert in_one_call.look(in_one_call=True) >= 0.3
     lock.release()
     thread.join()
+
+
+def test_a_thread_that_looks_for_something_again_and_again_is_not_in_one_call():
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    stillness = Stillness(thread.ident, thread.native_id)
+    for _ in range(3):
+        time.sleep(0.2)
+        assert stillness.look(in_one_call=True) == 0.0
+    stop.set()
+    thread.join()
+
+
+def test_a_thread_of_which_nothing_is_known_is_not_in_one_call():
+    stillness = Stillness(threading.get_ident(), 2**30)
+    assert stillness.look(in_one_call=True) == stillness.look(in_one_call=True) == 0.0
 
 
 def test_a_thread_that_computes_is_not():
@@ -30,7 +54,7 @@ def test_a_thread_that_computes_is_not():
 
     thread = threading.Thread(target=work)
     thread.start()
-    stillness = Stillness(thread.ident)
+    stillness = Stillness(thread.ident, thread.native_id)
     stillness.look()
     began, until = time.monotonic(), time.process_time() + 1.0
     while time.process_time() < until:

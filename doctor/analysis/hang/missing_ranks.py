@@ -75,9 +75,10 @@ def _kind_of(rank_state: RankState | None) -> Kind:
         return "unresponsive"
     if rank_state.stack_wait in POINT_TO_POINT:
         return "deadlock"
-    if rank_state.state == "ended" or rank_state.stack_wait or _work(rank_state) is None:
+    work = _work(rank_state)
+    if rank_state.state == "ended" or rank_state.stack_wait or work is None:
         return "elsewhere"
-    return "busy"
+    return "elsewhere" if work.kind == "setup" and rank_state.stands else "busy"
 
 
 def _work(rank_state: RankState) -> LocalWork | None:

@@ -30,6 +30,10 @@ Ranks of a healthy run are in a collective about half of the time."""
 LEAST_STILL = 6.0
 """Seconds from which a rank that neither moves nor computes has come to a stop, if nothing that prepares a step is on
 its stack."""
+LONG_STILL = 50.0
+"""The same before the first batch, where ranks start one after the other or wait for a file; not for a lock."""
+OWN_LOCK = "a lock of its own process"
+"""Start of :attr:`.ProgressFacts.blocked` for locks of threads and of native code."""
 _OF_STEP = frozenset({"step", "forward", "backward", "optimizer", "batch-end"})
 _PREPARES = re.compile(
     r"importlib|^<frozen|/torch/cuda/|/torch/_(?:dynamo|inductor|functorch)/|/triton/|/multiprocessing/"
@@ -115,8 +119,9 @@ class RankState:
 
     @functools.cached_property
     def stands(self) -> bool:
-        """Whether it has surely come to a stop before the pace of the run is known: in a debugger, or in one frame of a
-        training step that neither computes nor prepares anything, such as a lock or a sleep."""
+        """Whether it has surely come to a stop before the pace of the run is known: in a debugger, in one frame of a
+        training step that neither computes nor prepares anything, such as a lock or a sleep, or before the first batch
+        in one call of the user's code, of a lock or for long."""
         progress = self.progress
         if progress is None or self.state != "running" or (progress.still or 0.0) < LEAST_STILL:
             return False
@@ -126,6 +131,8 @@ class RankState:
         if work is not None:
             return work.kind == "debugger"
         prepares = any(_PREPARES.search(frame.file) for frame in self.stack if not frame.user)
+        if progress.stage == "setup":
+            return not prepares and _stands_before_training(progress)
         works_elsewhere = any(one.state in ("R", "D") and not one.name.startswith("pt_") for one in progress.children)
         return progress.stage == "train" and progress.point in _OF_STEP and not prepares and not works_elsewhere
 
@@ -264,6 +271,16 @@ class RankState:
         parts += [f"epoch {self.progress.epoch}"] if self.progress.epoch is not None else []
         parts += [f"batch {self.progress.batch}"] if self.progress.batch is not None else []
         return ", ".join(part for part in parts if part)
+
+
+def _stands_before_training(progress: ProgressFacts) -> bool:
+    """Whether a rank that has not begun to train is blocked in one call of the user's code, in no library and with no
+    child process that may work for it."""
+    if not progress.stack[0].user or any(not one.name.startswith("pt_") for one in progress.children):
+        return False
+    if progress.blocked:
+        return progress.blocked.startswith(OWN_LOCK)
+    return (progress.still or 0.0) >= LONG_STILL
 
 
 def _shared_names(job: Job) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """Watches a loop of the program's own around a wrapped model, from what torch is called for.
 
 It sees every batch that a ``DataLoader`` yields, and the steps of optimizers by torch's global hooks. A run begins with
-the first pass over a loader, or step, in the thread that wrapped a model, if a process group of several ranks exists.
+the first pass over a loader, or step, in the thread that wrapped a model, if a process group of several ranks exists;
+or, beside that thread, if it has done neither some seconds after it wrapped a model: the other ranks may wait for it.
 It ends with the program, when the default process group is destroyed, or when the model is gone.
 
 A pass over a loader trains if gradients are enabled and the model is in training mode when its first batch arrives;
@@ -13,9 +14,12 @@ of the first optimizer to the next.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +27,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from doctor.core.background import start_daemon
 from doctor.core.random_state import random_state_kept
 from doctor.monitor.autostart.options import decode_options
 from doctor.monitor.findings_error import Findings
@@ -40,9 +45,14 @@ T = TypeVar("T")
 
 TRAIN = LoaderSlot("train", 0)
 """Slot of the loader whose batches are counted: of several at once, the first."""
-UNKNOWN_WORK = {**PHASE_TIMEOUTS, "batch-end": 60.0, "epoch-end": 120.0}
+START_AFTER = 3.0
+"""Seconds after a model was wrapped from which a rank that does not train yet is watched, too."""
+TRAINER_MODULE = "transformers.trainer"
+"""Of a Trainer that wraps its model before its callback begins a run."""
+UNKNOWN_WORK = {**PHASE_TIMEOUTS, "setup": 86_400.0, "batch-end": 60.0, "epoch-end": 120.0}
 """Seconds for a rank that is busy after a step or a pass: nothing tells an evaluation without a loader, an upload, or
-the end of training from a hang there. Ranks that wait for one another report early all the same."""
+the end of training from a hang there; nor, before the first batch, preparation from a program that never trains. Ranks
+that wait for one another report early all the same."""
 
 
 class ObservedPass:
@@ -83,7 +93,7 @@ class ObservedPass:
 
 
 class LoopRun(PlainRun):
-    """One watched run of a loop that was not edited."""
+    """One watched run of a loop that was not edited. ``is_early``: its training thread has not used it yet."""
 
     observes_first_step = False
     """A hook that comes and goes has torch compile a compiled optimizer step anew."""
@@ -101,6 +111,7 @@ class LoopRun(PlainRun):
         self._observed_loss: object = None
         self._is_confirmed = False
         self._optimizer: Callable[[], Any] = lambda: None
+        self.is_early = False
         self._without_loader = 0
         self._version: Callable[[], int] = lambda: 0
         self._seen_version = 0
@@ -278,14 +289,44 @@ class LoopWatch(Adapter[LoopRun]):
         super().__init__(**options)
         self._models: list[weakref.ref[Any]] = []
         self._passes: weakref.WeakKeyDictionary[Any, ObservedPass] = weakref.WeakKeyDictionary()
-        self._thread = 0
+        self._thread = self._native_id = 0
+        self._begins = threading.Lock()
+        self._has_waited = False
         self._within = False  # a loader that Accelerate prepared, or a step of DeepSpeed's engine: both use others
         self._saves = False
 
     def wrapped(self, model: Any) -> None:
         """Take note of a model that was wrapped in this thread."""
-        self._thread = threading.get_ident()
-        self._models = [*(one for one in self._models if one() is not None), weakref.ref(model)]
+        self._thread, self._native_id = threading.get_ident(), threading.get_native_id()
+        self._models = [weakref.ref(one) for one in (*self._known(), model)]
+        if not self._has_waited:
+            self._has_waited = True
+            with contextlib.suppress(RuntimeError):  # no memory for a thread
+                start_daemon("doctor-start", self._wait_for_start)
+
+    def _wait_for_start(self) -> None:
+        time.sleep(START_AFTER)
+        self.begin_early()
+
+    @harmless
+    def begin_early(self) -> None:
+        """Begin the run of a model that is to be trained, beside its thread, which has not used it yet.
+
+        Not for Trainers that will begin a run of their own. Random states are those of the program, so nothing here
+        may draw.
+        """
+        if (
+            Adapter.claimed
+            or TRAINER_MODULE in sys.modules
+            or not any(unwrapped(one).training for one in self._known())
+        ):
+            return
+        with self._begins:
+            if self._run is None and self._may_begin():
+                self._begin(self._start_early)
+                self._watch_end()
+        if Adapter.claimed:  # meanwhile
+            self._end_run()
 
     @harmless
     def is_watching(self) -> bool:
@@ -429,7 +470,7 @@ class LoopWatch(Adapter[LoopRun]):
 
     def forget(self) -> None:
         """Called in a forked process, which has neither the threads nor the connections of the run."""
-        self._run, self._thread = None, 0
+        self._run, self._thread, self._begins = None, 0, threading.Lock()
 
     def _listens(self) -> bool:
         return threading.get_ident() == self._thread and not self._within and not Adapter.claimed
@@ -438,27 +479,55 @@ class LoopWatch(Adapter[LoopRun]):
         """Return whether a run is under way; begin one if there is something to watch."""
         run = self._run
         if run is not None:
+            if run.is_early:
+                if not self._known():
+                    return False
+                run.is_early = False
+                self._use_model()
             if run.wrapper is not None:
                 return True
             self._end()
-        if self._guard.off or not any(one() is not None for one in self._models):
+        if not self._may_begin() or not self._begins.acquire(blocking=False):
             return False
-        if distributed() is None or torch_rank(os.environ).world_size < 2 or WatchSession.open_sessions:
-            return False
-        with random_state_kept():
-            self._begin(self._start)
-            self._begun()
+        try:
+            with random_state_kept():
+                self._begin(self._start)
+                self._watch_end()
+                self._use_model()
+        finally:
+            self._begins.release()
         return self._run is not None
+
+    def _may_begin(self) -> bool:
+        if self._guard.off or not self._known():
+            return False
+        return distributed() is not None and torch_rank(os.environ).world_size > 1 and not WatchSession.open_sessions
+
+    def _known(self) -> list[Any]:
+        """Return the wrapped models that still exist."""
+        return [one for ref in self._models if (one := ref()) is not None]
+
+    def _will_train(self) -> bool:
+        return any(unwrapped(one).training for one in self._known())
 
     def _start(self) -> LoopRun:
         process = torch_rank(os.environ)
         return LoopRun(self._new_session(process.rank, process.world_size, Path.cwd(), plain_facts(None)))
 
+    def _start_early(self) -> LoopRun:
+        run = self._start()
+        run.is_early = True
+        run.telemetry.progress.follow(self._thread, self._native_id)
+        return run
+
     @guarded
-    def _begun(self, run: LoopRun) -> None:
+    def _watch_end(self, run: LoopRun) -> None:
         run.watch_exceptions(self._end)
         run.watch_exit(self._end)
-        run.use_model(max((one for ref in self._models if (one := ref()) is not None), key=_size))
+
+    @guarded
+    def _use_model(self, run: LoopRun) -> None:
+        run.use_model(max(self._known(), key=_size))
 
 
 def open_loop() -> LoopWatch:

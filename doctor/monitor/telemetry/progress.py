@@ -110,9 +110,12 @@ class Progress:
         self._ends: list[EpochEnd] = []
         self._left: list[LeftLoop] = []
         self._offset = time.time() - time.monotonic()
-        self.training_thread = threading.get_ident()
-        self.native_id = threading.get_native_id()
-        self._stillness = Stillness(self.training_thread)
+        self.follow(threading.get_ident(), threading.get_native_id())
+
+    def follow(self, thread: int, native_id: int) -> None:
+        """Have the thread that trains followed: by default the one that made this object."""
+        self.training_thread, self.native_id = thread, native_id
+        self._stillness = Stillness(thread, native_id)
 
     def take(self, events: Sequence[event_log.LoggedEvent], *, contiguous: bool = True) -> None:
         """Process ``events``; ``contiguous``: no events were lost before them."""
@@ -186,7 +189,10 @@ class Progress:
         """Return the seconds for which this rank has been still; ``None`` if its pace is known or it moves."""
         if not self.has_peers or self._hang_after is not None or self._has_trained:
             return None
-        return self._stillness.look() if time.monotonic() - self.since > EARLY_LOOK else None
+        if time.monotonic() - self.since <= EARLY_LOOK:
+            return None
+        prepares = self.stage == "setup" and not is_waiting_in_collective(self.training_thread)
+        return self._stillness.look(in_one_call=prepares)
 
     def facts(self) -> ProgressFacts:
         """Return the current progress, without stack and children, which cost more."""

@@ -53,8 +53,8 @@ class Watchdog:
     ``directory``: of the run, shared by all ranks if possible. ``evaluate``: called in the watchdog's thread of the
     evaluating rank. ``on_recovery``: called there when a confirmed stall is over; prints a line by default.
     ``write_line``: gets lines for the console. ``round_seconds``: interval of periodic rounds. ``secret``: the key that
-    signs messages. ``on_delay``: gets the seconds by which a wait of the thread ended late. Must be created by the
-    training thread. No method raises into it, and none waits longer than requested.
+    signs messages. ``on_delay``: gets the seconds by which a wait of the thread ended late. ``training_thread``: by
+    default the one that creates it. No method raises into it, and none waits longer than requested.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Watchdog:
         round_seconds: float = 15.0,
         secret: Secret | None = None,
         on_delay: Callable[[float], object] = lambda seconds: None,
+        training_thread: int | None = None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
@@ -83,7 +84,7 @@ class Watchdog:
         self._round_seconds = round_seconds
         self._secret = secret
         self._on_delay = on_delay
-        self._training_thread = threading.get_ident()
+        self._training_thread = threading.get_ident() if training_thread is None else training_thread
         self._pid = os.getpid()
         self._requests: queue.SimpleQueue[RoundRequest] = queue.SimpleQueue()
         self._wake = threading.Event()

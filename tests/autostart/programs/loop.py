@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,11 +34,36 @@ def net():
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
 
 
+def sleep():
+    """Wait for what never comes."""
+    time.sleep(1000)
+
+
+def deadlock():
+    """Take a lock twice."""
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+def prepare():
+    """Work for twelve seconds."""
+    until = time.monotonic() + 12
+    while time.monotonic() < until:
+        sum(range(10_000))
+
+
+BEFORE_THE_FIRST_BATCH = {"sleeps": sleep, "deadlocks": deadlock, "prepares": prepare}
+
+
 def plain(folder, kind):
     """DistributedDataParallel, an evaluation and a checkpoint in each epoch; rank 1 stops (hang) or raises (crash)."""
     sampler = DistributedSampler(Rows())
     model = DistributedDataParallel(net())
     loader = DataLoader(Rows(), BATCH, sampler=sampler, num_workers=1 if kind == "workers" else 0)
+    if kind in BEFORE_THE_FIRST_BATCH and dist.get_rank() == 1:
+        (folder / "stopped").write_text(repr(time.time()))
+        BEFORE_THE_FIRST_BATCH[kind]()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(2):
         sampler.set_epoch(epoch)

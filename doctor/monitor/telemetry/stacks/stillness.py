@@ -1,7 +1,8 @@
 """For how long a thread has been in the same instruction of the same frames while its process used no CPU time.
 
 What prepares a run moves: imports, compilation and preprocessing use CPU time and change the stack. A thread that does
-neither waits for something.
+neither waits for something. Before the first batch it may look for a file or a server again and again; then it is woken
+each time, and its voluntary context switches are counted, too (proc_pid_status(5)).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Hashable
+from pathlib import Path
 
 MOST_FRAMES = 60
 CPU_SHARE, CPU_SECONDS = 0.2, 0.3
@@ -19,20 +21,35 @@ threads use some."""
 class Stillness:
     """The stillness of one thread of this process, from one look to the next."""
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, native_id: int) -> None:
         self._thread = thread
+        self._status = Path("/proc/self/task", str(native_id), "status")
         self._key: Hashable = None
         self._since = 0.0
         self._cpu = 0.0
 
-    def look(self) -> float:
-        """Return the seconds for which the thread has been still; takes some microseconds."""
-        now, cpu, key = time.monotonic(), time.process_time(), self._position()
+    def look(self, *, in_one_call: bool = False) -> float:
+        """Return the seconds for which the thread has been still; takes some microseconds.
+
+        ``in_one_call``: count only the time that it has not been woken in; 0 if that is unknown.
+        """
+        switches = self._switches() if in_one_call else ""
+        if switches is None:
+            self._key = None
+            return 0.0
+        now, cpu, key = time.monotonic(), time.process_time(), (switches, *self._position())
         if key != self._key or cpu - self._cpu > CPU_SHARE * (now - self._since) + CPU_SECONDS:
             self._key, self._since, self._cpu = key, now, cpu
         return now - self._since
 
-    def _position(self) -> Hashable:
+    def _switches(self) -> str | None:
+        try:
+            lines = self._status.read_text().splitlines()
+        except OSError:
+            return None
+        return next((line for line in lines if line.startswith("voluntary_ctxt_switches:")), None)
+
+    def _position(self) -> tuple[Hashable, ...]:
         frame = sys._current_frames().get(self._thread)
         found: list[tuple[int, int]] = []
         while frame is not None and len(found) < MOST_FRAMES:
