@@ -97,9 +97,10 @@ def _is_in_other_branch(script: Script, statement: ast.stmt, inner: ast.AST, wor
     return word in words
 
 
+_DEPENDENCIES = {"data": "each rank's data", "time": "each rank's clock", "signal": "a signal to one rank"}
+
+
 def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: ast.expr, kind: str) -> Violation:
-    what = script.text_of(call.func, 40)
-    what += " (it reduces the gradients of DDP)" if word == "backward" else ""
     whose = {"data": "its own data", "time": "its own clock", "signal": "a signal it received"}[kind]
     leaves = isinstance(statement, ast.If) and statement.body and isinstance(statement.body[-1], ast.Return)
     how = "is not reached if" if leaves and call.lineno > (statement.end_lineno or 0) else "runs only if"
@@ -110,8 +111,8 @@ def _hit(script: Script, call: ast.Call, word: str, statement: ast.stmt, test: a
         how = "runs as long as"
     return Violation(
         call,
-        f"{what} at line {call.lineno} {how} {script.text_of(test)} (line {test.lineno}), evaluated by each rank on "
-        f"{whose}",
+        f"{script.text_of(call.func, 40)} {how} {script.text_of(test, 40)} (line {test.lineno}), which depends on "
+        f"{_DEPENDENCIES[kind]}",
         evidence=(("condition", script.text_of(test)), ("line_of_condition", test.lineno), ("depends_on", kind)),
         confidence=0.85,
         flow=(

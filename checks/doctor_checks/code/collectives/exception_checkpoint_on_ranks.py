@@ -66,8 +66,7 @@ def _hooks(script: Script) -> Iterator[Violation]:
             for one in collectives_of(script).in_body(hook):
                 yield Violation(
                     one.call,
-                    f"on_exception calls {script.text_of(one.call.func, 40)} (line {one.call.lineno}), which all ranks "
-                    "must call: ranks that did not fail never call it",
+                    f"on_exception calls {script.text_of(one.call.func, 40)}, but ranks that did not fail do not",
                     evidence=(("collective", one.word),),
                     confidence=0.9,
                 )
@@ -101,8 +100,8 @@ def _handlers(script: Script) -> Iterator[Violation]:
         caught = f"except {script.text_of(handler.type)}" if handler.type is not None else "except"
         yield Violation(
             one.call,
-            f"{script.text_of(one.call.func, 40)} at line {one.call.lineno} is inside `{caught}` (line "
-            f"{handler.lineno}): a rank with an error waits there for ranks that have none",
+            f"{script.text_of(one.call.func, 40)} in `{caught}` (line {handler.lineno}) waits for ranks that did not "
+            "fail",
             evidence=(("handler", caught), ("line_of_handler", handler.lineno), ("collective", one.word)),
             confidence=0.85,
         )

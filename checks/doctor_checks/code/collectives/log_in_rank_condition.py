@@ -83,8 +83,7 @@ def _hit(script: Script, call: ast.Call, condition: RankCondition) -> Violation:
     what = script.text_of(call.args[0], 30) if call.args else "a metric"
     return Violation(
         call,
-        f"{script.text_of(call.func)} of {what} is called only under `{condition.test}` (line {line}): the metric is "
-        "missing on the other ranks",
+        f"{script.text_of(call.func)}({what}) is called only under `{condition.test}` (line {line})",
         edits=_edits(script, call, condition),
         evidence=(("condition", condition.test), ("line_of_condition", line)),
         confidence=0.9,

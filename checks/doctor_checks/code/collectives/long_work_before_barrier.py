@@ -52,8 +52,7 @@ def long_work_before_barrier(script: Script) -> Iterator[Violation]:
             reported.add(place)
             yield Violation(
                 call,
-                f"{script.text_of(call.func, 40)} at line {call.lineno} may take long; the other ranks wait {words} "
-                "with the default timeout",
+                f"{script.text_of(call.func, 40)} may exceed the default timeout of the ranks that wait {words}",
                 severity=Severity.INFO if last_name(call.func) == "map" else None,  # its size is not in the code
                 evidence=(("waits_at_line", place), ("job_started_at_line", started.lineno)),
                 confidence=0.7,
@@ -85,7 +84,7 @@ def _waiting(script: Script, call: ast.Call) -> tuple[int, str] | None:
     """Where the others wait: at the block that the main process enters first, or at a barrier after the condition."""
     first = main_first(script, call)
     if first is not None:
-        return first.lineno, f"in `with {script.text_of(first, 50)}` (line {first.lineno})"
+        return first.lineno, f"in {script.text_of(first.func, 40)} (line {first.lineno})"
     condition = rank_condition(script, call)
     if condition is None or not isinstance(condition.where, ast.If):
         return None

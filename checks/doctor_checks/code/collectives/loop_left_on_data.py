@@ -106,7 +106,7 @@ def _left(script: Script, statement: _Leaving, calls: dict[ast.Call, str]) -> Vi
     if any(one is branch for call in missed for one in script.around(call)):
         return None  # A collective in the branch that leaves: ranks may agree there.
     word = "skips the rest of the step" if isinstance(statement, ast.Continue) else "ends the loop"
-    return _hit(script, statement, f"`{script.text_of(test)}` (line {test.lineno})", word, missed[0], why)
+    return _hit(script, statement, f"`{script.text_of(test, 45)}` (line {test.lineno})", word, missed[0], why)
 
 
 def _asked(script: Script, statement: ast.stmt, loop: ast.AST | None) -> tuple[ast.expr, str] | None:
@@ -181,9 +181,8 @@ def _without_loss(script: Script) -> Iterator[Violation]:
                 if branch is not None and left in branch.body and disagreement(script, branch.test):
                     yield Violation(
                         left,
-                        f"training_step returns no loss if {script.text_of(branch.test)} (line {branch.lineno}), which "
-                        "each rank evaluates on its own data: the others block in the backward pass, and newer "
-                        "releases of Lightning reject it",
+                        f"training_step returns no loss if {script.text_of(branch.test, 40)} (line {branch.lineno}), "
+                        "which depends on each rank's data",
                         evidence=(("condition", script.text_of(branch.test)), ("line_of_condition", branch.lineno)),
                         confidence=0.85,
                     )
@@ -193,8 +192,7 @@ def _hit(script: Script, at: ast.AST, cause: str, does: str, missed: ast.Call, w
     own = _REASONS[why]
     return Violation(
         at,
-        f"A rank {does} at {cause} because of {own}; the others wait for it in {script.text_of(missed.func, 40)} "
-        f"(line {missed.lineno})",
+        f"A rank {does} on {own}, at {cause}",
         fix=_FIXES.get(why, ""),
         evidence=(("condition", cause.partition("`")[2].partition("`")[0]), ("waits_at_line", missed.lineno)),
         confidence=0.85,

@@ -159,8 +159,8 @@ def _not_gathered(script: Script) -> Iterator[Violation]:
         if ast.unparse(unwrapped(loop.iter)) in parted or is_distributed(script, loop):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)} gets only the predictions of this rank: Accelerate shards "
-                f"{script.text_of(unwrapped(loop.iter))} (line {loop.lineno}) across ranks",
+                f"{script.text_of(call.func)} gets only this rank's predictions: Accelerate shards "
+                f"{script.text_of(unwrapped(loop.iter), 40)} (line {loop.lineno})",
                 fix="Call `predictions, references = accelerator.gather_for_metrics((predictions, references))` "
                 f"before line {call.lineno}.",
             )
@@ -175,9 +175,9 @@ def _scheduled_alone(script: Script) -> Iterator[Violation]:
         if is_plateau and call.args and rank_condition(script, call) is None and own_loops(script, call.args[0]):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)} gets {script.text_of(call.args[0])} of this rank's shard only: "
-                "ranks lower their learning rates at different epochs, and their weights diverge",
-                fix="Call `dist.all_reduce(loss, op=dist.ReduceOp.AVG)` first, so that all ranks pass the same value.",
+                f"{script.text_of(call.func)} gets {script.text_of(call.args[0], 40)} of only this rank's shard",
+                fix="Call `dist.all_reduce(loss, op=dist.ReduceOp.AVG)` first, so that all ranks pass the same value "
+                "and lower their learning rates in the same epoch.",
                 confidence=0.85,
             )
 
@@ -199,8 +199,7 @@ def _counted_alone(script: Script) -> Iterator[Violation]:
                 line = min(one.lineno for one in loops)
                 yield Violation(
                     call,
-                    f"{name.id} covers only this rank's shard: Accelerate shards the loader of line {line} across "
-                    "ranks, and the results are not gathered",
+                    f"{name.id} covers only this rank's shard of the loader at line {line}, and is not gathered",
                     fix="Call `predictions, references = accelerator.gather_for_metrics((predictions, references))` in "
                     f"the loop of line {line}.",
                     confidence=0.8,
@@ -252,8 +251,8 @@ def _hits(script: Script, call: ast.Call, hook: ast.FunctionDef) -> Iterator[Vio
             certain = is_on_gpu and not metric and not _COUNTS.search(name.lower())
             yield Violation(
                 call,
-                f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: the epoch's value "
-                "covers only rank 0's shard",
+                f"{name or script.text_of(value)} in {hook.name} is logged without sync_dist: it covers only rank 0's "
+                "shard",
                 fix=f"Log the metric object, which synchronizes itself: `self.log({name!r}, {metric})`."
                 if metric
                 else "",

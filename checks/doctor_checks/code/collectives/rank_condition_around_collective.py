@@ -98,18 +98,14 @@ def rank_condition_around_collective(script: Script) -> Iterator[Violation]:
 
 def _run_by_some(script: Script, one: CollectiveCall, condition: RankCondition) -> Violation:
     line = getattr(condition.where, "lineno", one.call.lineno)
-    at = f"{_words(script, one)} at line {one.call.lineno}"
     if condition.test.startswith("@"):
         where = f"only on one rank ({condition.test}, line {line})"
     else:
-        where = f"only if {_plain(condition.test)} (line {line})"
+        where = f"only if {_plain(condition.test)} (line {line}), not on all ranks"
     is_certain = one.certain and condition.certain
-    effect = "the other ranks never call it"
-    if one.word == FORWARD_OF_DDP:
-        effect = "DDP broadcasts buffers in it, and the other ranks do not take part"
     return Violation(
         one.call,
-        f"{at} runs {where}: {effect}",
+        f"{_words(script, one)} runs {where}",
         fix=_fix(script, one),
         severity=None if is_certain else Severity.INFO if _is_advice(script, one) else Severity.WARNING,
         evidence=(("condition", condition.test), ("line_of_condition", line), ("collective", one.word)),
@@ -183,8 +179,7 @@ def _is_of_one_device(script: Script, call: ast.Call) -> bool:
 def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violation:
     return Violation(
         one.call,
-        f"{_words(script, one)} at line {one.call.lineno} is inside `with {script.text_of(first)}` (line "
-        f"{first.lineno}): the main process blocks in it while the others wait to enter the block",
+        f"{_words(script, one)} deadlocks inside `with {script.text_of(first, 50)}` (line {first.lineno})",
         fix=f"Move line {one.call.lineno} below the block, so that all ranks make the call after it.",
         evidence=(("condition", script.text_of(first)), ("line_of_condition", first.lineno), ("collective", one.word)),
     )
@@ -192,11 +187,11 @@ def _waited_for(script: Script, one: CollectiveCall, first: ast.Call) -> Violati
 
 def _words(script: Script, one: CollectiveCall) -> str:
     if one.word.startswith("forward of ") and one.through is None:
-        return f"{script.text_of(one.call.func, 40)}(), the {one.word.replace('forward', 'forward pass')},"
+        return f"The {one.word.replace('forward', 'forward pass')} {script.text_of(one.call.func, 40)}()"
     if one.word == "sync_dist":
         return f"{script.text_of(one.call.func, 40)}(sync_dist=True)"
     name = script.text_of(one.call.func, 40)
-    return f"{name} (which performs {one.word})" if one.through else name
+    return f"{name} (which calls {one.word})" if one.through else name
 
 
 def _plain(test: str) -> str:

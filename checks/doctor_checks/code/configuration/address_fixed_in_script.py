@@ -213,16 +213,14 @@ def _judge(write: _Write, given: bool, starts: bool) -> Violation | None:
     if write.name == _ADDRESS and write.value and given and not starts:
         return Violation(
             write.at,
-            f'MASTER_ADDR="{write.value}" in the script overrides the address set by the launcher'
-            + (": ranks on other hosts then wait on their own host" if write.value in _HERE else ""),
+            f'MASTER_ADDR="{write.value}" in the script overrides the address set by the launcher',
         )
     return None
 
 
 def _of_port(write: _Write, given: bool) -> Violation:
     if given:
-        claim = "overrides the port set by the launcher, and two jobs on a host conflict"
-        return Violation(write.at, f"MASTER_PORT={write.value} in the script {claim}")
+        return Violation(write.at, f"MASTER_PORT={write.value} in the script overrides the port set by the launcher")
     return Violation(
         write.at,
         f"MASTER_PORT={write.value} is hard-coded: a second job on this host, or a leftover rank, may hold the port",

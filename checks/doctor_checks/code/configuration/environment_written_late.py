@@ -52,8 +52,7 @@ def environment_written_late(script: Script) -> Iterator[Violation]:
             continue
         yield Violation(
             at,
-            f"{variable} is set at line {at.lineno}, after `{script.text_of(started, 40)}` at line "
-            f"{started.lineno}: {reader.words}",
+            f"{variable} is set too late: {reader.words} in `{script.text_of(started, 30)}` (line {started.lineno})",
             evidence=(("variable", variable), ("read_at_line", started.lineno)),
             confidence=0.85,
         )
@@ -99,15 +98,15 @@ _READ_BY_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 def _reader(variable: str) -> _VariableReader | None:
     if variable in _MEETING:
-        return _VariableReader("the process group has already read it", _joining_by_variables)
+        return _VariableReader("the process group read it", _joining_by_variables)
     if variable in _OF_THE_JOB or variable.startswith(_READ_BY_TORCH):
-        return _VariableReader("the process group has already read it", joins)
+        return _VariableReader("the process group read it", joins)
     if variable.startswith("NCCL_"):
-        return _VariableReader("NCCL has already read it", _communicating)
+        return _VariableReader("NCCL read it", _communicating)
     if variable in _READ_BY_CUDA:
-        return _VariableReader("CUDA has already read it", _using_cuda)
+        return _VariableReader("CUDA read it", _using_cuda)
     if variable in _READ_BY_ALLOCATOR:
-        return _VariableReader("the allocator has already read it", _using_cuda)
+        return _VariableReader("the allocator read it", _using_cuda)
     return None
 
 

@@ -73,7 +73,7 @@ def lightning_call_outdated(script: Script) -> Iterator[Violation]:
             severity = Severity.WARNING
         yield Violation(
             worst[0].at,
-            f"{' and '.join(dict.fromkeys(one.words for one in worst))}: {_claim(worst, release)}",
+            _claim(worst, release),
             fix=" ".join(dict.fromkeys(f"Instead of `{one.words}`, use {one.replacement}." for one in complaints)),
             severity=severity,
             edits=tuple(edit for one in complaints for edit in one.edits) if certain else (),
@@ -93,15 +93,17 @@ class _Complaint(NamedTuple):
 
 
 def _claim(worst: list[_Complaint], release: str | None) -> str:
+    words = list(dict.fromkeys(one.words for one in worst))
+    subject, verb = " and ".join(words), "were" if len(words) > 1 else "was"
     if worst[0].severity is Severity.INFO:
-        return f"old spelling, replaced in Lightning {worst[0].removed}"
+        return f"{subject} {verb} replaced in Lightning {worst[0].removed}"
     if worst[0].removed.startswith("since "):
-        return f"not supported by Lightning {release}; added in {worst[0].removed.removeprefix('since ')}"
-    gone = f"removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
+        return f"Lightning {release} does not support {subject}, added in {worst[0].removed.removeprefix('since ')}"
+    gone = f"{subject} {verb} removed in Lightning {' and '.join(sorted({one.removed for one in worst}))}"
     if release is None:
-        return f"{gone}; no release is pinned here"
+        return f"{gone}, and no release is pinned"
     # "1.9" stands for a bound of the project: the newest line of releases that it permits.
-    return f"{gone}; release here: {release}" if release.count(".") > 1 else f"{gone}; the project allows {release}.x"
+    return f"{gone} (used: {release})" if release.count(".") > 1 else f"{gone} (allowed: {release}.x)"
 
 
 def _is_gone(removed: str | None, release: str | None) -> bool:

@@ -66,15 +66,15 @@ def collate_drops_samples(script: Script) -> Iterator[Violation]:
     if ranks is None:
         return
     for function in _collating(script):
-        name = getattr(function, "name", "the collate function")
+        name = getattr(function, "name", "The collate function")
         names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg not in ("self", "cls")]
         batch = names[0] if names else ""
         if batch and not _refills(script, function):
             for node in _filters(script, function, batch):
                 yield Violation(
                     node,
-                    f"{name} drops samples from its batch, so batch sizes differ between ranks "
-                    f"({script.text_of(ranks.func)}, line {ranks.lineno})",
+                    f"{name} drops samples from its batch, so batch sizes differ between ranks",
+                    evidence=(("job_started_at_line", ranks.lineno),),
                 )
 
 

@@ -100,8 +100,8 @@ def evaluation_shuffled(script: Script) -> Iterator[Violation]:
         if evaluates_it and not script.is_given(call, "shuffle", 3) and not _is_of_endless(script, call):
             yield Violation(
                 call,
-                f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation data (default "
-                "shuffle=True): results are out of order, and random samples are repeated",
+                f"{name or 'DistributedSampler'} (line {call.lineno}) shuffles the evaluation data, because "
+                "shuffle=True is the default",
                 edits=(SetArgument(location_of(call), "shuffle", "False"),),
             )
 
@@ -118,7 +118,7 @@ def _is_of_endless(script: Script, sampler: ast.Call) -> bool:
 
 def _effect(script: Script, call: ast.Call) -> str:
     if belongs_to_lightning(script, call):
-        return "the Trainer's distributed sampler then repeats different samples in each epoch"
+        return "each epoch repeats different samples"
     return "the order of its results differs between ranks"
 
 

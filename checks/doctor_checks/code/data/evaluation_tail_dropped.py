@@ -80,8 +80,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             batch = f"{size - 1} samples" if isinstance(size, int) and size > 1 else "a batch of samples"
             yield Violation(
                 loader.call,
-                f"{loader.title} drops up to {batch} on each rank (drop_last=True): the "
-                "metric depends on the number of ranks",
+                f"{loader.title} drops up to {batch} of the evaluation on each rank (drop_last=True)",
             )
     for call in script.calls(SAMPLER):
         data = script.argument(call, "dataset", 0)
@@ -92,8 +91,7 @@ def evaluation_tail_dropped(script: Script) -> Iterator[Violation]:
             name = target_name(script, call) or "DistributedSampler"
             yield Violation(
                 call,
-                f"{name} (line {call.lineno}) drops up to one sample per other rank (drop_last=True): "
-                "the metric depends on the number of ranks",
+                f"{name} (line {call.lineno}) drops up to world_size - 1 evaluation samples (drop_last=True)",
                 fix="Evaluate the rest separately: `Subset(dataset, range(len(sampler) * world_size, len(dataset)))`; "
                 "without drop_last=True, as many samples are counted twice.",
                 severity=Severity.INFO,

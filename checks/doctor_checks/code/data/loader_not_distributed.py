@@ -122,10 +122,10 @@ def loader_not_distributed(script: Script) -> Iterator[Violation]:
             named = script.text_of(data, 40) if data is not None else "dataset"
             yield Violation(
                 loader.call,
-                f"{loader.title} has no distributed sampler: every rank trains on all of {named} (ranks: "
-                f"{script.text_of(wrapper.func)}, line {wrapper.lineno})",
+                f"{loader.title} has no distributed sampler: every rank trains on all of {named}",
                 fix=f"Use `sampler = DistributedSampler({named})`, `DataLoader({named}, sampler=sampler, ...)` without "
                 "`shuffle=True`, and call `sampler.set_epoch(epoch)` before each epoch.",
+                evidence=(("wrapped_at_line", wrapper.lineno),),
             )
 
 

@@ -112,8 +112,9 @@ def _every_core(script: Script, call: ast.Call, workers: _Workers, ranks: int) -
     many = f"{ranks} ranks" if ranks > 1 else "each rank"
     yield Violation(
         call,
-        f"{workers.of} gives {many} of a host one worker per CPU core (several ranks: line {shown.lineno})",
+        f"{workers.of} gives {many} of a host one worker per CPU core",
         fix="Set `num_workers=max(1, len(os.sched_getaffinity(0)) // local_world_size - 1)`.",
+        evidence=(("job_started_at_line", shown.lineno),),
         confidence=0.9,
     )
 

@@ -68,14 +68,13 @@ def _hits(script: Script, call: ast.Call) -> Iterator[Violation]:
     if _number(replicas) == 1:
         return
     if (number := _number(replicas)) is not None:
-        yield Violation(call, f"DistributedSampler uses {number} shards, whatever the number of ranks")
+        yield Violation(call, f"DistributedSampler uses {number} shards, regardless of the number of ranks")
     elif (number := _number(rank)) is not None:
         yield Violation(call, f"DistributedSampler uses shard {number} of the data on every rank")
     elif rank is not None and replicas is not None and _mixes(script, replicas, rank):
         yield Violation(
             call,
-            f"DistributedSampler uses the local rank ({script.text_of(rank)}) of {script.text_of(replicas)} ranks: "
-            "every node reads the same shards",
+            f"DistributedSampler uses the local rank ({script.text_of(rank, 40)}): every node reads the same shards",
             fix="Pass `rank=dist.get_rank()`, or neither `num_replicas` nor `rank`.",
             severity=None if _knows_hosts(script) else Severity.WARNING,
             confidence=0.8,

@@ -109,11 +109,10 @@ def split_not_seeded(script: Script) -> Iterator[Violation]:
             before = [one for one in seeds if _comes_first(script, one, call)]
             own = _own_seed(script, before)
             if not before or own is not None:
-                why = f"from a rank-specific seed (line {own.lineno})" if own is not None else "without a seed"
+                seed = f"a rank-specific seed (line {own.lineno})" if own is not None else "no fixed seed"
                 yield Violation(
                     call,
-                    f"{script.text_of(call.func)} is drawn {why}: each rank gets a different split, and trains on "
-                    "what others validate on",
+                    f"{script.text_of(call.func)} uses {seed}: each rank gets a different split",
                     severity=Severity.WARNING if own is None and _may_be_seeded(script, call) else None,
                 )
 

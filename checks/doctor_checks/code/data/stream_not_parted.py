@@ -100,9 +100,12 @@ def _hits(script: Script, owner: ast.ClassDef, ranks: ast.Call | None) -> Iterat
     count = f"{number} " if isinstance(number, int) else ""
     readers = [f"each of the {count}workers (line {loader.lineno})"] if several else []
     if ranks is not None:
-        readers.append(f"each rank ({script.text_of(ranks.func)}, line {ranks.lineno})")
-    claim = f"{owner.name} yields all of its samples in {' and '.join(readers)}"
-    yield Violation(reads, f"{claim}: every sample is trained on several times")
+        readers.append("each rank")
+    yield Violation(
+        reads,
+        f"{owner.name} yields all of its samples in {' and '.join(readers)}",
+        evidence=(("job_started_at_line", ranks.lineno),) if ranks is not None else (),
+    )
 
 
 def _fed_loaders(script: Script, owner: ast.ClassDef) -> Iterator[ast.Call]:
@@ -153,8 +156,8 @@ def _from_the_hub(script: Script, ranks: ast.Call) -> Iterator[Violation]:
         if script.value(script.argument(call, "streaming")) is True and any("load_dataset()" in name for name in fed):
             yield Violation(
                 call,
-                f"Each rank reads the whole stream ({script.text_of(ranks.func)}, line {ranks.lineno}): "
-                "every sample is trained on several times",
+                "Each rank reads the whole stream, so every sample is trained on several times",
+                evidence=(("job_started_at_line", ranks.lineno),),
                 fix="Use `datasets.distributed.split_dataset_by_node(dataset, rank, world_size)`.",
             )
 

@@ -71,19 +71,17 @@ def backward_past_engine(script: Script) -> Iterator[Violation]:
     if release is None or release < _SUPPORTED:
         for call in script.method_calls("backward"):
             if _is_past(script, call) and not _has_engine_beside(script, call, "backward"):
-                known = f"deepspeed {script.releases.get('deepspeed')}" if release else "releases before 0.18.3"
+                known = f"in deepspeed {script.releases.get('deepspeed')}" if release else "before release 0.18.3"
                 yield Violation(
                     call,
-                    f"{script.text_of(call.func)}() bypasses the DeepSpeed engine: gradients are not reduced in "
-                    f"{known}",
+                    f"{script.text_of(call.func)}() bypasses the DeepSpeed engine: no gradient reduction {known}",
                     severity=None if release is not None else Severity.WARNING,
                 )
     for call in script.method_calls("step"):
         if _is_engines_optimizer(script, call, makes) and not _has_engine_beside(script, call, "step"):
             yield Violation(
                 call,
-                f"{script.text_of(call.func)}() bypasses the DeepSpeed engine, whose step() counts micro-batches, "
-                "steps the scheduler and zeroes gradients",
+                f"{script.text_of(call.func)}() bypasses engine.step(), which also counts micro-batches",
                 severity=Severity.WARNING,
                 fix="Call `engine.step()` instead of `optimizer.step()` and `optimizer.zero_grad()`.",
             )

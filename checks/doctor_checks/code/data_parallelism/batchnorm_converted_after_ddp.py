@@ -51,7 +51,9 @@ def batchnorm_converted_after_ddp(script: Script) -> Iterator[Violation]:
                 call,
                 f"{script.text_of(given)} is converted to SyncBatchNorm after {script.text_of(wrap.func)} has wrapped "
                 f"it (line {wrap.lineno})",
-                fix=f"Move the conversion at line {call.lineno} above line {wrap.lineno}.",
+                fix=f"Move the conversion at line {call.lineno} above line {wrap.lineno}."
+                if call.lineno != wrap.lineno
+                else "Convert the module before it is wrapped.",
             )
 
 

@@ -92,8 +92,7 @@ def _hit(script: Script, call: ast.Call, shown: ast.Call | None) -> Violation:
     if shown is not None:
         return Violation(
             call,
-            f"DataParallel in a multi-rank script (line {shown.lineno}): each rank uses all GPUs of its host, and "
-            "gradients are not reduced across ranks",
+            f"DataParallel does not reduce gradients across the ranks of this job (line {shown.lineno})",
             severity=Severity.ERROR,
         )
     model = script.text_of(call.args[0], 30) if call.args else "the model"

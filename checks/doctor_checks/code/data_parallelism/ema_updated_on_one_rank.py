@@ -117,8 +117,7 @@ def ema_updated_on_one_rank(script: Script) -> Iterator[Violation]:
                 name = script.text_of(average)
                 yield Violation(
                     call,
-                    f"{name} is updated only if {condition.test}, but used on all ranks at line {used.lineno}: the "
-                    "other ranks use its initial weights",
+                    f"{name} is updated only if {condition.test}, but used on all ranks (line {used.lineno})",
                     fix=f"Update {name} on all ranks: move line {call.lineno} out of the branch at line "
                     f"{getattr(condition.where, 'lineno', call.lineno)}.",
                     evidence=(("condition", condition.test), ("used_at_line", used.lineno)),

@@ -126,9 +126,9 @@ def gradients_reduced_each_micro_step(script: Script) -> Iterator[Violation]:
         if backward is not None and step is not None and not _is_decided_by_context(script, loop, backward, wrapper):
             yield Violation(
                 backward,
-                f"Gradients are averaged in every backward pass, but used only in {step} "
-                f"({script.text_of(wrapper.func)}, line {wrapper.lineno})",
+                f"Gradients are averaged in every backward pass, but used only {step}",
                 severity=Severity.INFO if _is_off_by_default(script, loop) else None,
+                evidence=(("wrapped_at_line", wrapper.lineno),),
                 fix=_FIXES.get(script.name(wrapper.func), ""),
             )
 
@@ -225,7 +225,7 @@ def _rounds(script: Script, loop: Loop, call: ast.Call) -> str | None:
         if outer is loop.node:
             return None
         if isinstance(outer, ast.If) and inner in outer.body and _is_every_nth(script, outer.test):
-            return f"iterations with {script.text_of(outer.test, 45)} (line {outer.lineno})"
+            return f"if {script.text_of(outer.test, 40)} (line {outer.lineno})"
         inner = outer
     return None
 
@@ -238,7 +238,7 @@ def _skipped(script: Script, loop: Loop, call: ast.Call) -> str | None:
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
             test = statement.test.operand if isinstance(statement.test, ast.UnaryOp) else statement.test
             if _is_every_nth(script, test):
-                return f"iterations without {script.text_of(statement.test, 45)} (line {statement.lineno})"
+                return f"if not ({script.text_of(statement.test, 36)}) (line {statement.lineno})"
     return None
 
 
@@ -259,7 +259,7 @@ def _after(script: Script, loop: Loop) -> str | None:
     behind = body[body.index(loop.node) + 1 :] if loop.node in body else []
     steps = (call for one in behind for call in script.inside(one, ast.Call) if _is_optimizer_step(call))
     step = next(steps, None)
-    return f"line {step.lineno}" if step is not None else None
+    return f"at line {step.lineno}" if step is not None else None
 
 
 def _script(body: str) -> str:

@@ -39,10 +39,9 @@ def optimizer_before_sharding(script: Script) -> Iterator[Violation]:
         for taken in _taken_from(script, made):
             wrapped = next((call for call in wraps if _replaces(script, call, taken, made)), None)
             if wrapped is not None:
-                where = "" if taken.lineno == made.lineno else f" taken at line {taken.lineno}"
                 yield Violation(
                     made,
-                    f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken))}{where}, which "
+                    f"{script.text_of(made.func)} holds parameters of {script.text_of(_model(taken), 30)}, which "
                     f"{script.text_of(wrapped.func)} replaces at line {wrapped.lineno}",
                 )
                 break

@@ -66,16 +66,16 @@ def unscaled_before_average(script: Script) -> Iterator[Violation]:
             if _own_loop(script, call) is not loop or script.function_of(call) is not script.function_of(loop):
                 continue
             if word == "unscale_":
-                yield _hit(script, call, first, "checks only the gradients of this rank for Inf", Severity.ERROR)
+                yield _hit(script, call, first, Severity.ERROR)
             elif word in _CLIPS:
-                yield _hit(script, call, first, "clips only the gradients of this rank", Severity.WARNING)
+                yield _hit(script, call, first, Severity.WARNING)
 
 
-def _hit(script: Script, call: ast.Call, average: ast.Call, does: str, severity: Severity) -> Violation:
-    effect = "ranks skip different steps" if severity is Severity.ERROR else "each rank clips by a different factor"
+def _hit(script: Script, call: ast.Call, average: ast.Call, severity: Severity) -> Violation:
+    effect = "ranks skip different steps" if severity is Severity.ERROR else "clip factors differ"
     return Violation(
         call,
-        f"{script.text_of(call.func)} {does}, but they are averaged at line {average.lineno}: {effect}",
+        f"{script.text_of(call.func)} runs before gradients are averaged (line {average.lineno}): {effect}",
         severity=severity,
         fix=f"Move line {call.lineno} below line {average.lineno}.",
         evidence=(("averaged_at_line", average.lineno),),

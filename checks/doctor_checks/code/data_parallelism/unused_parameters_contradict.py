@@ -57,14 +57,14 @@ def unused_parameters_contradict(script: Script) -> Iterator[Violation]:
         if script.value(script.argument(call, "static_graph")) is True:
             yield Violation(
                 call,
-                f"{word} is redundant with static_graph=True, which finds unused parameters itself",
+                f"{word} is redundant with static_graph=True",
                 fix="Remove find_unused_parameters.",
                 severity=Severity.INFO,
             )
         elif reentrant is not None and not any(True for _ in script.method_calls("_set_static_graph")):
             yield Violation(
                 call,
-                f"{word} with reentrant checkpointing (line {reentrant.lineno}): each parameter is marked ready twice",
+                f"{word} conflicts with reentrant checkpointing (line {reentrant.lineno})",
                 fix="Use `checkpoint(..., use_reentrant=False)`, or remove find_unused_parameters.",
             )
     yield from _parts(script)
@@ -132,8 +132,8 @@ def _parts(script: Script) -> Iterator[Violation]:
         if name in _PLAIN and trains_on_several(script, call):
             yield Violation(
                 call,
-                f"Strategy {name} does not find unused parameters, but each backward pass of training_step (line "
-                f"{step.lineno}) reaches only those of one optimizer",
+                f"Each backward pass of training_step (line {step.lineno}) leaves parameters unused, which strategy "
+                f"{name} rejects",
                 fix=f'Use strategy="{name}{_FINDS}".',
                 edits=(SetArgument(location_of(call), "strategy", f'"{name}{_FINDS}"'),)
                 if not script.is_open(call)

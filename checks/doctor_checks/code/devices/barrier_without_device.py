@@ -81,8 +81,7 @@ def barrier_without_device(script: Script) -> Iterator[Violation]:
             continue
         yield Violation(
             call,
-            f"{script.text_of(call)} at line {call.lineno} runs on GPU 0 on every rank: torch.cuda.set_device() is not "
-            "called",
+            f"{script.text_of(call)} runs on GPU 0 on every rank: torch.cuda.set_device() is not called",
             edits=_edits(script, call),
             evidence=(("process_group_started_at_line", started[0].lineno),),
             confidence=0.85,

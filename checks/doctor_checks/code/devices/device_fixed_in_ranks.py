@@ -77,7 +77,8 @@ def device_fixed_in_ranks(script: Script) -> Iterator[Violation]:
             certain = bool(_OF_ONE_HOST.search(script.text))
             yield Violation(
                 node,
-                f"Every rank uses GPU 0 of its host: {words} (several ranks: line {shown.lineno})",
+                f"Every rank uses GPU 0 of its host: {words}",
+                evidence=(("job_started_at_line", shown.lineno),),
                 severity=None if certain else Severity.WARNING,
                 confidence=0.9 if certain else 0.6,
             )

@@ -68,8 +68,7 @@ def device_not_set_before_nccl(script: Script) -> Iterator[Violation]:
         return  # a helper for other modules, which may set the device before they call it
     yield Violation(
         calls[0],
-        f"torch.cuda.set_device() is not called before NCCL is initialized: `{script.text_of(used, 40)}` (line "
-        f"{used.lineno}) uses GPU 0 on every rank",
+        f"`{script.text_of(used, 36)}` (line {used.lineno}) uses GPU 0: torch.cuda.set_device() is not called",
         severity=Severity.WARNING if may_be_started_before(script, calls[0]) else None,
         edits=_edits(script, calls[0]),
         evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),
@@ -89,8 +88,7 @@ def _started_by_helper(script: Script) -> Iterator[Violation]:
     if not any(one is not None and one.module.binds_device for one in helpers):
         yield Violation(
             used,
-            f"`{script.text_of(used, 40)}` uses GPU 0 on every rank: {script.text_of(start.func)} (line "
-            f"{start.lineno}) initializes NCCL, and torch.cuda.set_device() is not called",
+            f"`{script.text_of(used, 36)}` (line {used.lineno}) uses GPU 0: torch.cuda.set_device() is not called",
             severity=Severity.WARNING,
             fix=f"Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before line {start.lineno}.",
             evidence=(("uses_current_device", f"{script.text_of(used)}, line {used.lineno}"),),

@@ -56,7 +56,7 @@ def _step_around(script: Script, call: ast.Call) -> str:
             nested = (one for kind in (ast.For, ast.While) for one in script.inside(outer, kind) if one is not outer)
             if any(has_backward(script, one) for one in nested):
                 return ""
-            return f"loop at line {outer.lineno}" if _has_own_backward(script, outer) else ""
+            return f"it is in the loop at line {outer.lineno}" if _has_own_backward(script, outer) else ""
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             owner = script.class_of(outer)
             if outer.name in _STEPS and script.derives(owner, MODULE, CALLBACK):

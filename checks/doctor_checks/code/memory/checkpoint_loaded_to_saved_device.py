@@ -91,8 +91,8 @@ def _unmapped(script: Script, call: ast.Call, shown: ast.Call) -> Violation:
     certain = script.name(call.func) == "torch.load" and _goes_into_state(script, call)
     return Violation(
         call,
-        f"Every rank loads {_source(script, call)} onto the GPU it was saved from: map_location is not set (several "
-        f"ranks: line {shown.lineno})",
+        f"Every rank loads {_source(script, call)} onto the GPU it was saved from: map_location is not set",
+        evidence=(("job_started_at_line", shown.lineno),),
         confidence=0.9,
         edits=(SetArgument(location_of(call), "map_location", '"cpu"'),) if certain and len(call.args) == 1 else (),
     )

@@ -108,8 +108,7 @@ def gradients_not_zeroed(script: Script) -> Iterator[Violation]:
         if back is not None and _is_kept(script, optimizer, loop) and not _is_handed_on(script, optimizer):
             yield Violation(
                 call,
-                f"Gradients of {script.text_of(optimizer)} are never zeroed: each step adds to those of all previous "
-                f"steps (loop at line {loop.lineno})",
+                f"Gradients of {script.text_of(optimizer)} are never zeroed in the loop at line {loop.lineno}",
             )
 
 

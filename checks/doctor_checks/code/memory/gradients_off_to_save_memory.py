@@ -130,8 +130,8 @@ def _hit(call: ast.Call, name: str, where: ast.AST, made: ast.Call) -> Violation
     off = getattr(where, "lineno", 0)
     return Violation(
         call,
-        f"{name} is given to the optimizer (line {made.lineno}) but always runs without gradients (line {off}): it is "
-        "never trained",
+        f"{name} is never trained, because it always runs without gradients (line {off})",
+        evidence=(("optimizer_at_line", made.lineno),),
         confidence=0.9,
     )
 

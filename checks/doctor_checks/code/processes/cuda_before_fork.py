@@ -66,9 +66,8 @@ def _in_workers(script: Script, loader: ast.Call) -> Iterator[Violation]:
         if used is not None:
             yield Violation(
                 used,
-                f"`{script.text_of(used, 40)}` at line {used.lineno} runs in forked data workers ({what} of the "
-                f"DataLoader at line {loader.lineno})",
-                evidence=(("loader_at_line", loader.lineno), ("workers", script.text_of(workers))),
+                f"`{script.text_of(used, 40)}` uses CUDA in forked workers of the DataLoader at line {loader.lineno}",
+                evidence=(("called_by", what), ("loader_at_line", loader.lineno), ("workers", script.text_of(workers))),
                 confidence=0.9,
             )
 
@@ -102,8 +101,8 @@ def _in_children(script: Script, call: ast.Call) -> Iterator[Violation]:
     if function is not None and inner is not None and before is not None:
         yield Violation(
             call,
-            f"{function.name} uses CUDA (line {inner.lineno}) in a process forked after "
-            f"`{script.text_of(before, 40)}` (line {before.lineno}) initialized CUDA in its parent",
+            f"{function.name} uses CUDA in a process forked after `{script.text_of(before, 36)}` (line "
+            f"{before.lineno}) initialized it",
             evidence=(("parent_at_line", before.lineno), ("child_at_line", inner.lineno)),
             confidence=0.9,
         )

@@ -176,8 +176,8 @@ def file_written_by_all(script: Script) -> Iterator[Violation]:
         if function in run_by_all(script) and not may_run_alone(script, call) and not _is_own(script, where, function):
             yield Violation(
                 call,
-                f"All ranks write {script.text_of(where, 50)} at the same time ({script.text_of(ranks.func)}, "
-                f"line {ranks.lineno})",
+                f"All ranks write {script.text_of(where, 50)} at the same time",
+                evidence=(("job_started_at_line", ranks.lineno),),
                 severity=_severity_of(script, call, infers=infers),
                 fix=f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",
             )
@@ -197,8 +197,7 @@ def _downloaded(script: Script) -> Iterator[Violation]:
         if script.name(call.func) not in first and not (is_own and where is not None and _names_ranks(script, where)):
             yield Violation(
                 call,
-                f"All ranks download {script.text_of(call.func)} into the same folder: one may read a file that "
-                "another has only partly written",
+                f"All ranks download {script.text_of(call.func)} into the same folder at the same time",
                 severity=Severity.WARNING,
                 fix="Download on one rank per host, call `torch.distributed.barrier()`, then open the dataset on all "
                 "ranks with `download=False`.",

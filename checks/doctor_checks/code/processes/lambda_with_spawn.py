@@ -44,8 +44,7 @@ def lambda_with_spawn(script: Script) -> Iterator[Violation]:
             if words := _unpicklable(script, sent):
                 yield Violation(
                     sent,
-                    f"{words} at line {sent.lineno} is passed to {what} (line {call.lineno}) by spawn, but cannot be "
-                    "pickled",
+                    f"{words} is passed to {what} (line {call.lineno}) by spawn, but cannot be pickled",
                     severity=None if script.function_of(call) in run_by_all(script) else Severity.WARNING,
                     evidence=(("receiver", script.text_of(call.func)), ("line_of_call", call.lineno)),
                 )
@@ -100,7 +99,7 @@ def _method(script: Script, node: ast.expr) -> object:
 
 def _unpicklable(script: Script, node: ast.expr) -> str:
     if isinstance(node, ast.Lambda):
-        return "Lambda"
+        return "A lambda"
     if not isinstance(node, ast.Name):
         return ""
     scope = script.scope_of(node, node.id)
@@ -108,7 +107,7 @@ def _unpicklable(script: Script, node: ast.expr) -> str:
     if len(given) != 1:
         return ""
     if isinstance(given[0], ast.Lambda):
-        return f"Lambda {node.id}"
+        return f"The lambda {node.id}"
     if isinstance(given[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
         outer = script.function_of(given[0])
         return f"{node.id}, a function inside {outer.name}," if outer is not None else ""

@@ -66,8 +66,8 @@ def tracker_on_all_ranks(script: Script) -> Iterator[Violation]:
             what = _STARTS[script.name(call.func)]
             yield Violation(
                 call,
-                f"Every rank starts its own {what}: "
-                f"{script.text_of(call.func)} runs on all ranks ({script.text_of(ranks.func)}, line {ranks.lineno})",
+                f"Every rank starts its own {what}: {script.text_of(call.func)} runs on all ranks",
+                evidence=(("job_started_at_line", ranks.lineno),),
                 fix=f"Put line {call.lineno} under `if accelerator.is_main_process:`."
                 if script.name(ranks.func) == ACCELERATOR
                 else f"Put line {call.lineno} under `if torch.distributed.get_rank() == 0:`.",

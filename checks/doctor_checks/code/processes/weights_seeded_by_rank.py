@@ -81,8 +81,8 @@ def weights_seeded_by_rank(script: Script) -> Iterator[Violation]:
         for built, name in _built_behind(script, seed):
             yield Violation(
                 built,
-                f"{name} is built with the seed {script.text_of(seed.args[0])} (line {seed.lineno}): each rank starts "
-                "with different weights, and they are never synchronized",
+                f"{name} is built with the seed {script.text_of(seed.args[0])} (line {seed.lineno}), which differs "
+                "between ranks",
                 evidence=(("seeded_at_line", seed.lineno),),
             )
 
